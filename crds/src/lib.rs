@@ -18,6 +18,7 @@ mod overlay;
 
 mod manifest;
 pub mod plan;
+mod presets;
 mod quantity;
 mod reason;
 #[cfg(feature = "kube")]

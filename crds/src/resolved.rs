@@ -5,15 +5,15 @@
 
 mod algorithm;
 mod model;
-mod preset;
 mod training;
 
 use serde::Serialize;
 
 pub use algorithm::*;
 pub use model::*;
-pub use preset::{Preset, preset};
 pub use training::*;
+
+pub use crate::presets::Preset;
 
 use crate::spec::{
     CheckpointSpec, DataSpec, RLTrainingJobSpec, RewardsSpec, RolloutSpec, RunPolicySpec, TrackingSpec,
@@ -52,7 +52,7 @@ pub struct ResolvedSpec {
 impl ResolvedSpec {
     /// Fills in every default. `None` where the rules that `validate` checks first do not hold.
     pub(crate) fn resolve(spec: &RLTrainingJobSpec) -> Option<Self> {
-        let preset = preset(spec.algorithm.kind, spec.rollout.max_completion_tokens);
+        let preset = spec.algorithm.kind.preset(spec.rollout.max_completion_tokens);
         let mut rewards = spec.rewards.clone();
         rewards.overlong = rewards.overlong.or(preset.overlong.clone());
         Some(Self {

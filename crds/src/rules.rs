@@ -13,6 +13,7 @@ mod parallelism;
 mod parameters;
 mod pod;
 mod preference;
+mod reward_fields;
 mod reward_model;
 mod rewards;
 mod training;
@@ -22,12 +23,13 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::resolved::{Preset, preset};
-use crate::spec::{AlgorithmKind, DatasetSpec, RLTrainingJobSpec, RewardFunctionSpec};
+use crate::presets::Preset;
+use crate::spec::{AlgorithmKind, DatasetSpec, LearnsFrom, RLTrainingJobSpec, RewardFunctionSpec};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
+use reward_fields::FieldRule;
 pub(crate) use workers::is_variable_reserved;
 
 /// One rule.
@@ -59,6 +61,8 @@ pub(crate) enum Check {
     RewardFunction(fn(&RewardFunctionSpec) -> bool),
     /// Each data set by itself.
     Dataset(fn(&DatasetSpec) -> bool),
+    /// A field of each reward function; its CEL form follows from the declarations.
+    RewardField(FieldRule),
     /// A parameter of a formula; its CEL form follows from the declarations.
     Parameter(ParameterRule),
 }
@@ -69,6 +73,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         model::RULES,
         data::RULES,
         rewards::RULES,
+        &*reward_fields::RULES,
         algorithm::RULES,
         &*parameters::RULES,
         loss::RULES,
@@ -90,6 +95,7 @@ impl Rule {
     pub(crate) fn cel(&self) -> String {
         match self.holds {
             Check::Parameter(rule) => rule.cel(),
+            Check::RewardField(rule) => rule.cel(),
             _ => (self.cel)(),
         }
     }
@@ -101,12 +107,15 @@ impl Rule {
             Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::Parameter(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::RewardFunction(holds) => self.broken_items(&spec.rewards.functions, holds),
+            Check::RewardField(rule) => {
+                self.broken_items(&spec.rewards.functions, |function| rule.holds(function))
+            }
             Check::Dataset(holds) => self.broken_items(&spec.data.datasets, holds),
         }
     }
 
     /// The full paths of the items that do not hold.
-    fn broken_items<T>(&self, items: &[T], holds: fn(&T) -> bool) -> Vec<String> {
+    fn broken_items<T>(&self, items: &[T], holds: impl Fn(&T) -> bool) -> Vec<String> {
         let broken = items.iter().enumerate().filter(|(_, item)| !holds(item));
         let scope = |idx| self.scope.replace("[]", &format!("[{idx}]"));
         broken.map(|(idx, _)| below(&scope(idx), self.at)).collect()
@@ -154,7 +163,7 @@ fn without_indices(path: &str) -> String {
 }
 
 fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
-    preset(spec.algorithm.kind, spec.rollout.max_completion_tokens)
+    spec.algorithm.kind.preset(spec.rollout.max_completion_tokens)
 }
 
 /// `['A', 'B']` in CEL, with the names that stand in manifests.
@@ -167,21 +176,27 @@ fn cel_name<T: Serialize>(choice: &T) -> String {
     format!("'{}'", name.unwrap_or_default())
 }
 
-/// Whether the job learns from a data set alone, in CEL. `algorithm` is the path of the section.
+/// Whether the kind is one of those that `which` picks, in CEL. `algorithm` is the path of the section.
+fn cel_kinds(algorithm: &str, which: impl Fn(AlgorithmKind) -> bool) -> String {
+    let kinds: Vec<AlgorithmKind> = AlgorithmKind::ALL.into_iter().filter(|kind| which(*kind)).collect();
+    match &kinds[..] {
+        [kind] => format!("{algorithm}.kind == {}", cel_name(kind)),
+        kinds => format!("{algorithm}.kind in {}", cel_list(kinds)),
+    }
+}
+
+/// Whether the kind learns from what `which` picks, in CEL.
+fn cel_learns_from(algorithm: &str, which: impl Fn(LearnsFrom) -> bool) -> String {
+    cel_kinds(algorithm, |kind| which(kind.learns_from()))
+}
+
+/// Whether the job learns from a data set alone, in CEL.
 fn cel_samples_nothing(algorithm: &str) -> String {
-    let kinds = AlgorithmKind::ALL.into_iter().filter(|kind| !kind.samples());
-    format!("{algorithm}.kind in {}", cel_list(&kinds.collect::<Vec<_>>()))
+    cel_learns_from(algorithm, |from| !from.samples())
 }
 
-/// Whether the job makes one update a step, in CEL.
-fn cel_updates_once(algorithm: &str) -> String {
-    let kinds = AlgorithmKind::ALL.into_iter().filter(|kind| updates_once(*kind));
-    format!("{algorithm}.kind in {}", cel_list(&kinds.collect::<Vec<_>>()))
-}
-
-/// Whether the kind makes one update a step.
-fn updates_once(kind: AlgorithmKind) -> bool {
-    kind == AlgorithmKind::Sft || kind.is_preference() || kind.trains_reward_model()
+fn learns_from(spec: &RLTrainingJobSpec) -> LearnsFrom {
+    spec.algorithm.kind.learns_from()
 }
 
 /// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is
@@ -191,7 +206,7 @@ fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: 
     for kind in AlgorithmKind::ALL {
         let separator = if table.is_empty() { "" } else { ", " };
         // The length only enters the penalty on long completions, which no rule reads.
-        let _ = write!(table, "{separator}{}: {}", cel_name(&kind), cel_name(&of(preset(kind, 1))));
+        let _ = write!(table, "{separator}{}: {}", cel_name(&kind), cel_name(&of(kind.preset(1))));
     }
     format!(
         "(has({algorithm}.{section}) && has({algorithm}.{section}.{field}) ? {algorithm}.{section}.{field} : \

@@ -1,14 +1,14 @@
-//! From a name in a manifest to the formula: every loss and estimator is reached by its own name, with every
-//! parameter that a manifest gives. What the formulas compute is held to a peer's values by the golden test
-//! of `rlt-core`.
+//! From a name in a manifest to the formula: every loss, estimator and preset is reached by its own name,
+//! with every parameter that a manifest gives. What the formulas compute is held to a peer's values by the
+//! golden test of `rlt-core`.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
 use rlt_algorithms::declaration::{Family, Parameter, ParameterValue, Range};
 use rlt_algorithms::kto::Kto;
 use rlt_algorithms::preference::Divergence;
-use rlt_api::resolved::{PolicyGradient, Preference};
-use rlt_api::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind};
+use rlt_api::resolved::{Kl, PolicyGradient, Preference};
+use rlt_api::spec::{AdvantageEstimatorKind, AlgorithmKind, LearnsFrom, PolicyLossKind, PreferenceLossKind};
 use serde_json::{Value, json};
 
 /// A good manifest with this algorithm; GRPO where it says no kind.
@@ -92,6 +92,76 @@ fn kinds_that_learn_from_preferences_differ_by_loss_likelihood_and_reference() {
     };
     assert_eq!(pairs.divergence, Divergence::Alpha { alpha: 0.7 });
     assert_eq!(preference(json!({"kind": "GRPO"})), None);
+}
+
+#[test]
+fn a_preset_is_reached_by_its_name_and_has_its_own_parts() {
+    let (off, rewards) = ("no KL", |kind: AlgorithmKind| kind.learns_from() == LearnsFrom::Rewards);
+    let expected = [
+        ("PPO", ["Gae", "Vanilla", "TokenMean", off, "clip 0.2 0.2, critic from step 0"]),
+        ("GRPO", ["Grpo", "Vanilla", "SequenceMeanTokenMean", "KL 0.04 in the loss", "clip 0.2 0.2"]),
+        ("DrGRPO", ["Grpo without deviation", "Vanilla", "SequenceMeanTokenSumNorm", off, "clip 0.2 0.2"]),
+        ("DAPO", ["Grpo", "Vanilla", "TokenMean", off, "clip 0.2 0.28, dynamic, overlong"]),
+        ("RLOO", ["Rloo", "Vanilla", "SequenceMeanTokenSum", "KL 0.05 in the reward", "clip 0.2 0.2"]),
+        (
+            "ReinforcePlusPlus",
+            ["ReinforcePlusPlus", "Vanilla", "TokenMean", "KL 0.01 in the reward", "clip 0.2 0.2"],
+        ),
+        ("ReMax", ["ReMax", "Vanilla", "TokenMean", "KL 0.001 in the reward", "clip 0.2 0.2"]),
+        ("GSPO", ["Grpo", "Gspo", "SequenceMeanTokenMean", off, "clip 0.0003 0.0004"]),
+        ("CISPO", ["Grpo", "Cispo", "TokenMean", off, "clip 1 4"]),
+        (
+            "VAPO",
+            [
+                "LengthAdaptiveGae",
+                "Vanilla",
+                "TokenMean",
+                off,
+                "clip 0.2 0.28, positive 0.1, critic from step 50",
+            ],
+        ),
+        ("PFPPO", ["Gae", "Vanilla", "TokenMean", off, "clip 0.2 0.2, reweighted, critic from step 0"]),
+    ];
+    let kinds = AlgorithmKind::ALL.into_iter().filter(|kind| rewards(*kind)).map(AlgorithmKind::name);
+    assert_eq!(kinds.collect::<Vec<_>>(), expected.map(|(name, _)| name));
+    for (name, parts) in expected {
+        assert_eq!(parts_of(name), parts, "{name}");
+    }
+}
+
+/// What a preset chooses, in words.
+fn parts_of(kind: &str) -> [String; 5] {
+    let job = rlt_api::validate(&manifest(json!({"kind": kind}))).unwrap();
+    let algorithm = job.spec().algorithm.policy_gradient.clone().unwrap();
+    let has_deviation = !algorithm.advantage.parameters().contains(&("normalizeByStd", false.into()));
+    let deviation = if has_deviation { "" } else { " without deviation" };
+    let kl = match algorithm.kl {
+        Kl::None => "no KL".to_owned(),
+        Kl::Loss(term) => format!("KL {} in the loss", term.coefficient),
+        Kl::Reward(term) => format!("KL {} in the reward", term.coefficient),
+    };
+    let loss = &algorithm.loss;
+    let parameters = loss.policy.parameters();
+    let parameter = |name: &str| parameters.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
+    let clip = ["clipLow", "clipHigh"].map(|name| match parameter(name) {
+        Some(ParameterValue::Number(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    });
+    let mut more = vec![format!("clip {}", clip.join(" "))];
+    more.extend(algorithm.dynamic_sampling.map(|_| "dynamic".to_owned()));
+    more.extend(job.spec().rewards.overlong.as_ref().map(|_| "overlong".to_owned()));
+    more.extend(algorithm.reweighting.map(|_| "reweighted".to_owned()));
+    more.extend((loss.positive_coefficient > 0.0).then(|| format!("positive {}", loss.positive_coefficient)));
+    let warmup = algorithm.critic.and_then(|critic| critic.warmup_steps);
+    more.extend(warmup.map(|steps| format!("critic from step {steps}")));
+    let aggregation = format!("{:?}", loss.aggregation);
+    [
+        format!("{}{deviation}", algorithm.advantage.kind().name()),
+        loss.policy.kind().name().to_owned(),
+        aggregation.split(' ').next().unwrap_or_default().to_owned(),
+        kl,
+        more.join(", "),
+    ]
 }
 
 #[test]

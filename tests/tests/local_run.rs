@@ -34,6 +34,8 @@ mod pods_of_ranks;
 mod preference;
 #[path = "local_run/presets.rs"]
 mod presets;
+#[path = "local_run/process_reward.rs"]
+mod process_reward;
 #[path = "local_run/ranks.rs"]
 mod ranks;
 #[path = "local_run/restarts.rs"]

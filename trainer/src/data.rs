@@ -24,11 +24,13 @@ mod prompt;
 mod rows;
 pub mod seeds;
 mod sets;
+pub mod steps;
 mod stream;
 mod task;
 #[cfg(test)]
 mod tests;
 pub mod tokenizer;
+mod training_rows;
 
 use std::sync::Arc;
 
@@ -47,7 +49,9 @@ pub use loader::{
 pub use preference::{PreferenceFormat, PreferenceLimits};
 pub use rlt_core::batch::Demonstration;
 pub use rows::{Place, Split};
+pub use steps::StepFormat;
 pub use stream::LanePosition;
+pub(crate) use training_rows::TrainingRows;
 
 /// Rows of one split, tokenized and checked.
 #[derive(Clone, Debug)]
@@ -62,6 +66,15 @@ pub struct Dataset<T> {
 
 /// What a row of a data set of this specification becomes.
 type ReadRow<T> = Box<dyn Fn(&DataSpec, u64, &rows::Row) -> Result<Fitted<T>, DataError>>;
+
+/// What rows of preferences are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PreferenceRows {
+    /// Whole completions: TRL's columns `prompt`, `chosen` and `rejected`, or `completion` and `label`.
+    Completions(PreferenceFormat, PreferenceLimits),
+    /// Completions of several steps: TRL's columns `prompt`, `completions` and `labels`.
+    Steps(StepFormat),
+}
 
 /// Whether an item can be used, with the place of its row.
 pub type CheckItem<T> = Box<dyn Fn(&T, &RowLocation) -> Result<(), DataError>>;
@@ -89,15 +102,16 @@ fn demonstration_reader(tokenizer: &Tokenizer, max_tokens: usize) -> ReadRow<Dem
     })
 }
 
-fn preference_reader(
-    tokenizer: &Tokenizer,
-    format: PreferenceFormat,
-    limits: PreferenceLimits,
-) -> ReadRow<PreferenceExample> {
+fn preference_reader(tokenizer: &Tokenizer, rows: &PreferenceRows) -> ReadRow<PreferenceExample> {
     let tokenizer = tokenizer.clone();
-    Box::new(move |spec, row_idx, row| {
-        preference::PreferenceReader::new(spec, &tokenizer, format, limits).read(row_idx, row)
-    })
+    match rows.clone() {
+        PreferenceRows::Completions(format, limits) => Box::new(move |spec, row_idx, row| {
+            preference::PreferenceReader::new(spec, &tokenizer, format, limits).read(row_idx, row)
+        }),
+        PreferenceRows::Steps(format) => Box::new(move |spec, row_idx, row| {
+            steps::StepReader::new(spec, &tokenizer, &format).read(row_idx, row)
+        }),
+    }
 }
 
 impl Dataset<Prompt> {
@@ -129,9 +143,8 @@ impl Dataset<Demonstration> {
 }
 
 impl Dataset<PreferenceExample> {
-    /// Reads the preferences of a split: TRL's columns `prompt`, `chosen` and `rejected`, or `completion` and
-    /// `label`. A row with a completion that is longer than `limits` allow is left out and counted, or an
-    /// error where `data.overlongPrompts` says so.
+    /// Reads the preferences of a split, in the format of `rows`. A row with a completion that is longer than
+    /// that allows is left out and counted, or an error where `data.overlongPrompts` says so.
     ///
     /// # Errors
     /// [`DataError`].
@@ -139,10 +152,9 @@ impl Dataset<PreferenceExample> {
         spec: &DataSpec,
         split: Split,
         tokenizer: &Tokenizer,
-        format: PreferenceFormat,
-        limits: PreferenceLimits,
+        rows: &PreferenceRows,
     ) -> Result<Self, DataError> {
-        Self::collect(spec, split, &preference_reader(tokenizer, format, limits))
+        Self::collect(spec, split, &preference_reader(tokenizer, rows))
     }
 
     /// The prompts alone.

@@ -36,7 +36,7 @@ mod routes;
 mod weights;
 
 pub use balance::{RouterLoad, RouterTap};
-pub use classifier::SequenceClassifier;
+pub use classifier::Classifier;
 pub(crate) use decoder::NamedTensors;
 pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;

@@ -12,6 +12,7 @@ mod pair_loss;
 mod policy_gradient;
 mod ppo;
 mod preference;
+mod process_reward;
 mod reward_model;
 mod reweighting;
 mod sampling;
@@ -27,6 +28,7 @@ pub use self::pair_loss::PairLoss;
 pub use self::policy_gradient::PolicyGradient;
 pub use self::ppo::Ppo;
 pub use self::preference::Preference;
+pub use self::process_reward::ProcessReward;
 pub use self::reward_model::RewardModel;
 pub use self::reweighting::PolicyFiltration;
 pub use self::sampling::GroupSampling;
@@ -48,6 +50,8 @@ pub fn of(spec: &ResolvedSpec) -> Recipes {
     } else if let Some(reward_model) = &algorithm.reward_model {
         let batch_size = spec.training.prompts_per_step as usize;
         Box::new(RewardModel { batch_size, centring: reward_model.centering_coefficient })
+    } else if algorithm.process_reward.is_some() {
+        Box::new(ProcessReward { batch_size: spec.training.prompts_per_step as usize })
     } else {
         supervised(spec.training.prompts_per_step)
     };

@@ -49,6 +49,7 @@ fn batch() -> Batch {
             row_idx: 0,
             tokens: (0..len).map(|at| token(len, at)).collect(),
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,

@@ -34,6 +34,7 @@ fn batch(fixture: &Value) -> Batch {
             row_idx: 0,
             tokens: tokens(&pair["prompt_ids"]),
             text: String::new(),
+            messages: Value::Null,
             data_source: String::new(),
             ground_truth: Value::Null,
             extra_info: Value::Null,
@@ -43,6 +44,7 @@ fn batch(fixture: &Value) -> Batch {
             completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
             labels: vec![true, false],
             margin: 0.0,
+            step_ends: Vec::new(),
         })
     };
     let examples: Vec<_> = fixture["pairs"].as_array().unwrap().iter().map(example).collect();

@@ -42,6 +42,7 @@ fn batch(shares_prompts: bool) -> Batch {
             row_idx: group_idx as u64,
             tokens: (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::resolved::{ResolvedSpec, TrainingLength};
-use crate::spec::{AlgorithmKind, DataSource};
+use crate::spec::DataSource;
 
 /// What one step consists of. Counts of samples and tokens are those of steps in which nothing is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -40,11 +40,8 @@ impl BatchPlan {
     pub(super) fn new(spec: &ResolvedSpec) -> Self {
         let (training, rollout) = (&spec.training, &spec.rollout);
         let prompts_per_step = u64::from(training.prompts_per_step);
-        let samples_per_prompt = match spec.algorithm.kind {
-            AlgorithmKind::Sft => 1,
-            kind if kind.is_offline_preference() || kind.trains_reward_model() => 2,
-            _ => u64::from(rollout.samples_per_prompt),
-        };
+        let of_row = spec.algorithm.kind.learns_from().completions_of_row();
+        let samples_per_prompt = of_row.unwrap_or(u64::from(rollout.samples_per_prompt));
         let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;
         let samples_per_step = prompts_per_step * samples_per_prompt;
         let max_sequence_tokens = spec.max_sequence_tokens();

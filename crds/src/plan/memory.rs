@@ -157,7 +157,7 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
 
 /// An adapter beside the head of a classifier, which is trained whole.
 fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
-    let head = (model.head.num_labels() * model.hidden_size) as u64;
+    let head = if model.head.num_labels() == 0 { 0 } else { model.parameter_count().head };
     Trained {
         num_parameters: adapter.num_parameters + head,
         largest_outside: adapter.largest_outside.max(head),

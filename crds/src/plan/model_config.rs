@@ -186,6 +186,20 @@ impl ModelConfig {
         parse::classifier(document)
     }
 
+    /// A model that is trained with `head`, by the `config.json` that it starts from: a classifier's own
+    /// where that has this head, else that of a model for tokens, whose head is replaced.
+    ///
+    /// # Errors
+    /// [`ModelConfigError`], naming the field; a classifier with another head than `head` is refused.
+    pub fn from_json_with_head(
+        document: &serde_json::Value,
+        head: OutputHead,
+    ) -> Result<Self, ModelConfigError> {
+        let stored = OutputHead::of_classifier(document).map(|(stored, _)| stored);
+        let body = if stored == Some(head) { parse::classifier(document) } else { Self::from_json(document) };
+        Ok(body?.with_head(head))
+    }
+
     /// The configuration of a model to be made, with the family's own biases, norms and activation;
     /// `vocab_size` and the ending tokens come from its tokenizer.
     ///

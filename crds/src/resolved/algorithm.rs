@@ -6,12 +6,13 @@ use rlt_algorithms::loss::{Aggregation, PolicyLoss};
 use rlt_algorithms::preference::{Divergence, PreferenceLoss};
 use serde::Serialize;
 
-use super::preset::Preset;
 use crate::plan::model_config::OutputHead;
+use crate::presets::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
-    DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
-    LossSpec, PreferenceDivergence, PreferenceSpec, RewardModelTrainingSpec, ReweightingSpec, RolloutSpec,
+    DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LearnsFrom,
+    LossAggregation, LossSpec, PreferenceDivergence, PreferenceSpec, ProcessRewardTrainingSpec,
+    RewardModelTrainingSpec, ReweightingSpec, RolloutSpec,
 };
 
 /// The algorithm.
@@ -32,6 +33,9 @@ pub struct ResolvedAlgorithm {
     /// The training of a reward model; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModelTrainingSpec>,
+    /// The training of a process reward model; `None` for other kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process_reward: Option<ProcessRewardTrainingSpec>,
 }
 
 /// How preferences become a loss.
@@ -156,8 +160,8 @@ impl ResolvedAlgorithm {
         let loss = spec.loss.clone().unwrap_or_default();
         let advantage = resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset);
         let has_critic = advantage.reads(EstimatorInput::Values);
-        let is_policy_gradient = spec.kind.samples() && !spec.kind.is_preference();
-        let policy_gradient = is_policy_gradient.then(|| PolicyGradient {
+        let learns_from = spec.kind.learns_from();
+        let policy_gradient = (learns_from == LearnsFrom::Rewards).then(|| PolicyGradient {
             advantage,
             critic: has_critic.then(|| resolve_critic(spec.critic.clone().unwrap_or_default(), preset)),
             loss: PolicyGradientLoss {
@@ -178,9 +182,13 @@ impl ResolvedAlgorithm {
             kind: spec.kind,
             cold_start: spec.cold_start.clone(),
             policy_gradient,
-            preference: spec.kind.is_preference().then(|| resolve_preference(spec.kind, &preference, preset)),
-            reward_model: (spec.kind == AlgorithmKind::RewardModel)
+            preference: learns_from
+                .is_preference()
+                .then(|| resolve_preference(learns_from, &preference, preset)),
+            reward_model: (learns_from == LearnsFrom::ScoredPairs)
                 .then(|| spec.reward_model.unwrap_or_default()),
+            process_reward: (learns_from == LearnsFrom::Steps)
+                .then(|| spec.process_reward.clone().unwrap_or_default()),
         }
     }
 
@@ -191,12 +199,16 @@ impl ResolvedAlgorithm {
 
     /// What the trained model computes from a hidden state.
     pub fn head(&self) -> OutputHead {
-        if self.reward_model.is_some() { OutputHead::Sequence } else { OutputHead::Vocabulary }
+        match (&self.reward_model, &self.process_reward) {
+            (Some(_), _) => OutputHead::Sequence,
+            (None, Some(_)) => OutputHead::Tokens,
+            (None, None) => OutputHead::Vocabulary,
+        }
     }
 
     /// Whether it learns from demonstrations alone.
     pub fn is_supervised(&self) -> bool {
-        self.kind == AlgorithmKind::Sft
+        self.kind.learns_from() == LearnsFrom::Demonstrations
     }
 
     /// Whether it reads log-probs under a reference policy.
@@ -206,9 +218,9 @@ impl ResolvedAlgorithm {
     }
 }
 
-fn resolve_preference(kind: AlgorithmKind, spec: &PreferenceSpec, preset: &Preset) -> Preference {
+fn resolve_preference(learns_from: LearnsFrom, spec: &PreferenceSpec, preset: &Preset) -> Preference {
     let loss = PreferenceLoss::resolve(spec.loss.unwrap_or(preset.preference), &spec.parameters);
-    if kind == AlgorithmKind::Kto {
+    if learns_from == LearnsFrom::Labels {
         return Preference::Labels(Kto {
             beta: loss.beta(),
             desirable_weight: spec.desirable_weight.unwrap_or(1.0),

@@ -1,14 +1,15 @@
 //! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
 
 use super::{
-    Check, Rule, cel_effective, cel_list, cel_samples_nothing, cel_updates_once, preset_of, updates_once,
+    Check, Rule, cel_effective, cel_kinds, cel_learns_from, cel_list, cel_samples_nothing, learns_from,
+    preset_of,
 };
 use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
 use rlt_algorithms::declaration::{Family, Parameters};
 
 use crate::spec::{
-    AdvantageEstimatorKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec, RejectionStatistic,
-    ReweightingMethod,
+    AdvantageEstimatorKind, KlPlacement, KlSpec, LearnsFrom, RLTrainingJobSpec, RejectionSpec,
+    RejectionStatistic, ReweightingMethod,
 };
 
 const K1: &[RejectionStatistic] =
@@ -66,12 +67,12 @@ pub(super) const RULES: &[Rule] = &[
             format!(
                 "(!has(self.advantage) && !has(self.critic) && !has(self.loss) && !has(self.kl) && \
                  !has(self.importanceCorrection) && !has(self.dynamicSampling) && !has(self.reweighting)) || !({})",
-                cel_updates_once("self")
+                cel_learns_from("self", LearnsFrom::updates_once)
             )
         },
         holds: Check::Spec(|spec| {
             let algorithm = &spec.algorithm;
-            !updates_once(algorithm.kind)
+            !learns_from(spec).updates_once()
                 || (algorithm.advantage.is_none()
                     && algorithm.critic.is_none()
                     && algorithm.loss.is_none()
@@ -141,9 +142,10 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["rollout.samplesPerPrompt", "algorithm.dynamicSampling", "algorithm.kind"],
         message: "dynamicSampling, which DAPO includes, needs samplesPerPrompt of at least 2",
         cel: || {
-            "self.rollout.samplesPerPrompt >= 2 || \
-             (!has(self.algorithm.dynamicSampling) && self.algorithm.kind != 'DAPO')"
-                .into()
+            let is_preset = cel_kinds("self.algorithm", |kind| kind.preset(1).dynamic_sampling.is_some());
+            format!(
+                "self.rollout.samplesPerPrompt >= 2 || (!has(self.algorithm.dynamicSampling) && !({is_preset}))"
+            )
         },
         holds: Check::Spec(|spec| {
             spec.rollout.samples_per_prompt >= 2

@@ -4,7 +4,7 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::loss::{ClipCov, PolicyLoss};
 
-use super::{Check, Rule, cel_effective, cel_list, preset_of};
+use super::{Check, Rule, cel_effective, cel_kinds, cel_list, preset_of};
 use crate::spec::{LossAggregation, LossSpec, PolicyLossKind, RLTrainingJobSpec};
 
 pub(super) fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
@@ -74,9 +74,11 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["loss.positiveThreshold", "loss.positiveCoefficient", "kind"],
         message: "positiveThreshold needs a positiveCoefficient above 0, which VAPO includes",
         cel: || {
-            "!has(self.loss) || !has(self.loss.positiveThreshold) || \
-             (has(self.loss.positiveCoefficient) ? self.loss.positiveCoefficient > 0.0 : self.kind == 'VAPO')"
-                .into()
+            let is_preset = cel_kinds("self", |kind| kind.preset(1).positive_coefficient > 0.0);
+            format!(
+                "!has(self.loss) || !has(self.loss.positiveThreshold) || \
+                 (has(self.loss.positiveCoefficient) ? self.loss.positiveCoefficient > 0.0 : {is_preset})"
+            )
         },
         holds: Check::Spec(|spec| {
             let loss = loss(spec);

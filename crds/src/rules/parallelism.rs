@@ -1,9 +1,9 @@
 //! The rules of how ranks share the work. What a worker needs of its node is not judged here.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
-use super::{Check, Rule, cel_list, cel_samples_nothing, divisors};
+use super::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, divisors, learns_from};
 use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
-use crate::spec::{AlgorithmKind, MeshSpec, RLTrainingJobSpec};
+use crate::spec::{LearnsFrom, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -129,9 +129,12 @@ pub(super) const RULES: &[Rule] = &[
         at: "workers.mesh.logprobSp",
         reads: &["workers.mesh.logprobSp", "algorithm.kind"],
         message: "SFT computes no log-probs without gradients: remove logprobSp",
-        cel: || "self.algorithm.kind != 'SFT' || !has(self.workers.mesh.logprobSp)".into(),
+        cel: || {
+            let is_supervised = cel_learns_from("self.algorithm", |from| from == LearnsFrom::Demonstrations);
+            format!("!({is_supervised}) || !has(self.workers.mesh.logprobSp)")
+        },
         holds: Check::Spec(|spec| {
-            spec.workers.mesh.logprob_sp.is_none() || spec.algorithm.kind != AlgorithmKind::Sft
+            spec.workers.mesh.logprob_sp.is_none() || learns_from(spec) != LearnsFrom::Demonstrations
         }),
         allowed: None,
     },

@@ -4,10 +4,8 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::{Check, Rule, cel_effective, cel_list, preset_of};
-use crate::spec::{
-    AlgorithmKind, PreferenceDivergence, PreferenceLossKind, PreferenceSpec, RLTrainingJobSpec,
-};
+use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preset_of};
+use crate::spec::{LearnsFrom, PreferenceDivergence, PreferenceLossKind, PreferenceSpec, RLTrainingJobSpec};
 
 pub(super) fn loss(spec: &RLTrainingJobSpec) -> PreferenceLossKind {
     given(spec, |preference| preference.loss).unwrap_or_else(|| preset_of(spec).preference)
@@ -21,8 +19,8 @@ fn given<T>(spec: &RLTrainingJobSpec, field: fn(&PreferenceSpec) -> Option<T>) -
     spec.algorithm.preference.as_ref().and_then(field)
 }
 
-fn preference_kinds() -> Vec<AlgorithmKind> {
-    AlgorithmKind::ALL.into_iter().filter(|kind| kind.is_preference()).collect()
+fn is_labels(from: LearnsFrom) -> bool {
+    from == LearnsFrom::Labels
 }
 
 /// The losses of the difference of two scores.
@@ -38,8 +36,8 @@ pub(super) const RULES: &[Rule] = &[
         at: "preference",
         reads: &["preference", "kind"],
         message: "preference is used only by the kinds DPO, SimPO, CPO, ORPO, KTO and OnlineDPO",
-        cel: || format!("!has(self.preference) || self.kind in {}", cel_list(&preference_kinds())),
-        holds: Check::Spec(|spec| spec.algorithm.preference.is_none() || spec.algorithm.kind.is_preference()),
+        cel: || format!("!has(self.preference) || {}", cel_learns_from("self", LearnsFrom::is_preference)),
+        holds: Check::Spec(|spec| spec.algorithm.preference.is_none() || learns_from(spec).is_preference()),
         allowed: None,
     },
     Rule {
@@ -55,14 +53,16 @@ pub(super) const RULES: &[Rule] = &[
         ],
         message: "KTO has no pairs: remove loss, divergence, lengthDesensitization, weighByPolicy and sftWeight",
         cel: || {
-            "self.kind != 'KTO' || !has(self.preference) || (!has(self.preference.loss) && \
-             !has(self.preference.divergence) && !has(self.preference.lengthDesensitization) && \
-             !has(self.preference.weighByPolicy) && !has(self.preference.sftWeight))"
-                .into()
+            format!(
+                "!({}) || !has(self.preference) || (!has(self.preference.loss) && \
+                 !has(self.preference.divergence) && !has(self.preference.lengthDesensitization) && \
+                 !has(self.preference.weighByPolicy) && !has(self.preference.sftWeight))",
+                cel_learns_from("self", is_labels)
+            )
         },
         holds: Check::Spec(|spec| {
             let preference = spec.algorithm.preference.clone().unwrap_or_default();
-            spec.algorithm.kind != AlgorithmKind::Kto
+            !is_labels(learns_from(spec))
                 || (preference.loss.is_none()
                     && preference.divergence.is_none()
                     && preference.length_desensitization.is_none()
@@ -77,14 +77,16 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["preference.desirableWeight", "preference.undesirableWeight", "kind"],
         message: "desirableWeight and undesirableWeight are used only by the kind KTO",
         cel: || {
-            "self.kind == 'KTO' || !has(self.preference) || \
-             (!has(self.preference.desirableWeight) && !has(self.preference.undesirableWeight))"
-                .into()
+            format!(
+                "{} || !has(self.preference) || \
+                 (!has(self.preference.desirableWeight) && !has(self.preference.undesirableWeight))",
+                cel_learns_from("self", is_labels)
+            )
         },
         holds: Check::Spec(|spec| {
             let is_given = given(spec, |preference| preference.desirable_weight).is_some()
                 || given(spec, |preference| preference.undesirable_weight).is_some();
-            spec.algorithm.kind == AlgorithmKind::Kto || !is_given
+            is_labels(learns_from(spec)) || !is_given
         }),
         allowed: None,
     },
@@ -128,10 +130,13 @@ pub(super) const RULES: &[Rule] = &[
         at: "training.promptsPerStep",
         reads: &["training.promptsPerStep", "algorithm.kind"],
         message: "KTO compares completions with other prompts of the step: promptsPerStep must be at least 2",
-        cel: || "self.training.promptsPerStep >= 2 || self.algorithm.kind != 'KTO'".into(),
-        holds: Check::Spec(|spec| {
-            spec.training.prompts_per_step >= 2 || spec.algorithm.kind != AlgorithmKind::Kto
-        }),
+        cel: || {
+            format!(
+                "self.training.promptsPerStep >= 2 || !({})",
+                cel_learns_from("self.algorithm", is_labels)
+            )
+        },
+        holds: Check::Spec(|spec| spec.training.prompts_per_step >= 2 || !is_labels(learns_from(spec))),
         allowed: Some(|_| "at least 2".into()),
     },
 ];

@@ -1,11 +1,9 @@
-//! The rules of `spec.rewards`.
+//! The rules of `spec.rewards`. That a function has the fields of its kind is in [`super::reward_fields`].
 
-use super::{Check, Rule, cel_list, cel_samples_nothing};
-use crate::spec::{JudgeSpec, RewardKind};
+use rlt_algorithms::reward::length::TARGET_TOKENS;
 
-const WITH_PATTERN: &[RewardKind] = &[RewardKind::Regex, RewardKind::Format];
-const WITH_SERVER: &[RewardKind] =
-    &[RewardKind::Server, RewardKind::OpenRlhf, RewardKind::Code, RewardKind::Judge];
+use super::{Check, Rule, cel_samples_nothing};
+use crate::spec::JudgeSpec;
 
 fn is_header(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_alphanumeric())
@@ -37,92 +35,6 @@ pub(super) const RULES: &[Rule] = &[
             let is_first =
                 |idx: usize| functions[..idx].iter().all(|other| other.name != functions[idx].name);
             (0..functions.len()).all(is_first)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "pattern",
-        reads: &["pattern", "kind"],
-        message: "the kinds Regex and Format need a pattern, and no other kind reads one",
-        cel: || format!("has(self.pattern) == (self.kind in {})", cel_list(WITH_PATTERN)),
-        holds: Check::RewardFunction(|function| {
-            function.pattern.is_some() == WITH_PATTERN.contains(&function.kind)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "schema",
-        reads: &["schema", "kind"],
-        message: "the kind JsonSchema needs a schema, and no other kind reads one",
-        cel: || "has(self.schema) == (self.kind == 'JsonSchema')".into(),
-        holds: Check::RewardFunction(|function| {
-            function.schema.is_some() == (function.kind == RewardKind::JsonSchema)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "targetTokens",
-        reads: &["targetTokens", "kind"],
-        message: "the kind Length needs targetTokens, and no other kind reads it",
-        cel: || "has(self.targetTokens) == (self.kind == 'Length')".into(),
-        holds: Check::RewardFunction(|function| {
-            function.target_tokens.is_some() == (function.kind == RewardKind::Length)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "model",
-        reads: &["model", "kind"],
-        message: "the kind Model needs a model, and no other kind reads one",
-        cel: || "has(self.model) == (self.kind == 'Model')".into(),
-        holds: Check::RewardFunction(|function| {
-            function.model.is_some() == (function.kind == RewardKind::Model)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "server",
-        reads: &["server", "kind"],
-        message: "the kinds Server, OpenRlhf, Code and Judge need a server, and no other kind reads one",
-        cel: || format!("has(self.server) == (self.kind in {})", cel_list(WITH_SERVER)),
-        holds: Check::RewardFunction(|function| {
-            function.server.is_some() == WITH_SERVER.contains(&function.kind)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "code",
-        reads: &["code", "kind"],
-        message: "no kind but Code reads code",
-        cel: || "!has(self.code) || self.kind == 'Code'".into(),
-        holds: Check::RewardFunction(|function| function.code.is_none() || function.kind == RewardKind::Code),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "judge",
-        reads: &["judge", "kind"],
-        message: "the kind Judge needs a judge, and no other kind reads one",
-        cel: || "has(self.judge) == (self.kind == 'Judge')".into(),
-        holds: Check::RewardFunction(|function| {
-            function.judge.is_some() == (function.kind == RewardKind::Judge)
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.rewards.functions[]",
-        at: "wasm",
-        reads: &["wasm", "kind"],
-        message: "the kind Wasm needs a module, and no other kind reads one",
-        cel: || "has(self.wasm) == (self.kind == 'Wasm')".into(),
-        holds: Check::RewardFunction(|function| {
-            function.wasm.is_some() == (function.kind == RewardKind::Wasm)
         }),
         allowed: None,
     },
@@ -222,10 +134,8 @@ pub(super) const RULES: &[Rule] = &[
         },
         holds: Check::Spec(|spec| {
             let limit = spec.rollout.max_completion_tokens;
-            spec.rewards
-                .functions
-                .iter()
-                .all(|function| function.target_tokens.is_none_or(|target| target < limit))
+            let targets = spec.rewards.functions.iter().map(|each| each.settings.integer(&TARGET_TOKENS));
+            targets.flatten().all(|target| target < limit)
         }),
         allowed: Some(|spec| format!("targetTokens below {}", spec.rollout.max_completion_tokens)),
     },

@@ -1,8 +1,8 @@
 //! The rules of `spec.rollout` and `spec.training`: batch arithmetic and budgets.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
-use super::{Check, Rule, cel_list, cel_updates_once, divisors, updates_once};
-use crate::spec::{RLTrainingJobSpec, ScheduleKind};
+use super::{Check, Rule, cel_learns_from, cel_list, divisors, learns_from};
+use crate::spec::{LearnsFrom, RLTrainingJobSpec, ScheduleKind};
 
 /// Longest sequence in tokens.
 fn longest(spec: &RLTrainingJobSpec) -> u64 {
@@ -171,12 +171,12 @@ pub(super) const RULES: &[Rule] = &[
             format!(
                 "!has(self.training.promptsPerUpdate) || !({}) || \
                  self.training.promptsPerUpdate == self.training.promptsPerStep",
-                cel_updates_once("self.algorithm")
+                cel_learns_from("self.algorithm", LearnsFrom::updates_once)
             )
         },
         holds: Check::Spec(|spec| {
             let given = spec.training.prompts_per_update;
-            !updates_once(spec.algorithm.kind)
+            !learns_from(spec).updates_once()
                 || given.is_none_or(|prompts| prompts == spec.training.prompts_per_step)
         }),
         allowed: Some(|spec| spec.training.prompts_per_step.to_string()),
@@ -186,8 +186,13 @@ pub(super) const RULES: &[Rule] = &[
         at: "training.epochsPerBatch",
         reads: &["training.epochsPerBatch", "algorithm.kind"],
         message: "SFT, preference training and reward models make one update a step: epochsPerBatch must be 1",
-        cel: || format!("self.training.epochsPerBatch == 1 || !({})", cel_updates_once("self.algorithm")),
-        holds: Check::Spec(|spec| !updates_once(spec.algorithm.kind) || spec.training.epochs_per_batch == 1),
+        cel: || {
+            format!(
+                "self.training.epochsPerBatch == 1 || !({})",
+                cel_learns_from("self.algorithm", LearnsFrom::updates_once)
+            )
+        },
+        holds: Check::Spec(|spec| !learns_from(spec).updates_once() || spec.training.epochs_per_batch == 1),
         allowed: Some(|_| "1".into()),
     },
     Rule {

@@ -3,9 +3,10 @@
 mod sandbox;
 mod servers;
 
+pub use rlt_algorithms::reward::RewardKind;
+use rlt_algorithms::reward::Settings;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::HubSpec;
 pub use sandbox::*;
@@ -68,48 +69,9 @@ pub enum RewardErrorPolicy {
     Zero,
 }
 
-/// The reward functions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum RewardKind {
-    /// 1 when the completion, trimmed, equals the ground truth.
-    Exact,
-    /// Share of positions at which the completion has the ground truth's character: partial credit beside
-    /// `Exact`.
-    MatchingCharacters,
-    /// 1 when the number after the last `####` equals the ground truth (GSM8K, verl's strict form).
-    Gsm8k,
-    /// 1 when the last number anywhere equals the ground truth (GSM8K, verl's flexible form).
-    Gsm8kFlexible,
-    /// 1 when the last `\boxed{}` equals the ground truth as mathematics.
-    Math,
-    /// 1 when what `pattern` captures last (its group `answer`, else its first group, else the match) equals
-    /// the ground truth.
-    Regex,
-    /// 1 when `pattern` matches the whole completion.
-    Format,
-    /// 1 when the completion is JSON that satisfies `schema`.
-    JsonSchema,
-    /// 0 up to `targetTokens`, then falling linearly to -1 at `rollout.maxCompletionTokens`.
-    Length,
-    /// What `model` says of prompt and completion: a trained reward model, any number.
-    Model,
-    /// What a program behind `server` says, over the trainer's own protocol of batches (docs/rewards.md).
-    Server,
-    /// What a reward server of OpenRLHF says: `POST` with `query`, `prompts` and `labels`, answered by
-    /// `rewards`.
-    OpenRlhf,
-    /// The share of unit tests that the completion's code passes, run by a SandboxFusion at `server` (its
-    /// `run_code`). The ground truth holds the tests: `inputs` and `outputs` as verl has them, or assertions.
-    Code,
-    /// What a WebAssembly module says, run in a sandbox without access to anything (docs/rewards.md).
-    Wasm,
-    /// What a language model behind an OpenAI-compatible `server` says, asked as `judge` says.
-    Judge,
-}
-
 /// One reward function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct RewardFunctionSpec {
     /// Its name in metrics and in completions.jsonl; unique.
     #[schemars(length(min = 1, max = 63))]
@@ -124,18 +86,6 @@ pub struct RewardFunctionSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub data_sources: Vec<String>,
-    /// A regular expression, for `Regex` and `Format`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 4096))]
-    pub pattern: Option<String>,
-    /// A JSON schema, for `JsonSchema`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
-    pub schema: Option<Value>,
-    /// Completion length in tokens up to which `Length` takes nothing away.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 16777216))]
-    pub target_tokens: Option<u32>,
     /// A reward model, for `Model`. Exactly one of `path` and `hub` says where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<RewardModelSpec>,
@@ -151,12 +101,15 @@ pub struct RewardFunctionSpec {
     /// The module, for `Wasm`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wasm: Option<WasmSpec>,
+    /// What its kind needs besides.
+    #[serde(flatten)]
+    pub settings: Settings,
 }
 
-/// A sequence classifier with one label, as transformers and TRL save reward models
-/// (`LlamaForSequenceClassification` and its relatives): the number that it gives the last token of prompt
-/// and completion. It reads the policy's tokens, so its vocabulary must be the policy's. Every worker holds
-/// the whole of it beside the policy.
+/// A classifier as transformers and TRL save reward models: with one label a number for prompt and
+/// completion, read at their last token (`LlamaForSequenceClassification` and its relatives); with two labels
+/// for tokens (`LlamaForTokenClassification`) a process reward model, which judges each step. It lies beside
+/// the policy, in shards where that is in shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewardModelSpec {
@@ -167,9 +120,65 @@ pub struct RewardModelSpec {
     /// A model of the Hugging Face hub, downloaded once. A commit as its revision makes the run repeatable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub: Option<HubSpec>,
+    /// What it reads.
+    #[serde(default)]
+    pub input: RewardModelInput,
+    /// How the steps of a completion are told apart and their verdicts become one reward; for a process
+    /// reward model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<StepRewardSpec>,
+}
+
+/// What a reward model reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RewardModelInput {
+    /// The policy's tokens; its vocabulary must be the policy's.
+    #[default]
+    Tokens,
+    /// The text of prompt and completion, tokenized by its own tokenizer; chat messages are rendered by its
+    /// own template. For a model of another vocabulary or template than the policy's.
+    Text,
+}
+
+/// How verdicts on steps become one reward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum StepAggregation {
+    /// The smallest: a completion is as good as its worst step.
+    #[default]
+    Min,
+    /// That of the last step.
+    Last,
+    /// Their mean.
+    Mean,
+    /// Their product: the probability that all steps are right.
+    Product,
+}
+
+/// How a process reward model judges a completion. The verdict on a step is the probability that it is right.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StepRewardSpec {
+    /// What stands between steps, as in the model's training; by default a line break.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub separator: Option<String>,
+    /// How verdicts on steps become one reward.
+    pub aggregation: StepAggregation,
 }
 
 impl RewardFunctionSpec {
+    /// Whether the setting or section `name` is given.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match name {
+            "model" => self.model.is_some(),
+            "server" => self.server.is_some(),
+            "code" => self.code.is_some(),
+            "judge" => self.judge.is_some(),
+            "wasm" => self.wasm.is_some(),
+            setting => self.settings.get(setting).is_some(),
+        }
+    }
+
     fn default_weight() -> f64 {
         1.0
     }

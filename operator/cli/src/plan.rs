@@ -98,6 +98,8 @@ fn write_objects(out: &mut impl io::Write, objects: &[Value]) -> anyhow::Result<
 /// The configuration that was named, else the manifest's own, else the one in the model's folder if it is
 /// here.
 fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Option<ModelConfig>> {
+    let head = job.spec().algorithm.head();
+    let read_config = |path: &Path| read(path, |document| ModelConfig::from_json_with_head(document, head));
     if let Some(named) = named {
         return read_config(named).map(Some);
     }
@@ -117,10 +119,6 @@ fn reward_models(job: &ValidatedJob) -> anyhow::Result<Vec<ModelConfig>> {
     let models = job.spec().rewards.functions.iter().filter_map(|function| function.model.as_ref());
     let files = models.filter_map(|model| Some(Path::new(model.path.as_ref()?).join("config.json")));
     files.filter(|file| file.is_file()).map(|file| read(&file, ModelConfig::from_classifier_json)).collect()
-}
-
-fn read_config(path: &Path) -> anyhow::Result<ModelConfig> {
-    read(path, ModelConfig::from_json)
 }
 
 fn read(

@@ -400,6 +400,57 @@ fn a_model_elsewhere_is_planned_from_its_configuration() {
 }
 
 #[test]
+fn a_classifier_is_planned_as_the_model_of_a_job_that_trains_one_and_as_a_reward_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, classifier) = (folder.path().join("policy"), folder.path().join("classifier"));
+    let write = |model: &Path, class: &str, labels: &str| {
+        let shape = r#""hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+            "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152"#;
+        fs::create_dir_all(model).unwrap();
+        fs::write(
+            model.join("config.json"),
+            format!(r#"{{"architectures": ["{class}"], {labels} {shape}}}"#),
+        )
+        .unwrap();
+    };
+    write(&policy, "LlamaForCausalLM", "\"tie_word_embeddings\": true,");
+    let two = r#""id2label": {"0": "LABEL_0", "1": "LABEL_1"},"#;
+    let plan = |model: &Path, class: &str, algorithm: &str, rewards: &str| {
+        let labels = if class.contains("Token") { two } else { r#""id2label": {"0": "LABEL_0"},"# };
+        write(&classifier, class, labels);
+        let manifest = folder.path().join("job.yaml");
+        let (model, judge) = (model.display(), classifier.display());
+        let rewards = rewards.replace("JUDGE", &judge.to_string());
+        let job = format!(
+            "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: judges}}\nspec:\n  \
+             model: {{path: \"{model}\"}}\n  data: {{train: [a.jsonl]}}\n  algorithm: {{kind: {algorithm}}}\n{rewards}"
+        );
+        fs::write(&manifest, job).unwrap();
+        rlctl(&["plan", "-f", manifest.to_str().unwrap()])
+    };
+    let (whole, by_steps) = ("LlamaForSequenceClassification", "LlamaForTokenClassification");
+    for (class, algorithm, count) in [
+        // The body of 134515008 parameters, and a head of one row, or of two and their biases.
+        (whole, "RewardModel", "134515584 (134515584 trained)"),
+        (by_steps, "ProcessReward", "134516162 (134516162 trained)"),
+    ] {
+        for model in [&classifier, &policy] {
+            let planned = plan(model, class, algorithm, "");
+            assert!(stdout(&planned).contains(count), "{} {}", stdout(&planned), stderr(&planned));
+        }
+        let judged = "  rewards: {functions: [{name: judge, kind: Model, model: {path: \"JUDGE\"}}]}\n";
+        let planned = plan(&policy, class, "PPO", judged);
+        assert_eq!(planned.status.code(), Some(0), "{}", stderr(&planned));
+        assert!(stdout(&planned).contains("reward model"), "{}", stdout(&planned));
+    }
+    for (class, algorithm) in [(whole, "SFT"), (by_steps, "RewardModel")] {
+        let refused = plan(&classifier, class, algorithm, "");
+        assert_ne!(refused.status.code(), Some(0));
+        assert!(stderr(&refused).contains(class), "{}", stderr(&refused));
+    }
+}
+
+#[test]
 fn run_becomes_the_trainer_and_ends_as_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let trainer = fake_trainer(folder.path(), 80);

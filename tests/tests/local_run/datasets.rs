@@ -96,6 +96,11 @@ fn a_run_that_goes_on_keeps_the_commit_of_its_data() {
     // As if the branch had moved since: the commit of the record is not the one at which it is.
     fs::write(&path, record.replace(COMMIT, &"f".repeat(40))).unwrap();
     train(&place, &with_steps(&changes, 2), &place).expect(75, &["resolving revision \"ffff"]);
+    for unreadable in ["{", "{\"idx\": 0}", ""] {
+        fs::write(&path, unreadable).unwrap();
+        let named = format!("failed to read {}", path.display());
+        train(&place, &with_steps(&changes, 2), &place).expect(78, &[&named, "--overwrite"]);
+    }
     fs::write(&path, record).unwrap();
     train(&place, &with_steps(&changes, 2), &place).expect(0, &["resuming after step 1"]);
 }

@@ -57,7 +57,9 @@ fn train(mut changes: Value) -> Place {
 
 #[test]
 fn every_preset_trains() {
-    for kind in choices("spec.algorithm.kind") {
+    // Its data are completions of several steps, which no task has; it has tests of its own.
+    let kinds = choices("spec.algorithm.kind").into_iter().filter(|kind| kind != "ProcessReward");
+    for kind in kinds {
         // Its values are pre-trained longer than two steps.
         let critic = if kind == "VAPO" { json!({ "warmupSteps": 1 }) } else { Value::Null };
         train(json!({ "algorithm": { "kind": kind, "critic": critic } }));

@@ -30,6 +30,39 @@ fn replace_heads(folder: &Path, shape: &[usize], values: &[u8]) {
     fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
 }
 
+/// Gives two tokens each other's ids in the tokenizer of `folder`; the ids.
+fn swap_tokens(folder: &Path) -> [usize; 2] {
+    let path = folder.join("tokenizer.json");
+    let mut definition: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let vocabulary = &mut definition["model"]["vocab"];
+    let ids = ["3", "4"].map(|token| vocabulary[token].clone());
+    (vocabulary["3"], vocabulary["4"]) = (ids[1].clone(), ids[0].clone());
+    fs::write(&path, definition.to_string()).unwrap();
+    ids.map(|id| id.as_u64().unwrap() as usize)
+}
+
+/// Gives two rows of the embedding of `folder` each other's places.
+fn swap_embeddings(folder: &Path, [one, other]: [usize; 2]) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let embedding = tensors.tensor("model.embed_tokens.weight").unwrap();
+    let mut values = embedding.data().to_vec();
+    let row = 4 * embedding.shape()[1];
+    for at in 0..row {
+        values.swap(one * row + at, other * row + at);
+    }
+    let swapped = TensorView::new(Dtype::F32, embedding.shape().to_vec(), &values).unwrap();
+    let tensors = tensors.tensors().into_iter();
+    let all: Vec<_> = tensors
+        .map(|(name, tensor)| match name.as_str() {
+            "model.embed_tokens.weight" => (name, swapped.clone()),
+            _ => (name, tensor),
+        })
+        .collect();
+    fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
+}
+
 /// A job that `model` judges, with twice the weight.
 fn judged_by(model: &Path, changes: Value) -> Value {
     let taste = json!({ "name": "taste", "kind": "Model", "weight": 2.0, "model": { "path": model } });
@@ -89,13 +122,7 @@ fn a_reward_model_that_does_not_fit_is_refused_by_name() {
         ),
         (
             |model| {
-                let path = model.join("tokenizer.json");
-                let text = fs::read_to_string(&path).unwrap();
-                let mut definition: Value = serde_json::from_str(&text).unwrap();
-                let vocabulary = &mut definition["model"]["vocab"];
-                let ids = ["3", "4"].map(|token| vocabulary[token].clone());
-                (vocabulary["3"], vocabulary["4"]) = (ids[1].clone(), ids[0].clone());
-                fs::write(&path, definition.to_string()).unwrap();
+                swap_tokens(model);
             },
             &["another vocabulary", "\"3\""],
         ),
@@ -109,4 +136,37 @@ fn a_reward_model_that_does_not_fit_is_refused_by_name() {
         let ended = place.train(&judged_by(&model, json!({}))).expect(78, &["taste"]);
         ended.expect(78, words);
     }
+}
+
+#[test]
+fn a_model_of_another_vocabulary_reads_text_and_says_the_same() {
+    let place = Place::new();
+    let (own, other) = (place.file("own"), place.file("other"));
+    for model in [&own, &other] {
+        make_reward_model(model);
+    }
+    let ids = swap_tokens(&other);
+    swap_embeddings(&other, ids);
+    let rewards = |model: &Path, input: &str| -> Vec<f64> {
+        let place = Place::new();
+        let mut manifest =
+            judged_by(model, json!({ "tracking": { "completionsPerStep": 8 }, "training": { "steps": 1 } }));
+        manifest["spec"]["rewards"]["functions"][0]["model"]["input"] = input.into();
+        place.train(&manifest).expect(0, &[]);
+        let lines = place.completions().into_iter().filter(|line| line["held_out"] == false);
+        lines.map(|line| line["reward_parts"]["taste"].as_f64().unwrap()).collect()
+    };
+    // Not those of tokens: an untrained policy also samples special tokens, which are no text.
+    let (expected, got) = (rewards(&own, "Text"), rewards(&other, "Text"));
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+    }
+    fs::remove_file(other.join("tokenizer.json")).unwrap();
+    let mut manifest = judged_by(&other, json!({}));
+    manifest["spec"]["rewards"]["functions"][0]["model"]["input"] = "Text".into();
+    Place::new().train(&manifest).expect(78, &["taste", "tokenizer.json"]);
+    let mut manifest = judged_by(&own, json!({}));
+    manifest["spec"]["rewards"]["functions"][0]["model"]["steps"] = json!({ "separator": "=" });
+    Place::new().train(&manifest).expect(78, &["taste", "one label"]);
 }

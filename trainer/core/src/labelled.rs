@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::batch::Batch;
 use crate::preferences::PreferenceExample;
-use crate::reward_model::{PairScoreLoss, PairScores, bradley_terry};
+use crate::reward_model::{PairScoreLoss, PairScores, StepLoss, bradley_terry, process_reward_loss};
 use crate::rows::{Rows, RowsError};
 use crate::types::{Prompt, TokenId};
 
@@ -72,6 +72,46 @@ impl ScoredPairs {
     }
 }
 
+/// What a batch of completions of several steps teaches a process reward model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JudgedSteps {
+    /// The loss.
+    pub loss: f64,
+    /// Its derivative by each step's two numbers: those of wrong, those of right.
+    pub dlabels: [Vec<f64>; 2],
+    /// Share of steps whose greater number is that of their label.
+    pub accuracy: f64,
+    /// The same of the steps that are right, and of those that are wrong; `None` where there are none.
+    pub accuracies: [Option<f64>; 2],
+}
+
+impl JudgedSteps {
+    /// The loss of the steps of `examples`, whose numbers are `labels`: those of wrong, those of right.
+    ///
+    /// # Errors
+    /// When there is not one number of each kind a step.
+    pub fn of(
+        examples: &[Arc<PreferenceExample>],
+        [wrong, right]: &[Vec<f64>; 2],
+    ) -> Result<Self, RowsError> {
+        let truths: Vec<bool> = examples.iter().flat_map(|example| example.labels.iter().copied()).collect();
+        let logits: Vec<[f64; 2]> = wrong.iter().zip(right).map(|(wrong, right)| [*wrong, *right]).collect();
+        let StepLoss { loss, dlogits, num_right } = process_reward_loss(&logits, &truths, truths.len())?;
+        let hits = |kind: bool| {
+            let of_kind = logits.iter().zip(&truths).filter(|(_, truth)| **truth == kind);
+            let hits: Vec<bool> = of_kind.map(|([wrong, right], truth)| (right > wrong) == *truth).collect();
+            let num_hits = hits.iter().filter(|hit| **hit).count() as f64;
+            (!hits.is_empty()).then(|| num_hits / hits.len() as f64)
+        };
+        Ok(Self {
+            loss,
+            dlabels: [0, 1].map(|label| dlogits.iter().map(|of_step| of_step[label]).collect()),
+            accuracy: num_right as f64 / truths.len().max(1) as f64,
+            accuracies: [true, false].map(hits),
+        })
+    }
+}
+
 impl Batch {
     /// The completions of `groups`, to be read where they say. Completions of a group stand behind its
     /// prompt, which is computed once.
@@ -91,6 +131,16 @@ impl Batch {
     pub fn to_score(examples: &[Arc<PreferenceExample>], pad: Option<TokenId>) -> Self {
         let read = |example: &PreferenceExample| -> Vec<ReadCompletion> {
             example.completions.iter().map(|tokens| ReadCompletion::at_end(tokens, pad)).collect()
+        };
+        Self::to_read(examples.iter().map(|example| (&example.prompt, read(example))))
+    }
+
+    /// The completions of `examples`, read at the end of each step that has a label.
+    pub fn to_judge(examples: &[Arc<PreferenceExample>]) -> Self {
+        let read = |example: &PreferenceExample| -> Vec<ReadCompletion> {
+            let places = || example.step_ends.clone();
+            let completions = example.completions.iter();
+            completions.map(|tokens| ReadCompletion { tokens: tokens.clone(), places: places() }).collect()
         };
         Self::to_read(examples.iter().map(|example| (&example.prompt, read(example))))
     }
@@ -119,6 +169,7 @@ mod tests {
             row_idx: 0,
             tokens: vec![7, 8],
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
@@ -152,7 +203,8 @@ mod tests {
     fn pairs_are_scored_in_turn_and_each_has_its_own_margin() {
         let example = |margin| {
             let completions = vec![vec![1], vec![2]];
-            Arc::new(PreferenceExample { prompt: prompt(), completions, labels: vec![true, false], margin })
+            let (labels, step_ends) = (vec![true, false], Vec::new());
+            Arc::new(PreferenceExample { prompt: prompt(), completions, labels, margin, step_ends })
         };
         let got = ScoredPairs::of(&[example(0.0), example(2.0)], &[1.0, -1.0, 0.0, 3.0], 0.0).unwrap();
         let loss = |x: f64| (-x).exp().ln_1p();

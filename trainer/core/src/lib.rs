@@ -1,10 +1,11 @@
-//! RL arithmetic, packing, rollout scheduling and rewards: values in, values out.
+//! RL arithmetic, packing, rollout scheduling, and the formulas that manifests choose: values in, values out.
 //!
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the
 //! same on a laptop and on a thousand devices.
 
 pub use rlt_algorithms::{
-    advantage, declaration, kl, kto, loss, permutation, preference, reward_model, reweighting, rows, whiten,
+    advantage, declaration, kl, kto, loss, permutation, preference, reward, reward_model, reweighting, rows,
+    whiten,
 };
 
 pub mod batch;
@@ -21,7 +22,6 @@ pub mod packed_samples;
 pub mod packing;
 pub mod partition;
 pub mod preferences;
-pub mod reward;
 pub mod sampling;
 pub mod schedule;
 pub mod task;

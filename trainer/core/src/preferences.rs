@@ -16,10 +16,14 @@ pub struct PreferenceExample {
     pub prompt: Arc<Prompt>,
     /// A pair (chosen, rejected), or a single completion with a label.
     pub completions: Vec<Vec<TokenId>>,
-    /// Whether each completion is chosen, or desirable.
+    /// Whether each completion is chosen, or desirable; of a completion of several steps, whether each step
+    /// with a label is right.
     pub labels: Vec<bool>,
     /// By how much the first completion is better than the second, in the unit of a reward model's scores.
     pub margin: f64,
+    /// Of a completion of several steps, the number of its tokens at the end of each step that has a label;
+    /// empty for other completions.
+    pub step_ends: Vec<usize>,
 }
 
 impl Batch {
@@ -99,6 +103,7 @@ mod tests {
             row_idx: 0,
             tokens: tokens.to_vec(),
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
@@ -111,6 +116,7 @@ mod tests {
             completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
             labels: (0..completions.len()).map(|idx| idx == 0).collect(),
             margin: 0.0,
+            step_ends: Vec::new(),
         })
     }
 

@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::reward::RewardStatus;
+
 /// A token id in the model's vocabulary.
 pub type TokenId = u32;
 
@@ -22,6 +24,8 @@ pub struct Prompt {
     pub tokens: Vec<TokenId>,
     /// The text behind `tokens`, for people and for rewards.
     pub text: String,
+    /// The chat messages behind `text`; null where the row has a text.
+    pub messages: serde_json::Value,
     /// Which data set the row comes from (verl's `data_source`); rewards are chosen by it.
     pub data_source: String,
     /// What a verifiable reward compares with (verl's `reward_model.ground_truth`).
@@ -52,41 +56,6 @@ pub struct Completion {
     pub text: String,
     /// Why it ended.
     pub finish_reason: FinishReason,
-}
-
-/// How the reward of a sample came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RewardStatus {
-    /// Every function answered.
-    Ok,
-    /// Every function answered, and one says that the completion itself is wrong: its code does not compile,
-    /// for example. The reward counts like any other.
-    Wrong,
-    /// A function ran past its time limit: there is no verdict.
-    Timeout,
-    /// A function panicked, reported an error or could not be reached: there is no verdict.
-    Infra,
-}
-
-impl RewardStatus {
-    /// Every status.
-    pub const ALL: [Self; 4] = [Self::Ok, Self::Wrong, Self::Timeout, Self::Infra];
-
-    /// Whether the reward is a judgement of the completion.
-    pub fn is_verdict(self) -> bool {
-        matches!(self, Self::Ok | Self::Wrong)
-    }
-
-    /// Its name in metrics and records.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Wrong => "wrong",
-            Self::Timeout => "timeout",
-            Self::Infra => "infra",
-        }
-    }
 }
 
 /// The verdict on one completion: filled by the reward pool.

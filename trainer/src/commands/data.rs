@@ -2,7 +2,7 @@
 //! template, counted in tokens, with what is left out and why. `rlctl data` becomes this.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rlt_api::ExitCode;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
@@ -53,13 +53,13 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let tokenizer = tokenizer(spec)?;
     let split = if args.held_out { Split::HeldOut } else { Split::Train };
     let num_rows = args.rows as usize;
-    let located = Located::find(&spec.data, Path::new(""))?;
+    let located = Located::find(&spec.data, None)?;
     let data = &located.spec;
     let headings = headings(&located, args.held_out);
     let mut output = std::io::stdout().lock();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
-    let written = if let Some((format, limits)) = preference_rows(spec) {
-        let rows = preferences(data, split, &tokenizer, (num_rows, format, limits))?;
+    let written = if let Some(format) = preference_rows(spec, split) {
+        let rows = preferences(data, split, &tokenizer, (num_rows, &format))?;
         write_sets(&mut output, &headings, &rows, |_, example| describe_preference(example, &tokenizer))
     } else if is_supervised {
         let rows = demonstrations(data, split, &tokenizer, (num_rows, max_demonstration_tokens(spec)))?;
@@ -147,6 +147,9 @@ fn describe_demonstration(demonstration: &Demonstration, tokenizer: &Tokenizer) 
 }
 
 fn describe_preference(example: &PreferenceExample, tokenizer: &Tokenizer) -> Description {
+    if !example.step_ends.is_empty() {
+        return describe_steps(example, tokenizer);
+    }
     let (mut lengths, mut text) = (Vec::new(), example.prompt.text.clone());
     for (tokens, is_good) in example.completions.iter().zip(&example.labels) {
         let word = if *is_good { "chosen" } else { "rejected" };
@@ -156,6 +159,27 @@ fn describe_preference(example: &PreferenceExample, tokenizer: &Tokenizer) -> De
         text.push_str(&format!("\n[{word}] {completion}"));
     }
     let line = format!("{} tokens of the prompt, {}", example.prompt.tokens.len(), lengths.join(", "));
+    Description { line, text, problem: None }
+}
+
+/// A completion of several steps, each with its verdict. Steps before the last have none where that alone is
+/// learned.
+fn describe_steps(example: &PreferenceExample, tokenizer: &Tokenizer) -> Description {
+    let (tokens, mut text) = (example.completions.concat(), example.prompt.text.clone());
+    let mut start = 0;
+    for (end, is_right) in example.step_ends.iter().zip(&example.labels) {
+        let word = if *is_right { "right" } else { "wrong" };
+        let step = tokenizer.decode_verbatim(&tokens[start..*end]);
+        let step = step.unwrap_or_else(|error| error.to_string());
+        text.push_str(&format!("\n[{word}] {step}"));
+        start = *end;
+    }
+    let (num_prompt, num_steps) = (example.prompt.tokens.len(), example.step_ends.len());
+    let num_right = example.labels.iter().filter(|is_right| **is_right).count();
+    let line = format!(
+        "{num_prompt} tokens of the prompt, {} of {num_steps} labelled steps, {num_right} of them right",
+        tokens.len()
+    );
     Description { line, text, problem: None }
 }
 

@@ -21,11 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mixture::Mixture;
 use super::stream::{LanePosition, Stream};
-use super::tokenizer::Tokenizer;
-use super::{
-    CheckItem, DataError, Dataset, Demonstration, PreferenceFormat, PreferenceLimits, ReadRow,
-    demonstration_reader, preference_reader, prompt_reader,
-};
+use super::{CheckItem, DataError, Dataset, Demonstration, ReadRow};
 
 /// Batches of items.
 pub struct Loader<T> {
@@ -161,7 +157,7 @@ impl<T> Loader<T> {
         }
     }
 
-    fn stream(
+    pub(super) fn stream(
         spec: &DataSpec,
         options: StreamOptions,
         read: ReadRow<T>,
@@ -237,50 +233,5 @@ impl PromptLoader {
     /// As [`Loader::next_batch`].
     pub fn next_prompts(&mut self, num_prompts: usize) -> Result<Vec<Arc<Prompt>>, DataError> {
         self.next_batch(num_prompts)
-    }
-
-    /// Streams the prompts to train on, each of which `check` is asked about.
-    ///
-    /// # Errors
-    /// [`DataError`] of the first rows.
-    pub fn stream_prompts(
-        spec: &DataSpec,
-        options: StreamOptions,
-        tokenizer: &Tokenizer,
-        check: CheckItem<Prompt>,
-    ) -> Result<Self, DataError> {
-        Self::stream(spec, options, prompt_reader(tokenizer), check)
-    }
-}
-
-impl DemonstrationLoader {
-    /// Streams supervised examples; see [`Dataset::demonstrations`].
-    ///
-    /// # Errors
-    /// [`DataError`] of the first rows.
-    pub fn stream_demonstrations(
-        spec: &DataSpec,
-        options: StreamOptions,
-        tokenizer: &Tokenizer,
-        max_tokens: usize,
-    ) -> Result<Self, DataError> {
-        Self::stream(spec, options, demonstration_reader(tokenizer, max_tokens), Box::new(|_, _| Ok(())))
-    }
-}
-
-impl PreferenceLoader {
-    /// Streams preferences; see [`Dataset::preferences`].
-    ///
-    /// # Errors
-    /// [`DataError`] of the first rows.
-    pub fn stream_preferences(
-        spec: &DataSpec,
-        options: StreamOptions,
-        tokenizer: &Tokenizer,
-        format: PreferenceFormat,
-        limits: PreferenceLimits,
-    ) -> Result<Self, DataError> {
-        let read = preference_reader(tokenizer, format, limits);
-        Self::stream(spec, options, read, Box::new(|_, _| Ok(())))
     }
 }

@@ -115,13 +115,19 @@ impl<'a> PreferenceReader<'a> {
             row_idx,
             tokens: prompt_tokens,
             text: texts.prompt.text,
+            messages: texts.prompt.messages,
             data_source: data_source(row, self.spec)?,
             ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
         };
         let labels = candidates.iter().map(|candidate| candidate.is_good).collect();
-        let example =
-            PreferenceExample { prompt: Arc::new(prompt), completions, labels, margin: self.margin(row)? };
+        let example = PreferenceExample {
+            prompt: Arc::new(prompt),
+            completions,
+            labels,
+            margin: self.margin(row)?,
+            step_ends: Vec::new(),
+        };
         self.fit(row, example)
     }
 
@@ -163,7 +169,7 @@ impl<'a> PreferenceReader<'a> {
             }
             None => self.split_off_prompt(row, &mut completions)?,
         };
-        Ok(Texts { prompt: Rendered { text: prompt, is_chat: false }, completions })
+        Ok(Texts { prompt: Rendered { text: prompt, is_chat: false, messages: Value::Null }, completions })
     }
 
     /// What both completions begin with. A space before their difference belongs to them, as in TRL.
@@ -224,7 +230,8 @@ impl<'a> PreferenceReader<'a> {
             })
         };
         let completions = completions.iter().map(behind).collect::<Result<_, _>>()?;
-        Ok(Texts { prompt: Rendered { text, is_chat: true }, completions })
+        let prompt = Rendered { text, is_chat: true, messages: self.tokenizer.conversation(prompt).into() };
+        Ok(Texts { prompt, completions })
     }
 
     /// A completion with its ending token, which is its last. What a template writes behind that (a line

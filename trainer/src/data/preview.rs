@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::rows;
 use super::tokenizer::Tokenizer;
 use super::{
-    DataError, Demonstration, Fitted, PreferenceFormat, PreferenceLimits, ReadRow, RowLocation, Split,
-    demonstration_reader, preference_reader, prompt_reader, sets,
+    DataError, Demonstration, Fitted, PreferenceRows, ReadRow, RowLocation, Split, demonstration_reader,
+    preference_reader, prompt_reader, sets,
 };
 
 /// What a row becomes.
@@ -73,9 +73,9 @@ pub fn preferences(
     spec: &DataSpec,
     split: Split,
     tokenizer: &Tokenizer,
-    (num_rows, format, limits): (usize, PreferenceFormat, PreferenceLimits),
+    (num_rows, format): (usize, &PreferenceRows),
 ) -> Result<Vec<Vec<Preview<PreferenceExample>>>, DataError> {
-    preview(spec, split, num_rows, &preference_reader(tokenizer, format, limits))
+    preview(spec, split, num_rows, &preference_reader(tokenizer, format))
 }
 
 /// Under these settings a long row is an error, which knows the row's length.

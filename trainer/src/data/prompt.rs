@@ -28,6 +28,8 @@ pub(super) struct Rendered {
     pub(super) text: String,
     /// Whether a chat template wrote the special tokens already.
     pub(super) is_chat: bool,
+    /// The messages that the template was given, with the job's system message; null without.
+    pub(super) messages: Value,
 }
 
 /// The column of a generated task's prompts, whatever the manifest calls its own.
@@ -55,6 +57,7 @@ impl<'a> PromptReader<'a> {
             row_idx,
             tokens,
             text: rendered.text,
+            messages: rendered.messages,
             data_source: data_source(row, self.spec)?,
             ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
@@ -74,7 +77,8 @@ impl<'a> PromptReader<'a> {
         let is_answer = messages.last().is_some_and(|last| last["role"] == "assistant");
         let asked = &messages[..messages.len() - usize::from(is_answer)];
         check_messages(row, column, asked)?;
-        Ok(Rendered { text: render_messages(self.tokenizer, row, asked, true)?, is_chat: true })
+        let text = render_messages(self.tokenizer, row, asked, true)?;
+        Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(asked).into() })
     }
 
     fn fit(&self, row: &Row, prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
@@ -116,13 +120,14 @@ pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<R
     match row.column(column)? {
         Value::String(text) if tokenizer.has_system_prompt() => {
             let messages = [json!({ "role": "user", "content": text })];
-            Ok(Rendered { text: render_messages(tokenizer, row, &messages, true)?, is_chat: true })
+            let text = render_messages(tokenizer, row, &messages, true)?;
+            Ok(Rendered { text, is_chat: true, messages: tokenizer.conversation(&messages).into() })
         }
-        Value::String(text) => Ok(Rendered { text: text.clone(), is_chat: false }),
+        Value::String(text) => Ok(Rendered { text: text.clone(), is_chat: false, messages: Value::Null }),
         Value::Array(messages) => {
             check_messages(row, column, messages)?;
             let text = render_messages(tokenizer, row, messages, true)?;
-            Ok(Rendered { text, is_chat: true })
+            Ok(Rendered { text, is_chat: true, messages: tokenizer.conversation(messages).into() })
         }
         other => Err(row.wrong_type(column, other, "a text or a list of chat messages")),
     }

@@ -234,15 +234,19 @@ impl Tokenizer {
     /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
     pub fn render_chat(&self, request: &ChatRequest<'_>) -> Result<String, TokenizerError> {
         let template = self.chat.as_ref().ok_or(TokenizerError::NoChatTemplate)?;
-        let ConversationDefaults { system_prompt, variables } = &*self.conversations;
-        let own = request.messages.first().is_some_and(|first| first["role"] == "system");
-        let system = system_prompt.iter().filter(|_| !own);
-        let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let messages: Vec<Value> = system.chain(request.messages.iter().cloned()).collect();
-        let mut variables = variables.clone();
+        let messages = self.conversation(request.messages);
+        let mut variables = self.conversations.variables.clone();
         variables.extend(request.variables.cloned().unwrap_or_default());
         let request = ChatRequest { messages: &messages, variables: Some(&variables), ..*request };
         template.render(&request, &self.special).map_err(TokenizerError::Chat)
+    }
+
+    /// The messages of a conversation, behind the job's system message where they have none of their own.
+    pub fn conversation(&self, messages: &[Value]) -> Vec<Value> {
+        let own = messages.first().is_some_and(|first| first["role"] == "system");
+        let system = self.conversations.system_prompt.iter().filter(|_| !own);
+        let system = system.map(|text| json!({ "role": "system", "content": text }));
+        system.chain(messages.iter().cloned()).collect()
     }
 
     /// Renders conversations with a system message and variables of the job's (`data.systemPrompt`,

@@ -1,10 +1,12 @@
-//! A decoder with one number for a whole sequence instead of a token's scores: `...ForSequenceClassification`
-//! with one label, as transformers and TRL save reward models. What the number is for is not known here.
+//! A decoder with numbers for labels instead of a token's scores: `...ForSequenceClassification` with one
+//! label and `...ForTokenClassification` with two, as transformers and TRL save reward models. What the
+//! numbers are for is not known here.
 //!
-//! Legend of shapes: n sequences, t tokens of the packed stream, d hidden size.
+//! Legend of shapes: n positions that are read, k labels, t tokens of the packed stream, d hidden size.
 
 use std::path::Path;
 
+use rlt_api::plan::model_config::{OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor, no_grad};
@@ -12,39 +14,53 @@ use tch::{Kind, Tensor, no_grad};
 use super::weights::{SCORE_HEAD, Weights};
 use super::{Adapter, Decoder, LoadOptions, ModelError, PackedInput};
 
-/// A frozen sequence classifier with one label.
+/// A frozen classifier.
 #[derive(Debug)]
-pub struct SequenceClassifier {
+pub struct Classifier {
     /// Its head for tokens does not exist; that of the tied embedding is never asked.
     decoder: Decoder,
-    /// f32 `[d]`.
-    score_d: Tensor,
+    head: OutputHead,
+    /// f32 `[k, d]`.
+    weight_kd: Tensor,
+    /// f32 `[k]`; of a token classifier.
+    bias_k: Option<Tensor>,
 }
 
-impl SequenceClassifier {
+impl Classifier {
     /// Reads a model folder, see [`Weights::open_classifier`].
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self, ModelError> {
-        let weights = Weights::open_classifier(dir)?;
+        let (weights, head) = Weights::open_classifier(dir)?;
         let decoder = Decoder::from_weights(&weights, options)?;
-        Self::with_head(decoder, &weights)
+        Self::with_head(decoder, &weights, head)
     }
 
     /// The shapes of a decoder, see [`Decoder::outline`], with its head.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
-    pub(crate) fn outline(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
-        Self::with_head(Decoder::outline(weights.config(), options)?, weights)
+    pub(crate) fn outline(
+        (weights, head): (&Weights, OutputHead),
+        options: &LoadOptions,
+    ) -> Result<Self, ModelError> {
+        Self::with_head(Decoder::outline(weights.config(), options)?, weights, head)
     }
 
-    fn with_head(decoder: Decoder, weights: &Weights) -> Result<Self, ModelError> {
-        let width = decoder.config.hidden_size as i64;
-        let score_d = Tensor::zeros([width], (Kind::Float, decoder.device()));
-        weights.fill(&TensorShard::whole(SCORE_HEAD, &[1, width]), &score_d)?;
-        Ok(Self { decoder, score_d })
+    fn with_head(decoder: Decoder, weights: &Weights, head: OutputHead) -> Result<Self, ModelError> {
+        let (width, num_labels) = (decoder.config.hidden_size as i64, head.num_labels() as i64);
+        let filled = |name: &str, shape: &[i64]| -> Result<Tensor, ModelError> {
+            let tensor = Tensor::zeros(shape, (Kind::Float, decoder.device()));
+            weights.fill(&TensorShard::whole(name, shape), &tensor.view(-1))?;
+            Ok(tensor)
+        };
+        let weight_kd = filled(SCORE_HEAD, &[num_labels, width])?;
+        let bias_k = match head {
+            OutputHead::Tokens => Some(filled(SCORE_BIAS, &[num_labels])?),
+            OutputHead::Vocabulary | OutputHead::Sequence => None,
+        };
+        Ok(Self { decoder, head, weight_kd, bias_k })
     }
 
     /// Its decoder.
@@ -52,23 +68,38 @@ impl SequenceClassifier {
         &self.decoder
     }
 
-    /// The number of each sequence, from the hidden state of its last token that is no padding, as
-    /// transformers has it: f32 `[n]` on the model's device. All sequences go through in one packed pass.
-    pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
-        let input = PackedInput::new(sequences, self.decoder.device());
-        no_grad(|| self.scores_of(&self.decoder.hidden_states(&input, Adapter::Off), sequences))
+    /// Its head.
+    pub fn head(&self) -> OutputHead {
+        self.head
     }
 
-    /// The same of hidden states after the final norm, `[t, d]`.
-    pub(crate) fn scores_of(&self, normed_td: &Tensor, sequences: &[&[TokenId]]) -> Tensor {
-        let pad = self.decoder.config.pad_token_id;
-        let ends = sequences.iter().scan(0, |start, sequence| {
-            let last = sequence.iter().rposition(|token| Some(*token) != pad).unwrap_or(0);
-            let end = *start + last as i64;
-            *start += sequence.len() as i64;
-            Some(end)
+    /// The number of each sequence of a model with one label, from the hidden state of its last token that is
+    /// no padding, as transformers has it: f32 `[n]` on the model's device. All sequences go through in one
+    /// packed pass.
+    pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
+        let starts = sequences.iter().scan(0, |start, sequence| {
+            *start += sequence.len();
+            Some(*start - sequence.len())
         });
-        let last_n = Tensor::from_slice(&ends.collect::<Vec<i64>>()).to_device(self.decoder.device());
-        normed_td.index_select(0, &last_n).to_kind(Kind::Float).mv(&self.score_d)
+        let ends = starts.zip(sequences).map(|(start, sequence)| (start + self.end_of(sequence)) as i64);
+        let ends: Vec<i64> = ends.collect();
+        let input = PackedInput::new(sequences, self.decoder.device());
+        no_grad(|| self.numbers_of(&self.decoder.hidden_states(&input, Adapter::Off), &ends)).get(0)
+    }
+
+    /// Where the number of a sequence is read: at its last token that is no padding.
+    pub(crate) fn end_of(&self, sequence: &[TokenId]) -> usize {
+        let pad = self.decoder.config.pad_token_id;
+        sequence.iter().rposition(|token| Some(*token) != pad).unwrap_or(0)
+    }
+
+    /// The numbers f32 `[k, n]` at `positions` of hidden states after the final norm, `[t, d]`.
+    pub(crate) fn numbers_of(&self, normed_td: &Tensor, positions: &[i64]) -> Tensor {
+        let positions_n = Tensor::from_slice(positions).to_device(self.decoder.device());
+        let read_nd = normed_td.index_select(0, &positions_n).to_kind(Kind::Float);
+        let numbers_kn =
+            self.weight_kd.unbind(0).iter().map(|weight_d| read_nd.mv(weight_d)).collect::<Vec<_>>();
+        let numbers_kn = Tensor::stack(&numbers_kn, 0);
+        self.bias_k.iter().fold(numbers_kn, |numbers_kn, bias_k| numbers_kn + bias_k.unsqueeze(1))
     }
 }

@@ -101,21 +101,22 @@ impl Weights {
         self
     }
 
-    /// As [`Self::open`], of a sequence classifier with one label: the weights of its body, and a head
-    /// `[1, hidden]` that [`Self::fill`] finds by its own name alone.
+    /// As [`Self::open`], of a classifier: the weights of its body, and a head that [`Self::fill`] finds by
+    /// its own name alone.
     ///
     /// # Errors
-    /// [`ModelError`], with file and tensor; a class that is no sequence classifier is refused.
-    pub(crate) fn open_classifier(dir: &Path) -> Result<Self, ModelError> {
+    /// [`ModelError`], with file and tensor; a class that is no classifier is refused.
+    pub(crate) fn open_classifier(dir: &Path) -> Result<(Self, OutputHead), ModelError> {
         let path = dir.join("config.json");
         let document = read_json(&path)?;
         let config = ModelConfig::from_classifier_json(&document)
             .map_err(|source| ModelError::Config { path, source })?;
         let files = WeightFiles::open(dir)?;
-        let mut expected = expected(&config, &files);
-        expected.push(TensorShape { name: SCORE_HEAD.to_owned(), shape: vec![1, config.hidden_size] });
-        files.check(&expected, is_ignored(&config))?;
-        Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
+        // That a class is a classifier's was found by reading its body.
+        let head = OutputHead::of_classifier(&document).map_or(OutputHead::Sequence, |(head, _)| head);
+        files.check(&expected(&config.clone().with_head(head), &files), is_ignored(&config))?;
+        let source = Source::Files { files, embedding_under_head: false, fresh_head: None };
+        Ok((Self::new(config, source), head))
     }
 
     /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every

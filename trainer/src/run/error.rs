@@ -40,6 +40,12 @@ pub enum TrainError {
     Tokenizer(#[from] TokenizerError),
     #[error("failed to read the data")]
     Data(#[from] DataError),
+    #[error(
+        "failed to read {}, which says at which commits the run read data sets of the hub: restore the file, or start \
+         afresh with --overwrite",
+        path.display()
+    )]
+    DataRecord { path: std::path::PathBuf, source: serde_json::Error },
     #[error("failed to go through the data")]
     Loader(#[from] LoaderError),
     #[error("failed to prepare the rewards")]
@@ -139,7 +145,9 @@ impl TrainError {
             Self::Tokenizer(error) => error.exit_code(),
             Self::RunFolder(_) | Self::ModelConfig(_) | Self::Misfit(_) => ExitCode::BadConfig,
             Self::Probe(ProbeError::Differs { .. }) => ExitCode::BadConfig,
-            Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => ExitCode::BadConfig,
+            Self::Data(_) | Self::DataRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
+                ExitCode::BadConfig
+            }
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,

@@ -18,9 +18,9 @@ use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
 use tch::{Device, Kind};
 
-use crate::data::Data;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
+use crate::data::{Data, TrainingRows};
 use crate::model::BaseModel;
 use crate::observe::stop::StopRequest;
 use crate::parallel::{RankError, Ranks};
@@ -42,7 +42,7 @@ use crate::run::{ModelOrigin, Progress, Run};
 use crate::storage::checkpoint::CheckpointStore;
 use crate::storage::run_folder::RunFolder;
 
-use datasets::{Datasets, Located, Rows};
+use datasets::{Datasets, Located};
 
 /// The part of the seed of weights that is the critic's adapter.
 const CRITIC_ADAPTER: u64 = 1;
@@ -65,7 +65,7 @@ pub fn setup(
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
-    let located = ranks.leader_first(|| Located::find(&spec.data, folder.root()))?;
+    let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
     if ranks.is_leader() {
         located.record(&folder)?;
     }
@@ -322,7 +322,8 @@ fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<Rew
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
         // Those of a stream are checked when they are read.
-        data.prompts.as_ref().and_then(Rows::in_memory).map_or(Ok(()), |prompts| functions.check(prompts))?;
+        let in_memory = data.prompts.as_ref().and_then(TrainingRows::in_memory);
+        in_memory.map_or(Ok(()), |prompts| functions.check(prompts))?;
         functions.check(&data.held_out)?;
     }
     let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);

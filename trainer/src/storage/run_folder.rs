@@ -61,7 +61,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 11] = [
+const CONTENT: [&str; 12] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -71,9 +71,13 @@ const CONTENT: [&str; 11] = [
     "export",
     "result.json",
     "model.json",
+    DATA_RECORD,
     "reference-logprobs",
     WARNINGS,
 ];
+
+/// At which commits data sets of the hub were read.
+pub(crate) const DATA_RECORD: &str = "data.json";
 
 /// What people have to know of the last attempt, as a list of sentences.
 pub(crate) const WARNINGS: &str = "warnings.json";

@@ -1,6 +1,6 @@
 //! Sequence classifiers with one label beside transformers.
 
-use rlt_trainer::model::SequenceClassifier;
+use rlt_trainer::model::Classifier;
 use tch::Tensor;
 
 use crate::fixture::{Fixture, TRAINABLE, max_error};
@@ -9,7 +9,7 @@ use crate::fixture::{Fixture, TRAINABLE, max_error};
 fn a_classifier_says_what_transformers_says_packed_and_alone() {
     for name in ["reward-llama", "reward-qwen3-tied"] {
         let fixture = Fixture::open(name, "expected.safetensors");
-        let classifier = SequenceClassifier::load(&fixture.dir, &TRAINABLE).unwrap();
+        let classifier = Classifier::load(&fixture.dir, &TRAINABLE).unwrap();
         let (sequences, expected) = (fixture.sequences(), fixture.expected("scores"));
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
         let packed = max_error(&classifier.scores(&sequences), expected);
@@ -31,7 +31,7 @@ fn a_classifier_reads_the_last_token_that_is_no_padding() {
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     config["pad_token_id"] = 3.into();
     std::fs::write(&path, config.to_string()).unwrap();
-    let classifier = SequenceClassifier::load(folder.path(), &TRAINABLE).unwrap();
+    let classifier = Classifier::load(folder.path(), &TRAINABLE).unwrap();
     let padded = classifier.scores(&[&[5, 6, 7, 3, 3], &[8, 3]]);
     let plain = classifier.scores(&[&[5, 6, 7], &[8]]);
     assert!(max_error(&padded, &plain) <= 1e-5);

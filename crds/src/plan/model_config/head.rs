@@ -86,3 +86,51 @@ impl ModelConfig {
         weight.into_iter().chain(bias).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn policy() -> ModelConfig {
+        let document = json!({
+            "architectures": ["GraniteForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "logits_scaling": 8.0,
+            "tie_word_embeddings": true
+        });
+        ModelConfig::from_json(&document).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn a_classifier_is_written_with_its_class_and_labels_and_read_back() {
+        for (head, class, num_labels) in [
+            (OutputHead::Sequence, "GraniteForSequenceClassification", 1),
+            (OutputHead::Tokens, "GraniteForTokenClassification", 2),
+        ] {
+            let config = policy().with_head(head);
+            let document = config.to_json("float32");
+            assert_eq!(document["architectures"], json!([class]));
+            assert_eq!(document["id2label"].as_object().map(serde_json::Map::len), Some(num_labels));
+            assert_eq!(OutputHead::of_classifier(&document), Some((head, Family::Granite)));
+            let body = ModelConfig::from_classifier_json(&document).map(|body| body.with_head(head));
+            assert_eq!(body, Ok(config));
+        }
+        assert_eq!(OutputHead::of_classifier(&policy().to_json("float32")), None);
+    }
+
+    #[test]
+    fn a_classifier_has_a_row_for_each_label_and_a_bias_where_it_judges_tokens() {
+        let count = |head| policy().with_head(head).parameter_count().head;
+        assert_eq!(
+            [OutputHead::Vocabulary, OutputHead::Sequence, OutputHead::Tokens].map(count),
+            [0, 64, 130]
+        );
+        let names = |head| -> Vec<String> {
+            let tensors = policy().with_head(head).tensors();
+            tensors.into_iter().map(|tensor| tensor.name).filter(|name| name.starts_with("score")).collect()
+        };
+        assert_eq!(names(OutputHead::Sequence), [SCORE_WEIGHT]);
+        assert_eq!(names(OutputHead::Tokens), [SCORE_WEIGHT, SCORE_BIAS]);
+    }
+}

@@ -159,8 +159,8 @@ impl<'a> Passes<'a> {
             // The mismatched completions, too.
             Some(Preference::Labels(_)) => 2,
             Some(Preference::Pairs(_)) => 1,
-            // Of a pair the scores are known before its gradient is.
-            None if algorithm.reward_model.is_some() => 1,
+            // Numbers of labels are known before their gradient is.
+            None if algorithm.kind.learns_from().trains_reward_model() => 1,
             None => u8::from(is_off_policy),
         };
         let training = &self.spec.training;

@@ -1,4 +1,5 @@
-//! `spec.algorithm.rewardModel`: how a reward model learns from pairs.
+//! `spec.algorithm.rewardModel` and `spec.algorithm.processReward`: how models that judge learn, from pairs
+//! of completions or from their steps.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,4 +12,17 @@ pub struct RewardModelTrainingSpec {
     /// around 0 (<https://arxiv.org/abs/2312.09244>; TRL's `center_rewards_coefficient`); 0 for none.
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub centering_coefficient: f64,
+}
+
+/// How the steps of completions train a process reward model; only with the kind `ProcessReward`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ProcessRewardTrainingSpec {
+    /// What follows every step, by default a line break. The model judges a step at the last token of its
+    /// separator (TRL's `step_separator`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub step_separator: Option<String>,
+    /// Learn from the last step of a completion alone (TRL's `train_on_last_step_only`).
+    pub last_step_only: bool,
 }

@@ -35,6 +35,7 @@ fn batch(groups: Groups<'_>) -> Batch {
             row_idx: group_idx as u64,
             tokens: (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,

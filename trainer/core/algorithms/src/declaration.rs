@@ -4,6 +4,7 @@
 //! family, and makes the enum of their names (a choice of the custom resource) and the enum of the formulas
 //! themselves.
 
+mod choice;
 mod parameters;
 #[macro_use]
 mod registry;
@@ -12,6 +13,7 @@ use std::fmt::Debug;
 
 use serde::Serialize;
 
+pub use choice::choice_schema;
 pub use parameters::Parameters;
 
 /// A parameter as manifests give it. Formulas of a family may share one, with defaults of their own.

@@ -1,13 +1,13 @@
 //! The formulas that manifests choose by name, each declared once: losses, advantage estimators, KL
-//! estimators.
+//! estimators, reward functions.
 //!
-//! A file holds a formula, its parameters with their ranges, and its documentation ([`formula!`]). One line
-//! in the list of its family registers it: [`loss::PolicyLoss`], [`advantage::AdvantageEstimator`]. The
-//! choices of the custom resource, its schema, its validation rules, the field reference, and the way from a
-//! manifest to the formula follow from that.
+//! A file holds a formula, its parameters with their ranges, and its documentation ([`formula!`],
+//! [`reward::DeclaredReward`]). One line in the list of its family registers it: [`loss::PolicyLoss`],
+//! [`advantage::AdvantageEstimator`], [`reward::RewardKind`]. The choices of the custom resource, its schema,
+//! its validation rules, the field reference, and the way from a manifest to the formula follow from that.
 //!
-//! The arithmetic is that of slices ([`rows`]): no tensors, no files, no threads. `rlt-core` re-exports all
-//! of it for the trainer; `rlt-api` reads the declarations.
+//! The arithmetic is that of slices ([`rows`]) and texts: no tensors, no files, no threads. `rlt-core`
+//! re-exports all of it for the trainer; `rlt-api` reads the declarations.
 
 #[macro_use]
 pub mod declaration;
@@ -18,6 +18,7 @@ pub mod kto;
 pub mod loss;
 pub mod permutation;
 pub mod preference;
+pub mod reward;
 pub mod reward_model;
 pub mod reweighting;
 pub mod rows;

@@ -10,6 +10,7 @@ fn prompt(data_source: &str) -> Arc<Prompt> {
         row_idx: 0,
         tokens: vec![1],
         text: String::new(),
+        messages: serde_json::Value::Null,
         data_source: data_source.into(),
         ground_truth: serde_json::Value::Null,
         extra_info: serde_json::Value::Null,

@@ -146,6 +146,7 @@ impl GrpoWorkload {
             row_idx: prompt_idx,
             tokens: random_tokens(seed, self.load.prompt_len, self.actor.decoder.config.vocab_size),
             text: String::new(),
+            messages: Value::Null,
             data_source: String::new(),
             ground_truth: Value::Null,
             extra_info: Value::Null,

@@ -6,7 +6,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::data::{Dataset, Split};
+use crate::data::{Dataset, PreferenceRows, Split};
 
 const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}\
                       {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -28,7 +28,7 @@ fn read_with(
     fs::write(&path, rows.iter().map(|row| format!("{row}\n")).collect::<String>()).unwrap();
     let train = vec![path.display().to_string()];
     let spec = DataSpec { train, overlong_prompts: overlong, ..DataSpec::default() };
-    Dataset::preferences(&spec, Split::Train, &tokenizer(), format, limits)
+    Dataset::preferences(&spec, Split::Train, &tokenizer(), &PreferenceRows::Completions(format, limits))
 }
 
 fn read(rows: &[Value], format: PreferenceFormat) -> Result<Dataset<PreferenceExample>, DataError> {
@@ -173,7 +173,7 @@ fn a_template_that_rewrites_the_prompt_is_refused() {
     fs::write(&path, row.to_string()).unwrap();
     let spec = DataSpec { train: vec![path.display().to_string()], ..DataSpec::default() };
     let tokenizer = tokenizer().with_chat_template(rewriting).unwrap();
-    let error =
-        Dataset::preferences(&spec, Split::Train, &tokenizer, PreferenceFormat::Pairs, LIMITS).unwrap_err();
+    let pairs = PreferenceRows::Completions(PreferenceFormat::Pairs, LIMITS);
+    let error = Dataset::preferences(&spec, Split::Train, &tokenizer, &pairs).unwrap_err();
     assert!(matches!(error, DataError::UnstableTemplate { message_idx: 1, .. }), "{error}");
 }

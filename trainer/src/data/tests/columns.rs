@@ -70,6 +70,9 @@ fn a_system_prompt_and_variables_reach_every_conversation() {
     let texts: Vec<&str> = prompts.items().iter().map(|prompt| prompt.text.as_str()).collect();
     let expected = "!<|system|>be brief<eos>\n<|user|>1<eos>\n<|assistant|>";
     assert_eq!(texts, [expected, expected, "!<|system|>own<eos>\n<|user|>1<eos>\n<|assistant|>"]);
+    let system = json!({"role": "system", "content": "be brief"});
+    let messages: Vec<&Value> = prompts.items().iter().map(|prompt| &prompt.messages).collect();
+    assert_eq!(messages, [&json!([system, user]), &json!([system, user]), &json!([own, user])]);
     let supervised = Files::rows(&[json!({"prompt": "1", "completion": "2"})]);
     let supervised = Dataset::demonstrations(&supervised.spec, Split::Train, &with, 99).unwrap();
     let text = with.decode_verbatim(&supervised.items()[0].tokens).unwrap();

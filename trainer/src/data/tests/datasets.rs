@@ -106,7 +106,7 @@ fn a_data_set_with_a_weight_and_no_rows_is_named() {
 fn a_stream_gives_what_memory_gives_and_is_checked_row_by_row() {
     let sets = sets(&[("a", 5, None), ("b", 3, None)]);
     let options = StreamOptions { block_rows: 2, seed: None };
-    let stream = |check| Loader::stream_prompts(&sets.spec, options, &tokenizer(), check).unwrap();
+    let stream = |check| Loader::stream(&sets.spec, options, prompt_reader(&tokenizer()), check).unwrap();
     let mut streamed = stream(Box::new(|_, _| Ok(())));
     let mut kept = PromptLoader::new(&read(&sets.spec), false, 0).unwrap();
     for _ in 0..4 {
@@ -128,12 +128,8 @@ fn a_stream_gives_what_memory_gives_and_is_checked_row_by_row() {
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.starts_with("no judge for ") && cause.ends_with("a.jsonl row 4"), "{cause}");
 
-    let mut other = Loader::stream_prompts(
-        &sets.spec,
-        StreamOptions { block_rows: 3, ..options },
-        &tokenizer(),
-        Box::new(|_, _| Ok(())),
-    )
-    .unwrap();
+    let options = StreamOptions { block_rows: 3, ..options };
+    let mut other =
+        Loader::stream(&sets.spec, options, prompt_reader(&tokenizer()), Box::new(|_, _| Ok(()))).unwrap();
     assert!(matches!(other.resume(&streamed.state()), Err(LoaderError::OtherData { .. })));
 }

@@ -162,6 +162,7 @@ mod tests {
             row_idx: 0,
             tokens: prompt.to_vec(),
             text: String::new(),
+            messages: serde_json::Value::Null,
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
@@ -171,6 +172,7 @@ mod tests {
             completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
             labels: vec![true, false],
             margin: 0.0,
+            step_ends: Vec::new(),
         })
     }
 

@@ -29,7 +29,6 @@ use rlt_core::types::{Completion, Prompt};
 use tokio::task::AbortHandle;
 
 use super::functions::{RewardSetupError, judges};
-pub(super) use code::CodeFunction;
 pub use endpoint::EndpointError;
 use event_loop::EventLoop;
 pub use wasm::WasmError;

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
-use rlt_core::reward::{
-    Clip, Combiner, Exact, External, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math,
-    Overlong, Pattern, RewardError, RewardFunction,
-};
+use rlt_core::reward::{Clip, Combiner, Given, Overlong, RewardError, RewardFunction};
 use rlt_core::types::Prompt;
 
-use super::external::{CodeFunction, ExternalError};
+use super::external::ExternalError;
 use crate::data::{Dataset, RowLocation};
 
 /// Named, weighted functions and how their values become one.
@@ -177,30 +174,12 @@ fn compile(
     spec: &RewardFunctionSpec,
     max_completion_tokens: usize,
 ) -> Result<Arc<dyn RewardFunction>, RewardSetupError> {
-    let failed = |source| RewardSetupError::Function { name: spec.name.clone(), source };
-    let missing = |field| RewardSetupError::MissingField { name: spec.name.clone(), kind: spec.kind, field };
-    let pattern = || spec.pattern.as_deref().ok_or_else(|| missing("pattern"));
-    Ok(match spec.kind {
-        RewardKind::Exact => Arc::new(Exact),
-        RewardKind::Gsm8k => Arc::new(Gsm8k::default()),
-        RewardKind::Gsm8kFlexible => Arc::new(Gsm8k { flexible: true }),
-        RewardKind::MatchingCharacters => Arc::new(MatchingCharacters),
-        RewardKind::Math => Arc::new(Math),
-        RewardKind::Regex => Arc::new(Pattern::new(pattern()?).map_err(failed)?),
-        RewardKind::Format => Arc::new(Format::matching(pattern()?).map_err(failed)?),
-        RewardKind::JsonSchema => {
-            let schema = spec.schema.as_ref().ok_or_else(|| missing("schema"))?;
-            Arc::new(JsonSchema::new(schema).map_err(failed)?)
+    let given = Given { name: &spec.name, settings: &spec.settings, max_completion_tokens };
+    let name = || spec.name.clone();
+    spec.kind.build(&given).map_err(|error| match error {
+        RewardError::MissingSetting { field } => {
+            RewardSetupError::MissingField { name: name(), kind: spec.kind, field }
         }
-        RewardKind::Model
-        | RewardKind::Server
-        | RewardKind::OpenRlhf
-        | RewardKind::Judge
-        | RewardKind::Wasm => Arc::new(External::of(&spec.name)),
-        RewardKind::Code => Arc::new(CodeFunction(External::of(&spec.name))),
-        RewardKind::Length => {
-            let free = spec.target_tokens.ok_or_else(|| missing("targetTokens"))? as usize;
-            Arc::new(LengthPenalty::new(free, max_completion_tokens).map_err(failed)?)
-        }
+        source => RewardSetupError::Function { name: name(), source },
     })
 }

@@ -1,23 +1,27 @@
 //! The reward models of a manifest: which samples each is asked about, and its numbers for the reward
-//! functions of kind `Model`. Weights and limits are the pool's, like those of all other functions.
+//! functions of kind `Model`. What each reads of a sample is in [`reading`]. Weights and limits are the
+//! pool's, like those of all other functions.
 //!
 //! Where ranks share the policy they share these models too: each asks about its own samples, and passes are
 //! made by all.
+
+mod reading;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rlt_api::spec::{RewardFunctionSpec, RewardModelSpec};
+use rlt_api::spec::{RewardFunctionSpec, RewardModelInput, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
 use tch::no_grad;
 
+use self::reading::{Reader, Reading, aggregate};
 use super::functions::judges;
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::hub::{self, HubError};
-use crate::model::{Adapter, LoadOptions, ModelError, PackedInput, SequenceClassifier, Weights};
+use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, PackedInput, Weights};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 
@@ -36,7 +40,8 @@ pub struct RewardModels {
 struct RewardModel {
     name: String,
     data_sources: Vec<String>,
-    classifier: SequenceClassifier,
+    classifier: Classifier,
+    reader: Reader,
     /// This rank's shards of it; `None` where every rank has the whole.
     shards: Option<ShardedParameters>,
 }
@@ -102,6 +107,30 @@ pub enum RewardModelError {
         /// Its own.
         got: String,
     },
+    /// It judges whole completions, and the manifest asks for steps.
+    #[error(
+        "the model of reward function {name:?} has one label: steps are judged by a token classifier with two"
+    )]
+    NoSteps {
+        /// The function's name.
+        name: String,
+    },
+    /// It reads text and has no tokenizer.
+    #[error("the model of reward function {name:?} reads text, but {} has no tokenizer.json", dir.display())]
+    NoTokenizer {
+        /// The function's name.
+        name: String,
+        /// Its folder.
+        dir: PathBuf,
+    },
+    /// A sample's text cannot be what it reads.
+    #[error("render a sample for the model of reward function {name:?}")]
+    Render {
+        /// The function's name.
+        name: String,
+        /// Why.
+        source: TokenizerError,
+    },
     /// Sequences may become longer than it was made for.
     #[error(
         "the model of reward function {name:?} reads at most {max} tokens, but prompt and completion may have {longest}"
@@ -131,10 +160,12 @@ impl RewardModelError {
         match self {
             Self::Hub { source, .. } => source.exit_code(),
             Self::Model { source, .. } => source.exit_code(),
-            Self::Tokenizer { source, .. } => source.exit_code(),
-            Self::Vocabulary { .. } | Self::TooShort { .. } | Self::Packing(_) => {
-                rlt_api::ExitCode::BadConfig
-            }
+            Self::Tokenizer { source, .. } | Self::Render { source, .. } => source.exit_code(),
+            Self::Vocabulary { .. }
+            | Self::TooShort { .. }
+            | Self::NoSteps { .. }
+            | Self::NoTokenizer { .. }
+            | Self::Packing(_) => rlt_api::ExitCode::BadConfig,
             Self::Torch(_) | Self::Ranks(_) => rlt_api::ExitCode::Failure,
         }
     }
@@ -167,10 +198,11 @@ impl RewardModels {
         options: &LoadOptions,
         (ranks, sharing): (&Ranks, Option<Sharing<'_>>),
     ) -> Result<Self, RewardModelError> {
-        let load = |((function, _), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
-            let model = RewardModel::load(function, dir, options, sharing.as_ref())?;
-            fits(&function.name, dir, &model.classifier, policy)?;
-            Ok(model)
+        let load = |((function, model), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
+            let (classifier, shards) = classifier(&function.name, dir, options, sharing.as_ref())?;
+            let reader = reader((&function.name, model), dir, &classifier, (policy, max_tokens))?;
+            let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
+            Ok(RewardModel { name, data_sources, classifier, reader, shards })
         };
         let models = named(functions).zip(folders).map(load).collect::<Result<_, RewardModelError>>()?;
         Ok(Self { models, max_tokens, ranks: ranks.clone() })
@@ -196,11 +228,11 @@ impl RewardModels {
             let asked: Vec<usize> = (0..samples.len())
                 .filter(|idx| judges(&model.data_sources, &samples[*idx].0.data_source))
                 .collect();
-            let sequences: Vec<Vec<TokenId>> = asked
-                .iter()
-                .map(|idx| [samples[*idx].0.tokens.as_slice(), &samples[*idx].1.tokens].concat())
-                .collect();
-            for (idx, score) in asked.iter().zip(model.scores(&sequences, self.max_tokens, &self.ranks)?) {
+            let read = |idx: &usize| model.reader.read(&samples[*idx].0, &samples[*idx].1);
+            let readings: Result<Vec<Reading>, _> = asked.iter().map(read).collect();
+            let failed = |source| RewardModelError::Render { name: model.name.clone(), source };
+            let readings = readings.map_err(failed)?;
+            for (idx, score) in asked.iter().zip(model.scores(&readings, self.max_tokens, &self.ranks)?) {
                 all[*idx].insert(model.name.clone(), score);
             }
         }
@@ -209,58 +241,122 @@ impl RewardModels {
 }
 
 impl RewardModel {
-    fn load(
-        function: &RewardFunctionSpec,
-        dir: &Path,
-        options: &LoadOptions,
-        sharing: Option<&Sharing<'_>>,
-    ) -> Result<Self, RewardModelError> {
-        let failed = |source| {
-            let (name, dir) = (function.name.clone(), dir.to_owned());
-            RewardModelError::Model { name, dir, source: Box::new(source) }
-        };
-        let (classifier, shards) = match sharing {
-            None => (SequenceClassifier::load(dir, options).map_err(failed)?, None),
-            Some(Sharing { mesh, offload_to }) => {
-                let weights = Weights::open_classifier(dir).map_err(failed)?;
-                let classifier = SequenceClassifier::outline(&weights, options).map_err(failed)?;
-                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
-                shards.read(&weights).map_err(failed)?;
-                (classifier, Some(shards))
-            }
-        };
-        let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
-        Ok(Self { name, data_sources, classifier, shards })
-    }
-
     fn scores(
         &self,
-        sequences: &[Vec<TokenId>],
+        readings: &[Reading],
         max_tokens: usize,
         ranks: &Ranks,
     ) -> Result<Vec<f64>, RewardModelError> {
         let decoder = self.classifier.decoder();
-        let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let lens: Vec<usize> = readings.iter().map(|reading| reading.tokens.len()).collect();
         let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
         let model = Model { decoder, shards: self.shards.as_ref(), sp_group: None };
-        let mut scores = vec![0.0; sequences.len()];
+        let mut scores = vec![0.0; readings.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
                 model.pass_by()?;
                 continue;
             };
-            let tokens: Vec<&[TokenId]> = pass.iter().map(|idx| sequences[*idx].as_slice()).collect();
+            let read: Vec<&Reading> = pass.iter().map(|idx| &readings[*idx]).collect();
+            let tokens: Vec<&[TokenId]> = read.iter().map(|reading| reading.tokens.as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
             let normed_td = layer_schedule::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
             model.leave()?;
-            let numbers_n = no_grad(|| self.classifier.scores_of(&normed_td, &tokens));
-            let numbers_n = numbers_n.to_device(tch::Device::Cpu);
-            for (idx, number) in pass.iter().zip(rlt_torch::f32_slice(&numbers_n)?) {
-                scores[*idx] = f64::from(*number);
-            }
+            let (positions, counts) = self.positions(&read);
+            let numbers_kn = no_grad(|| self.classifier.numbers_of(&normed_td, &positions));
+            let numbers_kn = numbers_kn.to_device(tch::Device::Cpu).contiguous();
+            let rewards = self.rewards(rlt_torch::f32_slice(&numbers_kn)?, &counts);
+            pass.iter().zip(rewards).for_each(|(idx, reward)| scores[*idx] = reward);
         }
         Ok(scores)
     }
+
+    /// The positions of a pass that are read, and how many of each sequence.
+    fn positions(&self, read: &[&Reading]) -> (Vec<i64>, Vec<usize>) {
+        let (mut all, mut counts, mut start) = (Vec::new(), Vec::new(), 0);
+        for Reading { tokens, positions } in read {
+            let end = || vec![self.classifier.end_of(tokens)];
+            let own = positions.clone().unwrap_or_else(end);
+            counts.push(own.len());
+            all.extend(own.into_iter().map(|position| (start + position) as i64));
+            start += tokens.len();
+        }
+        (all, counts)
+    }
+
+    /// The reward of each sequence from the numbers `[k, n]` that are read of a pass, so many of each.
+    fn rewards(&self, numbers: &[f32], counts: &[usize]) -> Vec<f64> {
+        let num_read: usize = counts.iter().sum();
+        let number = |label: usize, at: usize| f64::from(numbers[label * num_read + at]);
+        let Some(steps) = &self.reader.steps else {
+            return (0..num_read).map(|at| number(0, at)).collect();
+        };
+        let verdicts: Vec<f64> =
+            (0..num_read).map(|at| 1.0 / (1.0 + (number(0, at) - number(1, at)).exp())).collect();
+        let mut rest = verdicts.as_slice();
+        let of_sequence = |count: &usize| {
+            let (own, others) = rest.split_at(*count);
+            rest = others;
+            aggregate(own, steps.aggregation)
+        };
+        counts.iter().map(of_sequence).collect()
+    }
+}
+
+/// A model, whole or this rank's shards of it.
+fn classifier(
+    name: &str,
+    dir: &Path,
+    options: &LoadOptions,
+    sharing: Option<&Sharing<'_>>,
+) -> Result<(Classifier, Option<ShardedParameters>), RewardModelError> {
+    let failed = |source| {
+        let (name, dir) = (name.to_owned(), dir.to_owned());
+        RewardModelError::Model { name, dir, source: Box::new(source) }
+    };
+    let Some(Sharing { mesh, offload_to }) = sharing else {
+        return Ok((Classifier::load(dir, options).map_err(failed)?, None));
+    };
+    let (weights, head) = Weights::open_classifier(dir).map_err(failed)?;
+    let classifier = Classifier::outline((&weights, head), options).map_err(failed)?;
+    let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
+    shards.read(&weights).map_err(failed)?;
+    Ok((classifier, Some(shards)))
+}
+
+/// What a model reads. One that reads the policy's tokens must know them, and as many of them as there may
+/// be.
+fn reader(
+    (name, model): (&str, &RewardModelSpec),
+    dir: &Path,
+    classifier: &Classifier,
+    (policy, max_tokens): (Policy<'_>, usize),
+) -> Result<Reader, RewardModelError> {
+    let steps = match (classifier.head(), &model.steps) {
+        (OutputHead::Tokens, steps) => Some(steps.clone().unwrap_or_default()),
+        (_, None) => None,
+        (_, Some(_)) => return Err(RewardModelError::NoSteps { name: name.to_owned() }),
+    };
+    let tokenizer = match model.input {
+        RewardModelInput::Tokens => {
+            fits(name, dir, classifier, policy)?;
+            policy.tokenizer.clone()
+        }
+        RewardModelInput::Text if !dir.join("tokenizer.json").exists() => {
+            return Err(RewardModelError::NoTokenizer { name: name.to_owned(), dir: dir.to_owned() });
+        }
+        RewardModelInput::Text => own_tokenizer(name, dir)?,
+    };
+    let max_tokens = max_tokens.min(classifier.decoder().config.max_position_embeddings);
+    Ok(Reader { input: model.input, tokenizer, steps, max_tokens })
+}
+
+fn own_tokenizer(name: &str, dir: &Path) -> Result<Tokenizer, RewardModelError> {
+    Tokenizer::load(dir).map_err(|source| RewardModelError::Tokenizer {
+        name: name.to_owned(),
+        dir: dir.to_owned(),
+        source,
+    })
 }
 
 /// The functions that a model judges for, with it.
@@ -281,12 +377,7 @@ fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelErr
 }
 
 /// Whether a model reads the tokens that the policy writes, and as many of them.
-fn fits(
-    name: &str,
-    dir: &Path,
-    classifier: &SequenceClassifier,
-    policy: Policy<'_>,
-) -> Result<(), RewardModelError> {
+fn fits(name: &str, dir: &Path, classifier: &Classifier, policy: Policy<'_>) -> Result<(), RewardModelError> {
     let config = &classifier.decoder().config;
     let other =
         |expected: String, got: String| RewardModelError::Vocabulary { name: name.to_owned(), expected, got };
@@ -295,11 +386,7 @@ fn fits(
         return Err(other(format!("at least {num_tokens} tokens"), config.vocab_size.to_string()));
     }
     if dir.join("tokenizer.json").exists() {
-        let own = Tokenizer::load(dir).map_err(|source| RewardModelError::Tokenizer {
-            name: name.to_owned(),
-            dir: dir.to_owned(),
-            source,
-        })?;
+        let own = own_tokenizer(name, dir)?;
         if let Some((token, ids)) = policy.tokenizer.first_difference(&own) {
             let [expected, got] = ids.map(|id| id.map_or_else(|| "none".to_owned(), |id| id.to_string()));
             return Err(other(format!("id {expected} for token {token:?}"), got));

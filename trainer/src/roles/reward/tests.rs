@@ -5,8 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rlt_api::spec::{DataSpec, RewardsSpec};
-use rlt_core::reward::{Exact, RewardError, RewardFunction, Sample, Verdicts};
+use rlt_api::spec::{DataSpec, RewardKind, RewardsSpec};
+use rlt_core::reward::{
+    Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, Pattern, RewardError,
+    RewardFunction, Sample, Verdicts,
+};
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
 use serde_json::{Value, json};
 
@@ -32,6 +35,7 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
         row_idx: 0,
         tokens: vec![1],
         text: "question".into(),
+        messages: Value::Null,
         data_source: "a".into(),
         ground_truth,
         extra_info: Value::Null,
@@ -49,7 +53,11 @@ fn pool(functions: RewardFunctions, num_workers: usize, timeout_ms: u64) -> Rewa
 }
 
 fn score(pool: &RewardPool, texts: &[&str]) -> Vec<Reward> {
-    let prompt = prompt(json!("right"));
+    score_by("right", pool, texts)
+}
+
+fn score_by(ground_truth: &str, pool: &RewardPool, texts: &[&str]) -> Vec<Reward> {
+    let prompt = prompt(json!(ground_truth));
     let completions: Vec<Completion> = texts.iter().map(|text| completion(text)).collect();
     pool.score(completions.iter().map(|completion| ((&prompt, completion), Verdicts::new())))
 }
@@ -186,6 +194,39 @@ fn every_kind_of_function_can_be_named() {
         let expected = if ["Gsm8k", "Gsm8kFlexible", "Length"].contains(&kind) { 0.0 } else { 1.0 };
         assert_eq!(score(&pool, &[text])[0].value, expected, "{kind}");
         assert_eq!(score(&pool, &[text])[0].status, RewardStatus::Ok, "{kind}");
+    }
+}
+
+#[test]
+fn the_name_of_a_kind_leads_to_its_own_formula() {
+    let object = json!({"type": "object"});
+    let kinds: [(&str, Value, Arc<dyn RewardFunction>); 9] = [
+        ("Exact", json!({}), Arc::new(Exact)),
+        ("Gsm8k", json!({}), Arc::new(Gsm8k::default())),
+        ("Gsm8kFlexible", json!({}), Arc::new(Gsm8k { flexible: true })),
+        ("MatchingCharacters", json!({}), Arc::new(MatchingCharacters)),
+        ("Math", json!({}), Arc::new(Math)),
+        ("Regex", json!({"pattern": "<(?<answer>.*)>"}), Arc::new(Pattern::new("<(?<answer>.*)>").unwrap())),
+        ("Format", json!({"pattern": "<.*>"}), Arc::new(Format::matching("<.*>").unwrap())),
+        ("JsonSchema", json!({"schema": object}), Arc::new(JsonSchema::new(&object).unwrap())),
+        ("Length", json!({"targetTokens": 50}), Arc::new(LengthPenalty::new(50, 100).unwrap())),
+    ];
+    let long = "x".repeat(75);
+    let probes = ["72", "#### 72", "it is 72.", "\\boxed{72}", "<72>", "<7>", "7", "{}", &long];
+    let computed_here = RewardKind::ALL.into_iter().filter(|kind| kind.sections().is_empty());
+    assert_eq!(computed_here.map(RewardKind::name).collect::<Vec<_>>().len(), kinds.len());
+    let values = |functions: RewardFunctions| -> Vec<f64> {
+        let rewards = score_by("72", &pool(functions, 1, 10_000), &probes);
+        rewards.iter().map(|reward| reward.value).collect()
+    };
+    let mut seen: Vec<Vec<f64>> = Vec::new();
+    for (kind, settings, formula) in kinds {
+        let mut function = json!({"name": "f", "kind": kind});
+        function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let named = values(functions(json!({"functions": [function]})).unwrap());
+        assert_eq!(named, values(RewardFunctions::default().with("f", 1.0, formula)), "{kind}");
+        assert!(!seen.contains(&named), "the probes do not tell {kind} from another: {named:?}");
+        seen.push(named);
     }
 }
 

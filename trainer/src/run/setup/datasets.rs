@@ -1,5 +1,6 @@
 //! The rows of a job: where they are, those in memory, and those that are streamed.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,16 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{
-    CheckItem, Data, DataError, Dataset, Demonstration, Loader, PreferenceFormat, PreferenceLimits, Split,
-    StreamOptions,
+    CheckItem, Data, DataError, Dataset, Demonstration, PreferenceFormat, PreferenceLimits, PreferenceRows,
+    Split, StepFormat, StreamOptions, TrainingRows,
 };
 use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
-use crate::storage::run_folder::RunFolder;
-
-/// The file of a run that says at which commits data sets of the hub were read.
-const RECORD: &str = "data.json";
+use crate::storage::run_folder::{DATA_RECORD, RunFolder};
 
 /// `spec.data` with the files of the hub's data sets on this machine, and the commits of these.
 #[derive(Clone, Debug)]
@@ -46,12 +44,10 @@ pub(crate) struct Found {
 }
 
 impl Located {
-    /// Fetches what is on the hub, at the commits of the record in `folder` where it has them: a branch that
-    /// moved in between must not change the data of a run that goes on.
-    pub(crate) fn find(spec: &DataSpec, folder: &Path) -> Result<Self, TrainError> {
-        let record = std::fs::read(folder.join(RECORD)).ok();
-        let record: Vec<Found> =
-            record.and_then(|record| serde_json::from_slice(&record).ok()).unwrap_or_default();
+    /// Fetches what is on the hub, at the commits of the record in the run's `folder` where that has them: a
+    /// branch that moved in between must not change the data of a run that goes on.
+    pub(crate) fn find(spec: &DataSpec, folder: Option<&Path>) -> Result<Self, TrainError> {
+        let record = folder.map(recorded).transpose()?.unwrap_or_default();
         let mut located = Self { spec: spec.clone(), found: Vec::new() };
         for (idx, set) in located.spec.datasets.iter_mut().enumerate() {
             let Some(wanted) = set.hub.take() else { continue };
@@ -71,7 +67,7 @@ impl Located {
     pub(super) fn record(&self, folder: &RunFolder) -> Result<(), TrainError> {
         if !self.found.is_empty() {
             let record = serde_json::to_value(&self.found).map_err(TrainError::State)?;
-            folder.write_json(RECORD, &record)?;
+            folder.write_json(DATA_RECORD, &record)?;
         }
         Ok(())
     }
@@ -87,28 +83,17 @@ impl Located {
     }
 }
 
-/// Rows to train on.
-pub(super) enum Rows<T> {
-    /// All of them, read before the training.
-    InMemory(Dataset<T>),
-    /// Read during the training.
-    Streamed(Loader<T>),
-}
-
-impl<T> Rows<T> {
-    pub(super) fn in_memory(&self) -> Option<&Dataset<T>> {
-        match self {
-            Self::InMemory(dataset) => Some(dataset),
-            Self::Streamed(_) => None,
+/// What an earlier attempt of the run in `folder` has found; nothing before its first.
+fn recorded(folder: &Path) -> Result<Vec<Found>, TrainError> {
+    let path = folder.join(DATA_RECORD);
+    let record = match std::fs::read(&path) {
+        Ok(record) => record,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => {
+            return Err(TrainError::Io { act: "read", path: path.display().to_string(), source });
         }
-    }
-
-    fn in_order(self, spec: &ResolvedSpec) -> Result<Loader<T>, TrainError> {
-        match self {
-            Self::InMemory(dataset) => Ok(Loader::new(&dataset, spec.data.shuffle, data_seed(spec))?),
-            Self::Streamed(loader) => Ok(loader),
-        }
-    }
+    };
+    serde_json::from_slice(&record).map_err(|source| TrainError::DataRecord { path, source })
 }
 
 fn data_seed(spec: &ResolvedSpec) -> u64 {
@@ -117,9 +102,9 @@ fn data_seed(spec: &ResolvedSpec) -> u64 {
 
 /// Everything that is read before the training, and what is streamed in it.
 pub(super) struct Datasets {
-    pub(super) prompts: Option<Rows<Prompt>>,
-    demonstrations: Option<Rows<Demonstration>>,
-    preferences: Option<Rows<PreferenceExample>>,
+    pub(super) prompts: Option<TrainingRows<Prompt>>,
+    demonstrations: Option<TrainingRows<Demonstration>>,
+    preferences: Option<TrainingRows<PreferenceExample>>,
     pub(super) held_out: Dataset<Prompt>,
     held_out_preferences: Option<Dataset<PreferenceExample>>,
 }
@@ -131,35 +116,19 @@ impl Datasets {
         located: &DataSpec,
         tokenizer: &Tokenizer,
     ) -> Result<Self, TrainError> {
-        let preferences_of =
-            |(format, limits), split| Dataset::preferences(located, split, tokenizer, format, limits);
-        let preference = preference_rows(spec);
-        let held_out_preferences = preference.map(|rows| preferences_of(rows, Split::HeldOut)).transpose()?;
+        let held_out_preferences = preference_rows(spec, Split::HeldOut)
+            .map(|rows| Dataset::preferences(located, Split::HeldOut, tokenizer, &rows))
+            .transpose()?;
         let wants_demonstrations = spec.algorithm.is_supervised() || spec.algorithm.cold_start.is_some();
         let options = stream_options(spec);
-        let prompts = || match options {
-            None => Dataset::prompts(located, Split::Train, tokenizer).map(Rows::InMemory),
-            Some(options) => {
-                Loader::stream_prompts(located, options, tokenizer, check(spec)?).map(Rows::Streamed)
-            }
-        };
         let max_tokens = max_demonstration_tokens(spec);
-        let demonstrations = || match options {
-            None => Dataset::demonstrations(located, Split::Train, tokenizer, max_tokens).map(Rows::InMemory),
-            Some(options) => {
-                Loader::stream_demonstrations(located, options, tokenizer, max_tokens).map(Rows::Streamed)
-            }
-        };
-        let preferences = |rows: (PreferenceFormat, PreferenceLimits)| match options {
-            None => preferences_of(rows, Split::Train).map(Rows::InMemory),
-            Some(options) => {
-                Loader::stream_preferences(located, options, tokenizer, rows.0, rows.1).map(Rows::Streamed)
-            }
-        };
+        let prompts = || TrainingRows::prompts(located, options, tokenizer, || check(spec));
+        let demonstrations = || TrainingRows::demonstrations(located, options, tokenizer, max_tokens);
+        let preferences = |rows| TrainingRows::preferences(located, options, tokenizer, &rows);
         Ok(Self {
             prompts: spec.algorithm.samples().then(prompts).transpose()?,
             demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
-            preferences: preference.map(preferences).transpose()?,
+            preferences: preference_rows(spec, Split::Train).map(preferences).transpose()?,
             held_out: match &held_out_preferences {
                 Some(preferences) => preferences.to_prompts(),
                 None => Dataset::prompts(located, Split::HeldOut, tokenizer)?,
@@ -169,10 +138,11 @@ impl Datasets {
     }
 
     pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
+        let (shuffle, seed) = (spec.data.shuffle, data_seed(spec));
         Ok(Data {
-            prompts: self.prompts.map(|prompts| prompts.in_order(spec)).transpose()?,
-            demonstrations: self.demonstrations.map(|rows| rows.in_order(spec)).transpose()?,
-            preferences: self.preferences.map(|rows| rows.in_order(spec)).transpose()?,
+            prompts: self.prompts.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
+            demonstrations: self.demonstrations.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
+            preferences: self.preferences.map(|rows| rows.in_order(shuffle, seed)).transpose()?,
             held_out: self.held_out,
             held_out_preferences: self.held_out_preferences,
         })
@@ -180,9 +150,10 @@ impl Datasets {
 
     /// Steps of the training; a stream needs `training.steps`, which no rows change.
     pub(super) fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
-        let demonstrations = || self.demonstrations.as_ref().and_then(Rows::in_memory).map(Dataset::len);
-        let preferences = || self.preferences.as_ref().and_then(Rows::in_memory).map(Dataset::len);
-        let prompts = self.prompts.as_ref().and_then(Rows::in_memory).map(Dataset::len);
+        let demonstrations =
+            || self.demonstrations.as_ref().and_then(TrainingRows::in_memory).map(Dataset::len);
+        let preferences = || self.preferences.as_ref().and_then(TrainingRows::in_memory).map(Dataset::len);
+        let prompts = self.prompts.as_ref().and_then(TrainingRows::in_memory).map(Dataset::len);
         let num_rows = prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0);
         spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
     }
@@ -193,8 +164,16 @@ pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec) -> usize {
     spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize
 }
 
-/// What the preferences of a data set are, where the algorithm learns from those.
-pub(crate) fn preference_rows(spec: &ResolvedSpec) -> Option<(PreferenceFormat, PreferenceLimits)> {
+/// What the preferences of a split are, where the algorithm learns from those of a data set.
+pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split) -> Option<PreferenceRows> {
+    let max_completion_tokens = spec.rollout.max_completion_tokens as usize;
+    if let Some(process_reward) = &spec.algorithm.process_reward {
+        return Some(PreferenceRows::Steps(StepFormat {
+            separator: process_reward.step_separator.clone().unwrap_or_else(|| "\n".into()),
+            last_only: process_reward.last_step_only && split == Split::Train,
+            max_completion_tokens,
+        }));
+    }
     let format = match &spec.algorithm.preference {
         _ if spec.algorithm.reward_model.is_some() => PreferenceFormat::PairsWithMargin,
         Some(_) if spec.algorithm.samples() => return None,
@@ -202,11 +181,9 @@ pub(crate) fn preference_rows(spec: &ResolvedSpec) -> Option<(PreferenceFormat, 
         Some(Preference::Labels(_)) => PreferenceFormat::Labels,
         None => return None,
     };
-    let limits = PreferenceLimits {
-        max_completion_tokens: spec.rollout.max_completion_tokens as usize,
-        max_sequence_tokens: spec.max_sequence_tokens() as usize,
-    };
-    Some((format, limits))
+    let max_sequence_tokens = spec.max_sequence_tokens() as usize;
+    let limits = PreferenceLimits { max_completion_tokens, max_sequence_tokens };
+    Some(PreferenceRows::Completions(format, limits))
 }
 
 fn stream_options(spec: &ResolvedSpec) -> Option<StreamOptions> {

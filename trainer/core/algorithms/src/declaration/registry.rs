@@ -52,12 +52,7 @@ macro_rules! register {
 
             fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 use $crate::declaration::Family;
-                let choice = |formula: &Self| {
-                    let (name, doc) = (formula.name(), formula.doc().trim());
-                    serde_json::json!({"description": doc, "type": "string", "const": name})
-                };
-                let choices: Vec<serde_json::Value> = Self::ALL.iter().map(choice).collect();
-                schemars::json_schema!({"oneOf": choices})
+                $crate::declaration::choice_schema(Self::ALL.iter().map(|each| (each.name(), each.doc())))
             }
         }
 

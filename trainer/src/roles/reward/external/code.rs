@@ -1,8 +1,8 @@
 //! Unit tests of a completion's code, run by a SandboxFusion: its `run_code` protocol.
 
 use rlt_api::spec::{CodeRewardSpec, CodeScoring};
+use rlt_core::reward::Verdict;
 use rlt_core::reward::code::{CodeTests, Program, code_of, is_expected};
-use rlt_core::reward::{External, RewardError, RewardFunction, Sample, Verdict};
 use serde_json::{Value, json};
 
 use super::ExternalSample;
@@ -135,25 +135,4 @@ fn how_it_ended(result: &Value) -> String {
 
 fn quoted(text: &str) -> String {
     format!("{:?}", text.chars().take(QUOTED).collect::<String>())
-}
-
-/// The verdicts of a sandbox; rows whose ground truth holds no tests are refused before training.
-pub(in super::super) struct CodeFunction(pub(in super::super) External);
-
-impl RewardFunction for CodeFunction {
-    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        self.0.score(sample)
-    }
-
-    fn judge(&self, sample: &Sample<'_>) -> Verdict {
-        self.0.judge(sample)
-    }
-
-    fn range(&self) -> (f64, f64) {
-        (0.0, 1.0)
-    }
-
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        CodeTests::parse(ground_truth).map(drop)
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use rlt_core::reward::{Given, Settings};
 use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout, Wrong};
 use serde_json::json;
 
@@ -173,8 +174,9 @@ fn code_is_worth_the_tests_that_it_passes() {
     let right = json!({"inputs": ["1"], "outputs": ["1"]});
     assert_eq!(judge(&of("All"), right, &texts[..1]), [Verdict::ok(1.0)]);
     assert_eq!(judge(&of("All"), json!(["assert True"]), &["#echo"]), [Verdict::ok(1.0)]);
-    let function = CodeFunction(rlt_core::reward::External::of("f"));
-    let check = |truth: Value| rlt_core::reward::RewardFunction::check_ground_truth(&function, &truth);
+    let given = Given { name: "f", settings: &Settings::default(), max_completion_tokens: 1 };
+    let function = RewardKind::Code.build(&given).unwrap();
+    let check = |truth: Value| function.check_ground_truth(&truth);
     assert!(check(json!(null)).is_err() && check(json!(["assert 1"])).is_ok());
 }
 

@@ -2,9 +2,9 @@
 //! the trainer's.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::{RewardError, RewardFunction, Sample};
-use crate::types::RewardStatus;
+use super::{DeclaredReward, Given, RewardError, RewardFunction, RewardStatus, Sample, Section};
 
 /// Verdicts on one sample by the name of the function that asked.
 pub type Verdicts = BTreeMap<String, Verdict>;
@@ -54,6 +54,51 @@ impl External {
         Self { name: name.to_owned() }
     }
 }
+
+/// Declares a kind whose verdicts come from elsewhere.
+macro_rules! external {
+    ($name:ident, reads [$($section:expr),*], $doc:literal) => {
+        #[doc = $doc]
+        pub struct $name;
+
+        impl DeclaredReward for $name {
+            const NAME: &'static str = stringify!($name);
+            const DOC: &'static str = $doc;
+            const SECTIONS: &'static [Section] = &[$($section),*];
+
+            fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+                Ok(Arc::new(External::of(given.name)))
+            }
+        }
+    };
+}
+
+external!(
+    Model,
+    reads[Section::needed("model")],
+    "What `model` says of prompt and completion: a trained reward model, any number."
+);
+external!(
+    Server,
+    reads[Section::needed("server")],
+    "What a program behind `server` says, over the trainer's own protocol of batches (docs/rewards.md)."
+);
+external!(
+    OpenRlhf,
+    reads[Section::needed("server")],
+    "What a reward server of OpenRLHF says: `POST` with `query`, `prompts` and `labels`, answered by \
+     `rewards`."
+);
+external!(
+    Wasm,
+    reads[Section::needed("wasm")],
+    "What a WebAssembly module says, run in a sandbox without access to anything (docs/rewards.md)."
+);
+external!(
+    Judge,
+    reads [Section::needed("server"), Section::needed("judge")],
+    "What a language model behind an OpenAI-compatible `server` says, asked as `judge` says."
+);
 
 impl RewardFunction for External {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {

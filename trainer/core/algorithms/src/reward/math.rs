@@ -13,12 +13,22 @@ pub use boxed::last_answer;
 pub use normalise::{are_equivalent, canonical};
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is equivalent to a ground truth; else 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Math;
+
+impl DeclaredReward for Math {
+    const NAME: &'static str = "Math";
+    const DOC: &'static str = "1 when the last `\\boxed{}` equals the ground truth as mathematics.";
+
+    fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self))
+    }
+}
 
 impl RewardFunction for Math {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {

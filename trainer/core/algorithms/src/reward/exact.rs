@@ -1,12 +1,22 @@
 //! Exact equality of completion and ground truth.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// 1 when the completion, without surrounding white space, is a ground truth; else 0.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exact;
+
+impl DeclaredReward for Exact {
+    const NAME: &'static str = "Exact";
+    const DOC: &'static str = "1 when the completion, trimmed, equals the ground truth.";
+
+    fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self))
+    }
+}
 
 impl RewardFunction for Exact {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {

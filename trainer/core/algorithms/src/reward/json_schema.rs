@@ -1,9 +1,11 @@
 //! Validity of a JSON completion under a JSON schema.
 
+use std::sync::Arc;
+
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
-use super::{RewardError, RewardFunction, Sample, one_if};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values, one_if};
 
 /// 1 when the completion is one JSON document that the schema accepts; else 0, unparseable text included.
 ///
@@ -24,6 +26,19 @@ impl JsonSchema {
         let built = options.build(schema);
         let validator = built.map_err(|error| RewardError::Schema { message: error.to_string() })?;
         Ok(Self { validator })
+    }
+}
+
+const SCHEMA: Setting =
+    Setting { name: "schema", doc: "A JSON schema, for `JsonSchema`.", values: Values::Object };
+
+impl DeclaredReward for JsonSchema {
+    const NAME: &'static str = "JsonSchema";
+    const DOC: &'static str = "1 when the completion is JSON that satisfies `schema`.";
+    const SETTINGS: &'static [&'static Setting] = &[&SCHEMA];
+
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self::new(given.settings.object(&SCHEMA)?)?))
     }
 }
 

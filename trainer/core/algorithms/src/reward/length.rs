@@ -1,6 +1,8 @@
 //! Penalties for long completions, whatever they say.
 
-use super::{RewardError, RewardFunction, Sample};
+use std::sync::Arc;
+
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values};
 
 /// 0 up to `free` tokens, falling linearly to -1 at `limit`, and -1 beyond.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,25 @@ impl LengthPenalty {
             return Err(RewardError::Setting { function: "length", field: "limit", value, expected });
         }
         Ok(Self { free, limit })
+    }
+}
+
+/// `targetTokens` of manifests.
+pub const TARGET_TOKENS: Setting = Setting {
+    name: "targetTokens",
+    doc: "Completion length in tokens up to which `Length` takes nothing away.",
+    values: Values::Integer { max: 16_777_216 },
+};
+
+impl DeclaredReward for LengthPenalty {
+    const NAME: &'static str = "Length";
+    const DOC: &'static str =
+        "0 up to `targetTokens`, then falling linearly to -1 at `rollout.maxCompletionTokens`.";
+    const SETTINGS: &'static [&'static Setting] = &[&TARGET_TOKENS];
+
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        let free = given.settings.integer(&TARGET_TOKENS)? as usize;
+        Ok(Arc::new(Self::new(free, given.max_completion_tokens)?))
     }
 }
 

@@ -1,10 +1,13 @@
 //! A regular expression: present, or with a capture that equals the ground truth.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use regex::{Regex, RegexBuilder};
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::{
+    DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values, any_ground_truth, one_if,
+};
 
 /// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of
 /// built.
@@ -42,6 +45,24 @@ impl Pattern {
 pub(super) fn compile(pattern: &str) -> Result<Regex, RewardError> {
     let built = RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build();
     built.map_err(|source| RewardError::Pattern { pattern: pattern.to_owned(), source: Box::new(source) })
+}
+
+/// `pattern` of manifests.
+pub(super) const PATTERN: Setting = Setting {
+    name: "pattern",
+    doc: "A regular expression, for `Regex` and `Format`.",
+    values: Values::Text { max_length: 4096 },
+};
+
+impl DeclaredReward for Pattern {
+    const NAME: &'static str = "Regex";
+    const DOC: &'static str = "1 when what `pattern` captures last (its group `answer`, else its first group, else the \
+         match) equals the ground truth.";
+    const SETTINGS: &'static [&'static Setting] = &[&PATTERN];
+
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self::new(given.settings.text(&PATTERN)?)?))
+    }
 }
 
 impl RewardFunction for Pattern {

@@ -1,9 +1,43 @@
 //! Unit tests as ground truths: the code of a completion, the tests of a row, and the programs that run them.
 //! Where programs run is the trainer's.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
-use super::RewardError;
+use super::{DeclaredReward, External, Given, RewardError, RewardFunction, Sample, Section, Verdict};
+
+/// The verdicts of a sandbox; rows whose ground truth holds no tests are refused before training.
+pub struct Code(External);
+
+impl DeclaredReward for Code {
+    const NAME: &'static str = "Code";
+    const DOC: &'static str = "The share of unit tests that the completion's code passes, run by a SandboxFusion at `server` (its \
+         `run_code`). The ground truth holds the tests: `inputs` and `outputs` as verl has them, or assertions.";
+    const SECTIONS: &'static [Section] = &[Section::needed("server"), Section::optional("code")];
+
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self(External::of(given.name))))
+    }
+}
+
+impl RewardFunction for Code {
+    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
+        self.0.score(sample)
+    }
+
+    fn judge(&self, sample: &Sample<'_>) -> Verdict {
+        self.0.judge(sample)
+    }
+
+    fn range(&self) -> (f64, f64) {
+        (0.0, 1.0)
+    }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        CodeTests::parse(ground_truth).map(drop)
+    }
+}
 
 /// The tests of a row.
 #[derive(Clone, Debug, PartialEq)]

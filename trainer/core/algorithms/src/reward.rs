@@ -1,10 +1,18 @@
 //! Verifiable rewards: pure functions of one sample, each with a value in a documented range.
 //!
+//! A file holds a function and its declaration ([`DeclaredReward`]): its name in manifests, its
+//! documentation, the settings that it needs, and how it is made of them. One line of the list below
+//! registers it; the choice of the custom resource, its fields, rules and reference, and the way from a
+//! manifest to the function follow.
+//!
 //! ```text
 //! Sample -> RewardFunction::judge (one per function) -> combine (weights, clip, overlong) -> Reward
 //! ```
 //! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds
 //! them.
+
+#[macro_use]
+mod registry;
 
 pub mod code;
 pub mod combine;
@@ -18,9 +26,12 @@ pub mod length;
 pub mod math;
 pub mod overlong;
 pub mod pattern;
+mod settings;
+mod status;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -35,6 +46,55 @@ pub use length::LengthPenalty;
 pub use math::Math;
 pub use overlong::Overlong;
 pub use pattern::Pattern;
+pub use settings::{Section, Setting, Settings, Values};
+pub use status::RewardStatus;
+
+register_rewards! {
+    Exact: exact::Exact,
+    MatchingCharacters: digits::MatchingCharacters,
+    Gsm8k: gsm8k::Strict,
+    Gsm8kFlexible: gsm8k::Flexible,
+    Math: math::Math,
+    Regex: pattern::Pattern,
+    Format: format::Format,
+    JsonSchema: json_schema::JsonSchema,
+    Length: length::LengthPenalty,
+    Model: external::Model,
+    Server: external::Server,
+    OpenRlhf: external::OpenRlhf,
+    Code: code::Code,
+    Wasm: external::Wasm,
+    Judge: external::Judge,
+}
+
+/// What a reward function declares of itself.
+pub trait DeclaredReward {
+    /// Its name in manifests.
+    const NAME: &'static str;
+    /// Its documentation. The first paragraph is shown to those who write manifests.
+    const DOC: &'static str;
+    /// The settings that it needs.
+    const SETTINGS: &'static [&'static Setting] = &[];
+    /// The sections of a manifest that it reads.
+    const SECTIONS: &'static [Section] = &[];
+
+    /// The function of a manifest.
+    ///
+    /// # Errors
+    /// [`RewardError`] for settings that are missing or impossible.
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError>;
+}
+
+/// What a manifest gives to a function.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The function's name.
+    pub name: &'a str,
+    /// Its settings.
+    pub settings: &'a Settings,
+    /// `rollout.maxCompletionTokens`.
+    pub max_completion_tokens: usize,
+}
 
 /// What a reward function may look at.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +175,12 @@ pub enum RewardError {
     Schema {
         /// The validator's complaint.
         message: String,
+    },
+    /// A setting that the function needs is not given.
+    #[error("expected {field}")]
+    MissingSetting {
+        /// Its field in the manifest.
+        field: &'static str,
     },
     /// A number of the function's own settings is outside its range.
     #[error("configure the {function} reward: {field} is {value}, expected {expected}")]

@@ -1,6 +1,8 @@
 //! Partial credit: how much of the answer stands in its place.
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth};
+use std::sync::Arc;
+
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth};
 
 /// Share of positions at which the trimmed completion has the ground truth's character, over the longer of
 /// the two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position
@@ -9,6 +11,16 @@ use super::{RewardError, RewardFunction, Sample, any_ground_truth};
 /// A dense companion of `Exact` for tasks whose answers are short strings, such as the generated arithmetic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchingCharacters;
+
+impl DeclaredReward for MatchingCharacters {
+    const NAME: &'static str = "MatchingCharacters";
+    const DOC: &'static str = "Share of positions at which the completion has the ground truth's character: partial \
+         credit beside `Exact`.";
+
+    fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self))
+    }
+}
 
 impl RewardFunction for MatchingCharacters {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {

@@ -1,8 +1,10 @@
 //! Whether a completion has the asked-for form, whatever it says.
 
+use std::sync::Arc;
+
 use regex::Regex;
 
-use super::{RewardError, RewardFunction, Sample, one_if, pattern};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, one_if, pattern};
 
 /// 1 when the whole completion, without surrounding white space, matches a pattern; else 0. `.` matches line
 /// breaks as well: `<think>.*</think>\s*<answer>.*</answer>`.
@@ -20,6 +22,16 @@ impl Format {
         // Compiled alone first: `a)(b` must not become a pattern by what is put around it.
         pattern::compile(pattern)?;
         Ok(Self { regex: pattern::compile(&format!(r"(?s)\A(?:{pattern})\z"))? })
+    }
+}
+
+impl DeclaredReward for Format {
+    const NAME: &'static str = "Format";
+    const DOC: &'static str = "1 when `pattern` matches the whole completion.";
+    const SETTINGS: &'static [&'static Setting] = &[&pattern::PATTERN];
+
+    fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Self::matching(given.settings.text(&pattern::PATTERN)?)?))
     }
 }
 

@@ -1,8 +1,9 @@
 //! GSM8K's final answer after `####`, as verl's `utils/reward_score/gsm8k.py` reads it.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// Only the end of a completion is searched: an answer stands there, and long completions stay cheap.
 const SEARCHED_CHARACTERS: usize = 300;
@@ -16,6 +17,32 @@ pub struct Gsm8k {
     /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped
     /// too.
     pub flexible: bool,
+}
+
+/// [`Gsm8k`] as the kind of that name.
+pub struct Strict;
+
+/// The flexible form as a kind.
+pub struct Flexible;
+
+impl DeclaredReward for Strict {
+    const NAME: &'static str = "Gsm8k";
+    const DOC: &'static str =
+        "1 when the number after the last `####` equals the ground truth (GSM8K, verl's strict form).";
+
+    fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Gsm8k { flexible: false }))
+    }
+}
+
+impl DeclaredReward for Flexible {
+    const NAME: &'static str = "Gsm8kFlexible";
+    const DOC: &'static str =
+        "1 when the last number anywhere equals the ground truth (GSM8K, verl's flexible form).";
+
+    fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+        Ok(Arc::new(Gsm8k { flexible: true }))
+    }
 }
 
 impl RewardFunction for Gsm8k {

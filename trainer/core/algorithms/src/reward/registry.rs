@@ -1,0 +1,58 @@
+//! The list of the reward functions, and what follows from it.
+
+/// Registers kinds of reward functions, one line each: `Kind: module::Declaration`, of a type that implements
+/// [`super::DeclaredReward`]. It makes the choice of manifests and the way from a name to the function.
+macro_rules! register_rewards {
+    ($($kind:ident: $module:ident::$declaration:ident,)*) => {
+        /// The reward functions.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum RewardKind {
+            $(#[doc = concat!("Declared by `", stringify!($module), "`.")] $kind,)*
+        }
+
+        impl RewardKind {
+            /// Every kind, in the order of the documentation.
+            pub const ALL: [Self; [$(Self::$kind),*].len()] = [$(Self::$kind),*];
+
+            /// Its name in manifests.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => <$module::$declaration as DeclaredReward>::NAME,)*
+                }
+            }
+
+            /// Its documentation.
+            pub fn doc(self) -> &'static str {
+                match self {
+                    $(Self::$kind => <$module::$declaration as DeclaredReward>::DOC,)*
+                }
+            }
+
+            /// The settings that it needs.
+            pub fn settings(self) -> &'static [&'static Setting] {
+                match self {
+                    $(Self::$kind => <$module::$declaration as DeclaredReward>::SETTINGS,)*
+                }
+            }
+
+            /// The sections of a manifest that it reads.
+            pub fn sections(self) -> &'static [Section] {
+                match self {
+                    $(Self::$kind => <$module::$declaration as DeclaredReward>::SECTIONS,)*
+                }
+            }
+
+            /// The function of a manifest.
+            ///
+            /// # Errors
+            /// [`RewardError`] for settings that are missing or impossible.
+            pub fn build(self, given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
+                match self {
+                    $(Self::$kind => <$module::$declaration as DeclaredReward>::build(given),)*
+                }
+            }
+        }
+
+        $crate::choice!(RewardKind, [$(<$module::$declaration as DeclaredReward>::NAME),*]);
+    };
+}

@@ -1,0 +1,38 @@
+//! How a reward came about.
+
+use serde::{Deserialize, Serialize};
+
+/// How the reward of a sample came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardStatus {
+    /// Every function answered.
+    Ok,
+    /// Every function answered, and one says that the completion itself is wrong: its code does not compile,
+    /// for example. The reward counts like any other.
+    Wrong,
+    /// A function ran past its time limit: there is no verdict.
+    Timeout,
+    /// A function panicked, reported an error or could not be reached: there is no verdict.
+    Infra,
+}
+
+impl RewardStatus {
+    /// Every status.
+    pub const ALL: [Self; 4] = [Self::Ok, Self::Wrong, Self::Timeout, Self::Infra];
+
+    /// Whether the reward is a judgement of the completion.
+    pub fn is_verdict(self) -> bool {
+        matches!(self, Self::Ok | Self::Wrong)
+    }
+
+    /// Its name in metrics and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Wrong => "wrong",
+            Self::Timeout => "timeout",
+            Self::Infra => "infra",
+        }
+    }
+}

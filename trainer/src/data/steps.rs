@@ -1,0 +1,125 @@
+//! One row as a completion of several steps, each right or wrong, in TRL's format for stepwise supervision:
+//! `prompt`, `completions` (the steps, a list of texts) and `labels` (one for each of them).
+//!
+//! Every step is tokenized by itself and followed by the separator, so that a step always ends where a token
+//! does.
+
+use std::sync::Arc;
+
+use rlt_api::spec::{DataSpec, OverlongPrompts};
+use rlt_core::preferences::PreferenceExample;
+use rlt_core::types::{Prompt, TokenId};
+use serde_json::Value;
+
+use super::prompt::{PromptReader, tokenize_error};
+use super::rows::Row;
+use super::{DataError, Fitted};
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+
+const STEPS: &str = "completions";
+const LABELS: &str = "labels";
+
+/// How rows are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepFormat {
+    /// What follows every step.
+    pub separator: String,
+    /// Whether the last step alone has a label.
+    pub last_only: bool,
+    /// Tokens of the longest completion.
+    pub max_completion_tokens: usize,
+}
+
+/// The tokens of `steps`, each followed by `separator`, and the number of tokens at the end of each.
+///
+/// # Errors
+/// [`TokenizerError`].
+pub fn encode_steps<'s>(
+    tokenizer: &Tokenizer,
+    steps: impl IntoIterator<Item = &'s str>,
+    separator: &str,
+) -> Result<(Vec<TokenId>, Vec<usize>), TokenizerError> {
+    let separator_tokens = tokenizer.encode_rendered(separator)?;
+    let (mut tokens, mut ends) = (Vec::new(), Vec::new());
+    for step in steps {
+        let own = tokenizer.encode_rendered(step)?;
+        tokenizer.check_alphabet(step, &own)?;
+        tokens.extend(own);
+        tokens.extend(&separator_tokens);
+        ends.push(tokens.len());
+    }
+    Ok((tokens, ends))
+}
+
+/// Reads completions of several steps as `spec.data` describes them.
+pub(super) struct StepReader<'a> {
+    prompts: PromptReader<'a>,
+    format: &'a StepFormat,
+    overlong: OverlongPrompts,
+    tokenizer: &'a Tokenizer,
+}
+
+impl<'a> StepReader<'a> {
+    pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer, format: &'a StepFormat) -> Self {
+        let prompts = PromptReader::new(spec, tokenizer);
+        Self { prompts, format, overlong: spec.overlong_prompts, tokenizer }
+    }
+
+    pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<PreferenceExample>, DataError> {
+        let steps = texts(row)?;
+        let mut labels = labels(row, steps.len())?;
+        let encoded = encode_steps(self.tokenizer, steps, &self.format.separator);
+        let (tokens, mut step_ends) = encoded.map_err(|source| tokenize_error(row, source))?;
+        let (num_tokens, max_tokens) = (tokens.len(), self.format.max_completion_tokens);
+        if num_tokens > max_tokens {
+            if self.overlong != OverlongPrompts::Error {
+                return Ok(Fitted::TooLong);
+            }
+            let location = row.location.clone();
+            return Err(DataError::ColumnTooLong { location, column: STEPS, num_tokens, max_tokens });
+        }
+        if self.format.last_only {
+            labels.drain(..labels.len() - 1);
+            step_ends.drain(..step_ends.len() - 1);
+        }
+        let example = |prompt: Prompt| PreferenceExample {
+            prompt: Arc::new(prompt),
+            completions: vec![tokens],
+            labels,
+            margin: 0.0,
+            step_ends,
+        };
+        Ok(match self.prompts.read(row_idx, row)? {
+            Fitted::Whole(prompt) => Fitted::Whole(example(prompt)),
+            Fitted::Truncated(prompt) => Fitted::Truncated(example(prompt)),
+            Fitted::TooLong => Fitted::TooLong,
+        })
+    }
+}
+
+fn list<'r>(row: &'r Row, column: &str, expected: &'static str) -> Result<&'r [Value], DataError> {
+    let value = row.column(column)?;
+    match value.as_array() {
+        Some(items) if !items.is_empty() => Ok(items),
+        _ => Err(row.wrong_type(column, value, expected)),
+    }
+}
+
+fn texts(row: &Row) -> Result<Vec<&str>, DataError> {
+    let expected = "a list of at least one text";
+    let steps = list(row, STEPS, expected)?;
+    match steps.iter().find(|step| !step.is_string()) {
+        Some(other) => Err(row.wrong_type(STEPS, other, expected)),
+        None => Ok(steps.iter().filter_map(Value::as_str).collect()),
+    }
+}
+
+fn labels(row: &Row, num_steps: usize) -> Result<Vec<bool>, DataError> {
+    let expected = "one of true and false (or 1 and 0) for each of the completions";
+    let given = list(row, LABELS, expected)?;
+    let label = |value: &Value| value.as_bool().or(value.as_u64().filter(|n| *n < 2).map(|n| n == 1));
+    let labels: Option<Vec<bool>> = given.iter().map(label).collect();
+    labels
+        .filter(|labels| labels.len() == num_steps)
+        .ok_or_else(|| row.wrong_type(LABELS, &Value::Array(given.to_vec()), expected))
+}

@@ -1,0 +1,89 @@
+//! The rows to train on: read before the training and kept in memory, or streamed (`data.streaming`).
+
+use rlt_api::spec::DataSpec;
+use rlt_core::preferences::PreferenceExample;
+use rlt_core::types::Prompt;
+
+use super::tokenizer::Tokenizer;
+use super::{
+    CheckItem, DataError, Dataset, Demonstration, Loader, LoaderError, PreferenceRows, ReadRow, Split,
+    StreamOptions, demonstration_reader, preference_reader, prompt_reader,
+};
+
+/// Rows to train on.
+pub(crate) enum TrainingRows<T> {
+    /// All of them, read before the training.
+    InMemory(Dataset<T>),
+    /// Read during the training.
+    Streamed(Loader<T>),
+}
+
+impl TrainingRows<Prompt> {
+    /// Prompts; with `options` streamed, and each of them is then given to what `check` returns.
+    pub(crate) fn prompts(
+        spec: &DataSpec,
+        options: Option<StreamOptions>,
+        tokenizer: &Tokenizer,
+        check: impl FnOnce() -> Result<CheckItem<Prompt>, DataError>,
+    ) -> Result<Self, DataError> {
+        Self::open(spec, options, prompt_reader(tokenizer), check)
+    }
+}
+
+impl TrainingRows<Demonstration> {
+    /// Supervised examples of at most `max_tokens` tokens, see [`Dataset::demonstrations`].
+    pub(crate) fn demonstrations(
+        spec: &DataSpec,
+        options: Option<StreamOptions>,
+        tokenizer: &Tokenizer,
+        max_tokens: usize,
+    ) -> Result<Self, DataError> {
+        Self::open(spec, options, demonstration_reader(tokenizer, max_tokens), no_check)
+    }
+}
+
+impl TrainingRows<PreferenceExample> {
+    /// Preferences, see [`Dataset::preferences`].
+    pub(crate) fn preferences(
+        spec: &DataSpec,
+        options: Option<StreamOptions>,
+        tokenizer: &Tokenizer,
+        rows: &PreferenceRows,
+    ) -> Result<Self, DataError> {
+        Self::open(spec, options, preference_reader(tokenizer, rows), no_check)
+    }
+}
+
+fn no_check<T: 'static>() -> Result<CheckItem<T>, DataError> {
+    Ok(Box::new(|_, _| Ok(())))
+}
+
+impl<T> TrainingRows<T> {
+    fn open(
+        spec: &DataSpec,
+        options: Option<StreamOptions>,
+        read: ReadRow<T>,
+        check: impl FnOnce() -> Result<CheckItem<T>, DataError>,
+    ) -> Result<Self, DataError> {
+        Ok(match options {
+            None => Self::InMemory(Dataset::collect(spec, Split::Train, &read)?),
+            Some(options) => Self::Streamed(Loader::stream(spec, options, read, check()?)?),
+        })
+    }
+
+    /// Those in memory; `None` where they are streamed.
+    pub(crate) fn in_memory(&self) -> Option<&Dataset<T>> {
+        match self {
+            Self::InMemory(dataset) => Some(dataset),
+            Self::Streamed(_) => None,
+        }
+    }
+
+    /// Batches of them. A stream has its order since it was opened.
+    pub(crate) fn in_order(self, shuffle: bool, seed: u64) -> Result<Loader<T>, LoaderError> {
+        match self {
+            Self::InMemory(dataset) => Loader::new(&dataset, shuffle, seed),
+            Self::Streamed(loader) => Ok(loader),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A process reward model (arXiv 2211.14275): at the end of each step it says whether the step is right.
+
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::labelled::JudgedSteps;
+use rlt_core::metrics::Metrics;
+use rlt_core::preferences::PreferenceExample;
+
+use super::Recipe;
+use crate::data::Data;
+use crate::roles::{Roles, StepError};
+
+/// One step: judge the steps of a data set, evaluate, update. The trained model has a head of two numbers.
+pub struct ProcessReward {
+    /// Completions of one step.
+    pub batch_size: usize,
+}
+
+impl Recipe for ProcessReward {
+    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+        let examples = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
+        let (batch, judged) = judge(roles, &examples)?;
+        roles.context().record(metrics(&judged));
+        roles.actor.descend_labels(&batch, &judged.dlabels)
+    }
+
+    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+        let examples = data.held_out_preferences();
+        if examples.is_empty() { Ok(Metrics::new()) } else { Ok(metrics(&judge(roles, examples)?.1)) }
+    }
+}
+
+fn judge(roles: &Roles, examples: &[Arc<PreferenceExample>]) -> Result<(Batch, JudgedSteps), StepError> {
+    let batch = Batch::to_judge(examples);
+    let labels = roles.actor.labels(&batch)?;
+    let judged = JudgedSteps::of(examples, &labels)?;
+    Ok((batch, judged))
+}
+
+fn metrics(judged: &JudgedSteps) -> Metrics {
+    let [right, wrong] = judged.accuracies;
+    let values = [
+        ("reward_model/loss", Some(judged.loss)),
+        ("steps/accuracy", Some(judged.accuracy)),
+        ("steps/accuracy_of_right", right),
+        ("steps/accuracy_of_wrong", wrong),
+    ];
+    values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}

@@ -1,0 +1,186 @@
+//! What a reward model reads of a sample: tokens, and the positions at which its numbers stand.
+
+use rlt_api::spec::{RewardModelInput, StepAggregation, StepRewardSpec};
+use rlt_core::types::{Completion, FinishReason, Prompt, TokenId};
+use serde_json::{Value, json};
+
+use crate::data::steps::encode_steps;
+use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
+
+/// How samples become what a model reads.
+#[derive(Clone, Debug)]
+pub(super) struct Reader {
+    pub input: RewardModelInput,
+    /// The model's own tokenizer where it reads text, else the policy's.
+    pub tokenizer: Tokenizer,
+    /// Of a process reward model.
+    pub steps: Option<StepRewardSpec>,
+    /// Tokens that the model can read at once; of longer texts the last ones count.
+    pub max_tokens: usize,
+}
+
+/// A sequence, and the positions at which numbers are read; `None` for its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reading {
+    pub tokens: Vec<TokenId>,
+    pub positions: Option<Vec<usize>>,
+}
+
+impl Reader {
+    /// What the model reads of a sample.
+    ///
+    /// # Errors
+    /// The text cannot be rendered or tokenized.
+    pub(super) fn read(&self, prompt: &Prompt, completion: &Completion) -> Result<Reading, TokenizerError> {
+        let Some(StepRewardSpec { separator, .. }) = &self.steps else {
+            let tokens = match self.input {
+                RewardModelInput::Tokens => [prompt.tokens.as_slice(), &completion.tokens].concat(),
+                RewardModelInput::Text => self.text(prompt, completion)?,
+            };
+            return Ok(self.cut(Reading { tokens, positions: None }));
+        };
+        let separator = separator.as_deref().unwrap_or("\n");
+        let mut tokens = match self.input {
+            RewardModelInput::Tokens => prompt.tokens.clone(),
+            RewardModelInput::Text => self.prompt(prompt)?,
+        };
+        let (steps, ends) = encode_steps(&self.tokenizer, steps_of(&completion.text, separator), separator)?;
+        let positions = ends.iter().map(|end| tokens.len() + end - 1).collect();
+        tokens.extend(steps);
+        Ok(self.cut(Reading { tokens, positions: Some(positions) }))
+    }
+
+    /// Prompt and completion in the model's own tokens: a conversation by its template.
+    fn text(&self, prompt: &Prompt, completion: &Completion) -> Result<Vec<TokenId>, TokenizerError> {
+        if let Some(messages) = self.conversation(prompt) {
+            let answer = json!({ "role": "assistant", "content": completion.text });
+            let messages: Vec<Value> = messages.iter().cloned().chain([answer]).collect();
+            return self.tokenizer.encode_rendered(&self.render(&messages, false)?);
+        }
+        let mut tokens = self.tokenizer.encode(&prompt.text)?;
+        tokens.extend(self.tokenizer.encode_rendered(&completion.text)?);
+        let ends = completion.finish_reason == FinishReason::Stop;
+        tokens.extend(self.tokenizer.eos_ids().first().filter(|_| ends));
+        Ok(tokens)
+    }
+
+    fn prompt(&self, prompt: &Prompt) -> Result<Vec<TokenId>, TokenizerError> {
+        match self.conversation(prompt) {
+            Some(messages) => self.tokenizer.encode_rendered(&self.render(messages, true)?),
+            None => self.tokenizer.encode(&prompt.text),
+        }
+    }
+
+    /// The prompt's messages, where there are some and the model has a template for them.
+    fn conversation<'p>(&self, prompt: &'p Prompt) -> Option<&'p Vec<Value>> {
+        prompt.messages.as_array().filter(|_| self.tokenizer.has_chat_template())
+    }
+
+    fn render(&self, messages: &[Value], add_generation_prompt: bool) -> Result<String, TokenizerError> {
+        let request = ChatRequest { messages, tools: None, add_generation_prompt, variables: None };
+        self.tokenizer.render_chat(&request)
+    }
+
+    /// The last tokens of what is longer than the model can read.
+    fn cut(&self, reading: Reading) -> Reading {
+        let Reading { mut tokens, positions } = reading;
+        let num_cut = tokens.len().saturating_sub(self.max_tokens);
+        tokens.drain(..num_cut);
+        let kept = |positions: Vec<usize>| {
+            positions.into_iter().filter_map(|position| position.checked_sub(num_cut)).collect()
+        };
+        Reading { tokens, positions: positions.map(kept) }
+    }
+}
+
+/// The steps of a completion; one that is empty where there is no other.
+fn steps_of<'t>(text: &'t str, separator: &str) -> Vec<&'t str> {
+    let steps: Vec<&str> = text.split(separator).filter(|step| !step.trim().is_empty()).collect();
+    if steps.is_empty() { vec![""] } else { steps }
+}
+
+/// One reward from the probabilities that steps are right.
+pub(super) fn aggregate(verdicts: &[f64], aggregation: StepAggregation) -> f64 {
+    match aggregation {
+        StepAggregation::Min => verdicts.iter().copied().fold(1.0, f64::min),
+        StepAggregation::Last => verdicts.last().copied().unwrap_or(0.0),
+        StepAggregation::Mean => verdicts.iter().sum::<f64>() / verdicts.len().max(1) as f64,
+        StepAggregation::Product => verdicts.iter().product(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}\
+                          {% if add_generation_prompt %}<assistant>{% endif %}";
+
+    fn tokenizer() -> Tokenizer {
+        let printable: String = (' '..='~').chain(['\n']).collect();
+        Tokenizer::characters(&printable).unwrap().with_chat_template(CHATML).unwrap()
+    }
+
+    fn reader(input: RewardModelInput, steps: Option<StepRewardSpec>) -> Reader {
+        Reader { input, tokenizer: tokenizer(), steps, max_tokens: 100 }
+    }
+
+    fn prompt(text: &str, messages: Value) -> Prompt {
+        Prompt {
+            row_idx: 0,
+            tokens: vec![90, 91],
+            text: text.into(),
+            messages,
+            data_source: String::new(),
+            ground_truth: Value::Null,
+            extra_info: Value::Null,
+        }
+    }
+
+    fn completion(text: &str) -> Completion {
+        Completion {
+            tokens: vec![92, 93, 94],
+            rollout_logprobs: vec![0.0; 3],
+            text: text.into(),
+            finish_reason: FinishReason::Stop,
+        }
+    }
+
+    fn shown(reading: &Reading) -> String {
+        tokenizer().decode_verbatim(&reading.tokens).unwrap()
+    }
+
+    #[test]
+    fn tokens_are_the_policys_and_texts_the_models_own() {
+        let (plain, answer) = (prompt("q?", Value::Null), completion("yes"));
+        let tokens = reader(RewardModelInput::Tokens, None).read(&plain, &answer).unwrap();
+        assert_eq!(tokens, Reading { tokens: vec![90, 91, 92, 93, 94], positions: None });
+        let read = |prompt: &Prompt| reader(RewardModelInput::Text, None).read(prompt, &answer).unwrap();
+        assert_eq!(shown(&read(&plain)), "<bos>q?yes<eos>");
+        let chat = prompt("another template", json!([{ "role": "user", "content": "q?" }]));
+        assert_eq!(shown(&read(&chat)), "<user>q?;<assistant>yes;");
+    }
+
+    #[test]
+    fn steps_are_read_at_the_last_token_of_their_separators() {
+        let steps = StepRewardSpec { separator: Some("\n\n".into()), ..StepRewardSpec::default() };
+        let reader = reader(RewardModelInput::Text, Some(steps));
+        let reading = reader.read(&prompt("q", Value::Null), &completion("ab\n\n\n\nc")).unwrap();
+        assert_eq!(shown(&reading), "<bos>qab\n\nc\n\n");
+        assert_eq!(reading.positions, Some(vec![5, 8]));
+        let empty = reader.read(&prompt("q", Value::Null), &completion("")).unwrap();
+        assert_eq!(empty.positions, Some(vec![3]));
+        let short = Reader { max_tokens: 4, ..reader };
+        let reading = short.read(&prompt("q", Value::Null), &completion("ab\n\nc")).unwrap();
+        assert_eq!((shown(&reading).as_str(), reading.positions), ("\nc\n\n", Some(vec![0, 3])));
+    }
+
+    #[test]
+    fn verdicts_on_steps_become_one_reward() {
+        let of = |aggregation| aggregate(&[0.5, 0.25, 1.0], aggregation);
+        assert_eq!(of(StepAggregation::Min), 0.25);
+        assert_eq!(of(StepAggregation::Last), 1.0);
+        assert!((of(StepAggregation::Mean) - 1.75 / 3.0).abs() < 1e-12);
+        assert_eq!(of(StepAggregation::Product), 0.125);
+    }
+}
