@@ -1,6 +1,7 @@
 //! Servers that behave, and those that hang, drip, lie, break off and flood: every sample gets a verdict, and
 //! the step ends in time.
 
+mod authorities;
 mod hostile;
 mod protocols;
 mod sandbox;
@@ -21,6 +22,7 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
         row_idx: 0,
         tokens: vec![1],
         text: "question ".into(),
+        messages: Value::Null,
         data_source: "a".into(),
         ground_truth,
         extra_info: json!({"level": 3}),

@@ -70,7 +70,7 @@ fn serve(
     behaviour(Request { number, head, body }, &mut stream);
 }
 
-fn read(stream: &mut TcpStream) -> Option<(String, Value)> {
+pub(super) fn read(stream: &mut impl Read) -> Option<(String, Value)> {
     let (mut bytes, mut chunk) = (Vec::new(), [0; 65536]);
     loop {
         let num = stream.read(&mut chunk).ok().filter(|num| *num > 0)?;
@@ -86,7 +86,7 @@ fn read(stream: &mut TcpStream) -> Option<(String, Value)> {
     }
 }
 
-pub(super) fn reply(stream: &mut TcpStream, status: u16, body: &str) {
+pub(super) fn reply(stream: &mut impl Write, status: u16, body: &str) {
     let head = format!("HTTP/1.1 {status} x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     // A client that has given up does not listen.
     let _ = stream.write_all(format!("{head}{body}").as_bytes());
