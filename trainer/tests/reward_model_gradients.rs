@@ -9,7 +9,7 @@ mod gradients;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
-use rlt_core::labelled::ScoredPairs;
+use rlt_core::labelled::{JudgedSteps, ScoredPairs};
 use rlt_core::mesh::SpShard;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
@@ -27,6 +27,7 @@ fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {
         row_idx: 0,
         tokens,
         text: String::new(),
+        messages: Value::Null,
         data_source: String::new(),
         ground_truth: Value::Null,
         extra_info: Value::Null,
@@ -66,6 +67,7 @@ fn scores_losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
                 completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
                 labels: vec![true, false],
                 margin,
+                step_ends: Vec::new(),
             })
         };
         let pairs = fixture["pairs"].as_array().unwrap().iter();
@@ -91,6 +93,65 @@ fn scores_losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
             }
             accumulate(&actor, &batch, &[got.dscores], max_tokens);
             assert_gradients(&name, &actor.decoder, case);
+        }
+    }
+}
+
+#[test]
+fn numbers_losses_and_gradients_of_steps_are_transformers() {
+    let text = std::fs::read_to_string(fixtures().join("preference/process_cases.json")).unwrap();
+    let case: Value = serde_json::from_str(&text).unwrap();
+    let example = |row: &Value| {
+        Arc::new(PreferenceExample {
+            prompt: prompt(tokens(&row["prompt_ids"])),
+            completions: vec![tokens(&row["completion_ids"])],
+            labels: numbers(&row["labels"]).into_iter().map(|label| label == 1.0).collect(),
+            margin: 0.0,
+            step_ends: numbers(&row["step_ends"]).into_iter().map(|end| end as usize).collect(),
+        })
+    };
+    let examples: Vec<_> = case["rows"].as_array().unwrap().iter().map(example).collect();
+    let batch = Batch::to_judge(&examples);
+    for max_tokens in [4096, 20] {
+        let actor = classifier("process-llama", OutputHead::Tokens);
+        let labels = actor.labels(&batch, max_tokens).unwrap().map(|labels| batch.read(&labels));
+        let expected: Vec<Vec<f64>> = case["numbers"].as_array().unwrap().iter().map(numbers).collect();
+        assert_eq!(labels[0].len(), expected.len());
+        for (step, expected) in expected.iter().enumerate() {
+            for (got, expected) in [labels[0][step], labels[1][step]].into_iter().zip(expected) {
+                assert_close("a number", got, *expected, expected.abs().max(1.0));
+            }
+        }
+        let got = JudgedSteps::of(&examples, &labels).unwrap();
+        assert_close("loss", got.loss, case["value"].as_f64().unwrap(), 1.0);
+        assert_close("accuracy", got.accuracy, case["accuracy"].as_f64().unwrap(), 1.0);
+        accumulate(&actor, &batch, &got.dlabels, max_tokens);
+        assert_gradients("steps", &actor.decoder, &case);
+    }
+}
+
+#[test]
+fn transformers_reads_the_same_numbers_of_an_exported_process_reward_model() {
+    let text = std::fs::read_to_string(fixtures().join("preference/exported_process.json")).unwrap();
+    let case: Value = serde_json::from_str(&text).unwrap();
+    let actor = classifier("exported-process", OutputHead::Tokens);
+    for row in case["rows"].as_array().unwrap() {
+        let completion = tokens(&row["completion_ids"]);
+        let example = PreferenceExample {
+            prompt: prompt(tokens(&row["prompt_ids"])),
+            step_ends: (1..=completion.len()).collect(),
+            labels: vec![true; completion.len()],
+            completions: vec![completion],
+            margin: 0.0,
+        };
+        let batch = Batch::to_judge(&[Arc::new(example)]);
+        let labels: [Vec<f64>; 2] = actor.labels(&batch, 4096).unwrap().map(|labels| batch.read(&labels));
+        let expected: Vec<Vec<f64>> = row["numbers"].as_array().unwrap().iter().map(numbers).collect();
+        assert_eq!(labels[0].len(), expected.len());
+        for (token, expected) in expected.iter().enumerate() {
+            for (label, expected) in labels.iter().zip(expected) {
+                assert_close("a number", label[token], *expected, expected.abs().max(1.0));
+            }
         }
     }
 }
