@@ -7,12 +7,16 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
 /// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
-const EVERYWHERE: [&str; 12] = [
+const EVERYWHERE: [&str; 16] = [
     "spec.workers.count",
     "spec.workers.ranksPerWorker",
     "spec.workers.mesh.dpShard",
     "spec.workers.mesh.sp",
     "spec.workers.mesh.logprobSp",
+    "spec.workers.mesh.referenceSp",
+    "spec.workers.mesh.referenceDpShard",
+    "spec.workers.mesh.criticDpShard",
+    "spec.workers.mesh.rewardModelDpShard",
     "spec.workers.mesh.criticSp",
     "spec.workers.mesh.rolloutTp",
     "spec.workers.balance",

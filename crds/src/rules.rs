@@ -21,6 +21,7 @@ mod workers;
 
 use std::fmt::Write as _;
 
+use rlt_algorithms::declaration::{Family as _, Parameter};
 use serde::Serialize;
 
 use crate::presets::Preset;
@@ -65,6 +66,8 @@ pub(crate) enum Check {
     RewardField(FieldRule),
     /// A parameter of a formula; its CEL form follows from the declarations.
     Parameter(ParameterRule),
+    /// The same of each of several preference losses.
+    LossParameter(&'static Parameter),
 }
 
 /// Every rule, in the order of the specification's sections.
@@ -96,6 +99,7 @@ impl Rule {
         match self.holds {
             Check::Parameter(rule) => rule.cel(),
             Check::RewardField(rule) => rule.cel(),
+            Check::LossParameter(parameter) => parameters::cel_of_item(parameter),
             _ => (self.cel)(),
         }
     }
@@ -111,6 +115,12 @@ impl Rule {
                 self.broken_items(&spec.rewards.functions, |function| rule.holds(function))
             }
             Check::Dataset(holds) => self.broken_items(&spec.data.datasets, holds),
+            Check::LossParameter(parameter) => {
+                let losses = spec.algorithm.preference.as_ref().map_or(&[][..], |given| &given.losses);
+                self.broken_items(losses, |one| {
+                    one.parameters.get(parameter).is_none() || one.loss.uses(parameter)
+                })
+            }
         }
     }
 

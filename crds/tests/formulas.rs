@@ -2,12 +2,12 @@
 //! with every parameter that a manifest gives. What the formulas compute is held to a peer's values by the
 //! golden test of `rlt-core`.
 
-#![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
 use rlt_algorithms::declaration::{Family, Parameter, ParameterValue, Range};
 use rlt_algorithms::kto::Kto;
 use rlt_algorithms::preference::Divergence;
-use rlt_api::resolved::{Kl, PolicyGradient, Preference};
+use rlt_api::resolved::{Kl, PairPreference, PolicyGradient, Preference};
 use rlt_api::spec::{AdvantageEstimatorKind, AlgorithmKind, LearnsFrom, PolicyLossKind, PreferenceLossKind};
 use serde_json::{Value, json};
 
@@ -29,10 +29,18 @@ fn preference(algorithm: Value) -> Option<Preference> {
     rlt_api::validate(&manifest(algorithm)).unwrap().spec().algorithm.preference.clone()
 }
 
+fn pairs(algorithm: Value) -> PairPreference {
+    match preference(algorithm) {
+        Some(Preference::Pairs(pairs)) => pairs,
+        other => panic!("these are pairs: {other:?}"),
+    }
+}
+
 /// A value that no formula has by default: it can only come from the manifest.
 fn unusual(parameter: &Parameter, idx: usize) -> ParameterValue {
     match parameter.range {
-        Range::Flag => false.into(),
+        // Other flags are true by default.
+        Range::Flag => (parameter.name == "runningMean").into(),
         Range::Number { min, max } => (min + (max - min) * (0.11 + 0.07 * idx as f64)).into(),
     }
 }
@@ -62,11 +70,26 @@ fn a_policy_loss_is_reached_by_its_name_with_all_its_parameters() {
 fn a_preference_loss_is_reached_by_its_name_with_all_its_parameters() {
     for kind in PreferenceLossKind::ALL {
         let (section, parameters) = chosen(*kind, "loss");
-        let Some(Preference::Pairs(pairs)) = preference(json!({"kind": "DPO", "preference": section})) else {
-            panic!("{kind:?} is of pairs");
-        };
-        assert_eq!(pairs.loss.kind(), *kind);
-        assert_eq!(pairs.loss.parameters(), parameters, "{kind:?}");
+        let pairs = pairs(json!({"kind": "DPO", "preference": section}));
+        let [(loss, 1.0)] = pairs.losses.weighted()[..] else { panic!("{kind:?} is one loss: {pairs:?}") };
+        assert_eq!(loss.kind(), *kind);
+        assert_eq!(loss.parameters(), parameters, "{kind:?}");
+    }
+}
+
+#[test]
+fn each_of_several_preference_losses_is_reached_with_its_weight_and_its_own_parameters() {
+    let kinds = PreferenceLossKind::ALL;
+    for (idx, pair) in kinds.windows(2).enumerate() {
+        let mut items = [0, 1].map(|at| chosen(pair[at], "loss"));
+        let weight = 0.25 + 0.5 * idx as f64;
+        items[0].0["weight"] = weight.into();
+        let losses = json!(items.iter().map(|(section, _)| section.clone()).collect::<Vec<_>>());
+        let weighted = pairs(json!({"kind": "DPO", "preference": {"losses": losses}})).losses.weighted();
+        for (at, (loss, got)) in weighted.iter().enumerate() {
+            assert_eq!((loss.kind(), *got), (pair[at], [weight, 1.0][at]));
+            assert_eq!(loss.parameters(), items[at].1, "{:?}", pair[at]);
+        }
     }
 }
 
@@ -74,7 +97,8 @@ fn a_preference_loss_is_reached_by_its_name_with_all_its_parameters() {
 fn kinds_that_learn_from_preferences_differ_by_loss_likelihood_and_reference() {
     let of = |kind: &str| match preference(json!({"kind": kind})) {
         Some(Preference::Pairs(pairs)) => {
-            (pairs.loss.kind().name(), pairs.sft_weight, pairs.loss.reads_reference())
+            let [(loss, _)] = pairs.losses.weighted()[..] else { panic!("{kind}: {pairs:?}") };
+            (loss.kind().name(), pairs.sft_weight, loss.reads_reference())
         }
         other => panic!("{kind}: {other:?}"),
     };
@@ -84,12 +108,10 @@ fn kinds_that_learn_from_preferences_differ_by_loss_likelihood_and_reference() {
     assert_eq!(of("CPO"), ("Cpo", 1.0, false));
     assert_eq!(of("ORPO"), ("Orpo", 1.0, false));
     let given = json!({"kind": "KTO", "preference": {"beta": 0.3, "undesirableWeight": 1.2}});
-    let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2 };
+    let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2, reference_point: true };
     assert_eq!(preference(given), Some(Preference::Labels(kto)));
     let divergence = json!({"divergence": "Alpha", "divergenceAlpha": 0.7});
-    let Some(Preference::Pairs(pairs)) = preference(json!({"kind": "DPO", "preference": divergence})) else {
-        panic!("DPO is of pairs");
-    };
+    let pairs = pairs(json!({"kind": "DPO", "preference": divergence}));
     assert_eq!(pairs.divergence, Divergence::Alpha { alpha: 0.7 });
     assert_eq!(preference(json!({"kind": "GRPO"})), None);
 }
@@ -198,6 +220,8 @@ fn a_resolved_preference_is_a_manifest_that_resolves_to_itself() {
         json!({"kind": "ORPO", "preference": {"weighByPolicy": true}}),
         json!({"kind": "KTO"}),
         json!({"kind": "OnlineDPO", "preference": {"loss": "ExoPair"}}),
+        json!({"kind": "DPO", "preference": {"losses": [{"loss": "SimPo", "weight": 0.3},
+               {"loss": "BcoPair", "runningMean": true}], "sftWeight": 1}}),
     ] {
         let job = rlt_api::validate(&manifest(algorithm)).unwrap();
         let again = rlt_api::validate(&job.to_yaml().unwrap()).unwrap();

@@ -52,6 +52,8 @@ mod reward_servers;
 mod rewards;
 #[path = "local_run/rlctl.rs"]
 mod rlctl;
+#[path = "local_run/roles.rs"]
+mod roles;
 #[path = "local_run/run_folder.rs"]
 mod run_folder;
 #[path = "local_run/sampling.rs"]

@@ -13,7 +13,7 @@ mod shape;
 mod subject;
 
 use rlt_trainer::commands::gpu_check::workload::{GrpoLoad, GrpoWorkload};
-use rlt_trainer::roles::reference::FrozenPolicy;
+use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
 use serde_json::json;
 
 /// A micro-batch is what a job of this size gets that does not say otherwise: one group.
@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let actor = subject::actor()?;
     // As a job on the CPU keeps it: in a file.
-    let in_file = || FrozenPolicy::copy_of(&actor, &std::env::temp_dir(), false);
+    let in_file = || FrozenPolicy::copy_of(&actor, &Copying::to(&std::env::temp_dir(), false));
     let reference = (!measure::has("--lora")).then(in_file).transpose()?;
     let mut workload = GrpoWorkload::new(actor, reference, LOAD);
     measure::serve(&["step"], |_| {

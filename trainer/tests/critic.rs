@@ -92,6 +92,8 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         activation_checkpointing: family == "qwen3",
         max_grad_norm: 1e12,
         offload: Offload::default(),
+        compute: None,
+        mesh: None,
     };
     let critic = Critic::beginning_as(actor, None, options, actor.ranks().clone()).unwrap();
     let (_, head_d) =
@@ -155,7 +157,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
         let report = critic.learn(&batch, plan().portions()).unwrap();
 
-        let trunk = decoder.trained_trunk();
+        let trunk = decoder.trained_trunk(Kind::Float);
         let head_d = head_of(&[decoder.config.hidden_size as i64]).set_requires_grad(true);
         let values: Vec<Tensor> =
             batch.sequences.iter().map(|sequence| values_alone(&trunk, &head_d, sequence)).collect();

@@ -8,7 +8,7 @@ mod gradients;
 
 use std::sync::Arc;
 
-use rlt_api::resolved::PairPreference;
+use rlt_api::resolved::{PairLosses, PairPreference, WeightedLoss};
 use rlt_core::batch::Batch;
 use rlt_core::declaration::Parameters;
 use rlt_core::loss::{Denominators, LossInputs};
@@ -59,15 +59,24 @@ fn actor(model: &str) -> Actor {
     actor_of(decoder)
 }
 
-/// The section `preference` of a manifest.
-fn preference(section: &Value) -> PairPreference {
+/// A loss with its parameters.
+fn loss(section: &Value) -> PreferenceLoss {
     let known = ["beta", "labelSmoothing", "simpoGamma", "discopopTau"];
     let given = known.iter().filter(|name| !section[**name].is_null());
     let parameters: Value = given.map(|name| ((*name).to_owned(), section[*name].clone())).collect();
     let parameters: Parameters<_> = serde_json::from_value(parameters).unwrap();
-    let kind = serde_json::from_value(section["loss"].clone()).unwrap();
+    PreferenceLoss::resolve(serde_json::from_value(section["loss"].clone()).unwrap(), &parameters)
+}
+
+/// The section `preference` of a manifest.
+fn preference(section: &Value) -> PairPreference {
+    let several = section["losses"].as_array().map(|losses| {
+        let weighted =
+            |one: &Value| WeightedLoss { loss: loss(one), weight: one["weight"].as_f64().unwrap() };
+        PairLosses::Several { losses: losses.iter().map(weighted).collect() }
+    });
     PairPreference {
-        loss: PreferenceLoss::resolve(kind, &parameters),
+        losses: several.unwrap_or_else(|| PairLosses::One(loss(section))),
         // The one that cases have beside the default.
         divergence: if section["divergence"] == "JensenShannon" {
             Divergence::JensenShannon
@@ -96,6 +105,7 @@ fn evaluate(
         logprobs: &logprobs,
         ref_logprobs: batch.ref_logprobs.as_deref(),
         log_sum_squares: squares.as_deref(),
+        mean_log_ratio: 0.0,
     };
     let outputs = objective.evaluate(&inputs, &PreferenceDenominators::of(&batch.rows)).unwrap();
     let num_tokens = batch.rows.num_tokens() as f64;
@@ -118,7 +128,7 @@ fn losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
     let fixture: Value = serde_json::from_str(&text).unwrap();
     let batch = batch(&fixture);
     let cases = fixture["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 26);
+    assert_eq!(cases.len(), 32);
     for case in cases {
         for max_tokens in BUDGETS {
             let name = format!("{} {} in {max_tokens}", case["model"], case["preference"]);

@@ -8,6 +8,7 @@ use super::memory::{MemoryPlan, Phase};
 use super::model_config::ModelConfig;
 use super::{Models, workers};
 use crate::resolved::ResolvedSpec;
+use crate::spec::RolesSpec;
 
 /// What a device has, and what the job needs of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -132,11 +133,11 @@ fn halves(from: u32, least: u32) -> impl Iterator<Item = u32> {
 /// Both budgets, down to the longest sequence.
 fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let mesh = &spec.workers.mesh;
-    let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_critic());
+    let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_reference()).min(mesh.sp_of_critic());
     let least = u32::try_from(spec.max_sequence_tokens().div_ceil(sp.into())).unwrap_or(u32::MAX);
     let budget = spec.training.max_tokens_per_micro_batch;
     // A role that keeps its own budget would be what does not fit.
-    let roles = if spec.training.roles.is_some() { " and without training.roles" } else { "" };
+    let roles = if spec.training.roles.is_some() { " and without the budgets of training.roles" } else { "" };
     let with = |tokens: u32| {
         let field = format!(
             "training.maxTokensPerMicroBatch: {tokens} with training.maxLogprobTokens: {tokens}{roles}"
@@ -144,7 +145,7 @@ fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSp
         changed(spec, field, |spec| {
             spec.training.max_tokens_per_micro_batch = tokens;
             spec.training.max_logprob_tokens = spec.training.max_logprob_tokens.min(tokens);
-            spec.training.roles = None;
+            spec.training.roles = spec.training.roles.map(RolesSpec::without_budgets);
         })
     };
     halves(budget, least).map(with).collect()

@@ -165,9 +165,16 @@ fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
     }
 }
 
-/// The terms of passes under a budget of tokens for each of so many ranks, with what of the role is
-/// offloaded.
-type PassTerms<'a> = dyn Fn((u32, u32), OffloadSpec) -> Vec<MemoryTerm> + 'a;
+/// Passes of one role.
+struct Pass {
+    /// Tokens for each of so many ranks.
+    budget: (u32, u32),
+    /// Bytes of a number in which its layers are computed.
+    width: u64,
+}
+
+/// The terms of passes of a role, with what of it is offloaded.
+type PassTerms<'a> = dyn Fn(&Pass, OffloadSpec) -> Vec<MemoryTerm> + 'a;
 
 fn elements(tensor: &super::model_config::TensorShape) -> u64 {
     tensor.shape.iter().map(|size| *size as u64).product()
@@ -183,69 +190,91 @@ impl MemoryPlan {
         memory: Option<u64>,
     ) -> Self {
         let model = &model.clone().with_head(spec.algorithm.head());
-        let width = spec.training.precision.width();
+        let training = &spec.training;
+        let width = training.precision.width();
         let rollout_width = rollout::width(spec);
         let trained = trained(spec, model);
         let mesh = &spec.workers.mesh;
-        let cast_of_layer = cast_of_layer(spec, model, &trained);
-        let sharing = |sp: u32| Activations {
+        let sharing = |sp: u32, width: u64| Activations {
             model,
             width,
             adapter_width: trained.adapter_width,
             sp,
-            cast_of_layer,
+            cast_of_layer: cast_of_layer(spec, model, &trained, width),
             casts_head: !comes_in_parts(spec) && spec.model.lora.is_none(),
             composed: on_gpu(spec),
             largest_trained: trained.largest_of_layer,
             trains_norms: spec.model.lora.is_none(),
         };
-        // A critic passes over the same tokens in micro-batches of its own.
-        let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
-        let training = &spec.training;
+        // A critic passes over the same tokens in micro-batches and numbers of its own.
+        let critic = roles::has_critic(spec).then(|| training.critic_precision().width());
         let (offload, offload_of_critic) = (training.offload, training.critic_offload());
-        let fullest = |own: (u32, u32), of_critic: u32, terms: &PassTerms<'_>| {
-            critic.map_or_else(
-                || terms(own, offload),
-                |sp| larger(terms(own, offload), terms((of_critic, sp), offload_of_critic)),
-            )
+        let fullest = |own: Vec<MemoryTerm>, of_critic: u32, terms: &PassTerms<'_>| match critic {
+            None => own,
+            Some(width) => {
+                let pass = Pass { budget: (of_critic, mesh.sp_of_critic()), width };
+                larger(own, terms(&pass, offload_of_critic))
+            }
         };
+        let widest =
+            |of_reference: Option<u64>| width.max(critic.unwrap_or(0)).max(of_reference.unwrap_or(0));
         let shards = Shards::new(spec, model, &trained, width);
+        // What is at hand of a role in an update, of actor and critic that of which it is more.
+        let of_critic = shards.of_degree(mesh.dp_shard_of_critic());
+        let at_hand = |terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>| match critic {
+            None => terms(&shards),
+            Some(_) => larger(terms(&shards), terms(&of_critic)),
+        };
         let mut resident = resident(spec, model, &trained, &shards, batch);
-        resident.push(roles::reward_models(spec, judges, width, &shards));
+        let judging_width = training.reward_model_precision().width();
+        resident.push(roles::reward_models(spec, judges, judging_width, &shards));
         let generates = spec.algorithm.samples() || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
             // Every rank samples whole sequences, also where it has a slice of each layer.
-            let alone = Activations { width: rollout_width, ..sharing(1) };
+            let alone = Activations { width: rollout_width, ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
             add(Phase::Rollout, rollout::terms((spec, memory), model, batch, &alone, &shards));
         }
         if !judges.is_empty() {
             let kept = rollout::kept((spec, memory), model, batch, &shards);
-            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
+            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, judging_width, &shards)].concat());
         }
         if !spec.algorithm.is_supervised() {
             let reference = roles::reference_read(spec, model, &shards);
-            // Reference and actor follow each other in passes of the same ranks.
-            let tokens = training.max_logprob_tokens.max(training.reference_forward_tokens());
-            let own = (tokens, mesh.sp_of_logprobs());
-            let scored = fullest(own, training.critic_forward_tokens(), &|budget, _| {
-                logprob(spec, batch, budget, &sharing(budget.1))
-            });
-            add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
+            let scored =
+                |pass: &Pass, _| logprob(spec, batch, pass.budget, &sharing(pass.budget.1, pass.width));
+            // Reference and actor follow each other.
+            let own = Pass { budget: (training.max_logprob_tokens, mesh.sp_of_logprobs()), width };
+            let of_reference = Pass {
+                budget: (training.reference_forward_tokens(), mesh.sp_of_reference()),
+                width: roles::reference_width(spec),
+            };
+            let scored_by_both = larger(scored(&own, offload), scored(&of_reference, offload));
+            let scored = fullest(scored_by_both, training.critic_forward_tokens(), &scored);
+            let gathered = |shards: &Shards| shards.gathered(widest(Some(of_reference.width))).to_vec();
+            let of_reference = gathered(&shards.of_degree(mesh.dp_shard_of_reference()));
+            let gathered = larger(at_hand(&gathered), of_reference);
+            add(Phase::Logprob, [gathered, vec![reference], scored].concat());
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
         // 4 for each trained parameter, or for this rank's part of them; between updates there are none.
-        let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let own = (training.max_tokens_per_micro_batch, mesh.sp);
-        let update = fullest(own, training.critic_micro_batch_tokens(), &|budget, offload| {
-            update(spec, batch, (budget, offload.activations), (&sharing(budget.1), &shards))
-        });
-        let shared = [&shards.gathered()[..], &[gradients]].concat();
-        add(Phase::Update, [shared, update].concat());
-        add(Phase::Optimizer, [vec![gradients], shards.updated(offloads_moments)].concat());
+        let gradients =
+            at_hand(&|shards| vec![term("gradients", FP32 * shards.part_of(trained.num_parameters))]);
+        let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
+            let activations = sharing(pass.budget.1, pass.width);
+            update(spec, batch, (pass.budget, offload.activations), (&activations, shards))
+        };
+        let own = Pass { budget: (training.max_tokens_per_micro_batch, mesh.sp), width };
+        let own = updated(&own, offload, &shards);
+        let by_critic = |pass: &Pass, offload| updated(pass, offload, &of_critic);
+        let update = fullest(own, training.critic_micro_batch_tokens(), &by_critic);
+        let gathered = at_hand(&|shards| shards.gathered(widest(None)).to_vec());
+        add(Phase::Update, [gathered, gradients.clone(), update].concat());
+        let moved = at_hand(&|shards| shards.updated(offloads_moments));
+        add(Phase::Optimizer, [gradients, moved].concat());
         if !on_gpu(spec) {
             phases.iter_mut().for_each(PhaseMemory::lies_on_host);
         }
@@ -308,13 +337,13 @@ fn frozen_width(spec: &ResolvedSpec) -> u64 {
 /// Whether a rank has parts of the model at hand only while it needs them, in the numbers that it computes
 /// with.
 fn comes_in_parts(spec: &ResolvedSpec) -> bool {
-    spec.workers.mesh.dp_shard > 1 || spec.training.is_any_offloaded()
+    spec.workers.mesh.is_any_sharded() || spec.training.is_any_offloaded()
 }
 
 /// Numbers of one layer that are cast to compute with them: of all projections, or of the adapter alone where
 /// the frozen ones need no cast. Parts come in the numbers that compute.
-fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> u64 {
-    if spec.training.precision.width() == FP32 || comes_in_parts(spec) {
+fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
+    if width == FP32 || comes_in_parts(spec) {
         return 0;
     }
     if spec.model.lora.is_some() {

@@ -63,6 +63,19 @@ pub struct PhaseSpeed {
     pub bound: Bound,
 }
 
+impl PhaseSpeed {
+    /// With more work of the same phase, which follows it in other numbers.
+    fn and(self, next: Self) -> Self {
+        Self {
+            name: self.name,
+            seconds: self.seconds + next.seconds,
+            flop: self.flop + next.flop,
+            bytes: self.bytes + next.bytes,
+            bound: if next.seconds > self.seconds { next.bound } else { self.bound },
+        }
+    }
+}
+
 impl SpeedPlan {
     /// Of a specification in which the device is decided, on `machine`.
     pub(super) fn new(
@@ -90,7 +103,8 @@ impl SpeedPlan {
             phases.push(rollout.speed);
         }
         if !spec.algorithm.is_supervised() {
-            phases.push(phase("log-probs", Kind::Products, passes.scoring()));
+            let scoring = passes.scoring().into_iter().map(|work| phase("log-probs", Kind::Products, work));
+            phases.extend(scoring.reduce(PhaseSpeed::and));
         }
         if memory::has_critic(spec) {
             phases.push(phase("critic", Kind::Products, passes.critic()));

@@ -7,6 +7,7 @@ use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
 mod of_reward_models;
+mod of_roles;
 mod on_machines;
 
 const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");
@@ -257,7 +258,13 @@ fn an_axis_leaves_its_worker_where_its_degree_does_not_divide_the_ranks_of_one()
         plan.mesh.across_workers(ranks_per_worker)
     };
     assert_eq!(across(4, json!({"sp": 2, "rolloutTp": 2, "dpShard": 12})), []);
-    let crossing = [("mesh.sp", 2), ("mesh.logprobSp", 2), ("mesh.criticSp", 2), ("mesh.rolloutTp", 2)];
+    let crossing = [
+        ("mesh.sp", 2),
+        ("mesh.logprobSp", 2),
+        ("mesh.referenceSp", 2),
+        ("mesh.criticSp", 2),
+        ("mesh.rolloutTp", 2),
+    ];
     assert_eq!(across(1, json!({"sp": 2, "rolloutTp": 2})), crossing);
     assert_eq!(across(3, json!({"rolloutTp": 2})), [("mesh.rolloutTp", 2)]);
 }

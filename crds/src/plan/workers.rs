@@ -23,6 +23,8 @@ pub struct Mesh {
     pub sp: u32,
     /// Neighbours that share the tokens of log-probs, along which axes ever.
     pub logprob_sp: u32,
+    /// Neighbours that share the tokens of the reference's log-probs.
+    pub reference_sp: u32,
     /// Neighbours that share the tokens of the critic.
     pub critic_sp: u32,
     /// Neighbours that sample as one, with one copy of the weights.
@@ -33,9 +35,15 @@ impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
         let MeshSpec { dp_shard, sp, rollout_tp, .. } = workers.mesh;
-        let (logprob_sp, critic_sp) = (workers.mesh.sp_of_logprobs(), workers.mesh.sp_of_critic());
-        let dp_replicate = workers.num_ranks() / (dp_shard * sp);
-        Self { dp_replicate, dp_shard, sp, logprob_sp, critic_sp, rollout_tp }
+        Self {
+            dp_replicate: workers.num_ranks() / (dp_shard * sp),
+            dp_shard,
+            sp,
+            logprob_sp: workers.mesh.sp_of_logprobs(),
+            reference_sp: workers.mesh.sp_of_reference(),
+            critic_sp: workers.mesh.sp_of_critic(),
+            rollout_tp,
+        }
     }
 
     /// The axes whose exchanges leave a worker of `ranks_per_worker` ranks, by their fields, with their
@@ -45,6 +53,7 @@ impl Mesh {
         let axes = [
             ("mesh.sp", self.sp),
             ("mesh.logprobSp", self.logprob_sp),
+            ("mesh.referenceSp", self.reference_sp),
             ("mesh.criticSp", self.critic_sp),
             ("mesh.rolloutTp", self.rollout_tp),
         ];
@@ -116,6 +125,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     let of_heads = [
         ("spec.workers.mesh.sp", mesh.sp),
         ("spec.workers.mesh.logprobSp", mesh.sp_of_logprobs()),
+        ("spec.workers.mesh.referenceSp", mesh.sp_of_reference()),
         ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
     ];
     if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {

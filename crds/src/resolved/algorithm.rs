@@ -12,7 +12,7 @@ use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LearnsFrom,
     LossAggregation, LossSpec, PreferenceDivergence, PreferenceSpec, ProcessRewardTrainingSpec,
-    RewardModelTrainingSpec, ReweightingSpec, RolloutSpec,
+    RewardModelTrainingSpec, ReweightingSpec, RolloutSpec, WeightedLossSpec,
 };
 
 /// The algorithm.
@@ -48,13 +48,46 @@ pub enum Preference {
     Labels(Kto),
 }
 
-/// How pairs of completions become a loss.
+/// The losses of a pair.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum PairLosses {
+    /// One by itself.
+    One(PreferenceLoss),
+    /// Several, which are added by their weights.
+    Several {
+        /// In the order of the manifest.
+        losses: Vec<WeightedLoss>,
+    },
+}
+
+/// One of several losses.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PairPreference {
+pub struct WeightedLoss {
     /// The loss of a pair.
     #[serde(flatten)]
     pub loss: PreferenceLoss,
+    /// Its weight.
+    pub weight: f64,
+}
+
+impl PairLosses {
+    /// Every loss with its weight.
+    pub fn weighted(&self) -> Vec<(PreferenceLoss, f64)> {
+        match self {
+            Self::One(loss) => vec![(*loss, 1.0)],
+            Self::Several { losses } => losses.iter().map(|one| (one.loss, one.weight)).collect(),
+        }
+    }
+}
+
+/// How pairs of completions become a loss.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PairPreference {
+    /// The losses of a pair.
+    #[serde(flatten)]
+    pub losses: PairLosses,
     /// The divergence whose derivative scores a completion.
     #[serde(flatten)]
     pub divergence: Divergence,
@@ -71,7 +104,7 @@ impl Preference {
     /// Whether log-probs under the reference are read.
     pub fn reads_reference(&self) -> bool {
         match self {
-            Self::Pairs(pairs) => pairs.loss.reads_reference(),
+            Self::Pairs(pairs) => pairs.losses.weighted().iter().any(|(loss, _)| loss.reads_reference()),
             Self::Labels(_) => true,
         }
     }
@@ -225,6 +258,7 @@ fn resolve_preference(learns_from: LearnsFrom, spec: &PreferenceSpec, preset: &P
             beta: loss.beta(),
             desirable_weight: spec.desirable_weight.unwrap_or(1.0),
             undesirable_weight: spec.undesirable_weight.unwrap_or(1.0),
+            reference_point: spec.reference_point.unwrap_or(true),
         });
     }
     let divergence = match spec.divergence.unwrap_or_default() {
@@ -233,13 +267,23 @@ fn resolve_preference(learns_from: LearnsFrom, spec: &PreferenceSpec, preset: &P
         PreferenceDivergence::JensenShannon => Divergence::JensenShannon,
         PreferenceDivergence::Alpha => Divergence::Alpha { alpha: spec.divergence_alpha.unwrap_or(0.5) },
     };
+    let losses = if spec.losses.is_empty() {
+        PairLosses::One(loss)
+    } else {
+        PairLosses::Several { losses: spec.losses.iter().map(resolve_weighted).collect() }
+    };
     Preference::Pairs(PairPreference {
-        loss,
+        losses,
         divergence,
         length_desensitization: spec.length_desensitization,
         weigh_by_policy: spec.weigh_by_policy.unwrap_or(false),
         sft_weight: spec.sft_weight.unwrap_or(preset.sft_weight),
     })
+}
+
+fn resolve_weighted(spec: &WeightedLossSpec) -> WeightedLoss {
+    let loss = PreferenceLoss::resolve(spec.loss, &spec.parameters);
+    WeightedLoss { loss, weight: spec.weight.unwrap_or(1.0) }
 }
 
 fn resolve_critic(spec: CriticSpec, preset: &Preset) -> CriticSpec {

@@ -123,6 +123,26 @@ impl ResolvedTraining {
         own.unwrap_or(self.max_logprob_tokens)
     }
 
+    /// Numbers in which the critic's layers are computed.
+    pub fn critic_precision(&self) -> Precision {
+        self.precision_or_own(self.roles.and_then(|roles| roles.critic?.precision))
+    }
+
+    /// Numbers in which a frozen reference is kept and computed.
+    pub fn reference_precision(&self) -> Precision {
+        self.precision_or_own(self.roles.and_then(|roles| roles.reference?.precision))
+    }
+
+    /// Numbers in which reward models are kept and computed.
+    pub fn reward_model_precision(&self) -> Precision {
+        self.precision_or_own(self.roles.and_then(|roles| roles.reward_models?.precision))
+    }
+
+    /// That of a role, the actor's where it has none.
+    fn precision_or_own(&self, of_role: Option<Precision>) -> Precision {
+        of_role.filter(|given| *given != Precision::Auto).unwrap_or(self.precision)
+    }
+
     /// What of the critic is offloaded.
     pub fn critic_offload(&self) -> OffloadSpec {
         self.roles.and_then(|roles| roles.critic?.offload).unwrap_or(self.offload)

@@ -29,6 +29,11 @@ const NUM_RANKS: &str = "(self.count * self.ranksPerWorker)";
 /// As many as a job may have: what was tried.
 const MAX_RANKS: u32 = 1024;
 
+/// Kinds whose losses never read log-probs of a reference.
+fn is_without_reference(from: LearnsFrom) -> bool {
+    matches!(from, LearnsFrom::Demonstrations | LearnsFrom::ScoredPairs | LearnsFrom::Steps)
+}
+
 /// A degree divides the number of ranks.
 macro_rules! divides_num_ranks {
     ($degree:literal, $given:expr, $because:literal) => {
@@ -45,6 +50,30 @@ macro_rules! divides_num_ranks {
                 given(spec, $given).is_none_or(|degree| spec.workers.num_ranks().is_multiple_of(degree))
             }),
             allowed: Some(|spec| divisors(spec.workers.num_ranks())),
+        }
+    };
+}
+
+/// A role's shards and the sequence-parallel groups divide the number of ranks.
+macro_rules! divides_with_sp {
+    ($degree:literal, $given:expr) => {
+        Rule {
+            scope: "spec.workers",
+            at: concat!("mesh.", $degree),
+            reads: &[concat!("mesh.", $degree), "mesh.sp", "count", "ranksPerWorker"],
+            message: concat!(
+                $degree,
+                " * sp must divide count * ranksPerWorker: as many ranks hold a copy of the role"
+            ),
+            cel: || {
+                let degree = concat!("self.mesh.", $degree);
+                format!("!has({degree}) || {NUM_RANKS} % ({degree} * self.mesh.sp) == 0")
+            },
+            holds: Check::Spec(|spec| {
+                let sp = spec.workers.mesh.sp;
+                given(spec, $given).is_none_or(|degree| spec.workers.num_ranks().is_multiple_of(degree * sp))
+            }),
+            allowed: Some(|spec| divisors((spec.workers.num_ranks() / spec.workers.mesh.sp).max(1))),
         }
     };
 }
@@ -115,10 +144,59 @@ pub(super) const RULES: &[Rule] = &[
         "every pass for log-probs is computed by logprobSp ranks"
     ),
     divides_num_ranks!(
+        "referenceSp",
+        |mesh| mesh.reference_sp,
+        "every pass for the reference's log-probs is computed by referenceSp ranks"
+    ),
+    divides_num_ranks!(
         "criticSp",
         |mesh| mesh.critic_sp,
         "every micro-batch of the critic is computed by criticSp ranks"
     ),
+    divides_with_sp!("referenceDpShard", |mesh| mesh.reference_dp_shard),
+    divides_with_sp!("criticDpShard", |mesh| mesh.critic_dp_shard),
+    divides_with_sp!("rewardModelDpShard", |mesh| mesh.reward_model_dp_shard),
+    Rule {
+        scope: "spec",
+        at: "workers.mesh.referenceDpShard",
+        reads: &["workers.mesh.referenceDpShard", "model.lora", "algorithm.kind"],
+        message: "without a frozen reference there is nothing to share: remove referenceDpShard with model.lora, SFT, \
+                  RewardModel and ProcessReward",
+        cel: || {
+            let none = cel_learns_from("self.algorithm", is_without_reference);
+            format!("!has(self.workers.mesh.referenceDpShard) || (!has(self.model.lora) && !({none}))")
+        },
+        holds: Check::Spec(|spec| {
+            let has_frozen = spec.model.lora.is_none() && !is_without_reference(learns_from(spec));
+            spec.workers.mesh.reference_dp_shard.is_none() || has_frozen
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "workers.mesh.criticDpShard",
+        reads: &[
+            "workers.mesh.criticDpShard",
+            "model.lora",
+            "algorithm.advantage.estimator",
+            "algorithm.kind",
+        ],
+        message: "criticDpShard needs a critic with weights of its own: an estimator that reads values, such as Gae, and no \
+                  model.lora",
+        cel: || {
+            let estimator = cel_estimator("self.algorithm");
+            format!(
+                "!has(self.workers.mesh.criticDpShard) || \
+                 (!has(self.model.lora) && {estimator} in {})",
+                cel_list(&with_critic())
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let has_own = spec.model.lora.is_none() && with_critic().contains(&estimator(spec));
+            spec.workers.mesh.critic_dp_shard.is_none() || has_own
+        }),
+        allowed: None,
+    },
     divides_num_ranks!(
         "rolloutTp",
         |mesh| Some(mesh.rollout_tp),
@@ -135,6 +213,20 @@ pub(super) const RULES: &[Rule] = &[
         },
         holds: Check::Spec(|spec| {
             spec.workers.mesh.logprob_sp.is_none() || learns_from(spec) != LearnsFrom::Demonstrations
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "workers.mesh.referenceSp",
+        reads: &["workers.mesh.referenceSp", "algorithm.kind"],
+        message: "SFT, RewardModel and ProcessReward read no reference: remove referenceSp",
+        cel: || {
+            let none = cel_learns_from("self.algorithm", is_without_reference);
+            format!("!has(self.workers.mesh.referenceSp) || !({none})")
+        },
+        holds: Check::Spec(|spec| {
+            spec.workers.mesh.reference_sp.is_none() || !is_without_reference(learns_from(spec))
         }),
         allowed: None,
     },
@@ -172,6 +264,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     deals_out_heads!("sp", |mesh| Some(mesh.sp)),
     deals_out_heads!("logprobSp", |mesh| mesh.logprob_sp),
+    deals_out_heads!("referenceSp", |mesh| mesh.reference_sp),
     deals_out_heads!("criticSp", |mesh| mesh.critic_sp),
     Rule {
         scope: "spec",

@@ -75,9 +75,14 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     // Every preference loss has a beta: no rule is needed for it.
     let all = PreferenceLossKind::all_parameters().into_iter();
     let of_some = all.filter(|parameter| !PreferenceLossKind::ALL.iter().all(|loss| loss.uses(parameter)));
+    let family = ("preference loss", "preference losses");
+    let of_some: Vec<&'static Parameter> = of_some.collect();
+    let of_items = of_some.clone().into_iter().map(|parameter| of_item(parameter, family));
     let preferences = of_some
+        .into_iter()
         .map(of_preference)
-        .map(|rule| rule_of::<PreferenceLossKind>(rule, "loss", ("preference loss", "preference losses")));
+        .map(move |rule| rule_of::<PreferenceLossKind>(rule, "loss", family))
+        .chain(of_items);
     estimators
         .chain(preferences)
         .chain(losses.map(|rule| rule_of::<PolicyLossKind>(rule, "policy", ("policy loss", "policy losses"))))
@@ -86,6 +91,26 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 
 fn users_of<F: Family>(parameter: &Parameter) -> Vec<F> {
     F::ALL.iter().copied().filter(|formula| formula.uses(parameter)).collect()
+}
+
+/// The rule of a parameter in each of several preference losses.
+fn of_item(parameter: &'static Parameter, family: (&str, &str)) -> Rule {
+    Rule {
+        scope: "spec.algorithm.preference.losses[]",
+        at: parameter.name,
+        reads: Box::leak(Box::new([parameter.name, "loss"])),
+        message: leaked(message::<PreferenceLossKind>(parameter, family)),
+        cel: String::new,
+        holds: Check::LossParameter(parameter),
+        allowed: None,
+    }
+}
+
+/// The same as the API server evaluates it.
+#[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
+pub(super) fn cel_of_item(parameter: &Parameter) -> String {
+    let users = cel_list(&users_of::<PreferenceLossKind>(parameter));
+    format!("!has(self.{}) || self.loss in {users}", parameter.name)
 }
 
 /// The rule as the others have it. Its texts live as long as the program: there is one list of rules.

@@ -28,20 +28,21 @@ fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>, sp: u32) -> bool
     tokens.is_none_or(|tokens| u64::from(tokens) * u64::from(sp) >= longest(spec))
 }
 
-/// The least number of ranks that share passes under the actor's budget: `own` of the actor, or the critic's
-/// where it has a degree of its own but no budget.
-fn least_sp(spec: &RLTrainingJobSpec, own: u32, critic_budget: Option<u32>) -> u32 {
-    let critic = spec.workers.mesh.critic_sp.filter(|_| critic_budget.is_none());
-    critic.map_or(own, |critic| critic.min(own))
+/// The least number of ranks that share passes under the actor's budget: `own` of the actor, or those of a
+/// role, of which degree and budget are given, that has a degree of its own but no budget.
+fn least_sp(own: u32, roles: &[(Option<u32>, Option<u32>)]) -> u32 {
+    let of_roles = roles.iter().filter_map(|(degree, budget)| degree.filter(|_| budget.is_none()));
+    of_roles.fold(own, u32::min)
 }
 
-/// The same in CEL; `critic_budget` is the path of the critic's budget.
-fn cel_holds_longest(tokens: &str, own: &str, critic_budget: &str) -> String {
-    let critic = "self.workers.mesh.criticSp";
-    let of_own = cel_is_longest_within(&format!("{tokens} * {own}"));
-    let of_critic = cel_is_longest_within(&format!("{tokens} * {critic}"));
-    let has_budget = cel_has(critic_budget);
-    format!("!has({tokens}) || ({of_own} && (!has({critic}) || ({has_budget}) || {of_critic}))")
+/// The same in CEL; of roles the paths of degree and budget are given.
+fn cel_holds_longest(tokens: &str, own: &str, roles: &[(&str, &str)]) -> String {
+    let mut rule = format!("!has({tokens}) || ({}", cel_is_longest_within(&format!("{tokens} * {own}")));
+    for (degree, budget) in roles {
+        let of_role = cel_is_longest_within(&format!("{tokens} * {degree}"));
+        rule += &format!(" && (!has({degree}) || ({}) || {of_role})", cel_has(budget));
+    }
+    rule + ")"
 }
 
 /// Whether a field of `training.roles` is given, in CEL.
@@ -59,6 +60,10 @@ fn cel_role_holds_longest(tokens: &str, sp: &str) -> String {
 
 const CEL_LOGPROB_SP: &str =
     "(has(self.workers.mesh.logprobSp) ? self.workers.mesh.logprobSp : self.workers.mesh.sp)";
+const CEL_REFERENCE_SP: &str = "(has(self.workers.mesh.referenceSp) ? self.workers.mesh.referenceSp : \
+      has(self.workers.mesh.logprobSp) ? self.workers.mesh.logprobSp : self.workers.mesh.sp)";
+const CRITIC_SP: &str = "self.workers.mesh.criticSp";
+const REFERENCE_SP: &str = "self.workers.mesh.referenceSp";
 const CEL_CRITIC_SP: &str =
     "(has(self.workers.mesh.criticSp) ? self.workers.mesh.criticSp : self.workers.mesh.sp)";
 const CRITIC_MICRO_BATCH: &str = "self.training.roles.critic.maxTokensPerMicroBatch";
@@ -72,13 +77,16 @@ fn at_least_of(spec: &RLTrainingJobSpec, sp: u32) -> String {
 
 /// Ranks that share the smallest update under the actor's budget.
 fn update_sp(spec: &RLTrainingJobSpec) -> u32 {
-    least_sp(spec, spec.workers.mesh.sp, spec.training.critic_tokens().max_tokens_per_micro_batch)
+    let critic = (spec.workers.mesh.critic_sp, spec.training.critic_role().max_tokens_per_micro_batch);
+    least_sp(spec.workers.mesh.sp, &[critic])
 }
 
 /// The same of passes without gradients.
 fn forward_sp(spec: &RLTrainingJobSpec) -> u32 {
-    let own = spec.workers.mesh.sp_of_logprobs();
-    least_sp(spec, own, spec.training.critic_tokens().max_forward_tokens)
+    let (mesh, training) = (&spec.workers.mesh, &spec.training);
+    let critic = (mesh.critic_sp, training.critic_role().max_forward_tokens);
+    let reference = (mesh.reference_sp, training.reference_role().max_forward_tokens);
+    least_sp(mesh.sp_of_logprobs(), &[critic, reference])
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -211,7 +219,7 @@ pub(super) const RULES: &[Rule] = &[
                   and rollout.maxCompletionTokens together",
         cel: || {
             let sp = "self.workers.mesh.sp";
-            cel_holds_longest("self.training.maxTokensPerMicroBatch", sp, CRITIC_MICRO_BATCH)
+            cel_holds_longest("self.training.maxTokensPerMicroBatch", sp, &[(CRITIC_SP, CRITIC_MICRO_BATCH)])
         },
         holds: Check::Spec(|spec| {
             holds_longest(spec, spec.training.max_tokens_per_micro_batch, update_sp(spec))
@@ -225,15 +233,20 @@ pub(super) const RULES: &[Rule] = &[
             "training.maxLogprobTokens",
             "workers.mesh.sp",
             "workers.mesh.logprobSp",
+            "workers.mesh.referenceSp",
             "workers.mesh.criticSp",
             "training.roles.critic.maxForwardTokens",
+            "training.roles.reference.maxForwardTokens",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
             "rollout.maxModelTokens",
         ],
-        message: "maxLogprobTokens, times workers.mesh.logprobSp (by default sp), and criticSp where it is given, must hold \
-                  data.maxPromptTokens and rollout.maxCompletionTokens together",
-        cel: || cel_holds_longest("self.training.maxLogprobTokens", CEL_LOGPROB_SP, CRITIC_FORWARD),
+        message: "maxLogprobTokens, times workers.mesh.logprobSp (by default sp), and criticSp and referenceSp where they are \
+                  given, must hold data.maxPromptTokens and rollout.maxCompletionTokens together",
+        cel: || {
+            let roles = [(CRITIC_SP, CRITIC_FORWARD), (REFERENCE_SP, REFERENCE_FORWARD)];
+            cel_holds_longest("self.training.maxLogprobTokens", CEL_LOGPROB_SP, &roles)
+        },
         holds: Check::Spec(|spec| holds_longest(spec, spec.training.max_logprob_tokens, forward_sp(spec))),
         allowed: Some(|spec| at_least_of(spec, forward_sp(spec))),
     },
@@ -254,7 +267,7 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| {
             holds_longest(
                 spec,
-                spec.training.critic_tokens().max_tokens_per_micro_batch,
+                spec.training.critic_role().max_tokens_per_micro_batch,
                 spec.workers.mesh.sp_of_critic(),
             )
         }),
@@ -277,7 +290,7 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| {
             holds_longest(
                 spec,
-                spec.training.critic_tokens().max_forward_tokens,
+                spec.training.critic_role().max_forward_tokens,
                 spec.workers.mesh.sp_of_critic(),
             )
         }),
@@ -290,21 +303,22 @@ pub(super) const RULES: &[Rule] = &[
             "training.roles.reference.maxForwardTokens",
             "workers.mesh.sp",
             "workers.mesh.logprobSp",
+            "workers.mesh.referenceSp",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
             "rollout.maxModelTokens",
         ],
-        message: "the reference's maxForwardTokens, times workers.mesh.logprobSp (by default sp), must hold data.maxPromptTokens and \
-                  rollout.maxCompletionTokens together",
-        cel: || cel_role_holds_longest(REFERENCE_FORWARD, CEL_LOGPROB_SP),
+        message: "the reference's maxForwardTokens, times workers.mesh.referenceSp (by default logprobSp, else sp), must hold \
+                  data.maxPromptTokens and rollout.maxCompletionTokens together",
+        cel: || cel_role_holds_longest(REFERENCE_FORWARD, CEL_REFERENCE_SP),
         holds: Check::Spec(|spec| {
             holds_longest(
                 spec,
-                spec.training.reference_tokens().max_forward_tokens,
-                spec.workers.mesh.sp_of_logprobs(),
+                spec.training.reference_role().max_forward_tokens,
+                spec.workers.mesh.sp_of_reference(),
             )
         }),
-        allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_logprobs())),
+        allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_reference())),
     },
     Rule {
         scope: "spec.training",
@@ -319,7 +333,7 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         },
         holds: Check::Spec(|spec| {
-            let own = spec.training.critic_tokens().offload;
+            let own = spec.training.critic_role().offload;
             own.is_none_or(|own| !own.activations) || spec.training.activation_checkpointing == Some(true)
         }),
         allowed: Some(|_| "false, or activationCheckpointing true".into()),
@@ -331,7 +345,29 @@ pub(super) const RULES: &[Rule] = &[
         message: "with model.lora the reference has no weights of its own: remove its offloadParameters",
         cel: || format!("!({}) || !has(self.model.lora)", cel_has(REFERENCE_OFFLOAD)),
         holds: Check::Spec(|spec| {
-            spec.training.reference_tokens().offload_parameters.is_none() || spec.model.lora.is_none()
+            spec.training.reference_role().offload_parameters.is_none() || spec.model.lora.is_none()
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.reference.precision",
+        reads: &["training.roles.reference.precision", "model.lora"],
+        message: "with model.lora the reference has no weights of its own: remove its precision",
+        cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.reference.precision")),
+        holds: Check::Spec(|spec| {
+            spec.training.reference_role().precision.is_none() || spec.model.lora.is_none()
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.critic.precision",
+        reads: &["training.roles.critic.precision", "model.lora"],
+        message: "with model.lora the critic computes with the actor's base weights: remove its precision",
+        cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.critic.precision")),
+        holds: Check::Spec(|spec| {
+            spec.training.critic_role().precision.is_none() || spec.model.lora.is_none()
         }),
         allowed: None,
     },

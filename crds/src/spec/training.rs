@@ -39,7 +39,7 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
-    /// Token budgets and offload of roles beside the actor; by default the actor's.
+    /// Token budgets, offload and precision of roles beside the actor; by default the actor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
     /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
@@ -109,7 +109,7 @@ impl Default for TrainingSpec {
     }
 }
 
-/// Token budgets and offload of roles beside the actor.
+/// Token budgets, offload and precision of roles beside the actor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RolesSpec {
@@ -124,7 +124,7 @@ pub struct RolesSpec {
     pub reward_models: Option<ScoringRoleSpec>,
 }
 
-/// Token budgets and offload of a role that is trained.
+/// Token budgets, offload and precision of a role that is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CriticRoleSpec {
@@ -142,9 +142,13 @@ pub struct CriticRoleSpec {
     /// default what of the actor is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<OffloadSpec>,
+    /// Numbers in which its layers are computed (verl's `critic.model.fsdp_config.mixed_precision`); weights,
+    /// gradients and optimizer are kept in fp32. By default, and with `Auto`, those of the actor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
 }
 
-/// Token budget and offload of a role that only scores.
+/// Token budget, offload and precision of a role that only scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScoringRoleSpec {
@@ -158,16 +162,38 @@ pub struct ScoringRoleSpec {
     /// as those of the actor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_parameters: Option<bool>,
+    /// Numbers in which its layers are computed and its weights are kept (verl's
+    /// `ref.fsdp_config.model_dtype`). By default, and with `Auto`, those of the actor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
+}
+
+impl RolesSpec {
+    /// The same under the actor's token budgets.
+    #[must_use]
+    pub(crate) fn without_budgets(self) -> Self {
+        let scoring = |role: ScoringRoleSpec| ScoringRoleSpec { max_forward_tokens: None, ..role };
+        let critic = self.critic.map(|role| CriticRoleSpec {
+            max_tokens_per_micro_batch: None,
+            max_forward_tokens: None,
+            ..role
+        });
+        Self {
+            critic,
+            reference: self.reference.map(scoring),
+            reward_models: self.reward_models.map(scoring),
+        }
+    }
 }
 
 impl TrainingSpec {
-    /// The critic's own budgets.
-    pub(crate) fn critic_tokens(&self) -> CriticRoleSpec {
+    /// What the critic has of its own.
+    pub(crate) fn critic_role(&self) -> CriticRoleSpec {
         self.roles.and_then(|roles| roles.critic).unwrap_or_default()
     }
 
-    /// The reference policy's own budget.
-    pub(crate) fn reference_tokens(&self) -> ScoringRoleSpec {
+    /// What the reference policy has of its own.
+    pub(crate) fn reference_role(&self) -> ScoringRoleSpec {
         self.roles.and_then(|roles| roles.reference).unwrap_or_default()
     }
 }

@@ -138,7 +138,8 @@ impl WorkersSpec {
 pub struct MeshSpec {
     /// Ranks that hold one copy of the model together, a divisor of their number: each reads and keeps a
     /// part of every layer's weights, gradients and optimizer state, and a layer is whole only while it is
-    /// computed with. So it is for actor, reference and critic. With 1 each rank has a copy of its own.
+    /// computed with. So it is for every role that has no degree of its own. With 1 each rank has a copy of
+    /// its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
     /// Ranks that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that
@@ -153,11 +154,29 @@ pub struct MeshSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub logprob_sp: Option<u32>,
+    /// The same for log-probs of the reference alone (verl's `ref.ulysses_sequence_parallel_size`): a divisor
+    /// of the number of ranks; by default `logprobSp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub reference_sp: Option<u32>,
     /// The same for the critic's values and updates: a divisor of the number of ranks; by default
     /// `sp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub critic_sp: Option<u32>,
+    /// Ranks that hold one copy of a frozen reference together (verl's `ref.fsdp_config.fsdp_size`), as
+    /// `dpShard` of the actor; by default `dpShard`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub reference_dp_shard: Option<u32>,
+    /// The same of the critic (verl's `critic.model.fsdp_config.fsdp_size`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub critic_dp_shard: Option<u32>,
+    /// The same of reward models (verl's `reward_model.model.fsdp_config.fsdp_size`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub reward_model_dp_shard: Option<u32>,
     /// Ranks that sample as one with one copy of the packed weights (tensor parallelism, verl's
     /// `rollout.tensor_model_parallel_size`), a divisor of their number: each has some of every layer's
     /// heads with their keys and values, a part of its feed-forward block and of the head's rows, and all
@@ -170,7 +189,17 @@ pub struct MeshSpec {
 
 impl Default for MeshSpec {
     fn default() -> Self {
-        Self { dp_shard: 1, sp: 1, logprob_sp: None, critic_sp: None, rollout_tp: 1 }
+        Self {
+            dp_shard: 1,
+            sp: 1,
+            logprob_sp: None,
+            reference_sp: None,
+            critic_sp: None,
+            reference_dp_shard: None,
+            critic_dp_shard: None,
+            reward_model_dp_shard: None,
+            rollout_tp: 1,
+        }
     }
 }
 
@@ -178,6 +207,33 @@ impl MeshSpec {
     /// Ranks that share the tokens of log-probs.
     pub fn sp_of_logprobs(&self) -> u32 {
         self.logprob_sp.unwrap_or(self.sp)
+    }
+
+    /// Ranks that share the tokens of the reference's log-probs.
+    pub fn sp_of_reference(&self) -> u32 {
+        self.reference_sp.unwrap_or_else(|| self.sp_of_logprobs())
+    }
+
+    /// Ranks that hold a copy of the reference together.
+    pub fn dp_shard_of_reference(&self) -> u32 {
+        self.reference_dp_shard.unwrap_or(self.dp_shard)
+    }
+
+    /// Ranks that hold a copy of the critic together.
+    pub fn dp_shard_of_critic(&self) -> u32 {
+        self.critic_dp_shard.unwrap_or(self.dp_shard)
+    }
+
+    /// Ranks that hold a copy of each reward model together.
+    pub fn dp_shard_of_reward_models(&self) -> u32 {
+        self.reward_model_dp_shard.unwrap_or(self.dp_shard)
+    }
+
+    /// Whether ranks have a part of any role's weights alone.
+    pub fn is_any_sharded(&self) -> bool {
+        let roles =
+            [self.dp_shard_of_reference(), self.dp_shard_of_critic(), self.dp_shard_of_reward_models()];
+        self.dp_shard > 1 || roles.into_iter().any(|degree| degree > 1)
     }
 
     /// Ranks that share the critic's tokens.

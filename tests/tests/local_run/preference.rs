@@ -21,8 +21,14 @@ fn preference(kind: &str, more: Value) -> Value {
     changes
 }
 
+/// MPO whose second loss subtracts the mean reward of the run.
+fn with_running_mean() -> Value {
+    let losses = json!([{ "loss": "Sigmoid", "weight": 0.8 }, { "loss": "BcoPair", "weight": 0.2, "runningMean": true }]);
+    json!({ "algorithm": { "preference": { "losses": losses, "sftWeight": 1.0 } } })
+}
+
 /// Names and contents of what is kept of the reference.
-fn kept(place: &Place) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn kept(place: &Place) -> Vec<(String, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(place.run("reference-logprobs")) else { return Vec::new() };
     let entries = entries.map(|entry| entry.unwrap());
     entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
@@ -39,6 +45,26 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
         // Five steps of three pairs pass over sixteen rows: the sixth is of the second epoch.
         let computes = |step: &&Value| step["timing_s/ref"].is_number();
         assert_eq!(whole.steps().iter().filter(computes).count(), 5);
+    }
+}
+
+/// The mean is that of all steps, so that a run that begins anew with it, or loses it, would differ.
+#[test]
+fn a_resumed_run_goes_on_with_the_running_mean_of_rewards() {
+    for kind in ["DPO", "OnlineDPO"] {
+        let (whole, resumed) = prolonged(&preference(kind, with_running_mean()));
+        assert_same_run(&whole, &resumed);
+        let deltas: Vec<f64> = whole.steps().iter().map(|step| step["delta"].as_f64().unwrap()).collect();
+        assert!(deltas[0].abs() < ROUNDING, "actor and reference are the same: {deltas:?}");
+        assert!(deltas.windows(2).all(|pair| pair[0] != pair[1]), "{deltas:?}");
+        let mut sums = (0.0, 0.0);
+        for (idx, step) in whole.steps().iter().enumerate() {
+            let reward = |side: &str| step[format!("rewards/{side}")].as_f64().unwrap();
+            sums = (sums.0 + 1.0, sums.1 + (reward("chosen") + reward("rejected")) / 2.0);
+            if kind == "DPO" {
+                assert!((deltas[idx] - sums.1 / sums.0).abs() < 1e-9, "steps of as many pairs: {deltas:?}");
+            }
+        }
     }
 }
 
@@ -59,8 +85,11 @@ fn neither_ranks_nor_micro_batches_change_what_preferences_teach() {
     for (kind, more) in [
         ("DPO", json!({ "algorithm": { "preference": { "weighByPolicy": true, "sftWeight": 0.5 } } })),
         ("KTO", json!({ "algorithm": { "preference": { "undesirableWeight": 1.3 } } })),
+        ("KTO", json!({ "algorithm": { "preference": { "referencePoint": false } } })),
         ("OnlineDPO", json!({})),
         ("DPO", json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } })),
+        ("DPO", with_running_mean()),
+        ("DPO", json!({ "algorithm": { "preference": { "loss": "AotUnpaired" } } })),
     ] {
         let changes = preference(kind, more);
         let one = ranks::train(1, &changes);
@@ -99,6 +128,15 @@ fn the_reference_point_of_labels_is_measured_on_every_step() {
     for name in ["rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"] {
         assert!(steps[1][name].is_number(), "{}", steps[1]);
     }
+}
+
+#[test]
+fn without_a_reference_point_kto_takes_one_prompt_a_step() {
+    let more = json!({
+        "algorithm": { "preference": { "referencePoint": false } }, "training": { "promptsPerStep": 1 }
+    });
+    let place = ranks::train(1, &preference("KTO", more));
+    assert!(place.steps().iter().all(|step| step["kl"] == 0.0), "{:?}", place.steps());
 }
 
 #[test]

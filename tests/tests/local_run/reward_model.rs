@@ -12,7 +12,7 @@ use crate::job::{Place, copy_of_small_model, tiny_with};
 const HEAD: &str = "score.weight";
 
 /// The small model with a head of one label instead of its own, as transformers saves one.
-fn make_reward_model(folder: &Path) {
+pub(crate) fn make_reward_model(folder: &Path) {
     copy_of_small_model(folder);
     edit_config(folder, |config| config["architectures"] = json!(["LlamaForSequenceClassification"]));
     let head: Vec<u8> = (0..32u8).flat_map(|idx| (f32::from(idx % 5) - 2.0).to_le_bytes()).collect();
@@ -76,9 +76,9 @@ fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it_and_wh
     let place = Place::new();
     let model = place.file("reward-model");
     make_reward_model(&model);
-    let rewards = |workers: u32, dp_shard: u32, rests: bool| {
+    let rewards = |workers: u32, mesh: Value, rests: bool| {
         let tracking = json!({ "completionsPerStep": 8 });
-        let workers = json!({ "count": workers, "mesh": { "dpShard": dp_shard } });
+        let workers = json!({ "count": workers, "mesh": mesh });
         let training = json!({ "steps": 1, "offload": { "parameters": rests } });
         let changes = json!({ "workers": workers, "tracking": tracking, "training": training });
         let place = Place::new();
@@ -91,13 +91,18 @@ fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it_and_wh
             .map(|line| (line["completion"].clone(), line["reward_parts"]["taste"].as_f64().unwrap()))
             .collect()
     };
-    let alone: Vec<(Value, f64)> = rewards(1, 1, false);
+    let alone: Vec<(Value, f64)> = rewards(1, json!({}), false);
     assert!(
         alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3),
         "it tells them apart: {alone:?}"
     );
     // Three workers have two prompts, so that one of them passes by what the others ask.
-    for many in [rewards(2, 1, false), rewards(2, 1, true), rewards(3, 3, false)] {
+    for many in [
+        rewards(2, json!({}), false),
+        rewards(2, json!({}), true),
+        rewards(3, json!({ "dpShard": 3 }), false),
+        rewards(3, json!({ "rewardModelDpShard": 3 }), false),
+    ] {
         assert_eq!(alone.len(), many.len());
         for (ours, theirs) in alone.iter().zip(&many) {
             assert_eq!(ours.0, theirs.0);

@@ -80,15 +80,28 @@ fn roles(kl: &str) -> Value {
 }
 
 #[test]
-fn log_probs_and_critic_share_tokens_at_degrees_of_their_own() {
+fn log_probs_reference_and_critic_share_tokens_at_degrees_of_their_own() {
     let one = train(1, &uneven(&roles("Loss")));
-    for (mesh, logprob_sp, critic_sp) in [((2, 1), 2, 2), ((1, 2), 1, 1)] {
+    for (mesh, logprob_sp, reference_sp, critic_sp) in [((2, 1), 2, 1, 2), ((1, 2), 1, 2, 1)] {
         let mut shared = shared_by(mesh, &roles("Loss"));
-        let degrees = json!({ "logprobSp": logprob_sp, "criticSp": critic_sp });
-        merge(&mut shared, json!({ "workers": { "mesh": degrees } }));
+        let degrees = json!({ "logprobSp": logprob_sp, "referenceSp": reference_sp, "criticSp": critic_sp });
+        merge(&mut shared, json!({ "workers": { "mesh": degrees.clone() } }));
         let many = train(4, &shared);
         let difference = difference(&one, &many);
-        assert!(difference < TOLERANCE, "{mesh:?}, {logprob_sp} and {critic_sp} differ by {difference}");
+        assert!(difference < TOLERANCE, "{mesh:?} and {degrees} differ by {difference}");
+    }
+}
+
+/// Critic and reference in shards of a whole actor, whole beside an actor in shards, and in other shards.
+#[test]
+fn a_role_is_held_by_as_many_ranks_as_it_is_given() {
+    let one = train(1, &uneven(&roles("Loss")));
+    for (mesh, of_reference, of_critic) in [((1, 1), 2, 4), ((4, 1), 2, 1), ((2, 2), 1, 2)] {
+        let mut shared = shared_by(mesh, &roles("Loss"));
+        let degrees = json!({ "referenceDpShard": of_reference, "criticDpShard": of_critic });
+        merge(&mut shared, json!({ "workers": { "mesh": degrees.clone() } }));
+        let difference = difference(&one, &train(4, &shared));
+        assert!(difference < TOLERANCE, "{mesh:?} and {degrees} differ by {difference}");
     }
 }
 
@@ -126,11 +139,21 @@ fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
     };
     let whole = train(1, &uneven(&steps(5)));
     let resumed = Place::new();
-    let meshes = [(4, (2, 2)), (1, (1, 1)), (3, (3, 1)), (2, (1, 2)), (1, (1, 1))];
-    for ((count, mesh), num_steps) in meshes.into_iter().zip(1..) {
+    let roles =
+        |reference: u32, critic: u32| json!({ "referenceDpShard": reference, "criticDpShard": critic });
+    let meshes = [
+        (4, (2, 2), roles(1, 2)),
+        (1, (1, 1), json!({})),
+        (3, (3, 1), roles(3, 1)),
+        (2, (1, 2), json!({})),
+        (1, (1, 1), json!({})),
+    ];
+    for ((count, mesh, of_roles), num_steps) in meshes.into_iter().zip(1..) {
+        let mut changes = steps(num_steps);
+        merge(&mut changes, json!({ "workers": { "mesh": of_roles } }));
         let says = (num_steps > 1).then(|| format!("resuming after step {}", num_steps - 1));
         let says: Vec<&str> = says.iter().map(String::as_str).collect();
-        resumed.train(&on(count, &shared_by(mesh, &steps(num_steps)))).expect(0, &says);
+        resumed.train(&on(count, &shared_by(mesh, &changes))).expect(0, &says);
         let checkpoint = resumed.run(&format!("checkpoints/step-{num_steps:06}"));
         let num_files = fs::read_dir(checkpoint).unwrap().count();
         assert_eq!(num_files, count as usize + 2, "a file of each rank, state and manifest");

@@ -7,10 +7,13 @@ use proptest::prelude::*;
 use rlt_core::declaration::{Family, Parameters};
 use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
 use rlt_core::preference::{
-    Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceLossKind,
-    PreferenceObjective, PreferenceOutputs,
+    Aot, AotUnpaired, BcoPair, Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss,
+    PreferenceLossKind, PreferenceObjective, PreferenceOutputs, RunningMean, Sigmoid,
 };
 use rlt_core::rows::Rows;
+
+/// What a run's completions had so far.
+const MEAN_LOG_RATIO: f64 = 0.3;
 
 const DIVERGENCES: [Divergence; 4] = [
     Divergence::ReverseKl,
@@ -53,6 +56,7 @@ fn evaluate(
         logprobs: &each(completions, |token| token.0),
         ref_logprobs: Some(&each(completions, |token| token.0 - token.1)),
         log_sum_squares: Some(&each(completions, |token| token.2)),
+        mean_log_ratio: MEAN_LOG_RATIO,
     };
     objective.evaluate(&inputs, update).unwrap()
 }
@@ -61,16 +65,24 @@ fn loss(kind: PreferenceLossKind) -> PreferenceLoss {
     PreferenceLoss::resolve(kind, &Parameters::default())
 }
 
+/// Any loss, with the mean of rewards where it takes one.
+fn losses() -> impl Strategy<Value = PreferenceLoss> {
+    let bco = PreferenceLoss::from(BcoPair { beta: 0.4, running_mean: true });
+    let all = PreferenceLossKind::ALL.iter().map(|kind| loss(*kind)).chain([bco]);
+    prop::sample::select(all.collect::<Vec<_>>())
+}
+
+/// One to three losses with weights, and everything beside them.
 fn objectives() -> impl Strategy<Value = PreferenceObjective> {
-    let kinds = prop::sample::select(PreferenceLossKind::ALL.to_vec());
+    let losses = prop::collection::vec((losses(), 0.1..2.0_f64), 1..4);
     let divergence = prop::sample::select(DIVERGENCES.to_vec());
-    (kinds, divergence, prop::option::of(0.0..1.0_f64), any::<bool>(), 0.0..1.0_f64).prop_map(
-        |(kind, divergence, desensitization, weigh_by_policy, imitation)| PreferenceObjective {
+    (losses, divergence, prop::option::of(0.0..1.0_f64), any::<bool>(), 0.0..1.0_f64).prop_map(
+        |(losses, divergence, desensitization, weigh_by_policy, imitation)| PreferenceObjective {
+            losses,
             divergence,
             desensitization,
             weigh_by_policy,
             imitation,
-            ..PreferenceObjective::new(loss(kind))
         },
     )
 }
@@ -84,6 +96,7 @@ proptest! {
     fn any_split_of_an_update_gives_the_same_loss_and_derivatives(
         completions in pairs(), objective in objectives(), cut in 0_usize..6,
     ) {
+        prop_assume!(!objective.losses.iter().any(|(loss, _)| loss.sorts_update()));
         let whole = PreferenceDenominators::of(&rows(&completions));
         let expected = evaluate(&objective, &completions, &whole);
         let (head, tail) = completions.split_at((2 * cut).min(completions.len()));
@@ -124,10 +137,43 @@ proptest! {
         }
     }
 
+    /// Each loss by itself, times its weight, and the likelihood once.
+    #[test]
+    fn several_losses_add_up_by_their_weights(completions in pairs(), objective in objectives()) {
+        let whole = PreferenceDenominators::of(&rows(&completions));
+        let got = evaluate(&objective, &completions, &whole);
+        let alone = |losses: Vec<(PreferenceLoss, f64)>, imitation: f64| {
+            evaluate(&PreferenceObjective { losses, imitation, ..objective.clone() }, &completions, &whole)
+        };
+        let likelihood = alone(Vec::new(), objective.imitation);
+        let parts = objective.losses.iter().map(|(loss, weight)| (alone(vec![(*loss, 1.0)], 0.0), *weight));
+        let mut loss = likelihood.loss;
+        let mut slopes = likelihood.dlogprobs;
+        for (part, weight) in parts {
+            loss += weight * part.loss;
+            slopes.iter_mut().zip(part.dlogprobs).for_each(|(sum, slope)| *sum += weight * slope);
+        }
+        prop_assert!(close(got.loss, loss));
+        prop_assert!(slopes.iter().zip(&got.dlogprobs).all(|(sum, got)| close(*got, *sum)));
+    }
+
+    #[test]
+    fn the_mean_of_a_run_is_that_of_all_its_numbers(
+        updates in prop::collection::vec(prop::collection::vec(-5.0..5.0_f64, 0..6), 0..6),
+    ) {
+        let running = updates.iter().fold(RunningMean::default(), |mean, numbers| mean.with(numbers));
+        let all = updates.concat();
+        let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
+        prop_assert!(close(running.mean(), mean));
+        let saved: RunningMean = serde_json::from_str(&serde_json::to_string(&running).unwrap()).unwrap();
+        prop_assert_eq!(saved, running);
+        prop_assert_eq!(running.with(&[f64::NAN, f64::INFINITY]), running);
+    }
+
     /// z is a number of the whole update, so that a part's derivatives do not depend on the other parts.
     #[test]
     fn kto_does_not_depend_on_the_split(completions in pairs(), cut in 0_usize..6, flags in any::<u16>()) {
-        let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2 };
+        let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2, reference_point: true };
         let labels: Vec<bool> = (0..completions.len()).map(|idx| flags >> idx & 1 == 1).collect();
         let point = |part: &[Completion]| {
             let logprobs = each(part, |token| token.0);
@@ -158,7 +204,7 @@ proptest! {
     #[test]
     fn the_derivative_of_kto_is_its_slope(completions in pairs(), flags in any::<u16>()) {
         const STEP: f64 = 1e-6;
-        let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2 };
+        let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2, reference_point: true };
         let (rows, reference) = (rows(&completions), each(&completions, |token| token.0 - token.1));
         let labels: Vec<bool> = (0..completions.len()).map(|idx| flags >> idx & 1 == 1).collect();
         let logprobs = each(&completions, |token| token.0);
@@ -215,8 +261,13 @@ fn what_a_preference_loss_reads_must_be_given() {
     let completions = two([&[-0.5], &[-0.2]]);
     let (rows, logprobs) = (rows(&completions), [-0.5, -0.2]);
     let whole = PreferenceDenominators::of(&rows);
-    let inputs =
-        PreferenceInputs { rows: &rows, logprobs: &logprobs, ref_logprobs: None, log_sum_squares: None };
+    let inputs = PreferenceInputs {
+        rows: &rows,
+        logprobs: &logprobs,
+        ref_logprobs: None,
+        log_sum_squares: None,
+        mean_log_ratio: 0.0,
+    };
     let refuses = |objective: &PreferenceObjective, inputs: &PreferenceInputs<'_>| {
         objective.evaluate(inputs, &whole).unwrap_err().to_string()
     };
@@ -229,4 +280,33 @@ fn what_a_preference_loss_reads_must_be_given() {
     let odd = Rows::unmasked([1, 1, 1]);
     let unpaired = PreferenceInputs { rows: &odd, logprobs: &[-0.5, -0.2, -0.1], ..inputs };
     assert_eq!(refuses(&dpo, &unpaired), "loss inputs do not fit together");
+}
+
+/// One pair has one rank: what is compared is the pair.
+#[test]
+fn a_loss_that_sorts_is_dpo_of_one_pair_and_takes_the_whole_update_of_several() {
+    let one = two([&[-0.5, -1.0], &[-0.2, -0.3]]);
+    let one: Vec<Completion> = one
+        .into_iter()
+        .map(|tokens| tokens.into_iter().map(|token| (token.0, 0.4, token.2, true)).collect())
+        .collect();
+    let whole = PreferenceDenominators::of(&rows(&one));
+    let dpo = evaluate(&PreferenceObjective::new(Sigmoid { beta: 0.3 }), &one, &whole);
+    let aot = Aot { beta: 0.3, label_smoothing: 0.0 };
+    let unpaired = AotUnpaired { beta: 0.3, label_smoothing: 0.0 };
+    for loss in [PreferenceLoss::from(aot), PreferenceLoss::from(unpaired)] {
+        let got = evaluate(&PreferenceObjective::new(loss), &one, &whole);
+        assert!(close(got.loss, dpo.loss), "{loss:?}");
+        assert!(got.dlogprobs.iter().zip(&dpo.dlogprobs).all(|(got, dpo)| close(*got, *dpo)), "{loss:?}");
+        let more = PreferenceDenominators { num_pairs: 2, ..whole };
+        let part = PreferenceInputs {
+            rows: &rows(&one),
+            logprobs: &each(&one, |token| token.0),
+            ref_logprobs: Some(&each(&one, |token| token.0 - token.1)),
+            log_sum_squares: None,
+            mean_log_ratio: 0.0,
+        };
+        let refused = PreferenceObjective::new(loss).evaluate(&part, &more).unwrap_err();
+        assert_eq!(refused.to_string(), "loss inputs do not fit together");
+    }
 }

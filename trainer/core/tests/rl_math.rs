@@ -38,6 +38,7 @@ fn run(case: &Case) -> Outcome {
         "rollout_is" => corrections::rollout_is(case),
         "rollout_rejection" => corrections::rollout_rejection(case),
         "dpo" => preferences::dpo(case),
+        "bco" => preferences::bco(case),
         "reference_free" => preferences::reference_free(case),
         "kto" => preferences::kto(case),
         "reward_model" => preferences::reward_model(case),

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use rlt_torch::TensorFile;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::decoder::{Decoder, LoadOptions};
 use super::experts::ExpertWeights;
@@ -13,34 +13,41 @@ use super::load::outline;
 use super::projection::Projection;
 
 impl Decoder {
-    /// The same weights in memory of their own, without adapter and without gradients, in the dtype in which
-    /// they compute: each use would round them to that. What happens to this decoder afterwards does not
-    /// reach the copy.
-    pub fn frozen_copy(&self) -> Self {
-        let compute = self.options.compute;
-        self.frozen_as(|weight| weight.detach().to_dtype(compute, false, true))
+    /// The same weights in memory of their own, without adapter and without gradients, in the dtype `compute`
+    /// in which the copy computes: each use would round them to that. What happens to this decoder afterwards
+    /// does not reach the copy.
+    pub fn frozen_copy(&self, compute: Kind) -> Self {
+        self.frozen_as(compute, |weight| weight.detach().to_dtype(compute, false, true))
     }
 
     /// The same weights for another end, without adapter and without a head of their own: in memory of their
-    /// own, and trained.
-    pub fn trained_trunk(&self) -> Self {
-        self.without_head(|weight| copied(weight).set_requires_grad(true))
+    /// own, trained, and computed with in the dtype `compute`.
+    pub fn trained_trunk(&self, compute: Kind) -> Self {
+        let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true));
+        trunk.computing_in(compute)
     }
 
     /// The shapes of [`Self::frozen_copy`], see [`Self::outline`].
-    pub(crate) fn frozen_outline(&self) -> Self {
-        let compute = self.options.compute;
-        self.frozen_as(|weight| outline(&weight.size(), (compute, weight.device())))
+    pub(crate) fn frozen_outline(&self, compute: Kind) -> Self {
+        self.frozen_as(compute, |weight| outline(&weight.size(), (compute, weight.device())))
     }
 
-    fn frozen_as(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
-        let options = LoadOptions { storage: self.options.compute, trainable: false, ..self.options };
+    fn frozen_as(&self, compute: Kind, of: impl Fn(&Tensor) -> Tensor) -> Self {
+        let options = LoadOptions { storage: compute, compute, trainable: false, ..self.options };
         Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of) }
     }
 
-    /// The shapes of [`Self::trained_trunk`], see [`Self::outline`].
-    pub(crate) fn trunk_outline(&self) -> Self {
-        self.without_head(|weight| outlined(weight).set_requires_grad(true))
+    /// The shapes of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
+    /// updated: those of an actor in shards are lately views in the dtype that computes.
+    pub(crate) fn trunk_outline(&self, compute: Kind) -> Self {
+        let kinds = |weight: &Tensor| (self.options.storage, weight.device());
+        let trunk =
+            self.without_head(|weight| outline(&weight.size(), kinds(weight)).set_requires_grad(true));
+        trunk.computing_in(compute)
+    }
+
+    fn computing_in(self, compute: Kind) -> Self {
+        Self { options: LoadOptions { compute, ..self.options }, ..self }
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors,
@@ -135,10 +142,6 @@ fn projection_of(projection: &Projection, of: &impl Fn(&Tensor) -> Tensor) -> Pr
         bias: projection.bias.as_ref().map(of),
         lora: None,
     }
-}
-
-fn outlined(tensor: &Tensor) -> Tensor {
-    outline(&tensor.size(), (tensor.kind(), tensor.device()))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {

@@ -24,7 +24,7 @@ pub struct MeshRanks {
 
 impl Ranks {
     /// Lets `dp_shard` ranks hold each replica of the model, and connects the groups of replicas and shards.
-    /// Collective, once.
+    /// Collective, once for each degree.
     ///
     /// # Errors
     /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, or one is lost.
@@ -32,11 +32,12 @@ impl Ranks {
         let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
         let place = mesh.coordinates(self.rank);
         let link = self.lock();
-        let name = format!("replica {}, part {}", place.replica, place.part);
+        // Roles may have meshes of their own, whose groups have names of their own.
+        let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
         let replica = link.connect(&name, &mesh.replica_members(self.rank))?;
         let same = mesh.shard_members(self.rank);
         let replica_place = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
-        let replicate_group = link.connect(&format!("shard {}", place.shard), &same)?;
+        let replicate_group = link.connect(&format!("shard {} of {dp_shard}", place.shard), &same)?;
         let (shard_group, replicate_group) = (RefCell::new(replica), RefCell::new(replicate_group));
         Ok(MeshRanks { mesh, place, replica_place, shard_group, replicate_group })
     }

@@ -163,11 +163,6 @@ impl ShardedParameters {
         Ok(own)
     }
 
-    /// Numbers that layers compute with.
-    pub(crate) fn compute_kind(&self) -> Kind {
-        self.compute
-    }
-
     /// The ranks that share the parameters.
     pub(crate) fn ranks(&self) -> Rc<MeshRanks> {
         Rc::clone(&self.ranks)

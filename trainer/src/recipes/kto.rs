@@ -43,16 +43,29 @@ impl LabelledCompletions {
         roles: &mut Roles,
         examples: &[Arc<PreferenceExample>],
     ) -> Result<(Batch, KtoOutputs, ReferencePoint), StepError> {
-        let [mismatched, batch] = [Batch::from_mismatched(examples), Batch::from_preferences(examples)];
-        let mismatched = roles.actor.score(roles.reference.score(&roles.actor, mismatched)?)?;
-        let batch = roles.actor.score(roles.reference.score_once(&roles.actor, batch)?)?;
-        let (logprobs, ref_logprobs) = both(&mismatched);
-        let point = ReferencePoint::of(&mismatched.rows, logprobs, ref_logprobs)?;
+        let point = self.reference_point(roles, examples)?;
+        let batch = roles.reference.score_once(&roles.actor, Batch::from_preferences(examples))?;
+        let batch = roles.actor.score(batch)?;
         let labels: Vec<bool> = examples.iter().flat_map(|example| example.labels.iter().copied()).collect();
         let (logprobs, ref_logprobs) = both(&batch);
         let inputs = KtoInputs { rows: &batch.rows, logprobs, ref_logprobs, labels: &labels };
         let outputs = self.kto.evaluate(&inputs, &point, labels.len())?;
         Ok((batch, outputs, point))
+    }
+
+    /// Measured on completions behind prompts that are not theirs, where the loss reads it.
+    fn reference_point(
+        &self,
+        roles: &mut Roles,
+        examples: &[Arc<PreferenceExample>],
+    ) -> Result<ReferencePoint, StepError> {
+        if !self.kto.reference_point {
+            return Ok(ReferencePoint::default());
+        }
+        let mismatched = Batch::from_mismatched(examples);
+        let mismatched = roles.actor.score(roles.reference.score(&roles.actor, mismatched)?)?;
+        let (logprobs, ref_logprobs) = both(&mismatched);
+        Ok(ReferencePoint::of(&mismatched.rows, logprobs, ref_logprobs)?)
     }
 }
 

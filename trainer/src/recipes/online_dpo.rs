@@ -4,6 +4,7 @@ use super::{GroupSampling, PairLoss, Recipe};
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 use rlt_core::preferences::best_and_worst;
+use serde_json::Value;
 
 /// One step: sample, judge, take the best and the worst of each group, then as with pairs of a data set.
 pub struct OnlineDpo {
@@ -23,8 +24,19 @@ impl Recipe for OnlineDpo {
         let batch = roles.rewards.batch(&pairs)?;
         let batch = roles.reference.score(&roles.actor, batch)?;
         let batch = roles.actor.score(batch)?;
-        let outputs = self.loss.evaluate(roles, &batch)?;
-        roles.context().record(PairLoss::metrics(&outputs));
-        roles.actor.descend(batch, &outputs.dlogprobs)
+        let loss = self.loss.with(&batch)?;
+        let outputs = loss.evaluate(roles, &batch)?;
+        roles.context().record(loss.metrics(&outputs));
+        roles.actor.descend(batch, &outputs.dlogprobs)?;
+        self.loss = loss;
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        self.loss.state()
+    }
+
+    fn resume(&mut self, state: Value) -> Result<(), serde_json::Error> {
+        self.loss.resume(state)
     }
 }

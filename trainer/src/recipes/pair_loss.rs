@@ -1,23 +1,49 @@
-//! The loss of a batch of pairs as recipes use it: what it reads of the roles, and what it reports.
+//! The loss of a batch of pairs as recipes use it: what it reads of the roles, what it keeps from one update
+//! to the next, and what it reports.
 
 use rlt_api::resolved::PairPreference;
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use rlt_core::preference::{
-    PreferenceDenominators, PreferenceInputs, PreferenceObjective, PreferenceOutputs,
+    PreferenceDenominators, PreferenceInputs, PreferenceObjective, PreferenceOutputs, RunningMean,
 };
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::roles::objective::preference_objective;
 use crate::roles::{Roles, StepError};
 
 /// How a batch of pairs becomes a loss.
 #[derive(Clone, Debug)]
-pub struct PairLoss(PreferenceObjective);
+pub struct PairLoss {
+    objective: PreferenceObjective,
+    /// Of the log-ratios of all completions that were learned from.
+    log_ratios: RunningMean,
+}
+
+/// What a checkpoint keeps of it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct State {
+    log_ratios: RunningMean,
+}
 
 impl PairLoss {
     /// As the manifest says.
     pub fn of(preference: &PairPreference) -> Self {
-        Self(preference_objective(preference))
+        Self { objective: preference_objective(preference), log_ratios: RunningMean::default() }
+    }
+
+    /// The loss of an update on `batch`: the running mean, where a loss reads it, has the batch in it. It
+    /// takes this one's place when the update is over.
+    ///
+    /// # Errors
+    /// [`StepError::Loss`] when log-probs do not fit.
+    pub fn with(&self, batch: &Batch) -> Result<Self, StepError> {
+        if self.objective.running_mean_beta().is_none() {
+            return Ok(self.clone());
+        }
+        let log_ratios = self.objective.log_ratios(&self.inputs(batch, None))?;
+        Ok(Self { objective: self.objective.clone(), log_ratios: self.log_ratios.with(&log_ratios) })
     }
 
     /// Loss and derivatives of a batch whose rows are chosen, rejected, chosen .., with the log-probs of
@@ -26,21 +52,45 @@ impl PairLoss {
     /// # Errors
     /// [`StepError::Loss`] when log-probs are missing.
     pub fn evaluate(&self, roles: &Roles, batch: &Batch) -> Result<PreferenceOutputs, StepError> {
-        let squares = self.0.weigh_by_policy.then(|| roles.actor.sum_pi_squared(batch)).transpose()?;
+        let squares =
+            self.objective.weigh_by_policy.then(|| roles.actor.sum_pi_squared(batch)).transpose()?;
         let log_sum_squares: Option<Vec<f64>> =
             squares.map(|squares| squares.into_iter().map(f64::ln).collect());
-        let inputs = PreferenceInputs {
+        let inputs = self.inputs(batch, log_sum_squares.as_deref());
+        Ok(self.objective.evaluate(&inputs, &PreferenceDenominators::of(&batch.rows))?)
+    }
+
+    fn inputs<'a>(&self, batch: &'a Batch, log_sum_squares: Option<&'a [f64]>) -> PreferenceInputs<'a> {
+        PreferenceInputs {
             rows: &batch.rows,
             logprobs: batch.old_logprobs.as_deref().unwrap_or_default(),
             ref_logprobs: batch.ref_logprobs.as_deref(),
-            log_sum_squares: log_sum_squares.as_deref(),
-        };
-        Ok(self.0.evaluate(&inputs, &PreferenceDenominators::of(&batch.rows))?)
+            log_sum_squares,
+            mean_log_ratio: self.log_ratios.mean(),
+        }
     }
 
     /// TRL's metrics under TRL's names, and the loss.
-    pub fn metrics(outputs: &PreferenceOutputs) -> Metrics {
+    pub fn metrics(&self, outputs: &PreferenceOutputs) -> Metrics {
+        let mean = self.objective.running_mean_beta().map(|beta| ("delta", beta * self.log_ratios.mean()));
         let values = outputs.metrics.values().into_iter().chain([("preference/loss", outputs.loss)]);
-        values.map(|(name, value)| (name.to_owned(), value)).collect()
+        values.chain(mean).map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// What the next update depends on; null where no loss reads a running mean.
+    pub fn state(&self) -> Value {
+        let is_read = self.objective.running_mean_beta().is_some();
+        let state = || serde_json::to_value(State { log_ratios: self.log_ratios }).unwrap_or_default();
+        if is_read { state() } else { Value::Null }
+    }
+
+    /// Continues with the [`Self::state`] of a checkpoint.
+    ///
+    /// # Errors
+    /// When the state is another recipe's.
+    pub fn resume(&mut self, state: Value) -> Result<(), serde_json::Error> {
+        let state: Option<State> = serde_json::from_value(state)?;
+        self.log_ratios = state.unwrap_or_default().log_ratios;
+        Ok(())
     }
 }

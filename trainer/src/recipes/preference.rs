@@ -2,6 +2,7 @@
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
+use serde_json::Value;
 
 use super::{PairLoss, Recipe};
 use crate::data::Data;
@@ -21,9 +22,20 @@ impl Recipe for Preference {
         let batch = Batch::from_preferences(&pairs);
         let batch = roles.reference.score_once(&roles.actor, batch)?;
         let batch = roles.actor.score(batch)?;
-        let outputs = self.loss.evaluate(roles, &batch)?;
-        roles.context().record(PairLoss::metrics(&outputs));
-        roles.actor.descend(batch, &outputs.dlogprobs)
+        let loss = self.loss.with(&batch)?;
+        let outputs = loss.evaluate(roles, &batch)?;
+        roles.context().record(loss.metrics(&outputs));
+        roles.actor.descend(batch, &outputs.dlogprobs)?;
+        self.loss = loss;
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        self.loss.state()
+    }
+
+    fn resume(&mut self, state: Value) -> Result<(), serde_json::Error> {
+        self.loss.resume(state)
     }
 
     fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
@@ -33,6 +45,6 @@ impl Recipe for Preference {
         }
         let batch = roles.reference.score_once(&roles.actor, Batch::from_preferences(pairs))?;
         let batch = roles.actor.score(batch)?;
-        Ok(PairLoss::metrics(&self.loss.evaluate(roles, &batch)?))
+        Ok(self.loss.metrics(&self.loss.evaluate(roles, &batch)?))
     }
 }

@@ -122,6 +122,8 @@ pub struct Actor {
     ranks: Ranks,
     /// The same ranks as they share the tokens of passes without gradients.
     scoring_ranks: Ranks,
+    /// The same of passes of the reference.
+    reference_ranks: Ranks,
     shards: Option<ShardedParameters>,
     /// Where layer inputs rest between forward and backward pass.
     offload_inputs_to: Option<PathBuf>,
@@ -142,7 +144,7 @@ impl Actor {
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
-        let scoring_ranks = ranks.clone();
+        let (scoring_ranks, reference_ranks) = (ranks.clone(), ranks.clone());
         Self {
             decoder,
             optimizer,
@@ -155,15 +157,23 @@ impl Actor {
             watched_routes: RefCell::default(),
             ranks,
             scoring_ranks,
+            reference_ranks,
             shards: None,
             offload_inputs_to: None,
         }
     }
 
-    /// The same, of which `ranks`, in other streams, share the tokens of [`Self::score`] and its like.
+    /// The same, whose `ranks`, in other sequence-parallel groups, share the tokens of [`Self::score`] and
+    /// its like.
     #[must_use]
     pub fn scoring_by(self, ranks: Ranks) -> Self {
-        Self { scoring_ranks: ranks, ..self }
+        Self { reference_ranks: ranks.clone(), scoring_ranks: ranks, ..self }
+    }
+
+    /// The same, whose `ranks` share the tokens of the reference.
+    #[must_use]
+    pub fn scoring_reference_by(self, ranks: Ranks) -> Self {
+        Self { reference_ranks: ranks, ..self }
     }
 
     /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.

@@ -15,6 +15,8 @@ mod learn;
 mod pending;
 mod role;
 
+use std::rc::Rc;
+
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
 use rlt_core::loss::LossError;
@@ -25,7 +27,7 @@ use self::pending::PendingSums;
 pub(crate) use self::role::CriticPlan;
 pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
-use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
 };
@@ -52,6 +54,12 @@ pub struct CriticOptions {
     pub max_grad_norm: f64,
     /// What of it rests while it is not needed.
     pub offload: Offload,
+    /// Dtype in which its layers are computed; `None` for the actor's, which an adapter of its own always
+    /// has.
+    pub compute: Option<Kind>,
+    /// The ranks that hold it together, where the actor is in shards; `None` for the actor's, which an
+    /// adapter of its own always has.
+    pub mesh: Option<Rc<MeshRanks>>,
 }
 
 /// Why there is no critic.
@@ -97,11 +105,11 @@ impl Critic {
         options: CriticOptions,
         ranks: Ranks,
     ) -> Result<Self, NoCritic> {
-        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some())?;
+        let compute = options.compute.unwrap_or_else(|| actor.decoder.compute_kind());
+        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some(), compute)?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
-        let shards =
-            actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options.offload));
+        let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
         let shards = shards.transpose()?;
         let trained = match &shards {
             Some(shards) => shards.pieces(),
@@ -240,9 +248,14 @@ impl Learner for Critic {
 }
 
 /// The actor's decoder for another end: with the values that it has, or where the ranks share it in outline.
-fn trunk(actor: &Decoder, lora: Option<(&LoraSpec, u64)>, is_shared: bool) -> Result<Decoder, NoCritic> {
+fn trunk(
+    actor: &Decoder,
+    lora: Option<(&LoraSpec, u64)>,
+    is_shared: bool,
+    compute: Kind,
+) -> Result<Decoder, NoCritic> {
     let Some((lora, seed)) = lora else {
-        return Ok(if is_shared { actor.trunk_outline() } else { actor.trained_trunk() });
+        return Ok(if is_shared { actor.trunk_outline(compute) } else { actor.trained_trunk(compute) });
     };
     let mut trunk = actor.shared_trunk();
     trunk.attach_lora_spec(lora, seed)?;
@@ -256,17 +269,19 @@ fn shards(
     head_d: &Tensor,
     base: &ShardedParameters,
     has_adapter: bool,
-    offload: &Offload,
+    options: &CriticOptions,
 ) -> Result<ShardedParameters, NoCritic> {
     let (layers, mut outer) = trunk.parameters_by_layer();
     outer.push(head(head_d));
     let trained =
         |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
     let parts = (layers.into_iter().map(trained).collect(), trained(outer));
+    let offload_to = options.offload.parameters();
     if has_adapter {
-        return Ok(ShardedParameters::beside(base, parts, offload.parameters())?);
+        return Ok(ShardedParameters::beside(base, parts, offload_to)?);
     }
-    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind(), offload.parameters())?;
+    let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
+    let own = ShardedParameters::of_parts(parts, mesh, trunk.compute_kind(), offload_to)?;
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)
 }

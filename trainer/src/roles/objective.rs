@@ -40,7 +40,7 @@ pub fn supervised_objective() -> Objective {
 /// The objective of pairs of completions.
 pub fn preference_objective(preference: &PairPreference) -> PreferenceObjective {
     PreferenceObjective {
-        losses: vec![(preference.loss, 1.0)],
+        losses: preference.losses.weighted(),
         divergence: preference.divergence,
         desensitization: preference.length_desensitization,
         weigh_by_policy: preference.weigh_by_policy,

@@ -5,12 +5,14 @@
 pub(crate) mod kept;
 mod role;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rlt_core::tensor_shard::TensorShard;
+use tch::Kind;
 
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::trainable::in_file;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
@@ -50,6 +52,34 @@ impl Reference {
     }
 }
 
+/// How a copy of the actor's weights is kept.
+#[derive(Clone, Debug)]
+pub struct Copying {
+    /// The run folder, in which it lies where it is offloaded, and on the CPU while nobody reads it.
+    pub folder: PathBuf,
+    /// Whether it is offloaded, where the actor is in shards.
+    pub is_offloaded: bool,
+    /// Dtype in which it is kept and computed; `None` for the actor's.
+    pub compute: Option<Kind>,
+    /// The ranks that hold it together, where the actor is in shards; `None` for the actor's.
+    pub mesh: Option<Rc<MeshRanks>>,
+}
+
+impl Copying {
+    /// As the actor computes, in `folder`.
+    pub fn to(folder: &Path, is_offloaded: bool) -> Self {
+        Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None }
+    }
+
+    fn compute_of(&self, actor: &Actor) -> Kind {
+        self.compute.unwrap_or_else(|| actor.decoder.compute_kind())
+    }
+
+    fn offload_to(&self) -> Option<&Path> {
+        self.is_offloaded.then_some(&self.folder)
+    }
+}
+
 /// A copy of the actor's weights as they once were.
 #[derive(Debug)]
 pub struct FrozenPolicy {
@@ -67,18 +97,19 @@ impl From<Decoder> for FrozenPolicy {
 
 impl FrozenPolicy {
     /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take
-    /// part, and they are offloaded to `folder` where `is_offloaded`. Else on the CPU they lie in a nameless
-    /// file of `folder` where that can be written: a pass a step reads them, and memory is needed for more.
+    /// part. What is not offloaded lies on the CPU in a nameless file of the folder where that can be
+    /// written: a pass a step reads it, and memory is needed for more.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
-    pub fn copy_of(actor: &Actor, folder: &Path, is_offloaded: bool) -> Result<Self, RankError> {
+    pub fn copy_of(actor: &Actor, copying: &Copying) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
-            return Ok(Self::from(actor.decoder.frozen_copy()).in_file(folder));
+            let copy = actor.decoder.frozen_copy(copying.compute_of(actor));
+            return Ok(Self::from(copy).in_file(&copying.folder));
         };
-        let copy = Self::outline_of(actor, shards, is_offloaded.then_some(folder))?;
+        let copy = Self::outline_of(actor, shards, copying)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
-        Ok(copy.in_file(folder))
+        Ok(copy.in_file(&copying.folder))
     }
 
     /// The reference of a checkpoint that was saved of a run with a model like the actor's; `None` where
@@ -89,7 +120,7 @@ impl FrozenPolicy {
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
-        (folder, is_offloaded): (&Path, bool),
+        copying: &Copying,
     ) -> Result<Option<Self>, ReferenceError> {
         let names = actor.decoder.base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
@@ -97,7 +128,7 @@ impl FrozenPolicy {
         }
         let copy = match actor.shards() {
             None => {
-                let decoder = actor.decoder.frozen_copy();
+                let decoder = actor.decoder.frozen_copy(copying.compute_of(actor));
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
                     checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
@@ -105,22 +136,19 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards, is_offloaded.then_some(folder))?;
+                let copy = Self::outline_of(actor, shards, copying)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
         };
-        Ok(Some(copy.in_file(folder)))
+        Ok(Some(copy.in_file(&copying.folder)))
     }
 
     /// Shards of zeros, offloaded to a folder where there is one.
-    fn outline_of(
-        actor: &Actor,
-        shards: &ShardedParameters,
-        offload_to: Option<&Path>,
-    ) -> Result<Self, RankError> {
-        let decoder = actor.decoder.frozen_outline();
-        let shards = ShardedParameters::new(&decoder, shards.ranks(), offload_to)?;
+    fn outline_of(actor: &Actor, shards: &ShardedParameters, copying: &Copying) -> Result<Self, RankError> {
+        let decoder = actor.decoder.frozen_outline(copying.compute_of(actor));
+        let mesh = copying.mesh.clone().unwrap_or_else(|| shards.ranks());
+        let shards = ShardedParameters::new(&decoder, mesh, copying.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 

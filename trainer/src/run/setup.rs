@@ -30,7 +30,7 @@ use crate::roles::critic::{CriticOptions, CriticPlan, CriticRole};
 use crate::roles::learner::Portions;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
+use crate::roles::reference::{Copying, Reference, ReferenceRole, kl_controller};
 use crate::roles::reward::{ExternalFunctions, PoolOptions, RewardFunctions, RewardPool, RewardsRole};
 use crate::roles::rollout::{MemoryShare, RolloutEngine, RolloutOptions, RolloutRole};
 use crate::roles::step_context::StepContext;
@@ -43,6 +43,7 @@ use crate::storage::checkpoint::CheckpointStore;
 use crate::storage::run_folder::RunFolder;
 
 use datasets::{Datasets, Located};
+use model::RoleMeshes;
 
 /// The part of the seed of weights that is the critic's adapter.
 const CRITIC_ADAPTER: u64 = 1;
@@ -80,9 +81,10 @@ pub fn setup(
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
-    let reference = model::reference(&spec, &actor, &folder)?;
+    let meshes = model::RoleMeshes::of(&spec, &actor)?;
+    let reference = model::reference(&spec, &actor, &folder, &meshes)?;
     let folders = model::reward_model_folders(&spec, &ranks)?;
-    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
+    let reward_models = model::reward_models(&spec, &folders, &tokenizer, (&actor, &meshes), &folder)?;
     let checkpoints = checkpoint_store(&spec, &folder, &ranks)?;
     let saving = Saving::prepare(&ranks, &checkpoints)?;
     let context = StepContext::new(spec.training.seed, stop);
@@ -96,8 +98,13 @@ pub fn setup(
             ranks: ranks.clone(),
             context: Rc::clone(&context),
         },
-        critic: critic_role(&spec, &folder, pass_ranks.critic, &context),
-        reference: reference_role(&spec, reference, &folder, &context),
+        critic: critic_role(&spec, &folder, (pass_ranks.critic, &meshes), &context),
+        reference: reference_role(
+            &spec,
+            reference,
+            model::reference_copying(&spec, &folder, &meshes),
+            &context,
+        ),
         actor: actor_role(&spec, actor, num_steps, &context),
         context: Rc::clone(&context),
     };
@@ -163,7 +170,7 @@ fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<St
 fn reference_role(
     spec: &ResolvedSpec,
     reference: Reference,
-    folder: &RunFolder,
+    copying: Copying,
     context: &Rc<StepContext>,
 ) -> ReferenceRole {
     let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
@@ -171,11 +178,10 @@ fn reference_role(
     ReferenceRole {
         reference,
         max_forward_tokens,
-        is_offloaded: spec.training.reference_is_offloaded(),
+        copying,
         controller: kl_controller(&kl),
         kl,
         is_read: spec.algorithm.reads_reference(),
-        folder: folder.root().to_owned(),
         kept: None,
         context: Rc::clone(context),
     }
@@ -184,7 +190,7 @@ fn reference_role(
 fn critic_role(
     spec: &ResolvedSpec,
     folder: &RunFolder,
-    ranks: Ranks,
+    (ranks, meshes): (Ranks, &RoleMeshes),
     context: &Rc<StepContext>,
 ) -> CriticRole {
     let critic = spec.algorithm.policy_gradient.as_ref().and_then(|algorithm| algorithm.critic.clone());
@@ -196,6 +202,8 @@ fn critic_role(
             activation_checkpointing: spec.training.activation_checkpointing.unwrap_or(false),
             max_grad_norm: spec.training.max_grad_norm,
             offload: Offload::new(spec.training.critic_offload(), folder.root()),
+            compute: Some(model::kind_of(spec.training.critic_precision())),
+            mesh: meshes.critic.clone(),
         },
         lora: spec.model.lora.clone().map(|lora| (lora, adapter_seed)),
         ranks,
@@ -221,8 +229,10 @@ fn portions(spec: &ResolvedSpec, max_tokens: u32) -> Portions {
 struct PassRanks {
     /// Updates of the actor.
     updates: Ranks,
-    /// Log-probs of actor and reference.
+    /// Log-probs of the actor.
     logprobs: Ranks,
+    /// Log-probs of the reference.
+    reference: Ranks,
     /// Values and updates of the critic.
     critic: Ranks,
 }
@@ -230,32 +240,35 @@ struct PassRanks {
 impl PassRanks {
     fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
         let mesh = &spec.workers.mesh;
-        let updates = ranks.clone().with_sequence_parallel(mesh.sp as usize)?;
-        let logprobs = match mesh.sp_of_logprobs() {
-            sp if sp == mesh.sp => updates.clone(),
-            sp => ranks.clone().with_sequence_parallel(sp as usize)?,
+        // One group of ranks for each degree, however many passes have it.
+        let mut groups: Vec<(u32, Ranks)> = Vec::new();
+        let mut sharing_by = |sp: u32| -> Result<Ranks, RankError> {
+            if let Some((_, known)) = groups.iter().find(|(degree, _)| *degree == sp) {
+                return Ok(known.clone());
+            }
+            let sharing = ranks.clone().with_sequence_parallel(sp as usize)?;
+            groups.push((sp, sharing.clone()));
+            Ok(sharing)
         };
-        let critic = match mesh.sp_of_critic() {
-            sp if sp == mesh.sp => updates.clone(),
-            sp if sp == mesh.sp_of_logprobs() => logprobs.clone(),
-            sp => ranks.with_sequence_parallel(sp as usize)?,
-        };
-        Ok(Self { updates, logprobs, critic })
+        Ok(Self {
+            updates: sharing_by(mesh.sp)?,
+            logprobs: sharing_by(mesh.sp_of_logprobs())?,
+            reference: sharing_by(mesh.sp_of_reference())?,
+            critic: sharing_by(mesh.sp_of_critic())?,
+        })
     }
 
     /// Those of every degree once, with the field that asks for it.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
-        let degree = |ranks: &Ranks| ranks.sp_shard().num_shards;
-        let of_logprobs = (degree(&self.logprobs) != degree(&self.updates)).then_some(&self.logprobs);
-        let is_new = ![&self.updates, &self.logprobs].map(degree).contains(&degree(&self.critic));
-        let of_critic = is_new.then_some(&self.critic);
-        [
-            (Some(&self.updates), "spec.workers.mesh.sp"),
-            (of_logprobs, "spec.workers.mesh.logprobSp"),
-            (of_critic, "spec.workers.mesh.criticSp"),
-        ]
-        .into_iter()
-        .filter_map(|(ranks, field)| Some((ranks?, field)))
+        let all = [
+            (&self.updates, "spec.workers.mesh.sp"),
+            (&self.logprobs, "spec.workers.mesh.logprobSp"),
+            (&self.reference, "spec.workers.mesh.referenceSp"),
+            (&self.critic, "spec.workers.mesh.criticSp"),
+        ];
+        let degree = |(ranks, _): &(&Ranks, &str)| ranks.sp_shard().num_shards;
+        let is_first = move |at: usize| all[..at].iter().all(|before| degree(before) != degree(&all[at]));
+        all.into_iter().enumerate().filter_map(move |(at, one)| is_first(at).then_some(one))
     }
 }
 

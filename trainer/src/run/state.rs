@@ -232,7 +232,7 @@ fn restore(
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
-    restore_reference(run, roles, checkpoint)?;
+    restore_reference(roles, checkpoint)?;
     restore_critic(roles, checkpoint)?;
     if let Some(critic) = &mut roles.critic.critic {
         critic.resume_loss_scale(state.critic_loss_scale);
@@ -254,11 +254,10 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
 
 /// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's
 /// source gave, which `setup` keeps before anything is restored.
-fn restore_reference(run: &Run, roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    let is_offloaded = roles.reference.is_offloaded;
+fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let Reference::Frozen(copy) = &mut roles.reference.reference else { return Ok(()) };
-    let place = (run.folder.root(), is_offloaded);
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, place)? {
+    let copying = &roles.reference.copying;
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, copying)? {
         *copy = Some(Box::new(frozen));
     }
     Ok(())

@@ -101,7 +101,7 @@ fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Optio
 /// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of
 /// both.
 fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
-    roles.reference.freeze(&roles.actor, run.folder.root())?;
+    roles.reference.freeze(&roles.actor)?;
     if run.spec().training.evaluate_before {
         let evaluation = evaluate(run, roles, data)?;
         run.progress.first_evaluation = evaluation.as_ref().and_then(|e| e.reward);

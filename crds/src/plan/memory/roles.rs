@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term};
+use super::{FP32, MemoryTerm, Trained, elements, kept, on_gpu, on_host, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
@@ -50,8 +50,14 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 /// A frozen copy of the weights, b P / s. With an adapter the reference is the same weights
 /// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
+    let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
     let part = shards.part_of(model.parameter_count().total());
-    if has_reference(spec) { frozen_width(spec) * part } else { 0 }
+    if has_reference(spec) { reference_width(spec) * part } else { 0 }
+}
+
+/// Bytes of a number of the reference, which is kept as it is computed with; the actor's below an adapter.
+pub(super) fn reference_width(spec: &ResolvedSpec) -> u64 {
+    spec.training.reference_precision().width()
 }
 
 fn has_reference(spec: &ResolvedSpec) -> bool {
@@ -71,7 +77,7 @@ pub(super) fn critic(
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
     let offload = spec.training.critic_offload();
-    let part = FP32 * shards.part_of(num_parameters);
+    let part = FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).part_of(num_parameters);
     [
         kept(spec, "critic", offload.parameters, part),
         kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),
@@ -82,13 +88,14 @@ pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, as wide as activations: b P / s of each, unless they rest.
+/// Reward models, as wide as they are computed with: b P / s of each, unless they rest.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
     width: u64,
     shards: &Shards,
 ) -> MemoryTerm {
+    let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reward_models());
     let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
     let weights = width * judges.iter().map(part_of).sum::<u64>();
     kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
@@ -120,7 +127,7 @@ pub(super) fn judging(
     };
     let of_token = |model| pass(model).inference_bytes_per_token();
     vec![
-        shards.gathered_of(judges),
+        shards.gathered_of(judges, width),
         term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0)),
     ]
 }

@@ -60,6 +60,11 @@ impl Shards {
         }
     }
 
+    /// The same of a role that so many ranks hold a copy of together.
+    pub(super) fn of_degree(&self, dp_shard: u32) -> Self {
+        Self { dp_shard: dp_shard.into(), ..*self }
+    }
+
     /// How many of so many parameters one rank keeps.
     pub(super) fn part_of(&self, num_parameters: u64) -> u64 {
         num_parameters.div_ceil(self.dp_shard)
@@ -82,20 +87,20 @@ impl Shards {
         self.by_unit
     }
 
-    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes
-    /// a number.
-    pub(super) fn gathered(&self) -> [MemoryTerm; 2] {
-        let gathered = self.width * (self.outer + 2 * self.layer);
-        [self.term(GATHERED, gathered), self.on_its_way(self.width)]
+    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, `width`
+    /// bytes a number.
+    pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
+        let gathered = width * (self.outer + 2 * self.layer);
+        [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
     /// The same of the reward model of which it is the most.
-    pub(super) fn gathered_of(&self, judges: &[ModelConfig]) -> MemoryTerm {
+    pub(super) fn gathered_of(&self, judges: &[ModelConfig], width: u64) -> MemoryTerm {
         let gathered = |judge: &ModelConfig| {
             let count = judge.parameter_count();
             count.total() - count.layers + count.layers.min(2 * count.per_layer)
         };
-        self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
+        self.term("gathered reward model", width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
     /// While another role copies weights, what is outside of the layers, or a layer. On a GPU a rank alone

@@ -32,12 +32,15 @@ const FRESH_MEMORY: f64 = 25.0;
 const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
 
 /// The passes of one step on the busiest rank.
+#[derive(Clone, Copy)]
 pub(super) struct Passes<'a> {
     spec: &'a ResolvedSpec,
     model: &'a ModelConfig,
     batch: &'a BatchPlan,
     trained: f64,
     numbers: (Precision, MatmulPrecision),
+    /// Ranks that hold a copy of the role's model together.
+    dp_shard: f64,
 }
 
 /// What the updates of a step take.
@@ -73,11 +76,17 @@ impl<'a> Passes<'a> {
         num_trained: u64,
     ) -> Self {
         let numbers = (spec.training.precision, spec.training.matmul_precision);
-        Self { spec, model, batch, trained: num_trained as f64, numbers }
+        let dp_shard = spec.workers.mesh.dp_shard.into();
+        Self { spec, model, batch, trained: num_trained as f64, numbers, dp_shard }
+    }
+
+    /// Those of a role with a precision and a degree of its own.
+    fn of_role(&self, precision: Precision, dp_shard: u32) -> Self {
+        Self { numbers: (precision, self.numbers.1), dp_shard: dp_shard.into(), ..*self }
     }
 
     fn width(&self) -> f64 {
-        self.spec.training.precision.width() as f64
+        self.numbers.0.width() as f64
     }
 
     fn body(&self) -> f64 {
@@ -138,7 +147,7 @@ impl<'a> Passes<'a> {
     /// Bytes that a rank sends in one pass over the model: what it gathers of others' shards, and where
     /// ranks share tokens what attention exchanges, twice a layer.
     fn exchanged(&self, tokens: Tokens, gathers: f64) -> f64 {
-        let shards = f64::from(self.spec.workers.mesh.dp_shard);
+        let shards = self.dp_shard;
         let weights = self.body() + self.head();
         let gathered = tokens.num_passes * gathers * self.width() * weights * (shards - 1.0) / shards;
         let heads = ((self.model.num_heads + 2 * self.model.num_kv_heads) * self.model.head_dim) as f64;
@@ -148,16 +157,16 @@ impl<'a> Passes<'a> {
     }
 
     /// Passes forward without gradients: the actor's log-probs where updates are off-policy or need those of
-    /// whole completions before, and the reference's. Of a data set these are computed in the first epoch
-    /// alone.
-    pub(super) fn scoring(&self) -> Work {
-        let sp = self.spec.workers.mesh.sp_of_logprobs();
-        let passes = |budget: u32| self.tokens(self.batch.prompts_per_step, (budget, sp));
+    /// whole completions before, and the reference's, apart where that computes in other numbers. Of a data
+    /// set these are computed in the first epoch alone.
+    pub(super) fn scoring(&self) -> Vec<Work> {
+        let mesh = &self.spec.workers.mesh;
+        let passes = |budget: (u32, u32)| self.tokens(self.batch.prompts_per_step, budget);
         let is_off_policy = self.batch.updates_per_step > 1;
         let algorithm = &self.spec.algorithm;
         let own = match &algorithm.preference {
             // The mismatched completions, too.
-            Some(Preference::Labels(_)) => 2,
+            Some(Preference::Labels(kto)) => 1 + u8::from(kto.reference_point),
             Some(Preference::Pairs(_)) => 1,
             // Numbers of labels are known before their gradient is.
             None if algorithm.kind.learns_from().trains_reward_model() => 1,
@@ -165,14 +174,13 @@ impl<'a> Passes<'a> {
         };
         let training = &self.spec.training;
         let offloaded = training.offload.parameters;
-        let tokens = passes(training.max_logprob_tokens);
+        let tokens = passes((training.max_logprob_tokens, mesh.sp_of_logprobs()));
         let actor = self.forward(tokens, own.into(), offloaded);
-        let tokens = passes(training.reference_forward_tokens());
-        actor.and(self.forward(
-            tokens,
-            u8::from(algorithm.reads_reference()).into(),
-            training.reference_is_offloaded(),
-        ))
+        let tokens = passes((training.reference_forward_tokens(), mesh.sp_of_reference()));
+        let times = f64::from(u8::from(algorithm.reads_reference()));
+        let of_reference = self.of_role(training.reference_precision(), mesh.dp_shard_of_reference());
+        let reference = of_reference.forward(tokens, times, training.reference_is_offloaded());
+        if reference.numbers == actor.numbers { vec![actor.and(reference)] } else { vec![actor, reference] }
     }
 
     /// `times` forward passes over the same tokens, of a role whose weights are offloaded or stay.
@@ -196,7 +204,7 @@ impl<'a> Passes<'a> {
 
     /// Weights that rest come from the host once a pass.
     fn moved_weights(&self, tokens: Tokens) -> f64 {
-        let part = (self.body() + self.head()) / f64::from(self.spec.workers.mesh.dp_shard);
+        let part = (self.body() + self.head()) / self.dp_shard;
         tokens.num_passes * 4.0 * part
     }
 
@@ -213,7 +221,7 @@ impl<'a> Passes<'a> {
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
         let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
-        let own_part = self.trained / f64::from(self.spec.workers.mesh.dp_shard);
+        let own_part = self.trained / self.dp_shard;
         let forward = self.forward(tokens, 1.0, rests.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
         let work = Work {
@@ -234,8 +242,7 @@ impl<'a> Passes<'a> {
 
     /// Bytes of gradients, fp32, that a rank sends so that all have the sum.
     fn summed(&self, own_part: f64) -> f64 {
-        let (count, shards) =
-            (f64::from(self.spec.workers.num_ranks()), f64::from(self.spec.workers.mesh.dp_shard));
+        let (count, shards) = (f64::from(self.spec.workers.num_ranks()), self.dp_shard);
         let copies = count / shards;
         4.0 * (self.trained * (shards - 1.0) / shards + 2.0 * own_part * (copies - 1.0) / copies)
     }
@@ -250,8 +257,9 @@ impl<'a> Passes<'a> {
             Some(budget) => (budget, sp),
             None => (training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp),
         };
-        let update = self.update_under(budget, offload).work;
-        let values = self.forward(tokens, 1.0, offload.parameters);
+        let own = self.of_role(training.critic_precision(), self.spec.workers.mesh.dp_shard_of_critic());
+        let update = own.update_under(budget, offload).work;
+        let values = own.forward(tokens, 1.0, offload.parameters);
         Work {
             products: values.products - self.head_flop(tokens) + update.products,
             bytes: values.bytes + update.bytes,

@@ -20,6 +20,21 @@ pub enum PreferenceDivergence {
     Alpha,
 }
 
+/// One of several preference losses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WeightedLossSpec {
+    /// The loss of a pair of completions.
+    pub loss: PreferenceLossKind,
+    /// Its weight; by default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub weight: Option<f64>,
+    /// The parameters of this loss; by default its own.
+    #[serde(flatten)]
+    pub parameters: Parameters<PreferenceLossKind>,
+}
+
 /// How preferences become a loss; only with the kinds `DPO`, `SimPO`, `CPO`, `ORPO`, `KTO` and `OnlineDPO`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -30,6 +45,12 @@ pub struct PreferenceSpec {
     /// The parameters of the loss; by default the loss's own.
     #[serde(flatten)]
     pub parameters: Parameters<PreferenceLossKind>,
+    /// Several losses of a pair, which are added by their weights, instead of `loss` and its parameters: MPO
+    /// (<https://arxiv.org/abs/2411.10442>) is `Sigmoid` with 0.8 and `BcoPair` with 0.2 beside an
+    /// `sftWeight` of 1. Rewards in metrics are those of the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 8))]
+    pub losses: Vec<WeightedLossSpec>,
     /// The divergence whose derivative scores completions, in losses of the difference of two scores; by
     /// default `ReverseKl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,4 +82,8 @@ pub struct PreferenceSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub undesirable_weight: Option<f64>,
+    /// Whether `KTO` compares completions with z, which is measured in passes of its own on completions of
+    /// other prompts; by default true. Without it (TRL's `apo_zero_unpaired`) they are compared with 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference_point: Option<bool>,
 }

@@ -31,7 +31,10 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     }
     let mut axes =
         format!("dp_replicate {} x dp_shard {} x sp {}", mesh.dp_replicate, mesh.dp_shard, mesh.sp);
-    if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
+    if mesh.reference_sp != mesh.logprob_sp {
+        let (logprobs, reference, critic) = (mesh.logprob_sp, mesh.reference_sp, mesh.critic_sp);
+        axes += &format!(" (log-probs {logprobs}, reference {reference}, critic {critic})");
+    } else if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
         axes += &format!(" (log-probs {}, critic {})", mesh.logprob_sp, mesh.critic_sp);
     }
     if mesh.rollout_tp > 1 {

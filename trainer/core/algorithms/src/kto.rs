@@ -23,6 +23,8 @@ pub struct Kto {
     pub desirable_weight: f64,
     /// Weight of bad completions.
     pub undesirable_weight: f64,
+    /// Whether completions are compared with z; else with 0, TRL's loss `apo_zero_unpaired`.
+    pub reference_point: bool,
 }
 
 /// What [`Kto::evaluate`] reads of a micro-batch; slices of log-probs hold one value per token.
@@ -91,8 +93,7 @@ impl ReferencePoint {
         Ok(Self { sum: ratios.iter().sum(), num_completions: ratios.len() })
     }
 
-    /// z: the mean log-ratio of a completion, at least 0. Without any completion it is 0, which is TRL's loss
-    /// `apo_zero_unpaired`.
+    /// z: the mean log-ratio of a completion, at least 0. Without any completion it is 0.
     pub fn z(&self) -> f64 {
         (self.sum / self.num_completions.max(1) as f64).max(0.0)
     }
@@ -121,6 +122,7 @@ impl Kto {
         rows.check_rows("labels", inputs.labels)?;
         let ratios = log_ratio_sums(rows, inputs.logprobs, inputs.ref_logprobs)?;
         let share = 1.0 / num_completions.max(1) as f64;
+        let z = if self.reference_point { point.z() } else { 0.0 };
         let logprobs = rows.masked_sums(inputs.logprobs);
         let (mut loss, mut good, mut bad) = (0.0, KtoSums::default(), KtoSums::default());
         let mut slopes = Vec::with_capacity(ratios.len());
@@ -131,7 +133,7 @@ impl Kto {
             sums.num_completions += 1;
             let (weight, sign) =
                 if *is_good { (self.desirable_weight, 1.0) } else { (self.undesirable_weight, -1.0) };
-            let x = sign * self.beta * (ratio - point.z());
+            let x = sign * self.beta * (ratio - z);
             loss += share * weight * (1.0 - sigmoid(x));
             slopes.push(-share * weight * sign * self.beta * sigmoid(x) * sigmoid(-x));
         }

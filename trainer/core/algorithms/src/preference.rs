@@ -4,22 +4,28 @@
 //! sees the sum of a completion's log-probs under the actor and under the reference; its derivative with
 //! respect to a log-prob is the one with respect to that sum, times the token's weight
 //! ([`PreferenceObjective::desensitization`]). [`PreferenceDenominators`] count the whole update, so that
-//! losses and derivatives of its micro-batches are added and do not depend on the split.
+//! losses and derivatives of its micro-batches are added and do not depend on the split. Losses that sort the
+//! update ([`PreferenceLoss::sorts_update`]) take all of it at once.
 //!
 //! Definitions follow TRL 1.16 (`trl/trainer/dpo_trainer.py`, `trl/experimental/{cpo,orpo}`) and are held to
 //! its values and gradients by the golden test. Single completions with a label are in [`crate::kto`].
 
 mod contrastive;
 mod divergence;
+mod matching;
 mod objective;
 mod pair;
 mod reference_free;
+mod running_mean;
 mod score;
+mod transport;
 
 pub use divergence::Divergence;
 pub use objective::{
     PreferenceDenominators, PreferenceInputs, PreferenceMetrics, PreferenceObjective, PreferenceOutputs,
 };
+
+pub use running_mean::RunningMean;
 
 pub(crate) use pair::{log_sigmoid, sigmoid};
 
@@ -44,8 +50,13 @@ register! {
         contrastive::SppoHard,
         contrastive::ApoZero,
         contrastive::ApoDown,
+        transport::Aot,
+        transport::AotUnpaired,
         reference_free::Cpo,
+        reference_free::CpoHinge,
+        reference_free::CpoIpo,
         reference_free::SimPo,
+        reference_free::AlphaPo,
         reference_free::Orpo,
     ]
 }
@@ -59,6 +70,11 @@ impl PreferenceLoss {
     /// Whether a completion's score may come from another divergence than the reverse KL.
     pub fn takes_divergence(&self) -> bool {
         self.formula().takes_divergence()
+    }
+
+    /// Whether it compares completions across the pairs of an update, which then is evaluated at once.
+    pub fn sorts_update(&self) -> bool {
+        self.formula().matching().sorts()
     }
 
     /// The factor by which log-ratios become rewards.

@@ -88,7 +88,9 @@ def pair_args(mask, values, **parameters):
     return {**rows, **parameters}
 
 
-def dpo(loss, beta=0.1, smoothing=0.0, divergence="reverse_kl", alpha=0.5, ld=None, wpo=False, tau=0.05, scale=1.0):
+def dpo(
+    loss, beta=0.1, smoothing=0.0, divergence="reverse_kl", alpha=0.5, ld=None, wpo=False, tau=0.05, scale=1.0, weights=None
+):
     mask = masks(2 * NUM_PAIRS)
     values, reference, squares = logprobs(mask, scale), logprobs(mask, scale), logprobs(mask, 0.5)
     single_precision = divergence == "alpha_divergence"
@@ -96,12 +98,12 @@ def dpo(loss, beta=0.1, smoothing=0.0, divergence="reverse_kl", alpha=0.5, ld=No
         values, reference, squares = (single(tensor) for tensor in (values, reference, squares))
     values.requires_grad_()
     completion_mask = torch.cat([torch.zeros(len(mask), 1).long(), mask], 1)
-    losses, weights = (loss, [1.0] * len(loss)) if isinstance(loss, list) else ([loss], [1.0])
+    losses = loss if isinstance(loss, list) else [loss]
     model = outputs(values, squares)
     trainer = types.SimpleNamespace(
         model=model, ref_model=outputs(reference, squares), accelerator=accelerator(), aux_loss_enabled=False,
         ld_alpha=ld, precompute_ref_logps=False, f_divergence_type=divergence, f_alpha_divergence_coef=alpha,
-        loss_types=losses, loss_weights=weights, beta=beta, label_smoothing=smoothing, use_weighting=wpo,
+        loss_types=losses, loss_weights=weights or [1.0] * len(losses), beta=beta, label_smoothing=smoothing, use_weighting=wpo,
         args=types.SimpleNamespace(discopop_tau=tau, gradient_checkpointing_kwargs=None), _metrics=metrics(),
         _total_train_tokens=0, _tp_size=1,
     )
@@ -114,7 +116,7 @@ def dpo(loss, beta=0.1, smoothing=0.0, divergence="reverse_kl", alpha=0.5, ld=No
     args = pair_args(
         mask, {"logprobs": values, "ref_logprobs": reference, "log_sum_squares": squares},
         losses=losses, beta=beta, label_smoothing=smoothing, divergence=divergence, alpha=alpha, ld_alpha=ld, wpo=wpo,
-        discopop_tau=tau, single_precision=single_precision,
+        discopop_tau=tau, single_precision=single_precision, **({"weights": weights} if weights else {}),
     )
     reward = {name: trainer._metrics["train"][f"rewards/{name}"][0] for name in ("chosen", "rejected", "accuracies")}
     # A loss that does not read a token leaves it without a gradient.
@@ -172,13 +174,14 @@ for rising in (True, False):
 kto("apo_zero_unpaired", 0.3, 1.0, 1.33, True)
 
 
-def reference_free(name, beta, gamma, smoothing, imitation):
+def reference_free(name, beta, gamma, smoothing, imitation, alpha=0.0):
     mask = masks(2 * NUM_PAIRS)
     values = logprobs(mask).requires_grad_()
     sums = values.sum(-1)
-    used = sums if name == "sigmoid" else sums / mask.sum(-1)
+    used = sums if name in ("sigmoid", "hinge") else sums / mask.sum(-1)
     trainer = types.SimpleNamespace(
-        alpha=0.0, beta=beta, simpo_gamma=gamma, label_smoothing=smoothing, loss_type=name, accelerator=accelerator(),
+        alpha=alpha, beta=beta, simpo_gamma=gamma, label_smoothing=smoothing, accelerator=accelerator(),
+        loss_type="simpo" if name == "alphapo" else name,
     )
     chosen, rejected = used.chunk(2)
     if name == "orpo":
@@ -190,6 +193,7 @@ def reference_free(name, beta, gamma, smoothing, imitation):
     loss.backward()
     args = pair_args(
         mask, {"logprobs": values}, loss=name, beta=beta, simpo_gamma=gamma, label_smoothing=smoothing, imitation=imitation,
+        **({"alpha_po": alpha} if alpha else {}),
     )
     add("reference_free", args, loss, d_logprobs=ragged(interleaved(values.grad), interleaved(mask)))
 
@@ -237,6 +241,22 @@ for _ in range(3):
     got = torch.nn.functional.cross_entropy(logits, labels)
     got.backward()
     add("process_reward", {"logits": logits.tolist(), "labels": labels.bool().tolist()}, got, d_logits=logits.grad.tolist())
+
+# Behind all others, whose random numbers stay as they are.
+for name in ("aot", "aot_unpaired"):
+    for beta, smoothing, scale in ((0.1, 0.1, 1.0), (0.5, 0.0, 3.0)):
+        dpo(name, beta, smoothing, scale=scale)
+    dpo(name, 0.2, 0.2, ld=0.4)
+for name in ("hinge", "ipo"):
+    reference_free(name, 0.1, 0.0, 0.0, 1.0)
+    reference_free(name, 0.7, 0.0, 0.0, 0.0)
+reference_free("alphapo", 2.0, 0.5, 0.0, 0.0, alpha=0.25)
+reference_free("alphapo", 0.7, 1.5, 0.2, 0.3, alpha=-0.5)
+# MPO (arXiv 2411.10442), and losses of every sort.
+dpo(["sigmoid", "bco_pair", "sft"], 0.1, weights=[0.8, 0.2, 1.0])
+dpo(["robust", "aot", "ipo", "apo_down", "sft"], 0.3, 0.1, weights=[0.5, 0.25, 2.0, 1.5, 0.1])
+dpo(["sigmoid", "exo_pair", "hinge"], 0.3, 0.1, divergence="js_divergence", weights=[1.0, 0.3, 0.7])
+dpo(["sigmoid", "nca_pair"], 0.2, ld=0.4, wpo=True, weights=[0.6, 0.4])
 
 with open("preference.json", "w") as file:
     json.dump({"source": "trl 1.16.0", "seed": 16, "dtype": "float64", "cases": cases}, file)

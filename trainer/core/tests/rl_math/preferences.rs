@@ -2,7 +2,8 @@
 
 use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
 use rlt_core::preference::{
-    Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceObjective,
+    BcoPair, Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceObjective,
+    RunningMean,
 };
 use rlt_core::reward_model::{PairScores, bradley_terry, process_reward_loss};
 use rlt_core::rows::Rows;
@@ -30,8 +31,13 @@ fn loss(name: &str, case: &Case) -> Result<PreferenceLoss, String> {
         "sppo_hard" => "SppoHard",
         "apo_zero" => "ApoZero",
         "apo_down" => "ApoDown",
+        "aot" => "Aot",
+        "aot_unpaired" => "AotUnpaired",
         "cpo" => "Cpo",
+        "cpo_hinge" => "CpoHinge",
+        "cpo_ipo" => "CpoIpo",
         "simpo" => "SimPo",
+        "alphapo" => "AlphaPo",
         "orpo" => "Orpo",
         unknown => return Err(format!("no preference loss is known by the name {unknown}")),
     };
@@ -40,6 +46,7 @@ fn loss(name: &str, case: &Case) -> Result<PreferenceLoss, String> {
         "labelSmoothing": case.optional("label_smoothing"),
         "discopopTau": case.optional("discopop_tau"),
         "simpoGamma": case.optional("simpo_gamma"),
+        "alphaPoAlpha": case.optional("alpha_po"),
     });
     Ok(PreferenceLoss::resolve(named(name)?, &named(parameters)?))
 }
@@ -47,9 +54,12 @@ fn loss(name: &str, case: &Case) -> Result<PreferenceLoss, String> {
 pub(crate) fn dpo(case: &Case) -> Outcome {
     let names: Vec<&str> =
         case.arg("losses").as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let pairwise = names.iter().filter(|name| **name != "sft");
+    let weights = if case.arg("weights").is_null() { vec![1.0; names.len()] } else { case.values("weights") };
+    let (likelihood, pairwise): (Vec<_>, Vec<_>) =
+        names.iter().zip(weights).partition(|(name, _)| **name == "sft");
+    let weighted = pairwise.into_iter().map(|(name, weight)| Ok((loss(name, case)?, weight)));
     let objective = PreferenceObjective {
-        losses: pairwise.map(|name| Ok((loss(name, case)?, 1.0))).collect::<Result<_, String>>()?,
+        losses: weighted.collect::<Result<_, String>>()?,
         divergence: match case.text("divergence") {
             "reverse_kl" => Divergence::ReverseKl,
             "forward_kl" => Divergence::ForwardKl,
@@ -59,14 +69,47 @@ pub(crate) fn dpo(case: &Case) -> Outcome {
         },
         desensitization: case.optional("ld_alpha"),
         weigh_by_policy: case.flag("wpo"),
-        imitation: if names.contains(&"sft") { 1.0 } else { 0.0 },
+        imitation: likelihood.iter().map(|(_, weight)| weight).sum(),
     };
     evaluate(case, &objective)
+}
+
+/// Updates one after the other, whose rewards have a running mean. TRL's loss is the mean over completions.
+pub(crate) fn bco(case: &Case) -> Outcome {
+    let beta = case.number("beta");
+    let objective = PreferenceObjective::new(BcoPair { beta, running_mean: true });
+    let mut mean = RunningMean::default();
+    let updates = case.arg("updates").as_array().into_iter().flatten();
+    for (idx, update) in updates.enumerate() {
+        let part = |name: &str| flat(&update[name]);
+        let (logprobs, ref_logprobs) = (part("logprobs"), part("ref_logprobs"));
+        let completions = update["logprobs"].as_array().into_iter().flatten();
+        let rows = Rows::unmasked(completions.map(|row| flat(row).len()));
+        let inputs = PreferenceInputs {
+            rows: &rows,
+            logprobs: &logprobs,
+            ref_logprobs: Some(&ref_logprobs),
+            log_sum_squares: None,
+            mean_log_ratio: 0.0,
+        };
+        let text = |error: rlt_core::loss::LossError| error.to_string();
+        mean = mean.with(&objective.log_ratios(&inputs).map_err(text)?);
+        let inputs = PreferenceInputs { mean_log_ratio: mean.mean(), ..inputs };
+        let got = objective.evaluate(&inputs, &PreferenceDenominators::of(&rows)).map_err(text)?;
+        let expected = |name: &str| &case.expected("updates")[idx][name];
+        compare("delta", expected("delta"), &[beta * mean.mean()], super::case::TOLERANCE)?;
+        compare("loss", expected("loss"), &[got.loss / 2.0], super::case::TOLERANCE)?;
+        let halves: Vec<f64> = got.dlogprobs.iter().map(|slope| slope / 2.0).collect();
+        compare("d_logprobs", expected("d_logprobs"), &halves, super::case::TOLERANCE)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn reference_free(case: &Case) -> Outcome {
     let name = match case.text("loss") {
         "sigmoid" => "cpo",
+        "hinge" => "cpo_hinge",
+        "ipo" => "cpo_ipo",
         name => name,
     };
     let imitation = case.number("imitation");
@@ -83,6 +126,7 @@ fn evaluate(case: &Case, objective: &PreferenceObjective) -> Outcome {
         logprobs: &logprobs,
         ref_logprobs: ref_logprobs.as_deref(),
         log_sum_squares: log_sum_squares.as_deref(),
+        mean_log_ratio: 0.0,
     };
     let got =
         objective.evaluate(&inputs, &PreferenceDenominators::of(&rows)).map_err(|error| error.to_string())?;
@@ -104,18 +148,15 @@ pub(crate) fn kto(case: &Case) -> Outcome {
         beta: case.number("beta"),
         desirable_weight: case.number("desirable_weight"),
         undesirable_weight: case.number("undesirable_weight"),
+        reference_point: case.text("loss") == "kto",
     };
     let mismatched = ragged(case, "kl_logprobs");
-    let mut point = ReferencePoint::default();
-    if case.text("loss") == "kto" {
-        point +=
-            ReferencePoint::of(&mismatched, &case.values("kl_logprobs"), &case.values("kl_ref_logprobs"))
-                .map_err(|error| error.to_string())?;
-    }
+    let point = ReferencePoint::of(&mismatched, &case.values("kl_logprobs"), &case.values("kl_ref_logprobs"))
+        .map_err(|error| error.to_string())?;
     let ref_logprobs = case.values("ref_logprobs");
     let inputs = KtoInputs { rows: &rows, logprobs: &logprobs, ref_logprobs: &ref_logprobs, labels: &labels };
     let got = kto.evaluate(&inputs, &point, labels.len()).map_err(|error| error.to_string())?;
-    case.expect("z", &[point.z()])?;
+    case.expect("z", &[if kto.reference_point { point.z() } else { 0.0 }])?;
     case.expect("loss", &[got.loss])?;
     case.expect("d_logprobs", &got.dlogprobs)
 }

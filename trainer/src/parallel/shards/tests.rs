@@ -23,7 +23,7 @@ use crate::roles::learner::Learner;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
-use crate::roles::reference::FrozenPolicy;
+use crate::roles::reference::{Copying, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -178,7 +178,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
     let is_offloaded = actor.shards().is_some_and(ShardedParameters::is_offloaded);
-    let reference = FrozenPolicy::copy_of(&actor, folder.path(), is_offloaded).unwrap();
+    let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), is_offloaded)).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();
@@ -293,6 +293,8 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
         activation_checkpointing: case.activation_checkpointing,
         max_grad_norm: 1.0,
         offload,
+        compute: None,
+        mesh: None,
     };
     let mut batch = batch();
     let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
@@ -352,6 +354,8 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
             activation_checkpointing: false,
             max_grad_norm: 1.0,
             offload: Offload::default(),
+            compute: None,
+            mesh: None,
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
         let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();

@@ -21,6 +21,7 @@ use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
+use crate::roles::reference::{Copying, FrozenPolicy};
 use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
@@ -306,6 +307,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
                 activation_checkpointing: true,
                 max_grad_norm: 1.0,
                 offload: Offload::default(),
+                compute: None,
+                mesh: None,
             };
             let mut batch = batch();
             let mut critic =
@@ -326,26 +329,33 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     }
 }
 
-/// Where updates, log-probs and critic share tokens at degrees of their own, across the shards of the model.
+/// Where updates, log-probs and those of the reference share tokens at degrees of their own, across the
+/// shards of the model.
 #[test]
 fn every_pass_has_a_degree_of_its_own() {
-    let compute = |ranks: &Ranks, [updates, logprobs]: [usize; 2], dp_shard: usize| {
+    let compute = |ranks: &Ranks, [updates, logprobs, reference]: [usize; 3], dp_shard: usize| {
         let sharing = |sp| ranks.clone().with_sequence_parallel(sp).unwrap();
         let mut actor = actor(FULL, &sharing(updates), dp_shard);
         if logprobs != updates {
             actor = actor.scoring_by(sharing(logprobs));
         }
+        if reference != logprobs {
+            actor = actor.scoring_reference_by(sharing(reference));
+        }
         let batch = batch();
+        let folder = tempfile::tempdir().unwrap();
+        let frozen = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false)).unwrap();
         let scores = actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap();
         let mut all = [scores.logprobs, scores.entropies].concat();
         all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());
         let report = update(&mut actor, &batch, &plan(FULL, POLICY, 2)).unwrap();
         all.extend(report.updates.grad_norms.iter().chain(&report.actor_logprobs));
         all.extend(actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap().logprobs);
+        all.extend(actor.score_with(&frozen, &batch, FULL.max_tokens).unwrap().logprobs);
         all
     };
-    let one = compute(&Ranks::alone(), [1, 1], 1);
-    for (degrees, dp_shard) in [([2, 4], 2), ([4, 1], 1), ([1, 2], 4)] {
+    let one = compute(&Ranks::alone(), [1, 1, 1], 1);
+    for (degrees, dp_shard) in [([2, 4, 4], 2), ([4, 1, 2], 1), ([1, 2, 4], 4), ([2, 2, 1], 2)] {
         for got in on_ranks(4, |ranks| compute(&ranks, degrees, dp_shard)) {
             assert_close(&format!("{degrees:?} by {dp_shard}"), &got, &one, TOLERANCE);
         }

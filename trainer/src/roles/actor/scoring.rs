@@ -157,7 +157,12 @@ impl Actor {
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let routes = self.watched_routes.borrow().clone().filter(|_| adapter == Adapter::On);
-        self.score_through(self.scoring_model(), batch, (adapter, routes.as_deref()), max_tokens)
+        let ranks = match adapter {
+            Adapter::On => &self.scoring_ranks,
+            Adapter::Off => &self.reference_ranks,
+        };
+        let model = Model { sp_group: ranks.sp_group(), ..self.model() };
+        self.score_through(model, (batch, ranks), (adapter, routes.as_deref()), max_tokens)
     }
 
     /// The same under another policy: a frozen reference, without an adapter.
@@ -170,20 +175,20 @@ impl Actor {
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let sp_group = self.scoring_ranks.sp_group();
-        let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group };
-        self.score_through(model, batch, (Adapter::Off, None), max_tokens)
+        let ranks = &self.reference_ranks;
+        let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
+        self.score_through(model, (batch, ranks), (Adapter::Off, None), max_tokens)
     }
 
     fn score_through(
         &self,
         model: Model<'_>,
-        batch: &Batch,
+        (batch, ranks): (&Batch, &Ranks),
         passes: (Adapter, Option<&WatchedRoutes>),
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let score = self.logprobs_and_entropies(model.decoder);
-        let [logprobs, entropies] = of_batch(model, &self.scoring_ranks, batch, passes, max_tokens, score)?;
+        let [logprobs, entropies] = of_batch(model, ranks, batch, passes, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
 

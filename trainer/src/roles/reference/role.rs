@@ -1,6 +1,5 @@
 //! The reference as a role: log-probs of the policy that the actor is held near, and how strongly it is.
 
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_api::resolved::Kl;
@@ -10,7 +9,7 @@ use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
 
 use super::kept::{self, KeptLogprobs};
-use super::{FrozenPolicy, Reference};
+use super::{Copying, FrozenPolicy, Reference};
 use crate::model::Adapter;
 use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
@@ -23,15 +22,13 @@ pub struct ReferenceRole {
     pub(crate) reference: Reference,
     /// Most tokens of a pass on one rank.
     pub(crate) max_forward_tokens: usize,
-    /// Whether a frozen copy is offloaded between passes.
-    pub(crate) is_offloaded: bool,
+    /// How a frozen copy is kept, in the run folder.
+    pub(crate) copying: Copying,
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
     pub(crate) kl: Kl,
     /// Whether the algorithm reads log-probs under the reference.
     pub(crate) is_read: bool,
-    /// The run folder.
-    pub(crate) folder: PathBuf,
     /// What [`Self::score_once`] knows already; `None` until it is first called.
     pub(crate) kept: Option<KeptLogprobs>,
     pub(crate) context: Rc<StepContext>,
@@ -87,7 +84,7 @@ impl ReferenceRole {
             Some(kept) => kept,
             None => {
                 let digest = self.digest(actor)?;
-                KeptLogprobs::open(&self.folder.join(kept::FOLDER), digest, actor.actor.ranks())?
+                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, actor.actor.ranks())?
             }
         };
         let logprobs = match kept.find(&batch) {
@@ -164,9 +161,9 @@ impl ReferenceRole {
     }
 
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
-    pub(crate) fn freeze(&mut self, actor: &ActorRole, folder: &Path) -> Result<(), RankError> {
+    pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
-            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, folder, self.is_offloaded)?));
+            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, &self.copying)?));
         }
         Ok(())
     }

@@ -15,10 +15,10 @@ use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
-use crate::parallel::{Ranks, ShardedParameters};
+use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
-use crate::roles::reference::{FrozenPolicy, Reference};
+use crate::roles::reference::{Copying, FrozenPolicy, Reference};
 use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
@@ -66,7 +66,7 @@ pub(super) fn actor(
     let ranks = &pass_ranks.updates;
     let training = &spec.training;
     let offload = Offload::new(training.offload, folder.root());
-    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || training.is_any_offloaded();
+    let comes_in_parts = spec.workers.mesh.is_any_sharded() || training.is_any_offloaded();
     let decoder = decoder(spec, weights, device, comes_in_parts)?;
     let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
@@ -79,6 +79,7 @@ pub(super) fn actor(
     };
     let actor =
         Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(pass_ranks.logprobs.clone());
+    let actor = actor.scoring_reference_by(pass_ranks.reference.clone());
     let actor = actor.with_router_loss(Some(training.router_aux_loss_coef));
     let actor = match shards {
         Some(shards) => actor.with_shards(shards),
@@ -150,16 +151,55 @@ pub(super) fn reference(
     spec: &ResolvedSpec,
     actor: &Actor,
     folder: &RunFolder,
+    meshes: &RoleMeshes,
 ) -> Result<Reference, TrainError> {
     Ok(match (spec.algorithm.reads_reference(), &spec.model.lora, &spec.algorithm.cold_start) {
         (false, _, _) => Reference::None,
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),
         (true, None, None) => {
-            let is_offloaded = spec.training.reference_is_offloaded();
-            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root(), is_offloaded)?)))
+            let copying = reference_copying(spec, folder, meshes);
+            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, &copying)?)))
         }
     })
+}
+
+/// How a frozen reference is kept.
+pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes: &RoleMeshes) -> Copying {
+    let compute = Some(kind_of(spec.training.reference_precision()));
+    let mesh = meshes.reference.clone();
+    Copying { compute, mesh, ..Copying::to(folder.root(), spec.training.reference_is_offloaded()) }
+}
+
+/// The ranks that hold a copy of each role together; `None` where every rank has the whole.
+pub(super) struct RoleMeshes {
+    pub(super) reference: Option<Rc<MeshRanks>>,
+    pub(super) critic: Option<Rc<MeshRanks>>,
+    reward_models: Option<Rc<MeshRanks>>,
+}
+
+impl RoleMeshes {
+    /// As the manifest says beside the actor's. Collective.
+    pub(super) fn of(spec: &ResolvedSpec, actor: &Actor) -> Result<Self, RankError> {
+        let mut known: Vec<Rc<MeshRanks>> =
+            actor.shards().map(ShardedParameters::ranks).into_iter().collect();
+        let mut of_degree = |degree: u32| -> Result<Option<Rc<MeshRanks>>, RankError> {
+            if known.is_empty() {
+                return Ok(None);
+            }
+            let same = known.iter().find(|mesh| mesh.dp_shard() == degree as usize).map(Rc::clone);
+            if same.is_none() {
+                known.push(Rc::new(actor.ranks().on_mesh(degree as usize)?));
+            }
+            Ok(same.or_else(|| known.last().map(Rc::clone)))
+        };
+        let mesh = &spec.workers.mesh;
+        Ok(Self {
+            reference: of_degree(mesh.dp_shard_of_reference())?,
+            critic: of_degree(mesh.dp_shard_of_critic())?,
+            reward_models: of_degree(mesh.dp_shard_of_reward_models())?,
+        })
+    }
 }
 
 /// The folders of the reward models. What the leader downloads the others find.
@@ -191,23 +231,23 @@ pub(super) fn commits(
     of_policy.into_iter().chain(of_rewards).collect()
 }
 
-/// The reward models, frozen, in the dtype in which the policy computes, in shards where the actor is.
+/// The reward models, frozen, in the dtype of their role, in shards where the actor is.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
     tokenizer: &Tokenizer,
-    actor: &Actor,
+    (actor, meshes): (&Actor, &RoleMeshes),
     folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.max_sequence_tokens() as usize;
     let policy = Policy { tokenizer, longest_sequence };
-    let numbers = compute_kind(spec);
+    let numbers = kind_of(spec.training.reward_model_precision());
     let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
-    let sharing = actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to });
+    let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
     let ranks = (actor.ranks(), sharing);
     Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

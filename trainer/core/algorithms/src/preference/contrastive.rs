@@ -2,8 +2,17 @@
 //!
 //! Below, c and r are beta times the log-ratios to the reference of the chosen and the rejected completion.
 
-use super::Divergence;
-use super::pair::{BETA, DEFAULT_BETA, PairFormula, PairLoss, Side, log_sigmoid, sigmoid, sigmoid_slope};
+use super::pair::{
+    BETA, DEFAULT_BETA, PairContext, PairFormula, PairLoss, Side, log_sigmoid, sigmoid, sigmoid_slope,
+};
+use crate::declaration::Parameter;
+
+const RUNNING_MEAN: Parameter = Parameter::flag(
+    "runningMean",
+    "Whether `BcoPair` subtracts the mean reward of all completions that the run has seen, chosen and rejected, from \
+     rewards (delta of <https://arxiv.org/abs/2404.04656>, TRL's `RunningMoments`); by default false, as in TRL 1.16's \
+     `bco_pair`.",
+);
 
 formula! {
     /// Noise-contrastive alignment (<https://arxiv.org/abs/2402.05369>).
@@ -16,7 +25,7 @@ formula! {
 }
 
 impl PairFormula for NcaPair {
-    fn pair(&self, chosen: &Side, rejected: &Side, _: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let (c, r) = (self.beta * chosen.log_ratio, self.beta * rejected.log_ratio);
         PairLoss {
             value: -log_sigmoid(c) - 0.5 * log_sigmoid(-c) - 0.5 * log_sigmoid(-r),
@@ -33,21 +42,30 @@ impl PairFormula for NcaPair {
 formula! {
     /// A binary classifier of good and bad completions (<https://arxiv.org/abs/2404.04656>).
     ///
-    /// -log sigmoid(c) - log sigmoid(-r) (TRL's `bco_pair`).
+    /// -log sigmoid(c - d) - log sigmoid(-(r - d)), d being 0 (TRL's `bco_pair`), or with `runningMean` beta
+    /// times the mean log-ratio of all completions so far (TRL's BCO).
     pub struct BcoPair {
         /// Factor of the scores.
         pub beta: f64 = BETA, DEFAULT_BETA;
+        /// Whether the mean of rewards is subtracted from them.
+        pub running_mean: bool = RUNNING_MEAN, false;
     }
 }
 
 impl PairFormula for BcoPair {
-    fn pair(&self, chosen: &Side, rejected: &Side, _: Divergence) -> PairLoss {
-        let (c, r) = (self.beta * chosen.log_ratio, self.beta * rejected.log_ratio);
+    fn pair(&self, chosen: &Side, rejected: &Side, context: &PairContext) -> PairLoss {
+        let mean = if self.running_mean { context.mean_log_ratio } else { 0.0 };
+        let reward = |side: &Side| self.beta * (side.log_ratio - mean);
+        let (c, r) = (reward(chosen), reward(rejected));
         PairLoss {
             value: -log_sigmoid(c) - log_sigmoid(-r),
             chosen: -self.beta * sigmoid(-c),
             rejected: self.beta * sigmoid(r),
         }
+    }
+
+    fn reads_running_mean(&self) -> bool {
+        self.running_mean
     }
 
     fn beta(&self) -> f64 {
@@ -66,7 +84,7 @@ formula! {
 }
 
 impl PairFormula for SppoHard {
-    fn pair(&self, chosen: &Side, rejected: &Side, _: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let (over, under) = (chosen.log_ratio - 0.5 / self.beta, rejected.log_ratio + 0.5 / self.beta);
         PairLoss { value: over * over + under * under, chosen: 2.0 * over, rejected: 2.0 * under }
     }
@@ -88,7 +106,7 @@ formula! {
 }
 
 impl PairFormula for ApoZero {
-    fn pair(&self, chosen: &Side, rejected: &Side, _: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let (c, r) = (self.beta * chosen.log_ratio, self.beta * rejected.log_ratio);
         PairLoss {
             value: 1.0 - sigmoid(c) + sigmoid(r),
@@ -114,7 +132,7 @@ formula! {
 }
 
 impl PairFormula for ApoDown {
-    fn pair(&self, chosen: &Side, rejected: &Side, _: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let (c, r) = (self.beta * chosen.log_ratio, self.beta * rejected.log_ratio);
         PairLoss {
             value: sigmoid(c) + 1.0 - sigmoid(c - r),

@@ -3,7 +3,7 @@
 use std::iter::Sum;
 use std::ops::Add;
 
-use super::pair::Side;
+use super::pair::{PairContext, PairFormula, Side};
 use super::{Divergence, PreferenceLoss};
 use crate::declaration::Family;
 use crate::loss::{LossError, imitation_loss};
@@ -38,6 +38,9 @@ pub struct PreferenceInputs<'a> {
     /// Logs of the sums of squared probabilities over the vocabulary, for
     /// [`PreferenceObjective::weigh_by_policy`].
     pub log_sum_squares: Option<&'a [f64]>,
+    /// Mean log-ratio of all completions so far, those of this update included; read where
+    /// [`PreferenceObjective::running_mean_beta`] says so.
+    pub mean_log_ratio: f64,
 }
 
 /// What one update holds in all its micro-batches on all ranks.
@@ -54,6 +57,11 @@ impl PreferenceDenominators {
     pub fn of(rows: &Rows) -> Self {
         let num_chosen_tokens = (0..rows.num_rows()).step_by(2).map(|row_idx| rows.valid_len(row_idx)).sum();
         Self { num_pairs: rows.num_rows() / 2, num_chosen_tokens }
+    }
+
+    /// The weight of a pair in a mean over all of them.
+    fn share(&self) -> f64 {
+        1.0 / self.num_pairs.max(1) as f64
     }
 }
 
@@ -135,21 +143,41 @@ impl PreferenceObjective {
         self.losses.iter().any(|(loss, _)| loss.formula().reads_reference())
     }
 
+    /// The factor by which the mean log-ratio becomes the mean reward, of the first loss that subtracts it;
+    /// `None` where none does.
+    pub fn running_mean_beta(&self) -> Option<f64> {
+        let mut formulas = self.losses.iter().map(|(loss, _)| loss.formula());
+        formulas.find(|formula| formula.reads_running_mean()).map(PairFormula::beta)
+    }
+
+    /// The log-ratio of actor to reference of each completion; 0 without a reference.
+    ///
+    /// # Errors
+    /// When slices do not fit the rows.
+    pub fn log_ratios(&self, inputs: &PreferenceInputs<'_>) -> Result<Vec<f64>, LossError> {
+        inputs.rows.check_tokens("logprobs", inputs.logprobs)?;
+        inputs.ref_logprobs.map_or(Ok(()), |all| inputs.rows.check_tokens("ref_logprobs", all))?;
+        Ok(self.sides(inputs).into_iter().map(|side| side.log_ratio).collect())
+    }
+
     /// The share of a micro-batch; `update` counts the whole update.
     ///
     /// # Errors
-    /// When rows are no pairs, slices do not fit them, or one that the objective reads is missing.
+    /// When rows are no pairs, slices do not fit them, one that the objective reads is missing, or a loss
+    /// sorts the update and this is a part of it.
     pub fn evaluate(
         &self,
         inputs: &PreferenceInputs<'_>,
         update: &PreferenceDenominators,
     ) -> Result<PreferenceOutputs, LossError> {
-        self.check(inputs)?;
-        let rows = inputs.rows;
+        self.check(inputs, update)?;
+        let (rows, sides) = (inputs.rows, self.sides(inputs));
         let mut outputs =
             PreferenceOutputs { dlogprobs: vec![0.0; rows.num_tokens()], ..PreferenceOutputs::default() };
-        for pair_idx in 0..rows.num_rows() / 2 {
-            self.add_pair(inputs, pair_idx, update, &mut outputs);
+        self.add_losses(inputs, &sides, update, &mut outputs);
+        let share = update.share();
+        for pair in sides.chunks_exact(2) {
+            self.record(&pair[0], &pair[1], share, &mut outputs.metrics);
         }
         let is_chosen: Vec<bool> = (0..rows.num_rows()).map(|row_idx| row_idx % 2 == 0).collect();
         let likelihood = imitation_loss(rows, inputs.logprobs, &is_chosen, update.num_chosen_tokens)?;
@@ -161,11 +189,18 @@ impl PreferenceObjective {
         Ok(outputs)
     }
 
-    fn check(&self, inputs: &PreferenceInputs<'_>) -> Result<(), LossError> {
+    fn check(&self, inputs: &PreferenceInputs<'_>, update: &PreferenceDenominators) -> Result<(), LossError> {
         let rows = inputs.rows;
         if !rows.num_rows().is_multiple_of(2) {
             let (expected, got) = (rows.num_rows() + 1, rows.num_rows());
             return Err(RowsError::Length { name: "rows of pairs", expected, got }.into());
+        }
+        let num_pairs = rows.num_rows() / 2;
+        if num_pairs != update.num_pairs && self.losses.iter().any(|(loss, _)| loss.sorts_update()) {
+            let (expected, got) = (update.num_pairs, num_pairs);
+            return Err(
+                RowsError::Length { name: "pairs of a loss that sorts the update", expected, got }.into()
+            );
         }
         rows.check_tokens("logprobs", inputs.logprobs)?;
         let missing = |loss, input| Err(LossError::Missing { loss, input });
@@ -184,32 +219,38 @@ impl PreferenceObjective {
         Ok(())
     }
 
-    fn add_pair(
+    fn add_losses(
         &self,
         inputs: &PreferenceInputs<'_>,
-        pair_idx: usize,
+        sides: &[Side],
         update: &PreferenceDenominators,
         outputs: &mut PreferenceOutputs,
     ) {
-        let at = [2 * pair_idx, 2 * pair_idx + 1];
-        let shared = at.map(|row_idx| inputs.rows.valid_len(row_idx)).into_iter().min().unwrap_or(0);
-        let [chosen, rejected] = at.map(|row_idx| self.side(inputs, row_idx, shared));
-        let share = 1.0 / update.num_pairs.max(1) as f64;
-        let pair_weight = share
-            * if self.weigh_by_policy { at.map(|row| likelihood(inputs, row)).iter().product() } else { 1.0 };
-        let mut slopes = [0.0, 0.0];
+        let context = PairContext { divergence: self.divergence, mean_log_ratio: inputs.mean_log_ratio };
+        let of_pair = |pair_idx: usize| {
+            let rows = [2 * pair_idx, 2 * pair_idx + 1];
+            let is_weighed = self.weigh_by_policy;
+            let likelihoods = || rows.map(|row_idx| likelihood(inputs, row_idx)).iter().product();
+            update.share() * if is_weighed { likelihoods() } else { 1.0 }
+        };
+        let weights: Vec<f64> = (0..sides.len() / 2).map(of_pair).collect();
+        let mut slopes = vec![0.0; sides.len()];
         for (loss, weight) in &self.losses {
-            let pair = loss.formula().pair(&chosen, &rejected, self.divergence);
-            outputs.loss += pair_weight * weight * pair.value;
-            slopes[0] += pair_weight * weight * pair.chosen;
-            slopes[1] += pair_weight * weight * pair.rejected;
+            for matched in loss.formula().matching().of(sides) {
+                let ([chosen, rejected], [chosen_row, rejected_row]) = (&matched.sides, matched.rows);
+                let pair = loss.formula().pair(chosen, rejected, &context);
+                let pair_weight = weights[chosen_row / 2];
+                outputs.loss += pair_weight * weight * pair.value;
+                slopes[chosen_row] += pair_weight * weight * pair.chosen;
+                slopes[rejected_row] += pair_weight * weight * pair.rejected;
+            }
         }
-        for (row_idx, slope) in at.into_iter().zip(slopes) {
+        for (row_idx, slope) in slopes.into_iter().enumerate() {
+            let shared = shared_len(inputs.rows, row_idx);
             for (position, token) in inputs.rows.valid(inputs.rows.range(row_idx)).enumerate() {
                 outputs.dlogprobs[token] += slope * self.token_weight(position, shared);
             }
         }
-        self.record(&chosen, &rejected, share, &mut outputs.metrics);
     }
 
     /// Tokens behind `shared`, the length of the shorter completion, count less.
@@ -217,8 +258,12 @@ impl PreferenceObjective {
         self.desensitization.filter(|_| position >= shared).unwrap_or(1.0)
     }
 
-    fn side(&self, inputs: &PreferenceInputs<'_>, row_idx: usize, shared: usize) -> Side {
-        let rows = inputs.rows;
+    fn sides(&self, inputs: &PreferenceInputs<'_>) -> Vec<Side> {
+        (0..inputs.rows.num_rows()).map(|row_idx| self.side(inputs, row_idx)).collect()
+    }
+
+    fn side(&self, inputs: &PreferenceInputs<'_>, row_idx: usize) -> Side {
+        let (rows, shared) = (inputs.rows, shared_len(inputs.rows, row_idx));
         let sum = |values: &[f64]| -> f64 {
             let tokens = rows.valid(rows.range(row_idx)).enumerate();
             tokens.map(|(position, token)| self.token_weight(position, shared) * values[token]).sum()
@@ -240,6 +285,12 @@ impl PreferenceObjective {
         metrics.rejected_logprob += share * rejected.logprob;
         metrics.accuracy += if reward(chosen) > reward(rejected) { share } else { 0.0 };
     }
+}
+
+/// Counting tokens of the shorter completion of a row's pair.
+fn shared_len(rows: &Rows, row_idx: usize) -> usize {
+    let pair = [row_idx & !1, row_idx | 1].into_iter().filter(|row_idx| *row_idx < rows.num_rows());
+    pair.map(|row_idx| rows.valid_len(row_idx)).min().unwrap_or(0)
 }
 
 /// exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it, next to

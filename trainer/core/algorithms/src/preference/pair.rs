@@ -1,6 +1,7 @@
 //! What preference losses share: a pair of completions, parameters, and the logistic function.
 
 use super::Divergence;
+use super::matching::Matching;
 use crate::declaration::Parameter;
 
 /// `preference.beta` of manifests.
@@ -8,8 +9,8 @@ pub(super) const BETA: Parameter = Parameter::number(
     "beta",
     1e-6,
     1000.0,
-    "How strongly the actor is held near the reference: the factor of log-ratios, or the margin's inverse for `Ipo` and \
-     `SppoHard`; by default 0.1, for `SimPo` 2. The kind `KTO` has it too.",
+    "How strongly the actor is held near the reference: the factor of log-ratios, or the margin's inverse for `Ipo`, \
+     `CpoIpo` and `SppoHard`; by default 0.1, for `SimPo` and `AlphaPo` 2. The kind `KTO` has it too.",
 );
 
 /// `preference.labelSmoothing` of manifests.
@@ -17,8 +18,8 @@ pub(super) const LABEL_SMOOTHING: Parameter = Parameter::number(
     "labelSmoothing",
     0.0,
     0.49,
-    "Probability that a pair's labels are the wrong way round (`Robust`, `ExoPair`, `Cpo`, `SimPo`); by default 0, for \
-     `ExoPair` 0.001, where 0 means that too.",
+    "Probability that a pair's labels are the wrong way round (`Robust`, `ExoPair`, `Aot`, `AotUnpaired`, `Cpo`, \
+     `SimPo`, `AlphaPo`); by default 0, for `ExoPair` 0.001, where 0 means that too.",
 );
 
 /// TRL's beta.
@@ -57,10 +58,29 @@ impl PairLoss {
     }
 }
 
+/// What the loss of a pair depends on beside the pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct PairContext {
+    /// What losses of the difference of two scores take as the score.
+    pub divergence: Divergence,
+    /// Mean log-ratio of all completions so far.
+    pub mean_log_ratio: f64,
+}
+
 /// How a preference loss is computed.
 pub(crate) trait PairFormula {
-    /// Loss of one pair. Losses of the difference of two scores take `divergence` as the score.
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss;
+    /// Loss of one pair, or of two completions that [`Self::matching`] compares.
+    fn pair(&self, chosen: &Side, rejected: &Side, context: &PairContext) -> PairLoss;
+
+    /// Which completions of an update are compared.
+    fn matching(&self) -> Matching {
+        Matching::Pairs
+    }
+
+    /// Whether it reads [`PairContext::mean_log_ratio`].
+    fn reads_running_mean(&self) -> bool {
+        false
+    }
 
     /// Whether it reads log-probs under the reference.
     fn reads_reference(&self) -> bool {

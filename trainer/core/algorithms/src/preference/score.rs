@@ -1,12 +1,11 @@
 //! DPO and losses like it: functions of the difference of two scores, chosen minus rejected.
 //!
-//! Below, x is beta times that difference; a score is [`Divergence::score`] of the log-ratio to the
+//! Below, x is beta times that difference; a score is [`super::Divergence::score`] of the log-ratio to the
 //! reference.
 
-use super::Divergence;
 use super::pair::{
-    BETA, DEFAULT_BETA, LABEL_SMOOTHING, PairFormula, PairLoss, Side, log_sigmoid, sigmoid, sigmoid_slope,
-    smoothed_logistic,
+    BETA, DEFAULT_BETA, LABEL_SMOOTHING, PairContext, PairFormula, PairLoss, Side, log_sigmoid, sigmoid,
+    sigmoid_slope, smoothed_logistic,
 };
 use crate::declaration::Parameter;
 
@@ -35,12 +34,12 @@ pub(super) trait ScoreFormula {
 }
 
 impl<F: ScoreFormula> PairFormula for F {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, context: &PairContext) -> PairLoss {
         let beta = ScoreFormula::beta(self);
         let len = |side: &Side| if self.is_per_token() { side.num_tokens.max(1.0) } else { 1.0 };
         let (chosen_len, rejected_len) = (len(chosen), len(rejected));
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
+        let (chosen, chosen_slope) = context.divergence.score(chosen.log_ratio);
+        let (rejected, rejected_slope) = context.divergence.score(rejected.log_ratio);
         let x = beta * (chosen / chosen_len - rejected / rejected_len);
         let slopes = (beta * chosen_slope / chosen_len, beta * rejected_slope / rejected_len);
         PairLoss::of_difference(self.at(x), slopes.0, slopes.1)
@@ -130,10 +129,10 @@ formula! {
 }
 
 impl PairFormula for Ipo {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
+    fn pair(&self, chosen: &Side, rejected: &Side, context: &PairContext) -> PairLoss {
         let (chosen_len, rejected_len) = (chosen.num_tokens.max(1.0), rejected.num_tokens.max(1.0));
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
+        let (chosen, chosen_slope) = context.divergence.score(chosen.log_ratio);
+        let (rejected, rejected_slope) = context.divergence.score(rejected.log_ratio);
         let error = chosen / chosen_len - rejected / rejected_len - 0.5 / self.beta;
         let slopes = (chosen_slope / chosen_len, rejected_slope / rejected_len);
         PairLoss::of_difference((error * error, 2.0 * error), slopes.0, slopes.1)

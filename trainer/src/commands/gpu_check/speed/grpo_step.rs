@@ -8,7 +8,7 @@ use super::super::workload::{GrpoLoad, GrpoTimes, GrpoWorkload};
 use super::super::{Failure, Finding, Findings};
 use super::peer::{self, PeerTimes};
 use super::{GPU, actor, measured, model_flop, peak};
-use crate::roles::reference::FrozenPolicy;
+use crate::roles::reference::{Copying, FrozenPolicy};
 
 /// Steps that are measured behind one that is not; the fastest counts.
 const ROUNDS: usize = 2;
@@ -54,7 +54,7 @@ fn lacks_memory(config: &ModelConfig) -> Result<Option<String>, Failure> {
 
 fn times(config: &ModelConfig, load: GrpoLoad) -> Result<GrpoTimes, Failure> {
     let (actor, folder) = (actor(config)?, tempfile::tempdir()?);
-    let reference = FrozenPolicy::copy_of(&actor, folder.path(), false)?;
+    let reference = FrozenPolicy::copy_of(&actor, &Copying::to(folder.path(), false))?;
     let mut workload = GrpoWorkload::new(actor, Some(reference), load);
     workload.step()?;
     let rounds = (0..ROUNDS).map(|_| workload.step()).collect::<Result<Vec<_>, _>>()?;
