@@ -230,16 +230,21 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.device", "Cuda");
     let shard = settings.count("actor_rollout_ref.actor.fsdp_config.fsdp_size").filter(|size| *size > 0);
     let sp = |role: &str| {
-        let within =
-            settings.count(&format!("actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"));
+        let within = settings.count(&format!("actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"));
         let own = settings.count(&format!("actor_rollout_ref.{role}.ulysses_sequence_parallel_size"));
-        own.filter(|size| *size > 1).or(within).unwrap_or(1)
+        own.filter(|size| *size > 1).or(within)
     };
-    let actor = sp("actor").max(1);
+    let actor = sp("actor").unwrap_or(1).max(1);
     // There ranks that share tokens share the weights, too; here the two are axes of their own.
     mesh(draft, "dpShard", shard.unwrap_or((ranks / actor).max(1)), 1);
     mesh(draft, "sp", actor, 1);
-    mesh(draft, "logprobSp", sp("ref").max(sp("rollout")).max(actor), actor);
+    let logprobs = sp("rollout").unwrap_or(actor);
+    mesh(draft, "logprobSp", logprobs, actor);
+    let has_reference = settings.is_true("actor_rollout_ref.actor.use_kl_loss")
+        || settings.is_true("algorithm.use_kl_in_reward");
+    if has_reference {
+        mesh(draft, "referenceSp", sp("ref").unwrap_or(logprobs), logprobs);
+    }
     if settings.text("algorithm.adv_estimator").as_deref() == Some("gae") {
         let critic = settings.count("critic.ulysses_sequence_parallel_size");
         mesh(draft, "criticSp", critic.unwrap_or(actor), actor);

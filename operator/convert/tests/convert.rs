@@ -120,7 +120,7 @@ fn a_setting_that_counts_as_converted_changes_the_manifest() {
         "algorithm.use_pf_ppo=True",
         "algorithm.rollout_correction.rollout_is=token",
         "critic.ulysses_sequence_parallel_size=2 algorithm.adv_estimator=gae",
-        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2 actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.fsdp_config.fsdp_size=4",
         "actor_rollout_ref.model.lora_rank=8",
         "data.truncation=left",
