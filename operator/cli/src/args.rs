@@ -19,7 +19,7 @@ Examples:
   rlctl plan -f job.yaml                          show batches, workers and memory of a job
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
-  rlctl convert run_grpo.sh -o job.yaml           write the manifest of a script of verl, TRL or open-instruct
+  rlctl convert run_grpo.sh -o job.yaml           write the manifest of a verl or TRL script
   rlctl status                                    list the jobs on a cluster
   rlctl why quickstart                            say why a job waits or failed, and what to change
   rlctl logs quickstart --follow                  show what its first worker writes
