@@ -238,7 +238,8 @@ const PAIR_LOSSES: [(&str, &str); 14] = [
     ("aot_unpaired", "AotUnpaired"),
 ];
 
-/// The losses of DPO's family: one with its parameters, or several with weights; `sft` has a field of its own.
+/// The losses of DPO's family: one with its parameters, or several with weights; `sft` has a field of its
+/// own.
 fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
     let named = settings.list("loss_type");
     if kind == "CPO" && named == ["simpo"] {
@@ -260,7 +261,9 @@ fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
     }
     match losses.as_slice() {
         [] => {}
-        [(loss, weight)] if weight.as_f64() == Some(1.0) => draft.set("spec.algorithm.preference.loss", *loss),
+        [(loss, weight)] if weight.as_f64() == Some(1.0) => {
+            draft.set("spec.algorithm.preference.loss", *loss)
+        }
         several => weighted(several, settings, draft),
     }
 }
@@ -268,7 +271,8 @@ fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
 /// Losses by weights, each with its own parameters, which then stand nowhere else.
 fn weighted(losses: &[(&str, Value)], settings: &Settings, draft: &mut Draft) {
     let item = |(loss, weight): &(&str, Value)| {
-        let mut item = json!({"loss": loss, "weight": weight, "beta": settings.number("beta").unwrap_or(0.1)});
+        let mut item =
+            json!({"loss": loss, "weight": weight, "beta": settings.number("beta").unwrap_or(0.1)});
         let own = match *loss {
             "Robust" | "ExoPair" | "Aot" | "AotUnpaired" => Some(("label_smoothing", "labelSmoothing")),
             "DiscoPop" => Some(("discopop_tau", "discopopTau")),

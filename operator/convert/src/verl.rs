@@ -230,7 +230,8 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.device", "Cuda");
     let shard = settings.count("actor_rollout_ref.actor.fsdp_config.fsdp_size").filter(|size| *size > 0);
     let sp = |role: &str| {
-        let within = settings.count(&format!("actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"));
+        let within =
+            settings.count(&format!("actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"));
         let own = settings.count(&format!("actor_rollout_ref.{role}.ulysses_sequence_parallel_size"));
         own.filter(|size| *size > 1).or(within)
     };

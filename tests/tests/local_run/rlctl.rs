@@ -138,8 +138,7 @@ fn a_report_is_drawn_of_runs_only() {
 #[test]
 fn convert_writes_a_manifest_of_a_script_and_says_what_has_no_equal() {
     let place = Place::new();
-    let (script, manifest) = (place.run("../run_grpo.sh"), place.run("../job.yaml"));
-    let server = place.run("../server.py");
+    let [script, manifest, server] = ["run_grpo.sh", "job.yaml", "server.py"].map(|name| place.file(name));
     let text = "N=${N:-1}\nDATA=(data.train_files=/data/math.parquet)\npython3 -m verl.trainer.main_ppo \"${DATA[@]}\" \\\n\
         algorithm.adv_estimator=grpo actor_rollout_ref.model.path=org/base actor_rollout_ref.rollout.n=8 \\\n\
         trainer.nnodes=$N custom_reward_function.path=mine.py trainer.wonderful=1\n";
