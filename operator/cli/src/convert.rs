@@ -18,9 +18,10 @@ use crate::manifest::STANDARD_INPUT;
 
 /// Longest name of a job.
 const MAX_NAME_LEN: usize = 52;
-/// Reward servers around a function in Python.
+/// How a reward server calls a function in Python, and what serves it.
 const VERL_SERVER: &str = include_str!("convert/verl_server.py");
 const TRL_SERVER: &str = include_str!("convert/trl_server.py");
+const SERVER: &str = include_str!("convert/server.py");
 
 pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     let (launch, files, notes) = launch(args)?;
@@ -122,6 +123,6 @@ fn write_server(path: &Path, launch: &Launch, conversion: &Conversion) -> anyhow
     let template = if launch.project == Project::Verl { VERL_SERVER } else { TRL_SERVER };
     let quoted = |text: &str| serde_json::to_string(text);
     let text = template.replace("@MODULE@", &quoted(module)?).replace("@FUNCTION@", &quoted(function)?);
-    fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    fs::write(path, text + SERVER).with_context(|| format!("write {}", path.display()))?;
     Ok(Some(path.to_owned()))
 }

@@ -21,15 +21,20 @@ pub(crate) struct Draft {
     fields: Vec<(String, Value)>,
     /// Sections and what to say there.
     remarks: Vec<(&'static str, String)>,
-    /// The section in which a setting of the other trainer is at home.
-    section_of: Option<fn(&str) -> &'static str>,
+    /// The sections in which settings of the other trainer are at home, by the beginning of their names.
+    homes: &'static [(&'static str, &'static str)],
     /// The Python file or module of a reward function, and the function's name.
     pub(crate) python_reward: Option<(String, String)>,
 }
 
 impl Draft {
-    pub(crate) fn new(name: &str, section_of: fn(&str) -> &'static str) -> Self {
-        Self { name: name.to_owned(), section_of: Some(section_of), ..Self::default() }
+    pub(crate) fn new(name: &str, homes: &'static [(&'static str, &'static str)]) -> Self {
+        Self { name: name.to_owned(), homes, ..Self::default() }
+    }
+
+    fn section_of(&self, key: &str) -> &'static str {
+        let home = self.homes.iter().find(|(beginning, _)| key.starts_with(beginning));
+        home.map_or("training", |(_, section)| section)
     }
 
     /// Sets a field, such as `spec.training.steps`.
@@ -96,7 +101,7 @@ impl Draft {
         let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for outcome in outcomes {
             let (Fate::Absent(reason) | Fate::Unknown(reason)) = &outcome.fate else { continue };
-            if self.section_of.is_none_or(|section_of| section_of(&outcome.key) != section) {
+            if self.section_of(&outcome.key) != section {
                 continue;
             }
             let setting = format!("{}={}", outcome.key, outcome.value);
@@ -224,7 +229,7 @@ mod tests {
 
     #[test]
     fn fields_are_written_by_section_with_what_was_lost_beside_them() {
-        let mut draft = Draft::new("a", |_| "data");
+        let mut draft = Draft::new("a", &[("", "data")]);
         draft.set("spec.training.optimizer.learningRate", 1e-6);
         draft.set("spec.data.train", json!(["/data/a b.parquet", "x.jsonl"]));
         draft.set(

@@ -12,6 +12,7 @@ mod draft;
 mod key;
 mod launch;
 mod open_instruct;
+mod rewards;
 mod settings;
 pub mod shell;
 mod trl;

@@ -5,8 +5,25 @@ use serde_json::{Value, json};
 use crate::draft::Draft;
 use crate::key::{Fate, Outcome, Table};
 use crate::launch::Launch;
+use crate::rewards::is_hub_name;
 use crate::settings::Settings;
-use crate::verl::is_hub_name;
+
+/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+const HOMES: [(&str, &str); 13] = [
+    ("model_", "model"),
+    ("tokenizer", "model"),
+    ("chat_template", "model"),
+    ("lora_", "model"),
+    ("use_", "model"),
+    ("dataset", "data"),
+    ("llm_judge", "rewards"),
+    ("code_", "rewards"),
+    ("apply_", "rewards"),
+    ("vllm_", "rollout"),
+    ("stop_", "rollout"),
+    ("tool", "rollout"),
+    ("rho_", "algorithm"),
+];
 
 /// Converts the settings of one launch.
 pub(crate) fn convert(
@@ -15,7 +32,7 @@ pub(crate) fn convert(
     settings: &Settings,
     name: &str,
 ) -> (Draft, Vec<Outcome>) {
-    let mut draft = Draft::new(name, section_of);
+    let mut draft = Draft::new(name, &HOMES);
     let mut outcomes = table.apply(settings, &mut draft);
     let own = settings.text("model_name_or_path");
     let is_own = |outcome: &&mut Outcome| {
@@ -257,24 +274,4 @@ fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.workers.mesh.sp", Some(sp).filter(|ranks| *ranks > 1));
     let tp = settings.count("vllm_tensor_parallel_size").filter(|size| *size > 1);
     draft.set_some("spec.workers.mesh.rolloutTp", tp);
-}
-
-/// Where a setting is at home.
-fn section_of(key: &str) -> &'static str {
-    const HOMES: [(&str, &str); 13] = [
-        ("model_", "model"),
-        ("tokenizer", "model"),
-        ("chat_template", "model"),
-        ("lora_", "model"),
-        ("use_", "model"),
-        ("dataset", "data"),
-        ("llm_judge", "rewards"),
-        ("code_", "rewards"),
-        ("apply_", "rewards"),
-        ("vllm_", "rollout"),
-        ("stop_", "rollout"),
-        ("tool", "rollout"),
-        ("rho_", "algorithm"),
-    ];
-    HOMES.iter().find(|(prefix, _)| key.starts_with(prefix)).map_or("training", |(_, section)| section)
 }

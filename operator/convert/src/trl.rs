@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::draft::Draft;
 use crate::key::{Outcome, Table};
 use crate::launch::Launch;
+use crate::rewards::is_hub_name;
 use crate::settings::Settings;
-use crate::verl::is_hub_name;
 
 /// The kinds of job that TRL's trainers are, by the beginning of a script's name; the longest goes first.
 const KINDS: [(&str, &str); 13] = [
@@ -27,6 +27,26 @@ const KINDS: [(&str, &str); 13] = [
     ("sft", "SFT"),
 ];
 
+/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+const HOMES: [(&str, &str); 16] = [
+    ("model_", "model"),
+    ("lora_", "model"),
+    ("use_peft", "model"),
+    ("use_dora", "model"),
+    ("load_in", "model"),
+    ("use_bnb", "model"),
+    ("bnb_", "model"),
+    ("trust", "model"),
+    ("dataset", "data"),
+    ("max_length", "data"),
+    ("truncation", "data"),
+    ("reward", "rewards"),
+    ("vllm_", "rollout"),
+    ("generation", "rollout"),
+    ("loss_", "algorithm"),
+    ("beta", "algorithm"),
+];
+
 /// Converts the settings of one launch.
 pub(crate) fn convert(
     launch: &Launch,
@@ -34,7 +54,7 @@ pub(crate) fn convert(
     settings: &Settings,
     name: &str,
 ) -> (Draft, Vec<Outcome>) {
-    let mut draft = Draft::new(name, section_of);
+    let mut draft = Draft::new(name, &HOMES);
     let outcomes = table.apply(settings, &mut draft);
     let kind =
         KINDS.iter().find(|(beginning, _)| launch.trainer.starts_with(beginning)).map(|(_, kind)| *kind);
@@ -371,27 +391,4 @@ fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     }
     let tp = settings.count("vllm_tensor_parallel_size").filter(|size| *size > 1);
     draft.set_some("spec.workers.mesh.rolloutTp", tp);
-}
-
-/// Where a setting is at home.
-fn section_of(key: &str) -> &'static str {
-    const HOMES: [(&str, &str); 16] = [
-        ("model_", "model"),
-        ("lora_", "model"),
-        ("use_peft", "model"),
-        ("use_dora", "model"),
-        ("load_in", "model"),
-        ("use_bnb", "model"),
-        ("bnb_", "model"),
-        ("trust", "model"),
-        ("dataset", "data"),
-        ("max_length", "data"),
-        ("truncation", "data"),
-        ("reward", "rewards"),
-        ("vllm_", "rollout"),
-        ("generation", "rollout"),
-        ("loss_", "algorithm"),
-        ("beta", "algorithm"),
-    ];
-    HOMES.iter().find(|(prefix, _)| key.starts_with(prefix)).map_or("training", |(_, section)| section)
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::draft::Draft;
 use crate::key::{Outcome, Table};
 use crate::launch::Launch;
+use crate::rewards::is_hub_name;
 use crate::settings::Settings;
 
 /// verl's own defaults where ours differ or follow from something else: what a script leaves out it means.
@@ -44,6 +45,22 @@ const DEFAULTS: [(&str, &str); 26] = [
 const SFT_LEARNING_RATE: f64 = 1e-3;
 const SFT_EPOCHS: u64 = 4;
 
+/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+const HOMES: [(&str, &str); 12] = [
+    ("data.", "data"),
+    ("actor_rollout_ref.model.", "model"),
+    ("model.", "model"),
+    ("actor_rollout_ref.rollout.", "rollout"),
+    ("rollout.", "rollout"),
+    ("algorithm.", "algorithm"),
+    ("critic.", "algorithm"),
+    ("distillation.", "algorithm"),
+    ("reward", "rewards"),
+    ("custom_reward", "rewards"),
+    ("ray_", "workers"),
+    ("engine.", "workers"),
+];
+
 /// Converts the settings of one launch.
 pub(crate) fn convert(
     launch: &Launch,
@@ -51,7 +68,7 @@ pub(crate) fn convert(
     settings: &Settings,
     name: &str,
 ) -> (Draft, Vec<Outcome>) {
-    let mut draft = Draft::new(name, section_of);
+    let mut draft = Draft::new(name, &HOMES);
     let outcomes = table.apply(settings, &mut draft);
     if launch.trainer.contains("sft") {
         finish_sft(launch, settings, &mut draft);
@@ -113,11 +130,6 @@ fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
         draft.set("spec.model.lora.excludeModules", excluded);
     }
     draft.set_some("spec.model.lora.adapterPath", either("lora_adapter_path", "adapter_path"));
-}
-
-/// Whether a name is a repository's, such as `Qwen/Qwen3-8B`, and no path.
-pub(crate) fn is_hub_name(name: &str) -> bool {
-    name.split('/').count() == 2 && !name.starts_with(['/', '.', '~', '$'])
 }
 
 fn data(settings: &Settings, draft: &mut Draft) {
@@ -312,23 +324,4 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
 )]
 fn whole(steps: f64) -> u64 {
     steps as u64
-}
-
-/// Where a setting is at home.
-fn section_of(key: &str) -> &'static str {
-    const HOMES: [(&str, &str); 12] = [
-        ("data.", "data"),
-        ("actor_rollout_ref.model.", "model"),
-        ("model.", "model"),
-        ("actor_rollout_ref.rollout.", "rollout"),
-        ("rollout.", "rollout"),
-        ("algorithm.", "algorithm"),
-        ("critic.", "algorithm"),
-        ("distillation.", "algorithm"),
-        ("reward", "rewards"),
-        ("custom_reward", "rewards"),
-        ("ray_", "workers"),
-        ("engine.", "workers"),
-    ];
-    HOMES.iter().find(|(prefix, _)| key.starts_with(prefix)).map_or("training", |(_, section)| section)
 }

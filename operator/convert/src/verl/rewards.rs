@@ -2,27 +2,22 @@
 
 use serde_json::{Value, json};
 
-use super::is_hub_name;
 use crate::draft::Draft;
+use crate::rewards::{model, python};
 use crate::settings::Settings;
 
 /// What verl judges as GSM8K.
 const GSM8K: [&str; 1] = ["openai/gsm8k"];
 /// What verl judges by the boxed answer of a competition problem.
 const MATH: [&str; 3] = ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"];
-/// Where a server of one's own is expected, and what it is to say.
-const SERVER: &str = "http://127.0.0.1:8000/";
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let functions = match (own_function(settings), reward_model(settings), sandbox(settings)) {
         (Some((path, function)), ..) => {
-            draft.remark("rewards", format!("{path}:{function} is Python: it runs behind a server that speaks the protocol of docs/rewards.md."));
-            let functions = vec![json!({"name": function, "kind": "Server", "server": {"url": SERVER}})];
-            draft.python_reward = Some((path, function));
-            functions
+            vec![python(&format!("{path}:{function}"), &path, &function, draft)]
         }
-        (None, Some(model), _) => vec![json!({"name": "reward_model", "kind": "Model", "model": model})],
+        (None, Some(path), _) => vec![model(&path)],
         (None, None, Some(url)) => vec![json!({"name": "code", "kind": "Code", "server": {"url": url}})],
         (None, None, None) => by_data_source(settings, draft),
     };
@@ -38,13 +33,12 @@ fn own_function(settings: &Settings) -> Option<(String, String)> {
     })
 }
 
-fn reward_model(settings: &Settings) -> Option<Value> {
+fn reward_model(settings: &Settings) -> Option<String> {
     let is_enabled =
         settings.is_true("reward.reward_model.enable") || settings.is_true("reward_model.enable");
     let path =
         settings.text("reward.reward_model.model_path").or_else(|| settings.text("reward_model.model.path"));
-    let path = path.filter(|_| is_enabled)?;
-    Some(if is_hub_name(&path) { json!({"hub": {"repo": path}}) } else { json!({"path": path}) })
+    path.filter(|_| is_enabled)
 }
 
 fn sandbox(settings: &Settings) -> Option<String> {
