@@ -153,3 +153,15 @@ pub enum RendezvousError {
         source: crate::Error,
     },
 }
+
+impl RendezvousError {
+    /// Whether the server that answered may be that of an earlier attempt, which is about to end: it said so,
+    /// or went away before it said anything.
+    pub(super) fn may_be_of_earlier_attempt(&self) -> bool {
+        match self {
+            Self::OtherAttempt { ours, theirs } => theirs < ours,
+            Self::Store(StoreError::Lost(_)) => true,
+            _ => false,
+        }
+    }
+}

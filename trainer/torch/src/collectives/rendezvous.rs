@@ -1,8 +1,9 @@
 //! How ranks find each other: one of them (or whoever started them) serves a store, all join it, and from it
 //! make the groups they exchange tensors in.
 //!
-//! The store carries the attempt's number. A rank that a former attempt left behind finds another number
-//! there and is refused, so it can never take part in the new attempt's collectives.
+//! The store carries the attempt's number. A rank that a former attempt left behind finds a higher number
+//! there and is refused, so it can never take part in the new attempt's collectives. A rank that finds a lower
+//! number has come before the server of its own attempt, and waits for it.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -85,9 +86,7 @@ impl Rendezvous {
             });
         }
         let deadline = Instant::now() + membership.join_timeout;
-        let (server, address) = reach(&membership, deadline)?;
-        let store = Store::connect(server)?;
-        check_attempt(&store, &membership, deadline)?;
+        let (store, address) = store_of_attempt(&membership, deadline)?;
         if store.add(&seat_name(membership.rank), 1)? > 1 {
             return Err(RendezvousError::RankTaken { rank: membership.rank });
         }
@@ -164,6 +163,26 @@ impl Rendezvous {
     pub fn report_failure(&self, cause: &str) -> Result<String, RendezvousError> {
         Ok(report_failure(&self.store, self.rank(), cause)?)
     }
+}
+
+/// Connects to the store of this attempt, and returns it with this machine's address on the way to it. Where
+/// the pod of rank 0 is started again in place, the store of the attempt before may answer until that pod has
+/// ended its ranks.
+fn store_of_attempt(membership: &Membership, deadline: Instant) -> Result<(Store, IpAddr), RendezvousError> {
+    loop {
+        let (server, address) = reach(membership, deadline)?;
+        match connect(server, membership, deadline) {
+            Ok(store) => return Ok((store, address)),
+            Err(error) if error.may_be_of_earlier_attempt() && Instant::now() < deadline => sleep(RETRY),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn connect(server: SocketAddr, membership: &Membership, deadline: Instant) -> Result<Store, RendezvousError> {
+    let store = Store::connect(server)?;
+    check_attempt(&store, membership, deadline)?;
+    Ok(store)
 }
 
 /// The store's address, and this machine's address on the way to it.

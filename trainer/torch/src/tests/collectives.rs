@@ -245,6 +245,25 @@ fn a_store_that_appears_late_is_waited_for_and_one_that_never_does_is_named() {
 }
 
 #[test]
+fn a_rank_that_comes_before_the_store_of_its_attempt_waits_while_that_of_the_last_one_answers() {
+    let last = serve_store(0, 2, 1).unwrap();
+    let port = last.port();
+    let early = thread::spawn(move || Rendezvous::join(membership(port, 0, 1)).map(|_| ()));
+    thread::sleep(Duration::from_millis(500));
+    drop(last);
+    let _own = serve_store(port, 3, 1).unwrap();
+    early.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_store_of_an_earlier_attempt_that_does_not_end_is_named() {
+    let store = serve_store(0, 2, 1).unwrap();
+    let hasty = Membership { join_timeout: Duration::from_millis(300), ..membership(store.port(), 0, 1) };
+    let error = Rendezvous::join(hasty).unwrap_err();
+    assert_eq!(error.to_string(), "this rank is of attempt 3, but the rendezvous is of attempt 2");
+}
+
+#[test]
 fn tensors_that_do_not_fit_are_refused_before_anything_is_sent() {
     let mut group = Alone::new("alone");
     let (four, five) = (Tensor::ones([4], tch::kind::FLOAT_CPU), Tensor::ones([5], tch::kind::FLOAT_CPU));
