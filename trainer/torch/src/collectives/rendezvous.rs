@@ -2,8 +2,8 @@
 //! make the groups they exchange tensors in.
 //!
 //! The store carries the attempt's number. A rank that a former attempt left behind finds a higher number
-//! there and is refused, so it can never take part in the new attempt's collectives. A rank that finds a lower
-//! number has come before the server of its own attempt, and waits for it.
+//! there and is refused, so it can never take part in the new attempt's collectives. A rank that finds a
+//! lower number has come before the server of its own attempt, and waits for it.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
