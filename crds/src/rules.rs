@@ -7,6 +7,7 @@ mod changes;
 mod checkpoint;
 mod data;
 mod failure_policy;
+mod lora;
 mod loss;
 mod model;
 mod parallelism;
@@ -74,6 +75,7 @@ pub(crate) enum Check {
 pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
     let sections = [
         model::RULES,
+        lora::RULES,
         data::RULES,
         rewards::RULES,
         &*reward_fields::RULES,

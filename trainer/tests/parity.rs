@@ -2,6 +2,8 @@
 //! needs Python.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "parity/adapter_variants.rs"]
+mod adapter_variants;
 #[path = "parity/adapters.rs"]
 mod adapters;
 #[path = "parity/classifiers.rs"]

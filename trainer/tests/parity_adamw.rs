@@ -10,7 +10,8 @@ use rlt_trainer::storage::checkpoint::{CheckpointContent, CheckpointStore};
 use tch::Tensor;
 
 const NAMES: [&str; 3] = ["matrix", "vector", "late"];
-const OPTIONS: AdamWOptions = AdamWOptions { betas: (0.9, 0.95), epsilon: 1e-6, weight_decay: 0.1 };
+const OPTIONS: AdamWOptions =
+    AdamWOptions { betas: (0.9, 0.95), epsilon: 1e-6, weight_decay: 0.1, lora_b_ratio: 1.0 };
 const MAX_GRAD_NORM: f64 = 2.0;
 
 fn fixture() -> BTreeMap<String, Tensor> {

@@ -199,6 +199,7 @@ impl MemoryPlan {
             model,
             width,
             adapter_width: trained.adapter_width,
+            normed_weight: normed_weight(spec, model),
             sp,
             cast_of_layer: cast_of_layer(spec, model, &trained, width),
             casts_head: !comes_in_parts(spec) && spec.model.lora.is_none(),
@@ -352,6 +353,11 @@ fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, wi
     largest_layer(model)
 }
 
+/// Numbers of the largest projection, where DoRA takes norms of it.
+fn normed_weight(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) { model.largest_matrix() } else { 0 }
+}
+
 /// Numbers of the matrices of the layer that has the most.
 fn largest_layer(model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
@@ -405,6 +411,7 @@ fn logprob(
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
         term("weight casts", activations.cast_bytes_of_one_layer()),
+        activations.norm_temporaries(),
     ];
     let head = activations.head(predicted, 1, 1);
     larger(layers, head)
@@ -431,6 +438,7 @@ fn update(
         term("recomputed activations", tokens * activations.recomputed_bytes_per_token(checkpointing)),
         term("activation gradients", tokens * activations.gradient_bytes_per_token()),
         term("gradient temporaries", activations.gradient_temporaries()),
+        activations.norm_temporaries(),
     ];
     let trains_head = u64::from(spec.model.lora.is_none());
     [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()

@@ -6,6 +6,7 @@ use super::{MemoryPlan, Models, Phase, Place, Plan, plan, planned_model};
 use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
+mod of_adapters;
 mod of_reward_models;
 mod of_roles;
 mod on_machines;

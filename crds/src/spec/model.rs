@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::LoraSpec;
+
 /// The model to train. Exactly one of `path`, `hub` and `architecture` says where its weights come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -180,77 +182,4 @@ pub struct TokenizerSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub characters: Option<String>,
-}
-
-/// How the adapter's matrices start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum LoraInit {
-    /// PEFT's default: A uniform within 1/sqrt(inputs), B zero.
-    #[default]
-    Peft,
-    /// A normal with standard deviation 1/rank, B zero.
-    Gaussian,
-    /// A and B from orthogonal vectors, so that their product is zero up to rounding; needs an even rank.
-    Orthogonal,
-}
-
-/// Low-rank adaptation (<https://arxiv.org/abs/2106.09685>) with PEFT's names.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct LoraSpec {
-    /// Rank of the update.
-    #[schemars(range(min = 1, max = 4096))]
-    pub rank: u32,
-    /// Scale of the update: alpha / rank, or alpha / sqrt(rank) with `rankStabilized`.
-    #[schemars(range(min = 1e-6, max = 65536.0))]
-    pub alpha: f64,
-    /// Scale by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
-    pub rank_stabilized: bool,
-    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
-    /// Empty only beside `targetParameters`.
-    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
-    pub target_modules: Vec<String>,
-    /// A regular expression over whole module names; replaces `targetModules`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
-    pub target_pattern: Option<String>,
-    /// Parameters of experts that get adapters, as PEFT's `target_parameters`: `mlp.experts.gate_up_proj` and
-    /// `mlp.experts.down_proj` one for each expert, `mlp.gate.weight` of the router, or the ends of these
-    /// names.
-    #[schemars(length(max = 8), inner(length(min = 1, max = 256)))]
-    pub target_parameters: Vec<String>,
-    /// Names of linear layers that get no adapter although they match.
-    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
-    pub exclude_modules: Vec<String>,
-    /// A regular expression over whole module names that get no adapter; replaces `excludeModules`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 1024))]
-    pub exclude_pattern: Option<String>,
-    /// Dropout on the adapter's input. Above 0 the log-probs of rollout and update differ by chance.
-    #[schemars(range(min = 0.0, max = 0.99))]
-    pub dropout: f64,
-    /// How the matrices start.
-    pub init: LoraInit,
-    /// A PEFT adapter folder to start from instead of `init`; rank, alpha and targets must agree with it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 4096))]
-    pub adapter_path: Option<String>,
-}
-
-impl Default for LoraSpec {
-    fn default() -> Self {
-        Self {
-            rank: 16,
-            alpha: 32.0,
-            rank_stabilized: false,
-            target_modules: vec!["all-linear".into()],
-            target_pattern: None,
-            target_parameters: Vec::new(),
-            exclude_modules: Vec::new(),
-            exclude_pattern: None,
-            dropout: 0.0,
-            init: LoraInit::Peft,
-            adapter_path: None,
-        }
-    }
 }

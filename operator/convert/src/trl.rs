@@ -101,6 +101,9 @@ fn model(settings: &Settings, draft: &mut Draft) {
     if settings.is_true("use_rslora") {
         draft.set("spec.model.lora.rankStabilized", true);
     }
+    if settings.is_true("use_dora") {
+        draft.set("spec.model.lora.dora", true);
+    }
 }
 
 fn datasets(settings: &Settings, draft: &mut Draft) {

@@ -1,7 +1,7 @@
 //! What the benchmarks of training on one rank share: an actor with all of the model.
 
 use rlt_api::spec::LoraInit;
-use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch, Patterns};
+use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
@@ -25,7 +25,7 @@ pub(crate) fn actor() -> anyhow::Result<Actor> {
             exclude: None,
             dropout: 0.0,
             init: LoraInit::Peft,
-            patterns: Patterns::default(),
+            ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 0)?;
     }

@@ -8,15 +8,19 @@
 //! initialisation and files are PEFT's.
 
 mod adapter;
+pub(super) mod dora;
 mod experts;
+mod from_weights;
 mod init;
 mod patterns;
+mod resize;
+mod serving;
 mod targets;
 
 use rlt_api::ExitCode;
-use rlt_api::spec::{LoraInit, LoraSpec};
+use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec};
 use std::path::{Path, PathBuf};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::decoder::Decoder;
 use super::error::ModelError;
@@ -48,6 +52,17 @@ pub struct LoraConfig {
     pub init: LoraInit,
     /// Where rank and alpha are others.
     pub patterns: Patterns,
+    /// Whether magnitudes are trained apart from directions.
+    pub dora: bool,
+    /// Where dropout is.
+    pub dropout_position: DropoutPosition,
+}
+
+impl Default for LoraConfig {
+    /// What a specification says that gives no field.
+    fn default() -> Self {
+        Self::from_spec(&LoraSpec::default())
+    }
 }
 
 /// Why an adapter could not be attached, read or written.
@@ -68,6 +83,14 @@ pub enum LoraError {
         pattern: String,
         /// What is wrong with it.
         source: Box<fancy_regex::Error>,
+    },
+    /// A pattern of ranks or alphas means no adapter, which is most often a typing error.
+    #[error("attaching an adapter: {field}: the pattern {pattern:?} matches none of its modules")]
+    UnusedPattern {
+        /// The field.
+        field: &'static str,
+        /// The pattern.
+        pattern: String,
     },
     /// No linear layer is matched.
     #[error(
@@ -180,7 +203,9 @@ impl LoraConfig {
             exclude: choose(&spec.exclude_modules, &spec.exclude_pattern),
             dropout: spec.dropout,
             init: spec.init,
-            patterns: Patterns::default(),
+            patterns: Patterns::from_spec(spec),
+            dora: spec.dora,
+            dropout_position: spec.dropout_position,
         }
     }
 
@@ -204,18 +229,34 @@ impl LoraConfig {
 
 impl Decoder {
     /// Attaches what `spec.model.lora` describes: fresh from `seed`, or the adapter of `adapterPath`, whose
-    /// rank, scaling and targets must then be the spec's. Everything but the adapter is frozen.
+    /// targets, and ranks and scaling unless it is resized, must then be the spec's. Everything but the
+    /// adapter is frozen.
     ///
     /// # Errors
     /// [`LoraError`].
     pub fn attach_lora_spec(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
+        self.attach_lora_outline(spec, seed)?;
+        if spec.adapter_path.is_none() {
+            self.start_adapter();
+        }
+        Ok(())
+    }
+
+    /// As [`Self::attach_lora_spec`] where the weights are not here: what of a fresh adapter follows from
+    /// them is given to it later, by [`Self::adapter_from_weights`].
+    pub(crate) fn attach_lora_outline(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
         let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
-            return self.attach_lora(&config, seed);
+            self.attach(&config, seed)?;
+            return config.patterns.check_used(&self.adapted_names());
         };
-        let config = adapter::continued(dir, config)?;
-        self.attach_lora(&config, seed)?;
-        self.read_adapter_weights(dir)
+        let stored = adapter::continued(dir, &config, spec.resize_adapter)?;
+        self.attach(&config, seed)?;
+        if spec.resize_adapter {
+            self.read_resized_adapter(dir, &stored)
+        } else {
+            self.read_adapter_weights(dir)
+        }
     }
 
     /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head.
@@ -223,19 +264,22 @@ impl Decoder {
     /// # Errors
     /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
     pub fn attach_lora(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
+        self.attach(config, seed)?;
+        self.start_adapter();
+        Ok(())
+    }
+
+    /// Attaches it without a look at the weights.
+    fn attach(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         if self.lora.is_some() {
             return Err(LoraError::AlreadyAttached);
         }
         if config.rank == 0 {
             return Err(LoraError::BadRank { expected: "a rank of at least 1", got: 0 });
         }
-        if config.init == LoraInit::Orthogonal && config.rank % 2 == 1 {
-            return Err(LoraError::BadRank {
-                expected: "an even rank for orthogonal matrices",
-                got: config.rank,
-            });
-        }
-        let matched = targets::matched(config, &self.projection_names())?;
+        let available = self.projection_names();
+        let config = &config.clone().in_own_names(&available);
+        let matched = targets::matched(config, &available)?;
         self.check_expert_targets(config)?;
         for (name, parameter) in self.named_parameters() {
             let _ = parameter.set_requires_grad(is_label_head(&name));
@@ -243,9 +287,18 @@ impl Decoder {
         let device = self.device();
         for projection in self.projections_mut().filter(|projection| matched.contains(&projection.name)) {
             let (rank, scaling) = config.rank_and_scaling(&projection.name)?;
+            if config.init == LoraInit::Orthogonal && rank % 2 == 1 {
+                let expected = "an even rank for orthogonal matrices";
+                return Err(LoraError::BadRank { expected, got: rank });
+            }
             let (a, b) = init::matrices((config.init, rank), seed, projection);
             let place = |tensor: Tensor| tensor.to_device(device).set_requires_grad(true);
-            projection.lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout: config.dropout });
+            let (dropout, dropout_position) = (config.dropout, config.dropout_position);
+            let pair =
+                LoraPair { a: place(a), b: place(b), magnitudes: None, scaling, dropout, dropout_position };
+            let outputs = projection.weight.size()[0];
+            let magnitudes = config.dora.then(|| place(Tensor::ones([outputs], (Kind::Float, Device::Cpu))));
+            projection.lora = Some(LoraPair { magnitudes, ..pair });
         }
         self.attach_to_experts(config, seed)?;
         self.lora = Some(config.clone());
@@ -260,6 +313,18 @@ impl Decoder {
     fn projection_names(&self) -> Vec<String> {
         let projections = self.layers.iter().flat_map(|layer| &layer.projections);
         projections.map(|projection| projection.name.clone()).collect()
+    }
+
+    /// The modules and parameters that have adapters.
+    fn adapted_names(&self) -> Vec<String> {
+        let projections = self.layers.iter().flat_map(|layer| &layer.projections);
+        let projections = projections.filter(|projection| projection.lora.is_some());
+        let experts = self.layers.iter().filter_map(|layer| layer.experts());
+        let parameters = experts.flat_map(|experts| {
+            let router = experts.router_lora.is_some().then(|| experts.router_name());
+            experts.adapted().map(|(tensor, ..)| experts.tensor_name(tensor)).chain(router)
+        });
+        projections.map(|projection| projection.name.clone()).chain(parameters).collect()
     }
 
     fn projections_mut(&mut self) -> impl Iterator<Item = &mut Projection> {

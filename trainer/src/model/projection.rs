@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use rlt_api::spec::DropoutPosition;
 use tch::{Kind, Tensor};
 
+use super::lora::dora;
 use super::random::TensorRandom;
 
 /// Whether the adapter takes part. With it off the very same weights are the reference policy.
@@ -25,17 +27,21 @@ pub struct Dropout {
     pub first_token: usize,
 }
 
-/// The trainable low-rank part of a projection: `scaling * b a`.
+/// The trainable low-rank part of a projection: `scaling * b a`, and by DoRA the magnitudes of what that and
+/// the weight are together.
 #[derive(Debug)]
 pub(crate) struct LoraPair {
     /// [rank, in_features], f32.
     pub(crate) a: Tensor,
     /// [out_features, rank], f32.
     pub(crate) b: Tensor,
+    /// [out_features], f32, of a DoRA adapter.
+    pub(crate) magnitudes: Option<Tensor>,
     /// alpha / rank, or alpha / sqrt(rank) when rank-stabilised.
     pub(crate) scaling: f64,
-    /// Probability with which an input of `a` is dropped while training.
+    /// Probability with which an input of `a`, or an output of `b`, is dropped while training.
     pub(crate) dropout: f64,
+    pub(crate) dropout_position: DropoutPosition,
 }
 
 /// One linear layer: `x W^T + bias`, plus the adapter's part.
@@ -69,17 +75,25 @@ impl Projection {
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and
     /// their gradients arrive in the storage dtype. Without `dropout` nothing is dropped.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
-        let kind = x.kind();
-        let base = x.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)));
+        let base = || self.product(x, self.bias.as_ref());
         match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => lora.add_to(base, x, &self.name, dropout),
-            _ => base,
+            (Some(lora), Adapter::On) => match &lora.magnitudes {
+                Some(magnitudes) => dora::forward(self, (lora, magnitudes), x, dropout),
+                None => lora.add_to(base(), x, &self.name, dropout),
+            },
+            _ => base(),
         }
     }
 
-    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and left so, for whoever
-    /// takes them to round once. The base is not touched. Without an adapter, or with it off, the base
-    /// itself.
+    /// `x W^T + bias`, the base alone.
+    pub(super) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let kind = x.kind();
+        x.linear(&self.weight.to_kind(kind), bias.map(|bias| bias.to_kind(kind)))
+    }
+
+    /// The weights with the adapter folded in: `W + scaling * B A`, by DoRA with rows of their magnitudes,
+    /// summed in f32 and left so, for whoever takes them to round once. The base is not touched. Without an
+    /// adapter, or with it off, the base itself.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight)),
@@ -90,23 +104,38 @@ impl Projection {
 }
 
 impl LoraPair {
-    /// `weight + scaling * b a`, in f32.
+    /// `weight + scaling * b a`, in f32; its rows of their magnitudes, where there are some.
     pub(super) fn folded_into(&self, weight: &Tensor) -> Tensor {
         let delta = self.b.matmul(&self.a) * self.scaling;
-        weight.to_kind(Kind::Float) + delta
+        let folded = weight.to_kind(Kind::Float) + delta;
+        match &self.magnitudes {
+            Some(magnitudes) => dora::scaled(folded, magnitudes),
+            None => folded,
+        }
     }
 
     /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a
     /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
     /// activations between them keep from being used again.
-    fn add_to(&self, mut base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
+    pub(super) fn add_to(
+        &self,
+        mut base: Tensor,
+        x: &Tensor,
+        name: &str,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
         let kind = x.kind();
-        let kept = match dropout {
-            Some(dropout) if self.dropout > 0.0 => x * self.dropout_mask(x, name, dropout),
-            _ => x.shallow_clone(),
+        let inner_of = |x: &Tensor| x.linear(&self.a.to_kind(kind), None::<Tensor>) * self.scaling;
+        let dropout = dropout.filter(|_| self.dropout > 0.0);
+        let kept = match (dropout, self.dropout_position) {
+            (Some(dropout), DropoutPosition::After) => {
+                let update = inner_of(x).linear(&self.b.to_kind(kind), None::<Tensor>);
+                return base.g_add_(&(&update * self.dropout_mask(&update, name, dropout)));
+            }
+            (Some(dropout), DropoutPosition::Before) => x * self.dropout_mask(x, name, dropout),
+            (None, _) => x.shallow_clone(),
         };
-        let inner = kept.linear(&self.a.to_kind(kind), None::<Tensor>) * self.scaling;
-        base.addmm_(&inner, &self.b.to_kind(kind).tr())
+        base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
     }
 
     /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and

@@ -111,6 +111,9 @@ impl Critic {
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
         let shards = actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options));
         let shards = shards.transpose()?;
+        if let (Some(shards), Some((LoraSpec { adapter_path: None, .. }, _))) = (&shards, lora) {
+            shards.start_adapter(&decoder, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
+        }
         let trained = match &shards {
             Some(shards) => shards.pieces(),
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
@@ -258,7 +261,10 @@ fn trunk(
         return Ok(if is_shared { actor.trunk_outline(compute) } else { actor.trained_trunk(compute) });
     };
     let mut trunk = actor.shared_trunk();
-    trunk.attach_lora_spec(lora, seed)?;
+    match is_shared {
+        true => trunk.attach_lora_outline(lora, seed)?,
+        false => trunk.attach_lora_spec(lora, seed)?,
+    }
     Ok(trunk)
 }
 

@@ -106,6 +106,11 @@ impl<'a> ExportedFiles<'a> {
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
         let base = run.source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
         let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
+        let objections = decoder.not_served_by_vllm();
+        if !objections.is_empty() {
+            let why = objections.join("; ");
+            tracing::warn!("vLLM does not serve export/adapter as it is, but merged weights: {why}");
+        }
         Ok(Self { model, adapter: Some(adapter) })
     }
 

@@ -400,5 +400,11 @@ fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
 /// The optimizer's constants, the same for every role.
 pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
     let spec::OptimizerSpec { betas, weight_decay, .. } = &spec.training.optimizer;
-    AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() }
+    let lora_b_ratio = spec.model.lora.as_ref().map_or(1.0, |lora| lora.learning_rate_ratio);
+    AdamWOptions {
+        betas: (betas[0], betas[1]),
+        weight_decay: *weight_decay,
+        lora_b_ratio,
+        ..AdamWOptions::default()
+    }
 }

@@ -77,7 +77,7 @@ fn check_gradients_and_step(fixture: &Fixture, errors: &mut Errors) {
     };
     errors.check("gradients", parameters.iter().map(gradient_error).fold(0.0, f64::max));
 
-    let options = AdamWOptions { betas: (0.9, 0.99), epsilon: 1e-3, weight_decay: 0.1 };
+    let options = AdamWOptions { betas: (0.9, 0.99), epsilon: 1e-3, weight_decay: 0.1, lora_b_ratio: 1.0 };
     let mut optimizer = AdamW::new(decoder.trainable_parameters(), options).unwrap();
     optimizer.step(0.01, None).unwrap();
     let step_error = |(name, parameter): &(String, Tensor)| {

@@ -20,6 +20,20 @@ fn rollout_logprobs_are_the_actors_with_an_adapter() {
     }
 }
 
+/// DoRA's magnitudes are folded in with the product.
+#[test]
+fn rollout_logprobs_are_the_actors_with_dora() {
+    for (family, variant) in [("qwen2", "dora"), ("llama", "dora-rslora")] {
+        let adapter = folder(family).join("adapters").join(variant);
+        let (mut decoder, mut exact) = (decoder(family), decoder_f64(family));
+        let requests = requests(4, 2, &SamplingParams::default());
+        decoder.load_adapter(&adapter).unwrap();
+        exact.load_adapter(&adapter).unwrap();
+        let completions = generate(&decoder, options(), &requests).unwrap();
+        assert_like_actor(family, [&decoder, &exact], &requests, &completions);
+    }
+}
+
 #[test]
 fn an_adapter_that_changed_is_found() {
     let mut decoder = decoder("llama");

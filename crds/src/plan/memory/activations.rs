@@ -20,6 +20,8 @@ pub(super) struct Activations<'a> {
     pub(super) width: u64,
     /// Inner values of the adapters of one token, over all layers.
     pub(super) adapter_width: u64,
+    /// Numbers of a weight whose rows DoRA's norms are taken of: one projection at a time, in fp32.
+    pub(super) normed_weight: u64,
     /// Ranks that share the tokens of a pass.
     pub(super) sp: u32,
     /// Numbers of one layer that are cast to the compute precision before it computes with them.
@@ -194,6 +196,11 @@ impl Activations<'_> {
     pub(super) fn gradient_temporaries(&self) -> u64 {
         let bytes = if self.width == FP32 { FP32 } else { self.width + FP32 };
         bytes * self.largest_trained
+    }
+
+    /// The weight with its adapter that DoRA's norms are taken of.
+    pub(super) fn norm_temporaries(&self) -> MemoryTerm {
+        term("DoRA norms", FP32 * self.normed_weight)
     }
 
     /// What of one layer is cast to the compute precision.

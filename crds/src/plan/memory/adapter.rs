@@ -1,14 +1,17 @@
 //! What an adapter trains: r (inputs + outputs) for each adapted projection, for each expert of an adapted
-//! tensor of experts, and for an adapted router.
+//! tensor of experts, and for an adapted router; by DoRA one number more for each output of a projection.
 
 use super::Trained;
 use crate::plan::model_config::ModelConfig;
-use crate::spec::LoraSpec;
+use crate::spec::{LoraSpec, modules_of_megatron};
 
 /// Low-rank pairs that a tensor has.
 struct Pairs {
     /// One, or one for each expert.
     num: u64,
+    rank: u64,
+    /// Trained magnitudes.
+    magnitudes: u64,
     inputs: u64,
     outputs: u64,
     /// How many of them compute a token.
@@ -18,14 +21,14 @@ struct Pairs {
 /// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
 /// all: an upper bound.
 pub(super) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
-    let rank = u64::from(lora.rank);
     let of_layer = |layer_idx| {
         pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
-            let Pairs { num, inputs, outputs, per_token } = pairs;
+            let Pairs { num, rank, magnitudes, inputs, outputs, per_token } = pairs;
             Trained {
-                num_parameters: sum.num_parameters + rank * num * (inputs + outputs),
+                num_parameters: sum.num_parameters + rank * num * (inputs + outputs) + magnitudes,
                 largest_of_layer: sum.largest_of_layer.max(rank * num * inputs.max(outputs)),
-                adapter_width: sum.adapter_width + rank * per_token,
+                // What is scaled by magnitudes is kept beside what comes of it.
+                adapter_width: sum.adapter_width + rank * per_token + magnitudes,
                 ..sum
             }
         })
@@ -45,8 +48,11 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
         (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
     };
     let projections = model.projections(layer_idx).into_iter().filter(|one| is_target(one.name));
+    let rank = |name: &str| rank_of(lora, &format!("model.layers.{layer_idx}.{name}"));
     let projections = projections.map(|projection| Pairs {
         num: 1,
+        rank: rank(projection.name),
+        magnitudes: if lora.dora { projection.out_features as u64 } else { 0 },
         inputs: projection.in_features as u64,
         outputs: projection.out_features as u64,
         per_token: 1,
@@ -60,8 +66,10 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
         is_named(&lora.target_parameters, name)
             || lora.target_parameters.iter().any(|target| target.ends_with(name))
     });
-    let parameters = parameters.map(|(_, [num, outputs, inputs], per_token)| Pairs {
+    let parameters = parameters.map(|(name, [num, outputs, inputs], per_token)| Pairs {
         num,
+        rank: rank(name),
+        magnitudes: 0,
         inputs,
         outputs,
         per_token: num.min(per_token),
@@ -70,5 +78,28 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
 }
 
 fn is_named(names: &[String], module: &str) -> bool {
-    names.iter().any(|name| module == name || module.ends_with(&format!(".{name}")))
+    names.iter().any(|name| {
+        ends_with_name(module, name)
+            || modules_of_megatron(name).iter().any(|own| ends_with_name(module, own))
+    })
+}
+
+/// Whether `module` is called `name`, whole or by its end after a dot.
+fn ends_with_name(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
+}
+
+/// The rank of the adapter of a module. Of patterns that are more than a name any may mean it: an upper
+/// bound.
+fn rank_of(lora: &LoraSpec, module: &str) -> u64 {
+    let mut bound = 0;
+    for (pattern, rank) in &lora.rank_pattern {
+        let name = pattern.replace(r"\.", ".");
+        if name.chars().any(|letter| !(letter.is_ascii_alphanumeric() || "_.".contains(letter))) {
+            bound = bound.max(*rank);
+        } else if ends_with_name(module, &name) {
+            return bound.max(*rank).into();
+        }
+    }
+    bound.max(lora.rank).into()
 }

@@ -118,6 +118,7 @@ pub(super) fn judging(
         model,
         width,
         adapter_width: 0,
+        normed_weight: 0,
         sp: 1,
         cast_of_layer: 0,
         casts_head: false,

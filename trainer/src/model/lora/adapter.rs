@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{OutputHead, TensorShape};
-use rlt_api::spec::LoraInit;
+use rlt_api::spec::{DropoutPosition, LoraInit};
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::{LoraConfig, LoraError, ModuleMatch, Patterns, experts, peft_names};
+use super::{LoraConfig, LoraError, ModuleMatch, Patterns, dora, experts, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::{self, Decoder};
 use crate::model::experts::ExpertWeights;
@@ -18,12 +18,11 @@ use crate::model::weights::is_label_head;
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 /// The version of PEFT whose layout adapters are written in.
 const PEFT_VERSION: &str = "0.21.2";
-const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
 /// false or empty.
-const UNSUPPORTED: [&str; 14] = [
-    "use_dora",
+const UNSUPPORTED: [&str; 13] = [
     "use_qalora",
     "use_bdlora",
     "fan_in_fan_out",
@@ -55,7 +54,7 @@ impl Decoder {
     /// [`LoraError`] with the file and the field or tensor.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), LoraError> {
         let config = read_adapter_config(dir)?;
-        self.attach_lora(&config, 0)?;
+        self.attach(&config, 0)?;
         self.read_adapter_weights(dir)
     }
 
@@ -135,6 +134,8 @@ impl Decoder {
                     let [name_a, name_b] = peft_names(&projection.name);
                     parameters.push((name_a, lora.a.shallow_clone()));
                     parameters.push((name_b, lora.b.shallow_clone()));
+                    let magnitudes = lora.magnitudes.iter().map(Tensor::shallow_clone);
+                    parameters.extend(magnitudes.map(|values| (dora::peft_name(&projection.name), values)));
                 }
             }
             parameters.extend(layer.experts().into_iter().flat_map(ExpertWeights::adapter_parameters));
@@ -232,6 +233,8 @@ fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
         dropout: document["lora_dropout"].as_f64().unwrap_or(0.0),
         init: LoraInit::Peft,
         patterns,
+        dora: document["use_dora"].as_bool().unwrap_or(false),
+        dropout_position: DropoutPosition::Before,
     })
 }
 
@@ -259,9 +262,9 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
     }
 }
 
-/// What of the spec's adapter holds for the one in `dir`, which it continues: rank and scaling must be the
-/// same; patterns are those of the stored one.
-pub(super) fn continued(dir: &Path, config: LoraConfig) -> Result<LoraConfig, LoraError> {
+/// What the adapter in `dir` was stored as, which the spec's `config` continues: both have magnitudes or
+/// none, and ranks and scalings are the same unless it `is_resized`.
+pub(super) fn continued(dir: &Path, config: &LoraConfig, is_resized: bool) -> Result<LoraConfig, LoraError> {
     let stored = read_adapter_config(dir)?;
     let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
         path: dir.join(CONFIG_FILE),
@@ -269,14 +272,23 @@ pub(super) fn continued(dir: &Path, config: LoraConfig) -> Result<LoraConfig, Lo
         expected,
         got,
     };
+    if stored.dora != config.dora {
+        return Err(disagree("use_dora", config.dora.to_string(), stored.dora.to_string()));
+    }
+    if is_resized {
+        return Ok(stored);
+    }
     if stored.rank != config.rank {
         return Err(disagree("r", config.rank.to_string(), stored.rank.to_string()));
     }
     if stored.scaling() != config.scaling() {
         let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
-        return Err(disagree("lora_alpha", scaling(&config), scaling(&stored)));
+        return Err(disagree("lora_alpha", scaling(config), scaling(&stored)));
     }
-    Ok(LoraConfig { patterns: stored.patterns, ..config })
+    if let Some((field, [expected, got])) = config.patterns.first_difference(&stored.patterns) {
+        return Err(disagree(field, expected, got));
+    }
+    Ok(stored)
 }
 
 /// The adapted modules as PEFT is to find them. In a mixture of experts it takes `all-linear` and patterns
@@ -333,7 +345,7 @@ fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&Ba
         "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
         "bias": "none",
         "fan_in_fan_out": false,
-        "use_dora": false,
+        "use_dora": config.dora,
         "init_lora_weights": true,
         "inference_mode": true,
     });

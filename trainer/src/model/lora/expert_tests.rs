@@ -164,8 +164,9 @@ fn refuses_adapters_of_parameters_that_could_not_be() {
     assert!(
         with(|config| config.dropout = 0.1).contains("dropout: expected 0, as PEFT has none there, got 0.1")
     );
+    assert!(with(|config| config.dora = true).contains("dora: expected false, as PEFT has none there"));
     let odd = with(|config| (config.init, config.rank) = (LoraInit::Orthogonal, 4));
-    assert!(odd.contains("init: expected Peft or Gaussian"), "{odd}");
+    assert!(odd.contains("init: expected Peft, Gaussian or Xavier"), "{odd}");
 }
 
 #[test]
@@ -195,6 +196,8 @@ fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_w
         rank: 3,
         adapter_path: path,
         target_modules: vec!["q_proj".to_owned()],
+        rank_pattern: config.patterns.ranks.iter().map(|(name, rank)| (name.clone(), *rank as u32)).collect(),
+        alpha_pattern: config.patterns.alphas.iter().cloned().collect(),
         ..LoraSpec::default()
     };
     let spec = LoraSpec { target_parameters: vec!["gate_up_proj".to_owned()], ..spec };

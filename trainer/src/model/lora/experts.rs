@@ -32,8 +32,11 @@ impl Decoder {
         if config.dropout > 0.0 {
             return refused("dropout", "0, as PEFT has none there", config.dropout.to_string());
         }
+        if config.dora {
+            return refused("dora", "false, as PEFT has none there", "true".to_owned());
+        }
         if config.init == LoraInit::Orthogonal {
-            return refused("init", "Peft or Gaussian", "Orthogonal".to_owned());
+            return refused("init", "Peft, Gaussian or Xavier", "Orthogonal".to_owned());
         }
         let experts = || self.layers.iter().filter_map(|layer| layer.experts());
         for name in &config.target_parameters {
@@ -63,7 +66,14 @@ impl Decoder {
                 let (rank, scaling) = config.rank_and_scaling(&name)?;
                 let [num_experts, inputs] = [0, 1].map(|dim: usize| experts.router.size()[dim]);
                 let (a, b) = matrices((config.init, rank), (seed, &name), [1, num_experts, inputs]);
-                experts.router_lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout: 0.0 });
+                experts.router_lora = Some(LoraPair {
+                    a: place(a),
+                    b: place(b),
+                    magnitudes: None,
+                    scaling,
+                    dropout: 0.0,
+                    dropout_position: config.dropout_position,
+                });
             }
             for tensor in ExpertTensor::ALL {
                 let name = experts.tensor_name(tensor);
@@ -102,6 +112,7 @@ fn matrices(
     let num_values = (num_rows * inputs) as usize;
     let values = match init {
         LoraInit::Gaussian => random.normal(num_values, 1.0 / rank as f64),
+        LoraInit::Xavier => random.normal(num_values, (2.0 / (inputs as f64 + rank as f64)).sqrt()),
         LoraInit::Peft | LoraInit::Orthogonal => random.uniform(num_values, (inputs as f64).powf(-0.5)),
     };
     let b = Tensor::zeros([outputs, num_rows], (Kind::Float, Device::Cpu));

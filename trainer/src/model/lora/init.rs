@@ -24,6 +24,10 @@ pub(super) fn matrices(
     match init {
         // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in).
         LoraInit::Peft => (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b()),
+        LoraInit::Xavier => {
+            let std = (2.0 / (in_features as f64 + rank as f64)).sqrt();
+            (shaped_a(random_a.normal(num_a, std)), zero_b())
+        }
         LoraInit::Gaussian => (shaped_a(random_a.normal(num_a, 1.0 / rank as f64)), zero_b()),
         LoraInit::Orthogonal => {
             let mut random_b = TensorRandom::new(seed, &name_b);

@@ -4,6 +4,8 @@
 use fancy_regex::Regex;
 use serde_json::{Map, Value};
 
+use rlt_api::spec::LoraSpec;
+
 use super::LoraError;
 
 /// Regular expressions, each of a whole name or of its end after a dot; of several that match the first
@@ -17,6 +19,42 @@ pub struct Patterns {
 }
 
 impl Patterns {
+    /// Those of `spec.model.lora`.
+    pub(super) fn from_spec(spec: &LoraSpec) -> Self {
+        let ranks = spec.rank_pattern.iter().map(|(pattern, rank)| (pattern.clone(), *rank as usize));
+        let alphas = spec.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.clone(), *alpha));
+        Self { ranks: ranks.collect(), alphas: alphas.collect() }
+    }
+
+    /// The field that differs in `other`, with what both have; order does not count.
+    pub(super) fn first_difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
+        let documents = [self, other].map(|patterns| {
+            let mut document = Value::Null;
+            patterns.write(&mut document);
+            document
+        });
+        ["rank_pattern", "alpha_pattern"].into_iter().find_map(|field| {
+            let [own, others] = documents.each_ref().map(|document| &document[field]);
+            (own != others).then(|| (field, [own.to_string(), others.to_string()]))
+        })
+    }
+
+    /// Refuses a pattern that means none of the `adapted` modules and parameters.
+    pub(super) fn check_used(&self, adapted: &[String]) -> Result<(), LoraError> {
+        let ranks = self.ranks.iter().map(|(pattern, _)| ("rankPattern", pattern));
+        let alphas = self.alphas.iter().map(|(pattern, _)| ("alphaPattern", pattern));
+        for (field, pattern) in ranks.chain(alphas) {
+            let mut is_used = false;
+            for name in adapted {
+                is_used |= is_match(pattern, name)?;
+            }
+            if !is_used {
+                return Err(LoraError::UnusedPattern { field, pattern: pattern.clone() });
+            }
+        }
+        Ok(())
+    }
+
     /// Those of an `adapter_config.json`.
     ///
     /// # Errors
@@ -50,13 +88,17 @@ impl Patterns {
 
 fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T>, LoraError> {
     for (pattern, value) in patterns {
-        let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source: Box::new(source) };
-        let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(bad)?;
-        if regex.is_match(name).map_err(bad)? {
+        if is_match(pattern, name)? {
             return Ok(Some(*value));
         }
     }
     Ok(None)
+}
+
+fn is_match(pattern: &str, name: &str) -> Result<bool, LoraError> {
+    let bad = |source| LoraError::BadPattern { pattern: pattern.to_owned(), source: Box::new(source) };
+    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(bad)?;
+    regex.is_match(name).map_err(bad)
 }
 
 fn entries<T>(

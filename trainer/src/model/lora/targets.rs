@@ -6,6 +6,8 @@ use std::fmt;
 
 use fancy_regex::Regex;
 
+use rlt_api::spec::modules_of_megatron;
+
 use super::{LoraConfig, LoraError};
 
 /// A choice among the linear layers of a model.
@@ -40,6 +42,32 @@ impl fmt::Display for ModuleMatch {
     }
 }
 
+impl LoraConfig {
+    /// The same, where names of Megatron that no module has become those that modules have.
+    pub(super) fn in_own_names(self, available: &[String]) -> Self {
+        let own = |choice: ModuleMatch| match choice {
+            ModuleMatch::Names(names) => {
+                ModuleMatch::Names(names.into_iter().flat_map(|name| own_names(name, available)).collect())
+            }
+            other => other,
+        };
+        Self { targets: own(self.targets), exclude: self.exclude.map(own), ..self }
+    }
+}
+
+/// The names by which modules are called that `name` means; a name that means nothing stays, to be refused.
+fn own_names(name: String, available: &[String]) -> Vec<String> {
+    let is_there = |name: &str| available.iter().any(|module| is_called(module, name));
+    let own: Vec<String> =
+        modules_of_megatron(&name).iter().filter(|own| is_there(own)).map(|own| (*own).to_owned()).collect();
+    if own.is_empty() || is_there(&name) { vec![name] } else { own }
+}
+
+/// Whether a module has a name, whole or as its end after a dot.
+fn is_called(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
+}
+
 /// Names among `available` that the configuration chooses; at least one, or an error that says what there is;
 /// none where parameters alone are adapted.
 pub(super) fn matched(config: &LoraConfig, available: &[String]) -> Result<BTreeSet<String>, LoraError> {
@@ -70,8 +98,7 @@ fn select<'a>(choice: &ModuleMatch, available: &'a [String]) -> Result<BTreeSet<
         ModuleMatch::AllLinear => selected.extend(available.iter().map(String::as_str)),
         ModuleMatch::Names(names) => {
             for name in names {
-                let suffix = format!(".{name}");
-                let is_match = |module: &&str| *module == name || module.ends_with(&suffix);
+                let is_match = |module: &&str| is_called(module, name);
                 let matches: Vec<&str> = available.iter().map(String::as_str).filter(is_match).collect();
                 if matches.is_empty() {
                     return Err(LoraError::UnknownModule { name: name.clone(), available: kinds(available) });

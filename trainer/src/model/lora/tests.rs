@@ -89,7 +89,7 @@ fn refuses_what_would_adapt_nothing() {
 #[test]
 fn step_0_equals_the_base_bitwise() {
     let base = hidden(&decoder(), Adapter::On);
-    for init in [LoraInit::Peft, LoraInit::Gaussian] {
+    for init in [LoraInit::Peft, LoraInit::Gaussian, LoraInit::Xavier] {
         let mut adapted = decoder();
         adapted.attach_lora(&LoraConfig { init, ..lora(ModuleMatch::AllLinear) }, 5).unwrap();
         assert_eq!(hidden(&adapted, Adapter::On), base);
@@ -149,6 +149,57 @@ fn dropout_repeats_for_a_seed_and_is_off_without_one() {
     assert!(
         (mask.mean(Kind::Float).double_value(&[]) - 1.0).abs() < 0.1,
         "kept inputs make up for dropped ones"
+    );
+}
+
+#[test]
+fn dropout_after_b_drops_outputs_of_the_update_alone() {
+    let mut decoder = decoder();
+    let config =
+        LoraConfig { dropout: 0.5, dropout_position: DropoutPosition::After, ..lora(ModuleMatch::AllLinear) };
+    decoder.attach_lora(&config, 5).unwrap();
+    let projection = &mut decoder.layers[0].projections[0];
+    let pair = projection.lora.as_mut().unwrap();
+    pair.b = pair.b.ones_like();
+    let x = Tensor::ones([64, 24], (Kind::Float, Device::Cpu));
+    let with = |dropout| projection.forward(&x, Adapter::On, dropout);
+    let base = projection.forward(&x, Adapter::Off, None);
+    let (whole, dropped) = (with(None) - &base, with(Some(Dropout { seed: 1, first_token: 0 })) - base);
+    // Each number of the update is dropped, or made up for.
+    let ratio = dropped / whole;
+    let is_dropped = ratio.abs().lt(1e-4);
+    let is_doubled = (&ratio - 2.0).abs().lt(1e-4);
+    assert!(is_dropped.logical_or(&is_doubled).all().int64_value(&[]) == 1);
+    let share = is_dropped.to_kind(Kind::Float).mean(None).double_value(&[]);
+    assert!((share - 0.5).abs() < 0.1, "{share}");
+}
+
+/// Megatron's `xavier` is `torch.nn.init.xavier_normal_`.
+#[test]
+fn xavier_spreads_by_inputs_and_rank() {
+    let mut decoder = decoder();
+    let config = LoraConfig { init: LoraInit::Xavier, rank: 8, ..lora(names(&["up_proj"])) };
+    decoder.attach_lora(&config, 5).unwrap();
+    let a = &decoder.layers[0].projections[5].lora.as_ref().unwrap().a;
+    let (std, expected) = (a.std(false).double_value(&[]), (2.0f64 / (24.0 + 8.0)).sqrt());
+    assert!((std / expected - 1.0).abs() < 0.2, "{std} beside {expected}");
+}
+
+#[test]
+fn megatron_s_names_stand_for_the_modules_that_are_there() {
+    let of = |names: &[&str]| adapted(&lora(self::names(names)));
+    assert_eq!(of(&["linear_qkv", "linear_proj"]), of(&["q_proj", "k_proj", "v_proj", "o_proj"]));
+    assert_eq!(of(&["linear_fc1", "linear_fc2"]), of(&["gate_proj", "up_proj", "down_proj"]));
+    assert_eq!(of(&["linear_q", "linear_fc1_up"]), of(&["q_proj", "up_proj"]));
+    let mut config = lora(ModuleMatch::AllLinear);
+    config.exclude = Some(names(&["linear_qkv", "linear_fc1"]));
+    assert_eq!(adapted(&config), of(&["o_proj", "down_proj"]));
+    // What is saved has PEFT's names.
+    let mut decoder = decoder();
+    decoder.attach_lora(&lora(names(&["linear_qkv"])), 1).unwrap();
+    assert_eq!(decoder.lora().unwrap().targets, names(&["q_proj", "k_proj", "v_proj"]));
+    assert!(
+        refusal(&lora(names(&["linear_kv_up_proj"]))).contains("\"linear_kv_up_proj\" matches no linear")
     );
 }
 
@@ -213,7 +264,7 @@ fn refuses_adapters_it_would_compute_wrongly() {
         std::fs::write(dir.path().join("adapter_config.json"), document.to_string()).unwrap();
         decoder().load_adapter(dir.path()).unwrap_err().to_string()
     };
-    assert!(refuse("use_dora", json!(true)).contains("field `use_dora`: expected nothing"));
+    assert!(refuse("lora_bias", json!(true)).contains("field `lora_bias`: expected nothing"));
     assert!(
         refuse("rank_pattern", json!({"q_proj": 0}))
             .contains("field `rank_pattern`: expected integers above 0")

@@ -13,7 +13,7 @@ use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
 use crate::model::{
-    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Patterns, Weights,
+    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
 use crate::parallel::tests::{actor_with_offload, on_ranks, trained_parameters, whole_parameters};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
@@ -39,6 +39,7 @@ struct Case {
     /// Latent attention; the second layer has experts that a bias chooses, which nothing trains.
     latent: bool,
     lora: bool,
+    dora: bool,
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
@@ -49,6 +50,7 @@ const FULL: Case = Case {
     experts: false,
     latent: false,
     lora: false,
+    dora: false,
     activation_checkpointing: false,
     compute: Kind::Float,
     max_tokens: 8,
@@ -103,7 +105,8 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
             exclude: None,
             dropout: 0.0,
             init: LoraInit::Peft,
-            patterns: Patterns::default(),
+            dora: case.dora,
+            ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }
@@ -258,8 +261,16 @@ fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
 }
 
 #[test]
+fn magnitudes_of_dora_on_shards_train_as_on_the_whole() {
+    let dora = Case { lora: true, dora: true, ..FULL };
+    assert_trains_as_one(dora, &[(2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { activation_checkpointing: true, ..dora }, &[(3, 3)], TOLERANCE);
+}
+
+#[test]
 fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
-    for case in [FULL, Case { tied: true, ..FULL }, Case { lora: true, ..FULL }] {
+    let lora = Case { lora: true, ..FULL };
+    for case in [FULL, Case { tied: true, ..FULL }, lora, Case { dora: true, ..lora }] {
         let whole = decoder(case);
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
@@ -273,6 +284,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
+                shards.start_adapter(&decoder, |name| name).unwrap();
                 whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
             });
             assert!(all.iter().all(|parameters| parameters == &whole), "{case:?} by {size}");
@@ -297,7 +309,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
         mesh: None,
     };
     let mut batch = batch();
-    let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
+    let lora = LoraSpec { rank: 2, dora: case.dora, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
     let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
@@ -325,6 +337,7 @@ fn a_critic_in_shards_learns_as_the_whole() {
         (FULL, &[(2, 1, 1), (2, 2, 1), (3, 3, 1), (4, 2, 1)][..]),
         (checkpointed, &[(4, 2, 2)]),
         (Case { lora: true, ..FULL }, &[(2, 2, 1), (4, 2, 1)]),
+        (Case { lora: true, dora: true, ..FULL }, &[(2, 2, 1)]),
     ] {
         let (numbers, state) = learn(case, &Ranks::alone(), 1);
         for &(size, dp_shard, sp) in meshes {

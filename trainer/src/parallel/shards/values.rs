@@ -1,6 +1,7 @@
 //! Where the values of shards come from, and where those of a frozen model lie: each rank asks for its own
 //! pieces alone, so that no rank has the whole of a model on the way. What the values mean is not known here.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -11,7 +12,7 @@ use tch::{Device, Tensor};
 use super::flat::Flat;
 use super::place::copy_tensor_shard;
 use super::{FsdpUnit, ShardedParameters};
-use crate::model::{ModelError, NamedTensors, Weights};
+use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
@@ -119,6 +120,32 @@ impl ShardedParameters {
             };
             self.fill_unit(unit, &mut of_other)?;
             other.reshard(unit)
+        })
+    }
+
+    /// Gives parameters of a fresh adapter that follow from the weights below it their values, a layer at a
+    /// time; `name_there` says what the decoder calls a parameter. All ranks do so together.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub(crate) fn start_adapter(
+        &self,
+        decoder: &Decoder,
+        name_there: impl Fn(&str) -> &str,
+    ) -> Result<(), RankError> {
+        if !decoder.adapter_follows_from_weights() {
+            return Ok(());
+        }
+        self.units().filter_map(|unit| Some((unit, unit.layer_idx()?))).try_for_each(|(unit, layer_idx)| {
+            self.unshard_master(unit)?;
+            let values: BTreeMap<_, _> = decoder.adapter_from_weights(layer_idx).into_iter().collect();
+            self.reshard(unit)?;
+            self.fill_unit(unit, &mut |tensor_shard: &TensorShard<'_>, piece: &Tensor| {
+                if let Some(whole) = values.get(name_there(tensor_shard.name)) {
+                    copy_tensor_shard(tensor_shard, whole, piece);
+                }
+                Ok::<(), RankError>(())
+            })
         })
     }
 

@@ -11,9 +11,7 @@ use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
 use super::*;
-use crate::model::{
-    Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Patterns,
-};
+use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;
@@ -83,7 +81,7 @@ fn decoder(case: Case) -> Decoder {
             exclude: None,
             dropout,
             init: LoraInit::Orthogonal,
-            patterns: Patterns::default(),
+            ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }

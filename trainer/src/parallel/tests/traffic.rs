@@ -4,7 +4,7 @@ use rlt_api::spec::LoraInit;
 use rlt_core::batch::Demonstration;
 
 use super::*;
-use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Patterns};
+use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
 use crate::roles::actor::MicroBatch;
 use crate::roles::objective::supervised_objective;
 use crate::roles::update::{UpdatePlan, update};
@@ -49,7 +49,7 @@ fn decoder(Layout { lora, compute, .. }: Layout) -> Decoder {
             exclude: None,
             dropout: 0.0,
             init: LoraInit::Peft,
-            patterns: Patterns::default(),
+            ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }

@@ -25,12 +25,15 @@ pub struct AdamWOptions {
     /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of
     /// norms and biases nothing, which are told by their names as transformers' `Trainer` tells them.
     pub weight_decay: f64,
+    /// B matrices and magnitudes of adapters, and the bias beside them, learn at so many times the learning
+    /// rate (LoRA+, arXiv:2402.12354, grouped as PEFT does).
+    pub lora_b_ratio: f64,
 }
 
 impl Default for AdamWOptions {
-    /// The values of `torch.optim.AdamW`.
+    /// The values of `torch.optim.AdamW`, and one learning rate for all.
     fn default() -> Self {
-        Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01 }
+        Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01, lora_b_ratio: 1.0 }
     }
 }
 
@@ -279,13 +282,18 @@ impl Parameter {
 
     fn next_step(&self, options: &AdamWOptions, clipped: &Clipped) -> AdamWStep {
         AdamWStep {
-            learning_rate: clipped.learning_rate,
+            learning_rate: clipped.learning_rate * self.rate_factor(options),
             betas: options.betas,
             epsilon: options.epsilon,
             weight_decay: if self.decays { options.weight_decay } else { 0.0 },
             grad_scale: clipped.scale,
             step: self.num_steps + 1,
         }
+    }
+
+    /// What the learning rate is multiplied with.
+    fn rate_factor(&self, options: &AdamWOptions) -> f64 {
+        if is_behind_a(&self.name) { options.lora_b_ratio } else { 1.0 }
     }
 
     /// One update with the gradient.
@@ -333,6 +341,12 @@ fn decays(name: &str) -> bool {
         part == "bias" || part == "norm" || part.ends_with("_norm") || part.ends_with("layernorm")
     };
     !name.split('.').any(is_spared)
+}
+
+/// Whether a parameter is what LoRA+ gives another learning rate: B matrices, and vectors. A piece of a
+/// matrix is flat too: its name decides.
+fn is_behind_a(name: &str) -> bool {
+    name.contains(".lora_B.") || name.ends_with(".lora_magnitude_vector") || name.ends_with("score.bias")
 }
 
 /// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As

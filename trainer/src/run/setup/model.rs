@@ -112,7 +112,11 @@ fn decoder(
         false => Decoder::from_weights(weights, &options)?,
     };
     if let Some(lora) = &spec.model.lora {
-        decoder.attach_lora_spec(lora, weights_seed(spec))?;
+        let seed = weights_seed(spec);
+        match comes_in_parts {
+            true => decoder.attach_lora_outline(lora, seed)?,
+            false => decoder.attach_lora_spec(lora, seed)?,
+        }
     }
     Ok(decoder)
 }
@@ -142,6 +146,9 @@ fn shards(
     let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
     let shards = ShardedParameters::new(decoder, ranks, offload.parameters())?;
     shards.read(weights)?;
+    if spec.model.lora.as_ref().is_some_and(|lora| lora.adapter_path.is_none()) {
+        shards.start_adapter(decoder, |name| name)?;
+    }
     Ok(shards)
 }
 

@@ -47,7 +47,8 @@ pub(super) fn update(
     let mut alike: BTreeMap<_, Vec<&mut Parameter>> = BTreeMap::new();
     for parameter in parameters {
         let Device::Cuda(index) = parameter.leaf.device() else { continue };
-        let key = (index, parameter.leaf.grad().kind() as i8, parameter.num_steps);
+        let rate_factor = parameter.rate_factor(options).to_bits();
+        let key = (index, parameter.leaf.grad().kind() as i8, parameter.num_steps, rate_factor);
         alike.entry(key).or_default().push(parameter);
     }
     alike.into_iter().try_for_each(|((index, ..), parameters)| launch(index, options, clipped, parameters))

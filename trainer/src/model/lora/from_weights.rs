@@ -1,0 +1,36 @@
+//! What of a fresh adapter follows from the weights below it. Where these are in shards it is computed a
+//! layer at a time, when the layer is whole.
+
+use tch::no_grad;
+
+use super::dora;
+use crate::model::decoder::{Decoder, NamedTensors};
+
+impl Decoder {
+    /// Whether a fresh adapter has parameters that follow from the weights below it.
+    pub(crate) fn adapter_follows_from_weights(&self) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.dora)
+    }
+
+    /// Gives those parameters their values, where all weights are here.
+    pub(super) fn start_adapter(&self) {
+        if !self.adapter_follows_from_weights() {
+            return;
+        }
+        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
+            let Some(lora) = &projection.lora else { continue };
+            if let Some(magnitudes) = &lora.magnitudes {
+                no_grad(|| magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight)));
+            }
+        }
+    }
+
+    /// Those parameters of a layer whose weights are here, with their values.
+    pub(crate) fn adapter_from_weights(&self, layer_idx: usize) -> NamedTensors {
+        let magnitudes = self.layers[layer_idx].projections.iter().filter_map(|projection| {
+            let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
+            Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight)))
+        });
+        magnitudes.collect()
+    }
+}
