@@ -121,15 +121,31 @@ fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
     let Some(rank) = rank else { return };
     draft.set("spec.model.lora.rank", rank);
     draft.set("spec.model.lora.alpha", either("lora_alpha", "alpha").unwrap_or_else(|| json!(16)));
-    let modules = settings.list(&format!("{prefix}target_modules"));
-    if !modules.is_empty() {
-        draft.set("spec.model.lora.targetModules", modules);
-    }
-    let excluded = settings.list(&format!("{prefix}exclude_modules"));
-    if !excluded.is_empty() {
-        draft.set("spec.model.lora.excludeModules", excluded);
+    let named = |field: &str| {
+        let names = settings.list(&format!("{prefix}{field}"));
+        if names.is_empty() { settings.list(&format!("{prefix}lora.{field}")) } else { names }
+    };
+    for (field, own) in [("target_modules", "targetModules"), ("exclude_modules", "excludeModules")] {
+        let names = Some(named(field)).filter(|names| !names.is_empty());
+        draft.set_some(&format!("spec.model.lora.{own}"), names);
     }
     draft.set_some("spec.model.lora.adapterPath", either("lora_adapter_path", "adapter_path"));
+    megatron_lora(settings, prefix, draft);
+}
+
+/// What only adapters of Megatron have.
+fn megatron_lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
+    let text = |key: &str| settings.text(&format!("{prefix}lora.{key}"));
+    draft.set_some("spec.model.lora.dropout", settings.number(&format!("{prefix}lora.dropout")));
+    if text("dropout_position").as_deref() == Some("post") {
+        draft.set("spec.model.lora.dropoutPosition", "After");
+    }
+    if text("lora_A_init_method").as_deref() == Some("xavier") {
+        draft.set("spec.model.lora.init", "Xavier");
+    }
+    if text("type").as_deref() == Some("dora") {
+        draft.set("spec.model.lora.dora", true);
+    }
 }
 
 fn data(settings: &Settings, draft: &mut Draft) {

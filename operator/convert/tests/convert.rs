@@ -67,6 +67,35 @@ fn a_script_of_open_instruct_becomes_a_valid_manifest() {
     insta::assert_snapshot!(conversion.manifest);
 }
 
+#[test]
+fn adapters_of_megatron_become_those_of_transformers_modules() {
+    let settings = [
+        ("rank", "8"),
+        ("alpha", "16"),
+        ("type", "canonical_lora"),
+        ("target_modules", "[linear_qkv,linear_proj]"),
+        ("exclude_modules", "[linear_k]"),
+        ("dropout", "0.1"),
+        ("dropout_position", "post"),
+        ("lora_A_init_method", "xavier"),
+        ("lora_B_init_method", "zero"),
+    ];
+    let mut arguments: Vec<String> =
+        settings.map(|(key, value)| format!("actor_rollout_ref.model.lora.{key}={value}")).to_vec();
+    arguments.push("actor_rollout_ref.model.path=Qwen/Qwen2-0.5B-Instruct".to_owned());
+    let launch = Launch::new(Project::Verl, "main_ppo", &arguments);
+    let conversion = convert(&launch, &[], "test").unwrap();
+    let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+    assert_eq!(
+        manifest["spec"]["model"]["lora"],
+        serde_json::json!({
+            "rank": 8, "alpha": 16, "targetModules": ["linear_qkv", "linear_proj"], "excludeModules": ["linear_k"],
+            "dropout": 0.1, "dropoutPosition": "After", "init": "Xavier"
+        })
+    );
+    assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
+}
+
 /// Each setting is in the manifest, needs nothing, or is named with a reason: by its own comment.
 #[test]
 fn what_is_lost_stands_beside_the_fields_where_it_would_belong() {

@@ -113,7 +113,8 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
         "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" }
     } });
     let (copies, mut adapters) = (roles("Loss"), roles("Reward"));
-    merge(&mut adapters, json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }));
+    let dora = json!({ "rank": 4, "alpha": 8, "dora": true, "learningRateRatio": 4, "rankPattern": { "o_proj": 3 } });
+    merge(&mut adapters, json!({ "model": { "lora": dora } }));
     for (count, mesh, changes) in [
         (3, (3, 1), adapter),
         (4, (2, 2), sequences),

@@ -94,8 +94,12 @@ fn adapters_of_every_kind_are_saved_and_merged_as_in_peft() {
 
         decoder.export(dir.path(), &ExportOptions { merge_lora: true, dtype: Kind::Float }).unwrap();
         let merged = Decoder::load(dir.path(), &TRAINABLE).unwrap();
+        let weights: BTreeMap<String, Tensor> = merged.named_parameters().into_iter().collect();
         let error = max_error(&logits(&merged, &base, Adapter::On), expected.expected("logits"));
         assert!(error <= TOLERANCE, "{variant}: merged {error:.2e}");
+        for (name, weight) in expected.with_prefix("merged.") {
+            assert!(max_error(&weights[name], weight) <= 1e-6, "{variant}: {name}");
+        }
     }
 }
 
