@@ -3,6 +3,7 @@
 //! No product code lives here, and nothing here is used by product code.
 
 pub mod collector;
+pub mod hub_push_server;
 pub mod hub_server;
 pub mod object_server;
 pub mod relay;

@@ -4,6 +4,7 @@
 pub mod data;
 pub mod device;
 pub mod env;
+pub mod export;
 pub mod generate;
 pub mod gpu_check;
 pub mod launch;
@@ -21,6 +22,7 @@ use rlt_traces::Traces;
 use self::data::DataArgs;
 use self::device::DeviceArgs;
 use self::env::EnvArgs;
+use self::export::ExportArgs;
 use self::generate::GenerateArgs;
 use self::gpu_check::GpuCheckArgs;
 use self::measure::MeasureArgs;
@@ -65,6 +67,8 @@ enum Command {
     Score(ScoreArgs),
     /// Completions of given prompts under a model.
     Generate(GenerateArgs),
+    /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
+    Export(ExportArgs),
     /// Measure what this machine can do at best, for `rlctl plan --measure`.
     Measure(MeasureArgs),
     /// Draw `report.html` of a run folder anew, also while the run goes on.
@@ -127,6 +131,9 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
             }
             Err(error) => Err((error.exit_code(), error.into())),
         },
+        Command::Export(args) => {
+            export::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
+        }
         Command::Measure(args) => match measure::run(&args) {
             Ok(()) => Ok(ExitCode::Success),
             Err(error) => Err((error.exit_code(), error.into())),

@@ -47,10 +47,44 @@ pub struct Progress {
     pub first_evaluation: Option<f64>,
     /// Mean held-out reward of the latest evaluation.
     pub last_evaluation: Option<f64>,
+    /// The step after which that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_evaluated_step: Option<u64>,
+    /// The evaluation with the highest mean held-out reward so far, the first of equal ones; the one before
+    /// the first step does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_evaluation: Option<StepReward>,
     /// Seconds of training in all attempts, up to the checkpoint.
     pub elapsed_seconds: f64,
     /// Completion and prompt tokens trained on so far.
     pub num_tokens: u64,
+}
+
+/// The mean held-out reward after a step.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct StepReward {
+    /// Complete steps.
+    pub step: u64,
+    /// Mean over held-out prompts and samples.
+    pub reward: f64,
+}
+
+impl Progress {
+    /// Takes note of the mean held-out reward after the present step; whether it is the best so far.
+    fn take_evaluation(&mut self, reward: Option<f64>) -> bool {
+        (self.last_evaluation, self.last_evaluated_step) = (reward, Some(self.step));
+        let Some(reward) = reward else { return false };
+        let is_best = self.best_evaluation.is_none_or(|best| reward > best.reward);
+        if is_best {
+            self.best_evaluation = Some(StepReward { step: self.step, reward });
+        }
+        is_best
+    }
+
+    /// The mean held-out reward after the present step, where it was evaluated.
+    pub fn evaluation(&self) -> Option<f64> {
+        self.last_evaluation.filter(|_| self.last_evaluated_step == Some(self.step))
+    }
 }
 
 /// One rank's run of a job.

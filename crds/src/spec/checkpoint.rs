@@ -13,6 +13,9 @@ pub struct CheckpointSpec {
     /// Complete checkpoints to keep; older ones are deleted.
     #[schemars(range(min = 1, max = 1000000))]
     pub keep: u32,
+    /// Keep the checkpoint of the highest mean held-out reward, too, beside the newest `keep`: one is saved
+    /// after each evaluation that is better than all before it. `rlctl export --step best` exports it.
+    pub keep_best: bool,
     /// A checkpoint folder of another run to start from. A run that has checkpoints itself goes on from its
     /// newest complete one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +35,14 @@ pub struct CheckpointSpec {
 
 impl Default for CheckpointSpec {
     fn default() -> Self {
-        Self { every_steps: 20, keep: 3, resume_from: None, uri: None, export: ExportSpec::default() }
+        Self {
+            every_steps: 20,
+            keep: 3,
+            keep_best: false,
+            resume_from: None,
+            uri: None,
+            export: ExportSpec::default(),
+        }
     }
 }
 

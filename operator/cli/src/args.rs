@@ -2,6 +2,7 @@
 
 mod cluster;
 mod convert;
+mod export;
 
 use std::path::PathBuf;
 
@@ -10,6 +11,7 @@ use clap_complete::Shell;
 
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 pub(crate) use convert::{ConvertArgs, SourceProject};
+pub(crate) use export::ExportArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +22,7 @@ Examples:
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
   rlctl convert run_grpo.sh -o job.yaml           write the manifest of a verl or TRL script
+  rlctl export quickstart --step best             write a checkpoint of a run as a Hugging Face folder
   rlctl status                                    list the jobs on a cluster
   rlctl why quickstart                            say why a job waits or failed, and what to change
   rlctl logs quickstart --follow                  show what its first worker writes
@@ -50,6 +53,8 @@ pub(crate) enum Command {
     Data(DataArgs),
     /// List everything that is wrong with manifests.
     Validate(ValidateArgs),
+    /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
+    Export(ExportArgs),
     /// Write a manifest from a launch script or settings of verl, TRL or open-instruct.
     Convert(ConvertArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.

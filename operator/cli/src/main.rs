@@ -56,6 +56,7 @@ fn act(command: Command) -> anyhow::Result<ExitCode> {
         Command::Data(args) => run::show_data(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Validate(args) => validate::validate(&args),
+        Command::Export(args) => run::export(&args),
         Command::Convert(args) => convert::convert(&args),
         Command::Status(args) => status::status(&args),
         Command::Why(args) => why::why(&args),

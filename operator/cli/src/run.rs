@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use rlt_api::{ExitCode, ValidatedJob};
 
-use crate::args::{DataArgs, RunArgs};
+use crate::args::{DataArgs, ExportArgs, RunArgs};
 use crate::manifest;
 
 const TRAINER: &str = "rlt-trainer";
@@ -58,6 +58,14 @@ pub(crate) fn show_data(args: &DataArgs) -> anyhow::Result<ExitCode> {
     if args.held_out {
         command.arg("--held-out");
     }
+    Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
+}
+
+/// Becomes the trainer's `export`.
+pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    let trainer = find_trainer(args.trainer.as_deref())?;
+    let mut command = Command::new(&trainer);
+    command.arg("export").arg(&args.run).args(args.handed_on());
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }
 

@@ -5,6 +5,7 @@
 //! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
 
 mod dataset_files;
+pub mod push;
 mod snapshot;
 
 use std::path::{Path, PathBuf};

@@ -1,19 +1,20 @@
 //! The end of a run: the exported model, the verdict, the report.
 
+use std::path::Path;
 use std::time::Duration;
 
-use rlt_api::spec::ExportDtype;
+use rlt_api::spec::{ExportDtype, ExportSpec};
 use serde::Serialize;
 use tch::Kind;
 
-use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
+use crate::model::{AdapterExport, BaseModel, Decoder, Export, ExportOptions};
 use crate::observe::report;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{FsdpUnit, WeightDtype};
 use crate::roles::Roles;
-use crate::run::Run;
 use crate::run::error::TrainError;
+use crate::run::{ModelOrigin, Run};
 
 /// `result.json`: what a run came to, for people and for programs.
 #[derive(Debug, Serialize)]
@@ -71,16 +72,29 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
 
 /// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
-    let mut files = if run.ranks.is_leader() { Some(ExportedFiles::begin(run, roles)?) } else { None };
+    let (decoder, folder) = (&roles.actor.actor.decoder, run.folder.export());
+    let mut files = None;
+    if run.ranks.is_leader() {
+        files = Some(ExportedFiles::begin(decoder, &folder, &run.spec().checkpoint.export, &run.source)?);
+    }
     roles.actor.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
         Some(files) => files.write(unit),
         None => Ok(()),
     })?;
     files.map_or(Ok(()), ExportedFiles::finish)?;
     if run.ranks.is_leader() {
-        roles.rollout.tokenizer.save(&run.folder.export())?;
+        roles.rollout.tokenizer.save(&folder)?;
     }
     Ok(())
+}
+
+/// The dtype of exported weights; `source` is that of the folder that the model came from.
+pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
+    match dtype {
+        ExportDtype::Auto => source,
+        ExportDtype::Fp32 => Kind::Float,
+        ExportDtype::Bf16 => Kind::BFloat16,
+    }
 }
 
 /// The files of weights of an export.
@@ -90,21 +104,20 @@ struct ExportedFiles<'a> {
 }
 
 impl<'a> ExportedFiles<'a> {
-    fn begin(run: &'a Run, roles: &'a Roles) -> Result<Self, TrainError> {
-        let spec = &run.spec().checkpoint.export;
-        let dtype = match spec.dtype {
-            ExportDtype::Auto => run.source.kind,
-            ExportDtype::Fp32 => Kind::Float,
-            ExportDtype::Bf16 => Kind::BFloat16,
-        };
-        let (folder, decoder) = (run.folder.export(), &roles.actor.actor.decoder);
-        let model = Export::begin(decoder, &folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+    fn begin(
+        decoder: &'a Decoder,
+        folder: &Path,
+        spec: &ExportSpec,
+        source: &ModelOrigin,
+    ) -> Result<Self, TrainError> {
+        let dtype = export_kind(spec.dtype, source.kind);
+        let model = Export::begin(decoder, folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
         if decoder.lora().is_none() {
             return Ok(Self { model, adapter: None });
         }
         // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
-        let base = run.source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
+        let base = source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
         let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
         let objections = decoder.not_served_by_vllm();
         if !objections.is_empty() {

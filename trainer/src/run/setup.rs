@@ -4,7 +4,7 @@
 
 pub(crate) mod datasets;
 mod device;
-mod model;
+pub(crate) mod model;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -297,7 +297,7 @@ fn model_folder(
 }
 
 /// Numbers in which the model's folder keeps its weights; fp32 for a new model.
-fn source_kind(model_dir: Option<&Path>) -> Kind {
+pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     let config = model_dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
     let config: serde_json::Value =
         config.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();

@@ -24,6 +24,14 @@ use crate::run::saving::Patience;
 use crate::run::{Progress, Run};
 use crate::storage::checkpoint::{Checkpoint, TensorPart};
 
+/// How far the run of a checkpoint had come.
+///
+/// # Errors
+/// [`TrainError::State`] where the checkpoint is not one of a run.
+pub(crate) fn progress_of(checkpoint: &Checkpoint) -> Result<Progress, TrainError> {
+    serde_json::from_value(checkpoint.state()["progress"].clone()).map_err(TrainError::State)
+}
+
 /// The small part of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
@@ -232,6 +240,10 @@ fn restore(
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
+    if run.spec().checkpoint.keep_best {
+        let best = run.progress.best_evaluation.map(|best| best.step);
+        run.saver.borrow_mut().checkpoints.protect(best);
+    }
     restore_reference(roles, checkpoint)?;
     restore_critic(roles, checkpoint)?;
     if let Some(critic) = &mut roles.critic.critic {

@@ -127,16 +127,21 @@ fn train_one_step(
     };
     run.progress.step = step;
     let is_evaluated = is_due(step, run.spec().training.evaluate_every, run.num_steps);
+    let mut is_best = false;
     if let Some(evaluation) = if is_evaluated { evaluate(run, roles, data)? } else { None } {
-        run.progress.last_evaluation = evaluation.reward;
+        is_best = run.progress.take_evaluation(evaluation.reward) && run.spec().checkpoint.keep_best;
         metrics.extend(evaluation.into_metrics());
     }
     run.saver.borrow_mut().commit_if_done(Patience::None)?;
     // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.
     log(run, data, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
-    if step < run.num_steps && is_due(step, run.spec().checkpoint.every_steps, u64::MAX) {
+    let is_saved = is_best || is_due(step, run.spec().checkpoint.every_steps, u64::MAX);
+    if step < run.num_steps && is_saved {
         state::save_beside(run, roles, data)?;
+    }
+    if is_best {
+        run.saver.borrow_mut().checkpoints.protect(Some(step));
     }
     run.check_divergence()?;
     Ok(None)

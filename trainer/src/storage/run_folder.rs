@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  report.html
-//!             checkpoints/step-000020/  export/  export/adapter/  .lock
+//!             checkpoints/step-000020/  export/  export/adapter/  exports/step-000020/  .lock
 //! ```
 //! Only paths and ownership live here; each file is written by the module whose content it is.
 
@@ -61,7 +61,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 12] = [
+const CONTENT: [&str; 13] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -69,12 +69,16 @@ const CONTENT: [&str; 12] = [
     "report.html",
     "checkpoints",
     "export",
+    EXPORTS,
     "result.json",
     "model.json",
     DATA_RECORD,
     "reference-logprobs",
     WARNINGS,
 ];
+
+/// Where checkpoints are exported, by their step, unless somebody says where.
+pub(crate) const EXPORTS: &str = "exports";
 
 /// At which commits data sets of the hub were read.
 pub(crate) const DATA_RECORD: &str = "data.json";

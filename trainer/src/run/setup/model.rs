@@ -95,6 +95,15 @@ pub(super) fn actor(
     Ok(actor)
 }
 
+/// The policy of a job, whole and on the CPU, as a checkpoint is read into it.
+pub(crate) fn whole_policy(
+    spec: &ResolvedSpec,
+    model_dir: Option<&Path>,
+    tokenizer: &Tokenizer,
+) -> Result<Decoder, TrainError> {
+    decoder(spec, &weights(spec, model_dir, tokenizer)?, Device::Cpu, false)
+}
+
 /// The decoder with its adapter; of one that comes in parts the weights have shapes alone.
 fn decoder(
     spec: &ResolvedSpec,

@@ -30,6 +30,8 @@ pub struct CheckpointStore {
     keep: usize,
     storage: Box<dyn Storage>,
     resumed_from: Option<PathBuf>,
+    /// The step whose checkpoint stays however old it is.
+    protected: Option<u64>,
     copies: Option<Copies>,
 }
 
@@ -90,6 +92,7 @@ impl CheckpointStore {
             keep: usize::MAX,
             storage: Box::new(FileSystem),
             resumed_from: None,
+            protected: None,
             copies: None,
         }
     }
@@ -123,8 +126,14 @@ impl CheckpointStore {
         storage: Box<dyn Storage>,
     ) -> Result<Self, CheckpointError> {
         fs::create_dir_all(dir).map_err(CheckpointError::folder("create folder", dir))?;
-        let store =
-            Self { dir: dir.to_path_buf(), keep: keep.max(1), storage, resumed_from: None, copies: None };
+        let store = Self {
+            dir: dir.to_path_buf(),
+            keep: keep.max(1),
+            storage,
+            resumed_from: None,
+            protected: None,
+            copies: None,
+        };
         store.remove_leftovers()?;
         Ok(store)
     }
@@ -136,6 +145,15 @@ impl CheckpointStore {
     pub fn copied_to(self, uri: &str) -> Result<Self, CopyError> {
         let uploads = Uploads::start(uri, self.keep)?;
         Ok(Self { copies: Some(Copies { uri: uri.to_owned(), uploads }), ..self })
+    }
+
+    /// From now on the checkpoint of `step`, here and its copy, is never removed; that of an earlier call is
+    /// again one like the others.
+    pub fn protect(&mut self, step: Option<u64>) {
+        self.protected = step;
+        if let Some(copies) = &self.copies {
+            copies.uploads.protect(step);
+        }
     }
 
     /// Brings the newest whole copy here where it is newer than every checkpoint that is here; what came of
@@ -334,9 +352,12 @@ impl CheckpointStore {
 
     fn remove_old(&self) -> Result<(), CheckpointError> {
         let complete = self.newest_first()?.into_iter().filter(|(_, order)| order.is_ok());
-        for (path, _) in complete.skip(self.keep) {
+        for (path, order) in complete.skip(self.keep) {
             let is_copied = |copies: &Copies| !copies.uploads.needs(&path);
             if self.resumed_from.as_deref() == Some(&*path) || !self.copies.as_ref().is_none_or(is_copied) {
+                continue;
+            }
+            if order.is_ok_and(|(_, step)| self.protected == Some(step)) {
                 continue;
             }
             // Out of sight first: a half-removed checkpoint must never look like one.

@@ -54,6 +54,8 @@ struct State {
     failure: Option<String>,
     /// The run is at its end and waits: no pause grows any more.
     is_ending: bool,
+    /// The step whose copy stays however old it is.
+    protected: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +88,11 @@ impl Uploads {
     pub(in super::super) fn offer(&self, step: u64, folder: &Path) {
         self.shared.lock().wanted = Some(Offer { step, folder: folder.to_path_buf() });
         self.shared.changed.notify_all();
+    }
+
+    /// Never removes the copy of `step`.
+    pub(in super::super) fn protect(&self, step: Option<u64>) {
+        self.shared.lock().protected = step;
     }
 
     /// Whether a folder must stay because its copy is not whole.
@@ -151,6 +158,10 @@ impl Shared {
         (state.copied, state.failure) = (Some(step), None);
     }
 
+    fn protected(&self) -> Option<u64> {
+        self.lock().protected
+    }
+
     fn swept(&self) {
         self.lock().current = None;
     }
@@ -192,7 +203,7 @@ impl Copier {
                 Ok(()) => {
                     delay = FIRST_DELAY;
                     shared.succeeded(offer.step);
-                    if let Err(error) = runtime.block_on(self.remove_old()) {
+                    if let Err(error) = runtime.block_on(self.remove_old(shared.protected())) {
                         tracing::warn!("an old copy of a checkpoint stays: {}", with_causes(&error));
                     }
                     shared.swept();
@@ -227,8 +238,9 @@ impl Copier {
         Ok(())
     }
 
-    /// Removes all but the newest copies, and what copies that were cut off have left.
-    async fn remove_old(&mut self) -> Result<(), CopyError> {
+    /// Removes all but the newest copies and that of the step `protected`, and what copies that were cut off
+    /// have left.
+    async fn remove_old(&mut self, protected: Option<u64>) -> Result<(), CopyError> {
         let folders = self.place.folders().await?;
         for name in &folders {
             if self.known.contains_key(name) {
@@ -251,7 +263,10 @@ impl Copier {
         by_age.retain(|(save_index, _)| *save_index < u64::MAX);
         by_age.sort_unstable_by(|one, other| other.cmp(one));
         let num_whole = by_age.iter().filter(|(save_index, _)| *save_index > CUT_OFF).count();
-        for (_, name) in by_age.into_iter().skip(num_whole.min(self.keep)) {
+        for (save_index, name) in by_age.into_iter().skip(num_whole.min(self.keep)) {
+            if save_index > CUT_OFF && protected.is_some() && step_of(&name) == protected {
+                continue;
+            }
             self.place.remove(&name).await?;
             self.known.remove(&name);
         }

@@ -1,0 +1,55 @@
+//! The arguments of `rlctl export`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The checkpoint may be of a run that goes on, stopped or failed, of any number of ranks; the run is not changed. The
+job's model must be where the run read it; one of the hub is fetched at the same commit.
+
+  rlctl export runs/gsm8k                                 the newest checkpoint
+  rlctl export gsm8k --step best                          the one with the highest held-out reward
+  rlctl export gsm8k --step 200 --layout peft -d adapter  the adapter alone
+  HF_TOKEN=.. rlctl export gsm8k --push-to hub:owner/gsm8k
+
+A push is one commit on the branch main. HF_TOKEN must have the right to write; HF_ENDPOINT names a mirror.")]
+pub(crate) struct ExportArgs {
+    /// The run folder, or its name below runs/.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Complete steps of the checkpoint, or best: the highest held-out reward; by default the newest.
+    #[arg(long, value_name = "N|best")]
+    step: Option<String>,
+    /// Where to write; by default exports/step-N in the run folder.
+    #[arg(long, short = 'd', value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// hugging-face: the whole model, an adapter merged into it. peft: the adapter alone.
+    #[arg(long, value_name = "LAYOUT", value_parser = ["hugging-face", "peft"], default_value = "hugging-face")]
+    layout: String,
+    /// Numbers of stored weights: auto, fp32 or bf16; by default the job's checkpoint.export.dtype.
+    #[arg(long, value_name = "DTYPE", value_parser = ["auto", "fp32", "bf16"])]
+    dtype: Option<String>,
+    /// Commit the files to a model repository of the hub, which is made, private, where it is missing.
+    #[arg(long, value_name = "hub:OWNER/NAME")]
+    push_to: Option<String>,
+    /// The trainer that exports.
+    #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
+    pub(crate) trainer: Option<PathBuf>,
+}
+
+impl ExportArgs {
+    /// The options of the trainer's `export`.
+    pub(crate) fn handed_on(&self) -> Vec<OsString> {
+        let text = |value: &Option<String>| value.as_ref().map(OsString::from);
+        let options = [
+            ("--step", text(&self.step)),
+            ("--output", self.output.as_ref().map(OsString::from)),
+            ("--layout", Some(OsString::from(&self.layout))),
+            ("--dtype", text(&self.dtype)),
+            ("--push-to", text(&self.push_to)),
+        ];
+        let given = options.into_iter().filter_map(|(name, value)| Some([name.into(), value?]));
+        given.flatten().collect()
+    }
+}

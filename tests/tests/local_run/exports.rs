@@ -1,0 +1,155 @@
+//! `rlctl export`: checkpoints of runs as folders for others, chosen by step or by reward, and on the hub.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use rlt_tests::hub_push_server::{HubPushServer, Storage, TOKEN};
+use rlt_tests::hub_server::Files;
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, on_files, small_model, tiny_with};
+
+fn export_in(place: &Place, options: &[&str], environment: &[(&str, &str)]) -> Ended {
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    command.arg("export").arg(place.run("")).args(options).current_dir(place.file(""));
+    command.env_remove("HF_TOKEN").envs(environment.iter().copied());
+    Ended::of(command.output().unwrap())
+}
+
+fn export(place: &Place, options: &[&str]) -> Ended {
+    export_in(place, options, &[])
+}
+
+fn files(folder: &Path) -> Files {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let named = entries
+        .filter(|path| path.is_file())
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap()));
+    named.collect()
+}
+
+#[test]
+fn any_checkpoint_exports_the_model_that_a_run_to_its_step_exports() {
+    let (long, short) = (Place::new(), Place::new());
+    let changes = |steps: u64| {
+        json!({
+            "training": { "steps": steps, "schedule": { "kind": "Constant" } },
+            "checkpoint": { "everySteps": 1, "keep": 9 },
+        })
+    };
+    long.train(&tiny_with(changes(3))).expect(0, &[]);
+    short.train(&tiny_with(changes(2))).expect(0, &[]);
+    export(&long, &[]).expect(0, &["step 3"]);
+    assert!(files(&long.run("exports/step-000003")) == files(&long.run("export")), "the last step differs");
+    export(&long, &["--step", "2", "-d", "two"]).expect(0, &[]);
+    assert!(files(&long.file("two")) == files(&short.run("export")), "the second step differs");
+    export(&long, &["--step", "2", "-d", "half", "--dtype", "bf16"]).expect(0, &[]);
+    let config: Value = serde_json::from_slice(&fs::read(long.file("half/config.json")).unwrap()).unwrap();
+    assert_eq!(config["torch_dtype"], "bfloat16");
+    export(&long, &["--step", "7"]).expect(2, &["expected a step with a checkpoint, 1, 2, 3, got 7"]);
+    export(&long, &["--layout", "peft"]).expect(2, &["no model.lora"]);
+}
+
+#[test]
+fn what_shards_of_several_ranks_make_is_exported_with_and_without_its_adapter() {
+    let place = Place::new();
+    let changes = json!({
+        "model": { "lora": { "rank": 2 } },
+        "training": { "steps": 2 },
+        "workers": { "ranksPerWorker": 2, "mesh": { "dpShard": 2 } },
+    });
+    place.train(&on_files(small_model(), changes)).expect(0, &[]);
+    export(&place, &[]).expect(0, &[]);
+    assert!(files(&place.run("exports/step-000002")) == files(&place.run("export")), "merged weights differ");
+    export(&place, &["--layout", "peft", "-d", "adapter"]).expect(0, &[]);
+    let exported = files(&place.file("adapter"));
+    for (name, content) in files(&place.run("export/adapter")) {
+        assert!(exported.get(&name) == Some(&content), "{name} differs");
+    }
+}
+
+#[test]
+fn the_checkpoint_of_the_highest_held_out_reward_is_kept_and_exported() {
+    let place = Place::new();
+    let changes = |keeps: bool| {
+        json!({
+            "training": { "steps": 8, "evaluateEvery": 1, "optimizer": { "learningRate": 0.05 } },
+            "checkpoint": { "everySteps": 3, "keep": 1, "keepBest": keeps },
+        })
+    };
+    place.train(&tiny_with(changes(true))).expect(0, &[]);
+    let rewards = place.steps().into_iter().map(|line| line["val-core/reward/mean"].as_f64().unwrap());
+    let (mut best, mut highest) = (0, f64::NEG_INFINITY);
+    for (step, reward) in (1..).zip(rewards) {
+        if reward > highest {
+            (best, highest) = (step, reward);
+        }
+    }
+    assert!(best < 8 && best % 3 > 0, "step {best} is saved anyway");
+    let mut kept: Vec<_> = files_and_folders(&place.run("checkpoints"));
+    kept.sort();
+    assert_eq!(kept, [format!("step-{best:06}"), "step-000008".to_owned()]);
+    export(&place, &["--step", "best"]).expect(0, &[&format!("step {best}")]);
+    assert!(place.run(&format!("exports/step-{best:06}/model.safetensors")).exists());
+
+    let other = Place::new();
+    other.train(&tiny_with(changes(false))).expect(0, &[]);
+    assert_eq!(files_and_folders(&other.run("checkpoints")), ["step-000008"]);
+}
+
+fn files_and_folders(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    entries.map(|name| name.to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_checkpoint_without_an_evaluation_is_not_the_best() {
+    let place = Place::new();
+    export(&place, &[]).expect(2, &["expected a run folder with a manifest.yaml"]);
+    let changes = json!({ "training": { "steps": 2 }, "data": { "task": { "numHeldOut": 0 } } });
+    place.train(&tiny_with(changes)).expect(0, &[]);
+    export(&place, &["--step", "best"]).expect(2, &["no checkpoint (1, 2) is of a step with an evaluation"]);
+    fs::remove_dir_all(place.run("checkpoints")).unwrap();
+    export(&place, &[]).expect(79, &["has no checkpoint"]);
+}
+
+#[test]
+fn an_export_is_pushed_to_the_hub_as_one_commit() {
+    let place = Place::new();
+    place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+    for storage in [Storage::Whole, Storage::Parts] {
+        let server = HubPushServer::start(storage).unwrap();
+        let environment = [("HF_TOKEN", TOKEN), ("HF_ENDPOINT", server.endpoint())];
+        export_in(&place, &["--push-to", "hub:owner/tiny"], &environment)
+            .expect(0, &["hub:owner/tiny is at commit"]);
+        let exported = files(&place.run("exports/step-000001"));
+        let [(message, files)] = &server.commits()[..] else { panic!("expected one commit") };
+        assert!(message.ends_with(": step 1"), "{message}");
+        assert!(*files == exported && files.contains_key("tokenizer.json"), "other files are on the hub");
+        // What the hub has is not sent again.
+        export_in(&place, &["--push-to", "hub:owner/tiny"], &environment).expect(0, &[]);
+        let num_parts = server.requests().iter().filter(|request| request.starts_with("PUT")).count();
+        let num_bytes = exported["model.safetensors"].len();
+        let expected = if storage == Storage::Whole { 1 } else { num_bytes.div_ceil(30_000) };
+        assert!(num_parts == expected && (storage == Storage::Whole || expected > 1), "{num_parts} uploads");
+        assert_eq!(server.commits().len(), 2);
+    }
+}
+
+#[test]
+fn a_push_that_fails_says_why_and_commits_nothing() {
+    let place = Place::new();
+    place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+    let server = HubPushServer::start(Storage::Broken).unwrap();
+    let push = ["--push-to", "hub:owner/tiny"];
+    let with =
+        |token: &str| export_in(&place, &push, &[("HF_TOKEN", token), ("HF_ENDPOINT", server.endpoint())]);
+    export(&place, &push).expect(2, &["HF_TOKEN: expected a token of the hub with write access"]);
+    assert!(!place.run("exports").exists(), "exported before it was known that it cannot be pushed");
+    with("hf_wrong")
+        .expect(78, &["creating the repository owner/tiny", "401", "HF_TOKEN is not known there"]);
+    with(TOKEN).expect(75, &["uploading model.safetensors", "500", "the disk is full"]);
+    assert!(server.commits().is_empty());
+    export(&place, &["--push-to", "owner/tiny"]).expect(2, &["expected hub:OWNER/NAME"]);
+}

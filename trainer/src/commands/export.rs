@@ -1,0 +1,250 @@
+//! `rlt-trainer export`: a checkpoint of a run as a folder that `transformers` or PEFT loads, and on request
+//! on the Hugging Face hub. The run may be going on; nothing of it is changed. A checkpoint says of each
+//! tensor which part of it lies where, so that the number of ranks that wrote it does not matter.
+
+mod choose;
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use rlt_api::ExitCode;
+use rlt_api::resolved::{ModelSource, ResolvedSpec};
+use rlt_api::spec::{ExportDtype, HubSpec};
+
+pub use self::choose::Step;
+use crate::commands::worker::read_manifest;
+use crate::model::hub::{self, push};
+use crate::model::{BaseModel, Decoder, ExportOptions};
+use crate::run::error::TrainError;
+use crate::run::finish::export_kind;
+use crate::run::setup::{load_tokenizer, model, source_kind};
+use crate::storage::checkpoint::Checkpoint;
+use crate::storage::run_folder::{EXPORTS, RunFolder};
+
+/// Exports a checkpoint of a run.
+#[derive(Args, Clone, Debug)]
+pub struct ExportArgs {
+    /// The run folder, or its name below runs/
+    #[arg(value_name = "RUN")]
+    pub run: PathBuf,
+    /// Complete steps of the checkpoint, or best: the highest held-out reward; by default the newest
+    #[arg(long, value_name = "N|best")]
+    pub step: Option<Step>,
+    /// Where to write; by default exports/step-N in the run folder
+    #[arg(long, short = 'd', value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// What to write
+    #[arg(long, value_enum, default_value_t = Layout::HuggingFace)]
+    pub layout: Layout,
+    /// Numbers in which weights are stored; by default checkpoint.export.dtype of the job
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDtype>,
+    /// Commit the files to a model repository of the hub, which is made, private, where it is missing
+    #[arg(long, value_name = "hub:OWNER/NAME")]
+    pub push_to: Option<HubTarget>,
+}
+
+/// What an export holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Layout {
+    /// The whole model, an adapter merged into it, as transformers loads it.
+    HuggingFace,
+    /// The adapter alone, as PEFT loads it; only of jobs with LoRA.
+    Peft,
+}
+
+/// Numbers in which weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoredDtype {
+    /// As in the folder that the model came from.
+    Auto,
+    /// 32 bits.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// A model repository of the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubTarget(push::Repository);
+
+impl FromStr for HubTarget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let repository = text.strip_prefix("hub:").and_then(push::Repository::new);
+        repository.map(Self).ok_or_else(|| "expected hub:OWNER/NAME".to_owned())
+    }
+}
+
+/// Why a checkpoint could not be exported.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The run's manifest, model or checkpoint cannot be used, or the files not be written.
+    #[error(transparent)]
+    Run(#[from] TrainError),
+    /// No run is there.
+    #[error("expected a run folder with a manifest.yaml, got {path}", path = .0.display())]
+    NoRun(PathBuf),
+    /// The run has saved nothing.
+    #[error("{path} has no checkpoint: the first one is saved after checkpoint.everySteps steps", path = .0.display())]
+    NoCheckpoint(PathBuf),
+    /// The step has no checkpoint.
+    #[error(
+        "--step: expected a step with a checkpoint, {}, got {step}: checkpoint.keep says how many are kept",
+        choose::listed(there)
+    )]
+    NoStep {
+        /// What was asked for.
+        step: u64,
+        /// Steps that have one.
+        there: Vec<u64>,
+    },
+    /// No checkpoint was evaluated.
+    #[error(
+        "--step best: no checkpoint ({}) is of a step with an evaluation on held-out prompts: checkpoint.keepBest \
+         saves and keeps one",
+        choose::listed(there)
+    )]
+    NoBest {
+        /// Steps that have one.
+        there: Vec<u64>,
+    },
+    /// The job trains no adapter.
+    #[error("--layout peft: the job has no model.lora, and so no adapter: export it as hugging-face")]
+    NoAdapter,
+    /// The adapter's base is nowhere.
+    #[error(
+        "--layout peft: the adapter's base is a model that the run itself made: export it as hugging-face"
+    )]
+    NoBase,
+    /// The hub did not take it.
+    #[error("failed to push to hub:{repository}; the export is in {folder}", folder = folder.display())]
+    Push {
+        /// Owner and name.
+        repository: String,
+        /// Where the files are.
+        folder: PathBuf,
+        /// Why.
+        source: push::PushError,
+    },
+}
+
+impl ExportError {
+    /// The exit code of a process that ends with this.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Run(error) => error.exit_code(),
+            Self::NoCheckpoint(_) => ExitCode::CorruptCheckpoint,
+            Self::Push { source, .. } => source.exit_code(),
+            _ => ExitCode::Usage,
+        }
+    }
+}
+
+/// Exports what `args` asks for.
+///
+/// # Errors
+/// [`ExportError`].
+pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
+    let folder = RunFolder::follow(&find_run(&args.run)?);
+    let job = read_manifest(&folder.manifest())?;
+    let spec = job.spec();
+    if args.layout == Layout::Peft && spec.model.lora.is_none() {
+        return Err(ExportError::NoAdapter);
+    }
+    let token =
+        args.push_to.as_ref().map(|target| push::Hub::of_environment().map_err(failed(target, &folder)));
+    let hub = token.transpose()?;
+    let (checkpoint, step) = choose::checkpoint(&folder, args.step)?;
+    let default = || folder.root().join(EXPORTS).join(format!("step-{step:06}"));
+    let output = args.output.clone().unwrap_or_else(default);
+    write(spec, (&folder, &checkpoint), args, &output)?;
+    tracing::info!("step {step} of {} is in {}", job.name(), output.display());
+    if let (Some(hub), Some(target)) = (hub, &args.push_to) {
+        let message = format!("{}: step {step}", job.name());
+        let commit = hub.push(&target.0, &output, &message).map_err(|source| ExportError::Push {
+            repository: target.0.to_string(),
+            folder: output.clone(),
+            source,
+        })?;
+        tracing::info!("hub:{} is at commit {commit}", target.0);
+    }
+    Ok(())
+}
+
+fn failed<'a>(
+    target: &'a HubTarget,
+    folder: &'a RunFolder,
+) -> impl FnOnce(push::PushError) -> ExportError + 'a {
+    let (repository, folder) = (target.0.to_string(), folder.root().to_owned());
+    |source| ExportError::Push { repository, folder, source }
+}
+
+/// The folder of a run that is named by it, or by the job's name.
+fn find_run(run: &Path) -> Result<PathBuf, ExportError> {
+    let candidates = [run.to_path_buf(), Path::new("runs").join(run)];
+    let found = candidates.into_iter().find(|folder| RunFolder::follow(folder).manifest().is_file());
+    found.ok_or_else(|| ExportError::NoRun(run.to_path_buf()))
+}
+
+fn write(
+    spec: &ResolvedSpec,
+    (folder, checkpoint): (&RunFolder, &Checkpoint),
+    args: &ExportArgs,
+    output: &Path,
+) -> Result<(), ExportError> {
+    let (model_dir, base) = base_model(spec, folder)?.unzip();
+    let tokenizer = load_tokenizer(spec, model_dir.as_deref())?;
+    let decoder = model::whole_policy(spec, model_dir.as_deref(), &tokenizer)?;
+    read_trained(&decoder, checkpoint)?;
+    let dtype = match args.dtype {
+        None => spec.checkpoint.export.dtype,
+        Some(StoredDtype::Auto) => ExportDtype::Auto,
+        Some(StoredDtype::Fp32) => ExportDtype::Fp32,
+        Some(StoredDtype::Bf16) => ExportDtype::Bf16,
+    };
+    match args.layout {
+        Layout::HuggingFace => {
+            let dtype = export_kind(dtype, source_kind(model_dir.as_deref()));
+            decoder.export(output, &ExportOptions { merge_lora: true, dtype }).map_err(TrainError::from)?;
+        }
+        Layout::Peft => {
+            let base = base.ok_or(ExportError::NoBase)?;
+            decoder.save_adapter(output, Some(&base)).map_err(TrainError::from)?;
+        }
+    }
+    Ok(tokenizer.save(output).map_err(TrainError::from)?)
+}
+
+/// Reads over the weights of `decoder` those that the run trained.
+fn read_trained(decoder: &Decoder, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    for (name, weight) in decoder.trainable_parameters() {
+        checkpoint.load_into(&name, &weight.detach())?;
+    }
+    Ok(())
+}
+
+/// The folder that the run's model was read from, and its name for others; `None` for a new model. One of the
+/// hub is fetched at the commit that the run read.
+fn base_model(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<(PathBuf, BaseModel)>, TrainError> {
+    match &spec.model.source {
+        ModelSource::Path(path) => {
+            Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
+        }
+        ModelSource::Hub(hub) => {
+            let revision = recorded_commit(folder).unwrap_or_else(|| hub.revision.clone());
+            let model = hub::fetch(&HubSpec { revision, ..hub.clone() }, None)?;
+            let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
+            Ok(Some((model.dir, base)))
+        }
+        ModelSource::Architecture(_) => Ok(None),
+    }
+}
+
+fn recorded_commit(folder: &RunFolder) -> Option<String> {
+    let text = std::fs::read_to_string(folder.root().join("model.json")).ok()?;
+    let record: serde_json::Value = serde_json::from_str(&text).ok()?;
+    Some(record["commit"].as_str()?.to_owned())
+}

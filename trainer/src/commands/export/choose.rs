@@ -1,0 +1,82 @@
+//! Which checkpoint of a run is exported.
+
+use std::str::FromStr;
+
+use super::ExportError;
+use crate::run::error::TrainError;
+use crate::run::state::progress_of;
+use crate::storage::checkpoint::{Checkpoint, CheckpointStore, CommittedCheckpoint};
+use crate::storage::run_folder::RunFolder;
+
+/// Which of the checkpoints of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The one after so many steps.
+    Number(u64),
+    /// The one with the highest mean held-out reward, the first of equal ones.
+    Best,
+}
+
+impl FromStr for Step {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "best" => Ok(Self::Best),
+            number => number.parse().map(Self::Number).map_err(|_| "expected a number or best".to_owned()),
+        }
+    }
+}
+
+/// The checkpoint that `step` names, by default the newest, verified, and its step.
+pub(super) fn checkpoint(folder: &RunFolder, step: Option<Step>) -> Result<(Checkpoint, u64), ExportError> {
+    // The run may be going on: nothing is cleaned here.
+    let committed = match folder.checkpoints() {
+        dir if dir.is_dir() => CheckpointStore::follow(&dir).committed().map_err(TrainError::from)?,
+        _ => Vec::new(),
+    };
+    let there = || committed.iter().map(|one| one.step).collect();
+    let Some(newest) = committed.last() else { return Err(ExportError::NoCheckpoint(folder.checkpoints())) };
+    let chosen = match step {
+        None => newest,
+        Some(Step::Number(step)) => {
+            let found = committed.iter().find(|one| one.step == step);
+            found.ok_or_else(|| ExportError::NoStep { step, there: there() })?
+        }
+        Some(Step::Best) => best(&committed)?.ok_or_else(|| ExportError::NoBest { there: there() })?,
+    };
+    Ok((Checkpoint::open(&chosen.path).map_err(TrainError::from)?, chosen.step))
+}
+
+/// The checkpoint of the highest held-out reward among those of steps with an evaluation.
+fn best(committed: &[CommittedCheckpoint]) -> Result<Option<&CommittedCheckpoint>, TrainError> {
+    let mut best: Option<(f64, &CommittedCheckpoint)> = None;
+    for one in committed {
+        let checkpoint = Checkpoint::open_verified(&one.path, &one.digest)?;
+        let reward = progress_of(&checkpoint)?.evaluation();
+        let is_better = |reward: &f64| best.is_none_or(|(highest, _)| *reward > highest);
+        if let Some(reward) = reward.filter(is_better) {
+            best = Some((reward, one));
+        }
+    }
+    Ok(best.map(|(_, one)| one))
+}
+
+/// Steps in words.
+pub(super) fn listed(steps: &[u64]) -> String {
+    steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_a_number_or_the_best() {
+        assert_eq!("best".parse(), Ok(Step::Best));
+        assert_eq!("20".parse(), Ok(Step::Number(20)));
+        for text in ["Best", "-1", "2.0", ""] {
+            assert_eq!(text.parse::<Step>(), Err("expected a number or best".to_owned()), "{text}");
+        }
+    }
+}
