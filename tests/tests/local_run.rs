@@ -40,6 +40,8 @@ mod presets;
 mod process_reward;
 #[path = "local_run/ranks.rs"]
 mod ranks;
+#[path = "local_run/real_examples.rs"]
+mod real_examples;
 #[path = "local_run/restarts.rs"]
 mod restarts;
 #[path = "local_run/resume.rs"]

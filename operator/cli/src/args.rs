@@ -22,7 +22,7 @@ Examples:
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
   rlctl convert run_grpo.sh -o job.yaml           write the manifest of a verl or TRL script
-  rlctl export quickstart --step best             write a checkpoint of a run as a Hugging Face folder
+  rlctl export quickstart --step best             write the best checkpoint of a run
   rlctl status                                    list the jobs on a cluster
   rlctl why quickstart                            say why a job waits or failed, and what to change
   rlctl logs quickstart --follow                  show what its first worker writes

@@ -83,7 +83,7 @@ impl FromStr for HubTarget {
 pub enum ExportError {
     /// The run's manifest, model or checkpoint cannot be used, or the files not be written.
     #[error(transparent)]
-    Run(#[from] TrainError),
+    Run(#[from] Box<TrainError>),
     /// No run is there.
     #[error("expected a run folder with a manifest.yaml, got {path}", path = .0.display())]
     NoRun(PathBuf),
@@ -129,6 +129,12 @@ pub enum ExportError {
         /// Why.
         source: push::PushError,
     },
+}
+
+impl From<TrainError> for ExportError {
+    fn from(error: TrainError) -> Self {
+        Self::Run(Box::new(error))
+    }
 }
 
 impl ExportError {
