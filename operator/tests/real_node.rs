@@ -14,6 +14,8 @@ mod device;
 mod folder;
 #[path = "real_node/gang.rs"]
 mod gang;
+#[path = "real_node/requested.rs"]
+mod requested;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use kube::ResourceExt as _;

@@ -79,6 +79,7 @@ pub(crate) const KUBERNETES: Module = Module {
         "kube-proxy",
         "kubelet",
         "kubectl",
+        "device-driver",
     ],
 };
 

@@ -1,5 +1,6 @@
 // Package main is all of Kubernetes in one binary that acts as the program it is called by: a link named
-// `kube-apiserver` to it is the API server. One binary costs one link and shares its pages in memory.
+// `kube-apiserver` to it is the API server. One binary costs one link and shares its pages in memory. Beside
+// Kubernetes' own programs it is a driver of devices, which clusters bring themselves.
 package main
 
 import (
@@ -30,6 +31,7 @@ func main() {
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kube-proxy":              proxy.NewProxyCommand,
+		"device-driver":           newDeviceDriver,
 		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	}
 	switch {
