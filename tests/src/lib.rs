@@ -6,6 +6,7 @@ pub mod collector;
 pub mod hub_push_server;
 pub mod hub_server;
 pub mod object_server;
+mod python_module;
 pub mod relay;
 mod tiny;
 
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+pub use python_module::python_module;
 pub use tiny::tiny_job;
 
 /// Whether a metric depends on the machine, or on how rows are dealt out to ranks: two runs of one job may

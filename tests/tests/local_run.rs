@@ -62,6 +62,8 @@ mod roles;
 mod run_folder;
 #[path = "local_run/sampling.rs"]
 mod sampling;
+#[path = "local_run/sandboxed_rewards.rs"]
+mod sandboxed_rewards;
 #[path = "local_run/sharded.rs"]
 mod sharded;
 #[path = "local_run/shown_data.rs"]

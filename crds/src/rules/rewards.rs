@@ -3,7 +3,7 @@
 use rlt_algorithms::reward::length::TARGET_TOKENS;
 
 use super::{Check, Rule, cel_samples_nothing};
-use crate::spec::JudgeSpec;
+use crate::spec::{JudgeSpec, RewardKind};
 
 fn is_header(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_alphanumeric())
@@ -35,6 +35,32 @@ pub(super) const RULES: &[Rule] = &[
             let is_first =
                 |idx: usize| functions[..idx].iter().all(|other| other.name != functions[idx].name);
             (0..functions.len()).all(is_first)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "server",
+        reads: &["server", "wasm", "kind"],
+        message: "the kind Code needs exactly one of server and wasm",
+        cel: || "self.kind != 'Code' || has(self.server) != has(self.wasm)".into(),
+        holds: Check::RewardFunction(|function| {
+            function.kind != RewardKind::Code || function.server.is_some() != function.wasm.is_some()
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "code.language",
+        reads: &["code.language", "wasm"],
+        message: "the sandbox (wasm) runs python alone; other languages need a server",
+        cel: || {
+            "!has(self.wasm) || !has(self.code) || !has(self.code.language) || self.code.language == 'python'"
+                .into()
+        },
+        holds: Check::RewardFunction(|function| {
+            let is_python = function.code.as_ref().is_none_or(|code| code.language == "python");
+            function.wasm.is_none() || is_python
         }),
         allowed: None,
     },

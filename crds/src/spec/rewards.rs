@@ -89,7 +89,7 @@ pub struct RewardFunctionSpec {
     /// A reward model, for `Model`. Exactly one of `path` and `hub` says where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<RewardModelSpec>,
-    /// The HTTP server that judges, for `Server`, `OpenRlhf`, `Code` and `Judge`.
+    /// The HTTP server that judges, for `Server`, `OpenRlhf`, `Judge` and, where it has no `wasm`, `Code`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<RewardServerSpec>,
     /// How code is run, for `Code`.
@@ -98,9 +98,12 @@ pub struct RewardFunctionSpec {
     /// How a language model is asked, for `Judge`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judge: Option<JudgeSpec>,
-    /// The module, for `Wasm`.
+    /// The module, for `Wasm`; the interpreter, for `Python` and, where it has no `server`, `Code`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wasm: Option<WasmSpec>,
+    /// The function, for `Python`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub python: Option<PythonRewardSpec>,
     /// What its kind needs besides.
     #[serde(flatten)]
     pub settings: Settings,
@@ -175,6 +178,7 @@ impl RewardFunctionSpec {
             "code" => self.code.is_some(),
             "judge" => self.judge.is_some(),
             "wasm" => self.wasm.is_some(),
+            "python" => self.python.is_some(),
             setting => self.settings.get(setting).is_some(),
         }
     }

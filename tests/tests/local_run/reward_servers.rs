@@ -36,7 +36,7 @@ impl Drop for Server {
 }
 
 /// The tiny job judged by `function` alone.
-fn judged_by(function: Value, rewards: Value) -> Value {
+pub(crate) fn judged_by(function: Value, rewards: Value) -> Value {
     let mut spec = json!({
         "rewards": { "functions": [function] },
         "tracking": { "completionsPerStep": 8 },
@@ -47,7 +47,7 @@ fn judged_by(function: Value, rewards: Value) -> Value {
 }
 
 /// What a run has learned and from what: everything that is no time.
-fn learned(place: &Place) -> Vec<Value> {
+pub(crate) fn learned(place: &Place) -> Vec<Value> {
     let is_time = |name: &str| name.contains("tim") || name.starts_with("perf/") || name.contains("memory");
     let mut lines = place.metrics();
     for line in &mut lines {
@@ -83,7 +83,7 @@ fn a_server_that_judges_while_others_are_sampled_gives_the_run_that_the_trainer_
     }
 }
 
-fn without_votes(line: &mut Value) {
+pub(crate) fn without_votes(line: &mut Value) {
     line.as_object_mut().unwrap().retain(|name, _| name != "answer" && !name.contains("/maj@"));
 }
 

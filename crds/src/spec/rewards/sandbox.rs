@@ -1,10 +1,12 @@
-//! Reward functions in a sandbox: where a WebAssembly module is and what bounds it.
+//! Reward functions in a sandbox: where a WebAssembly module is, what bounds it, and which Python an
+//! interpreter runs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A WebAssembly module. Exactly one of `path` and `url` says where it is. Fuel and memory bound a call so
-/// that it ends alike everywhere.
+/// A WebAssembly module: for `Wasm` one that judges, for `Python` and `Code` a Python interpreter that is
+/// built for WASI and carries its standard library. Exactly one of `path` and `url` says where it is. Fuel
+/// and memory bound a call, for `Code` the run of one test, so that it ends alike everywhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmSpec {
@@ -20,7 +22,8 @@ pub struct WasmSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 64, max = 64))]
     pub sha256: Option<String>,
-    /// Instructions of one call, about; a call that needs more has the status `timeout`.
+    /// Instructions of one call, about. A call that needs more has the status `timeout`; a test that needs
+    /// more fails.
     #[serde(default = "WasmSpec::default_fuel")]
     #[schemars(range(min = 1000, max = 1000000000000i64))]
     pub fuel: u64,
@@ -44,5 +47,25 @@ impl WasmSpec {
     }
     fn default_timeout_seconds() -> f64 {
         60.0
+    }
+}
+
+/// A reward function in Python, for `Python`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PythonRewardSpec {
+    /// The file that defines it; a ConfigMap is mounted by `workers.pod.volumes`.
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: String,
+    /// Its name. It is called with those of its parameters that a sample has (docs/rewards.md), and returns a
+    /// number, or a dictionary with `value`, `status` and `message`.
+    #[serde(default = "PythonRewardSpec::default_function")]
+    #[schemars(length(min = 1, max = 256))]
+    pub function: String,
+}
+
+impl PythonRewardSpec {
+    fn default_function() -> String {
+        "reward".into()
     }
 }

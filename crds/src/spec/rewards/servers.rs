@@ -82,14 +82,15 @@ pub struct HeaderSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CodeRewardSpec {
-    /// The language, by SandboxFusion's name. Assertions and tests that call a function (`fn_name`) need
-    /// `python`.
+    /// The language, by SandboxFusion's name. Assertions, tests that call a function (`fn_name`) and the
+    /// sandbox need `python`.
     #[schemars(length(min = 1, max = 64))]
     pub language: String,
-    /// Longest time in seconds to compile, and to run, one test.
+    /// Longest time in seconds to compile, and to run, one test. In the sandbox `wasm.timeoutSeconds` holds,
+    /// too.
     #[schemars(range(min = 1, max = 3600))]
     pub run_seconds: u32,
-    /// Memory of one test, in MiB.
+    /// Memory of one test, in MiB. In the sandbox `wasm.memoryMib` holds, too.
     #[schemars(range(min = 16, max = 1048576))]
     pub memory_mib: u32,
     /// Run only the first so many tests of a row.

@@ -63,6 +63,7 @@ register_rewards! {
     Server: external::Server,
     OpenRlhf: external::OpenRlhf,
     Code: code::Code,
+    Python: external::Python,
     Wasm: external::Wasm,
     Judge: external::Judge,
 }

@@ -10,12 +10,18 @@
 //! and weights of the sum are the pool's, like those of all other functions.
 
 mod batches;
+mod budget;
 mod code;
 mod endpoint;
 mod event_loop;
+mod interpreter;
 mod judge;
+mod module;
+mod permits;
+mod python;
 #[cfg(test)]
 mod tests;
+mod unit_tests;
 mod wasm;
 
 use std::collections::BTreeMap;
@@ -31,7 +37,7 @@ use tokio::task::AbortHandle;
 use super::functions::{RewardSetupError, judges};
 pub use endpoint::EndpointError;
 use event_loop::EventLoop;
-pub use wasm::WasmError;
+pub use module::WasmError;
 
 /// Positions of a sample's prompt among those of the batch, and of the sample in its group.
 pub type SampleId = (usize, usize);
@@ -95,6 +101,8 @@ enum Backend {
     OpenRlhf(batches::OpenRlhfServer),
     Code(code::CodeServer),
     Judge(Box<judge::JudgeServer>),
+    Python(python::PythonFunction),
+    UnitTests(unit_tests::SandboxedTests),
     Wasm(wasm::WasmFunction),
 }
 
@@ -150,13 +158,14 @@ impl ExternalFunctions {
 
 /// Whether functions of this kind are computed elsewhere, or in a sandbox.
 fn is_external(kind: RewardKind) -> bool {
-    use RewardKind::{Code, Judge, OpenRlhf, Server, Wasm};
-    matches!(kind, Code | Judge | OpenRlhf | Server | Wasm)
+    use RewardKind::{Code, Judge, OpenRlhf, Python, Server, Wasm};
+    matches!(kind, Code | Judge | OpenRlhf | Python | Server | Wasm)
 }
 
 impl ExternalFunction {
     fn of(spec: &RewardFunctionSpec, event_loop: &EventLoop) -> Result<Self, ExternalError> {
         let missing = |field| ExternalError::MissingField { kind: spec.kind, field };
+        let module = || spec.wasm.as_ref().ok_or_else(|| missing("wasm"));
         let server = || spec.server.as_ref().ok_or_else(|| missing("server"));
         let endpoint = || Ok::<_, ExternalError>(endpoint::Endpoint::new(server()?)?);
         let batch = || Ok::<_, ExternalError>(server()?.max_batch as usize);
@@ -165,15 +174,21 @@ impl ExternalFunction {
             RewardKind::OpenRlhf => (batch()?, Backend::OpenRlhf(batches::OpenRlhfServer(endpoint()?))),
             RewardKind::Code => {
                 let options = spec.code.clone().unwrap_or_default();
-                (1, Backend::Code(code::CodeServer { endpoint: endpoint()?, options }))
+                match &spec.wasm {
+                    Some(wasm) => {
+                        (1, Backend::UnitTests(unit_tests::SandboxedTests::new(options, wasm, event_loop)?))
+                    }
+                    None => (1, Backend::Code(code::CodeServer { endpoint: endpoint()?, options })),
+                }
             }
             RewardKind::Judge => {
                 let judge = spec.judge.as_ref().ok_or_else(|| missing("judge"))?;
                 (1, Backend::Judge(Box::new(judge::JudgeServer::new(endpoint()?, judge)?)))
             }
-            RewardKind::Wasm => {
-                let wasm = spec.wasm.as_ref().ok_or_else(|| missing("wasm"))?;
-                (1, Backend::Wasm(wasm::WasmFunction::new(wasm, event_loop)?))
+            RewardKind::Wasm => (1, Backend::Wasm(wasm::WasmFunction::new(module()?, event_loop)?)),
+            RewardKind::Python => {
+                let python = spec.python.as_ref().ok_or_else(|| missing("python"))?;
+                (1, Backend::Python(python::PythonFunction::new(python, module()?, event_loop)?))
             }
             kind => return Err(ExternalError::MissingField { kind, field: "no server" }),
         };
@@ -184,29 +199,25 @@ impl ExternalFunction {
     /// One verdict for each sample, in their order.
     async fn judge(&self, samples: &[ExternalSample], budget: &judge::Spent) -> Vec<Verdict> {
         match &self.backend {
-            Backend::Batches(server) => server.judge(samples).await,
-            Backend::OpenRlhf(server) => server.judge(samples).await,
-            Backend::Code(server) => {
-                let mut verdicts = Vec::with_capacity(samples.len());
-                for sample in samples {
-                    verdicts.push(server.judge(sample).await);
-                }
-                verdicts
-            }
-            Backend::Wasm(function) => {
-                let mut verdicts = Vec::with_capacity(samples.len());
-                for sample in samples {
-                    verdicts.push(function.judge(sample).await);
-                }
-                verdicts
-            }
-            Backend::Judge(server) => {
-                let mut verdicts = Vec::with_capacity(samples.len());
-                for sample in samples {
-                    verdicts.push(server.judge(sample, budget).await);
-                }
-                verdicts
-            }
+            Backend::Batches(server) => return server.judge(samples).await,
+            Backend::OpenRlhf(server) => return server.judge(samples).await,
+            _ => {}
+        }
+        let mut verdicts = Vec::with_capacity(samples.len());
+        for sample in samples {
+            verdicts.push(self.judge_one(sample, budget).await);
+        }
+        verdicts
+    }
+
+    async fn judge_one(&self, sample: &ExternalSample, budget: &judge::Spent) -> Verdict {
+        match &self.backend {
+            Backend::Code(server) => server.judge(sample).await,
+            Backend::Judge(server) => server.judge(sample, budget).await,
+            Backend::Python(function) => function.judge(sample).await,
+            Backend::UnitTests(tests) => tests.judge(sample).await,
+            Backend::Wasm(function) => function.judge(sample).await,
+            Backend::Batches(_) | Backend::OpenRlhf(_) => Verdict::infra("the sample was not sent"),
         }
     }
 }

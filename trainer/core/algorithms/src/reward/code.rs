@@ -12,9 +12,11 @@ pub struct Code(External);
 
 impl DeclaredReward for Code {
     const NAME: &'static str = "Code";
-    const DOC: &'static str = "The share of unit tests that the completion's code passes, run by a SandboxFusion at `server` (its \
-         `run_code`). The ground truth holds the tests: `inputs` and `outputs` as verl has them, or assertions.";
-    const SECTIONS: &'static [Section] = &[Section::needed("server"), Section::optional("code")];
+    const DOC: &'static str = "The share of unit tests that the completion's code passes, run in the sandbox by the interpreter \
+         `wasm`, or by a SandboxFusion at `server` (its `run_code`). The ground truth holds the tests: `inputs` \
+         and `outputs` as verl has them, or assertions.";
+    const SECTIONS: &'static [Section] =
+        &[Section::optional("server"), Section::optional("wasm"), Section::optional("code")];
 
     fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
         Ok(Arc::new(Self(External::of(given.name))))
@@ -62,8 +64,20 @@ pub struct Program {
     pub code: String,
     /// Its standard input.
     pub stdin: String,
-    /// What it has to write; `None` where its exit code tells.
+    /// What it has to write; `None` where an assertion or its exit code tells.
     pub expected: Option<String>,
+    /// Python that fails where the code is wrong.
+    pub assertion: Option<String>,
+}
+
+impl Program {
+    /// The code and its assertion as one program, whose exit code tells whether it passes.
+    pub fn whole(&self) -> String {
+        match &self.assertion {
+            Some(assertion) => format!("{}\n{assertion}\n", self.code),
+            None => self.code.clone(),
+        }
+    }
 }
 
 impl CodeTests {
@@ -108,14 +122,16 @@ impl CodeTests {
                     code: code.clone(),
                     stdin: stdin.clone(),
                     expected: Some(expected.clone()),
+                    assertion: None,
                 };
                 inputs.iter().zip(outputs).take(max_tests).map(program).collect()
             }
             Self::Assertions(assertions) => {
                 let program = |assertion: &String| Program {
-                    code: format!("{code}\n{assertion}\n"),
+                    code: code.to_owned(),
                     stdin: String::new(),
                     expected: None,
+                    assertion: Some(assertion.clone()),
                 };
                 assertions.iter().take(max_tests).map(program).collect()
             }
@@ -240,6 +256,14 @@ mod tests {
         ] {
             assert!(matches!(CodeTests::parse(&wrong), Err(RewardError::Tests { .. })), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_assertion_runs_behind_the_code() {
+        let tests = CodeTests::parse(&json!(["assert f() == 1", "assert f() == 2"])).unwrap();
+        let programs = tests.programs("def f(): return 1", 5);
+        let whole: Vec<String> = programs.iter().map(Program::whole).collect();
+        assert_eq!(whole, ["def f(): return 1\nassert f() == 1\n", "def f(): return 1\nassert f() == 2\n"]);
     }
 
     #[test]

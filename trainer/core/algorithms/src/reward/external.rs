@@ -90,6 +90,11 @@ external!(
      `rewards`."
 );
 external!(
+    Python,
+    reads [Section::needed("wasm"), Section::needed("python")],
+    "What a function in Python says, run in the sandbox by the interpreter `wasm` (docs/rewards.md)."
+);
+external!(
     Wasm,
     reads[Section::needed("wasm")],
     "What a WebAssembly module says, run in a sandbox without access to anything (docs/rewards.md)."

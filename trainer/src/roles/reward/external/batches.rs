@@ -21,9 +21,10 @@ struct Entry {
     message: Option<String>,
 }
 
+/// The status of a sample in words.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Status {
+pub(super) enum Status {
     #[default]
     Ok,
     Wrong,

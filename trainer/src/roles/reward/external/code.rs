@@ -1,4 +1,4 @@
-//! Unit tests of a completion's code, run by a SandboxFusion: its `run_code` protocol.
+//! Unit tests of a completion's code: what they come to, and their runs by a SandboxFusion (`run_code`).
 
 use rlt_api::spec::{CodeRewardSpec, CodeScoring};
 use rlt_core::reward::Verdict;
@@ -18,57 +18,92 @@ pub(super) struct CodeServer {
 }
 
 /// How one test ended.
-enum Outcome {
+#[derive(Debug, PartialEq)]
+pub(super) enum Outcome {
     Passed,
     Failed(String),
     /// No test can pass.
     DoesNotCompile(String),
 }
 
-impl CodeServer {
-    pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
-        let tests = match CodeTests::parse(&sample.prompt.ground_truth) {
-            Ok(tests) => tests,
-            Err(error) => return Verdict::infra(error.to_string()),
-        };
-        let code = code_of(&sample.completion);
-        if code.trim().is_empty() {
-            return Verdict::wrong(0.0, "the completion has no code");
-        }
-        let programs = tests.programs(code, self.options.max_tests as usize);
-        self.run_all(&programs).await.unwrap_or_else(|no_answer| no_answer.verdict())
+/// The programs that test a completion, or the verdict where there is nothing to run.
+pub(super) fn programs_of(
+    sample: &ExternalSample,
+    options: &CodeRewardSpec,
+) -> Result<Vec<Program>, Verdict> {
+    let tests = CodeTests::parse(&sample.prompt.ground_truth);
+    let tests = tests.map_err(|error| Verdict::infra(error.to_string()))?;
+    let code = code_of(&sample.completion);
+    if code.trim().is_empty() {
+        return Err(Verdict::wrong(0.0, "the completion has no code"));
+    }
+    Ok(tests.programs(code, options.max_tests as usize))
+}
+
+/// What the tests of a completion come to.
+pub(super) struct Tally {
+    scoring: CodeScoring,
+    num_programs: usize,
+    num_run: usize,
+    num_passed: u32,
+    fault: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn of(programs: &[Program], scoring: CodeScoring) -> Self {
+        Self { scoring, num_programs: programs.len(), num_run: 0, num_passed: 0, fault: None }
     }
 
-    async fn run_all(&self, programs: &[Program]) -> Result<Verdict, NoAnswer> {
-        let (mut num_passed, mut fault) = (0, None);
-        for (idx, program) in programs.iter().enumerate() {
-            match self.run(program).await? {
-                Outcome::Passed => num_passed += 1,
-                Outcome::Failed(message) => {
-                    let test = idx + 1;
-                    fault = fault.or_else(|| Some(format!("test {test} of {}: {message}", programs.len())));
-                    if self.options.scoring == CodeScoring::All {
-                        break;
-                    }
-                }
-                Outcome::DoesNotCompile(message) => {
-                    return Ok(Verdict::wrong(0.0, format!("does not compile: {message}")));
-                }
+    /// Counts the next test; the verdict where the others cannot change it.
+    pub(super) fn add(&mut self, outcome: Outcome) -> Option<Verdict> {
+        self.num_run += 1;
+        match outcome {
+            Outcome::Passed => self.num_passed += 1,
+            Outcome::Failed(message) => {
+                let message = format!("test {} of {}: {message}", self.num_run, self.num_programs);
+                self.fault.get_or_insert(message);
+                return (self.scoring == CodeScoring::All).then(|| self.verdict());
+            }
+            Outcome::DoesNotCompile(message) => {
+                return Some(Verdict::wrong(0.0, format!("does not compile: {message}")));
             }
         }
-        let share = f64::from(num_passed) / programs.len().max(1) as f64;
-        Ok(match (fault, self.options.scoring) {
+        None
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        let share = f64::from(self.num_passed) / self.num_programs.max(1) as f64;
+        match (&self.fault, self.scoring) {
             (None, _) => Verdict::ok(1.0),
             (Some(message), CodeScoring::Fraction) => Verdict::wrong(share, message),
             (Some(message), CodeScoring::All) => Verdict::wrong(0.0, message),
-        })
+        }
+    }
+}
+
+impl CodeServer {
+    pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
+        match programs_of(sample, &self.options) {
+            Ok(programs) => self.run_all(&programs).await.unwrap_or_else(|no_answer| no_answer.verdict()),
+            Err(verdict) => verdict,
+        }
+    }
+
+    async fn run_all(&self, programs: &[Program]) -> Result<Verdict, NoAnswer> {
+        let mut tally = Tally::of(programs, self.options.scoring);
+        for program in programs {
+            if let Some(verdict) = tally.add(self.run(program).await?) {
+                return Ok(verdict);
+            }
+        }
+        Ok(tally.verdict())
     }
 
     async fn run(&self, program: &Program) -> Result<Outcome, NoAnswer> {
         let CodeRewardSpec { language, run_seconds, memory_mib, .. } = &self.options;
         let question = || {
             Ok(json!({
-                "code": program.code,
+                "code": program.whole(),
                 "stdin": program.stdin,
                 "language": language,
                 "compile_timeout": run_seconds,
@@ -133,6 +168,6 @@ fn how_it_ended(result: &Value) -> String {
     }
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("{:?}", text.chars().take(QUOTED).collect::<String>())
 }

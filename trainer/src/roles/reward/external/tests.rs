@@ -4,8 +4,11 @@
 mod authorities;
 mod hostile;
 mod protocols;
+mod python;
 mod sandbox;
 mod server;
+mod unit_tests;
+mod wasi;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,160 +1,45 @@
 //! Reward functions in a sandbox: a WebAssembly module without imports, run by an interpreter that bounds its
 //! instructions, memory and time. The same module gives the same verdict on the same sample everywhere.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
-use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
 use wasmi::{
-    Config, Engine, Error, ExternType, Instance, Linker, Module, Store, StoreLimits, StoreLimitsBuilder,
-    TrapCode, TypedResumableCall, ValType, WasmParams, WasmResults,
+    Config, Engine, ExternType, Instance, Linker, Module, Store, StoreLimits, TypedResumableCall, ValType,
+    WasmParams, WasmResults,
 };
 
 use super::ExternalSample;
 use super::batches::sample_json;
+use super::budget::{Bounds, Broken, Budget};
 use super::event_loop::EventLoop;
-
-/// Longest module in bytes.
-const MAX_MODULE_BYTES: u64 = 64 << 20;
-
-/// Longest time to fetch a module.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
-
-/// Fuel between two looks at the clock: some ten milliseconds.
-const SLICE: u64 = 5_000_000;
-
-/// Entries of a module's tables.
-const MAX_TABLE_ELEMENTS: usize = 1 << 20;
+use super::module::{self, WasmError};
+use super::permits::Permits;
 
 /// A module and its bounds.
 pub(super) struct Sandbox {
     engine: Engine,
     module: Module,
-    fuel: u64,
-    max_memory_bytes: usize,
-    timeout: Duration,
+    bounds: Bounds,
 }
 
 /// A sandbox whose calls share the processors.
 pub(super) struct WasmFunction {
     sandbox: Arc<Sandbox>,
-    permits: Arc<Semaphore>,
-}
-
-/// Why a module cannot judge.
-#[derive(Debug, thiserror::Error)]
-pub enum WasmError {
-    /// The file is unreadable.
-    #[error("read wasm.path {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The address gives no module.
-    #[error("fetch wasm.url {url:?}")]
-    Fetch {
-        /// As written in the manifest.
-        url: String,
-        /// Why.
-        #[source]
-        source: reqwest::Error,
-    },
-    /// It is longer than any module may be.
-    #[error("the module has more than {MAX_MODULE_BYTES} bytes")]
-    TooLong,
-    /// It is another module than the manifest means.
-    #[error("the module's SHA-256 is {got}, wasm.sha256 says {expected}")]
-    Digest {
-        /// As written in the manifest.
-        expected: String,
-        /// The module's.
-        got: String,
-    },
-    /// It is no module, or uses what is not supported.
-    #[error("compile the module")]
-    Module(#[source] Error),
-    /// It asks for something from outside.
-    #[error("the module imports {module:?} {name:?}; a sandbox gives nothing, so it must import nothing")]
-    Import {
-        /// The import's module.
-        module: String,
-        /// The import's name.
-        name: String,
-    },
-    /// It lacks a function or its memory.
-    #[error("the module exports no {expected}")]
-    Export {
-        /// What it has to export.
-        expected: &'static str,
-    },
+    permits: Permits,
 }
 
 impl WasmFunction {
     pub(super) fn new(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Self, WasmError> {
-        let bytes = match (&spec.path, &spec.url) {
-            (Some(path), _) => read(path.as_ref())?,
-            (None, Some(url)) => fetch(url, event_loop)?,
-            (None, None) => return Err(WasmError::Export { expected: "module: path and url are missing" }),
-        };
-        check_digest(spec, &bytes)?;
-        let num_processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let sandbox = Arc::new(Sandbox::new(spec, &bytes)?);
-        Ok(Self { sandbox, permits: Arc::new(Semaphore::new(num_processors)) })
+        let sandbox = Sandbox::new(spec, &module::load(spec, event_loop)?)?;
+        Ok(Self { sandbox: Arc::new(sandbox), permits: Permits::of_processors() })
     }
 
     pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
-        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
-            return Verdict::infra("the queue of calls is closed");
-        };
         let (sandbox, input) = (Arc::clone(&self.sandbox), sample_json(sample).to_string());
-        let judged = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            sandbox.judge(input.as_bytes())
-        });
-        judged.await.unwrap_or_else(|error| Verdict::infra(format!("the interpreter failed: {error}")))
+        self.permits.run(move || sandbox.judge(input.as_bytes())).await
     }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, WasmError> {
-    let failed = |source| WasmError::Read { path: path.to_owned(), source };
-    if std::fs::metadata(path).map_err(failed)?.len() > MAX_MODULE_BYTES {
-        return Err(WasmError::TooLong);
-    }
-    std::fs::read(path).map_err(failed)
-}
-
-fn fetch(url: &str, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
-    let failed =
-        |source: reqwest::Error| WasmError::Fetch { url: url.to_owned(), source: source.without_url() };
-    event_loop.handle().block_on(async {
-        let client = reqwest::Client::builder().timeout(FETCH_TIMEOUT).build().map_err(failed)?;
-        let sent = client.get(url).send().await.and_then(reqwest::Response::error_for_status);
-        let mut response = sent.map_err(failed)?;
-        let mut bytes = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(failed)? {
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() as u64 > MAX_MODULE_BYTES {
-                return Err(WasmError::TooLong);
-            }
-        }
-        Ok(bytes)
-    })
-}
-
-fn check_digest(spec: &WasmSpec, bytes: &[u8]) -> Result<(), WasmError> {
-    let Some(expected) = &spec.sha256 else { return Ok(()) };
-    let got: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    if got == expected.to_lowercase() {
-        return Ok(());
-    }
-    Err(WasmError::Digest { expected: expected.clone(), got })
 }
 
 impl Sandbox {
@@ -183,13 +68,7 @@ impl Sandbox {
                 return Err(WasmError::Export { expected });
             }
         }
-        Ok(Self {
-            engine,
-            module,
-            fuel: spec.fuel,
-            max_memory_bytes: (spec.memory_mib as usize) << 20,
-            timeout: Duration::from_secs_f64(spec.timeout_seconds),
-        })
+        Ok(Self { engine, module, bounds: Bounds::of(spec) })
     }
 
     /// The verdict on a sample, given as JSON. Every call has a fresh instance.
@@ -198,26 +77,15 @@ impl Sandbox {
             Ok(value) if value.is_nan() => Verdict::infra("the module says that it cannot judge (NaN)"),
             Ok(value) if value.is_infinite() => Verdict::infra(format!("the module returned {value}")),
             Ok(value) => Verdict::ok(value),
-            Err(Broken::Fuel) => Verdict::timeout(format!("used up its fuel of {}", self.fuel)),
-            Err(Broken::Time) => Verdict::timeout(format!("took longer than {:?}", self.timeout)),
-            Err(Broken::Wrong(message)) => Verdict::infra(message),
+            Err(broken) => self.bounds.verdict(broken),
         }
     }
 
     fn run(&self, input: &[u8]) -> Result<f64, Broken> {
-        let limits = StoreLimitsBuilder::new()
-            .memory_size(self.max_memory_bytes)
-            .table_elements(MAX_TABLE_ELEMENTS)
-            .instances(1)
-            .build();
-        let mut call = Call {
-            store: Store::new(&self.engine, limits),
-            granted: SLICE.min(self.fuel),
-            fuel: self.fuel,
-            deadline: Instant::now() + self.timeout,
-        };
-        call.store.limiter(|limits| limits);
-        call.store.set_fuel(call.granted)?;
+        let mut store = Store::new(&self.engine, self.bounds.limits());
+        store.limiter(|limits| limits);
+        let budget = Budget::begin(&self.bounds, &mut store)?;
+        let mut call = Call { store, budget };
         let instance = Linker::new(&self.engine).instantiate_and_start(&mut call.store, &self.module)?;
         let memory = instance.get_memory(&call.store, "memory").ok_or_else(|| missing("memory"))?;
         let len = i32::try_from(input.len()).map_err(|_| Broken::Wrong("the sample is too long".into()))?;
@@ -232,26 +100,7 @@ impl Sandbox {
 /// One judgement under way.
 struct Call {
     store: Store<StoreLimits>,
-    /// Fuel that was given so far.
-    granted: u64,
-    fuel: u64,
-    deadline: Instant,
-}
-
-/// Why a judgement ended without a value.
-enum Broken {
-    Fuel,
-    Time,
-    Wrong(String),
-}
-
-impl From<Error> for Broken {
-    fn from(error: Error) -> Self {
-        match error.as_trap_code() {
-            Some(TrapCode::OutOfFuel) => Self::Fuel,
-            _ => Self::Wrong(format!("the module trapped: {error}")),
-        }
-    }
+    budget: Budget,
 }
 
 fn missing(name: &str) -> Broken {
@@ -276,24 +125,10 @@ impl Call {
                     return Err(Broken::Wrong("a host function trapped".into()));
                 }
                 TypedResumableCall::OutOfFuel(stopped) => {
-                    self.refuel(stopped.required_fuel())?;
+                    self.budget.refuel(&mut self.store, stopped.required_fuel())?;
                     stopped.resume(&mut self.store)?
                 }
             };
         }
-    }
-
-    /// Gives the next slice, `required` at least.
-    fn refuel(&mut self, required: u64) -> Result<(), Broken> {
-        if Instant::now() > self.deadline {
-            return Err(Broken::Time);
-        }
-        let left = self.store.get_fuel()?;
-        let slice = required.saturating_sub(left).max(SLICE).min(self.fuel - self.granted);
-        if left.saturating_add(slice) < required {
-            return Err(Broken::Fuel);
-        }
-        self.granted += slice;
-        Ok(self.store.set_fuel(left + slice)?)
     }
 }

@@ -10,7 +10,8 @@ use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::super::wasm::{Sandbox, WasmError};
+use super::super::module::WasmError;
+use super::super::wasm::Sandbox;
 use super::server::Server;
 use super::*;
 

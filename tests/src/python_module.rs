@@ -1,0 +1,34 @@
+//! The Python interpreter for the sandbox, which the examples' script fetches once.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::workspace_root;
+
+/// CPython as a module for WASI, kept in `~/.cache/rlt`. `None` where it is not there and cannot be fetched:
+/// tests that need it skip, and under CI they fail.
+///
+/// # Panics
+/// Under CI, where it cannot be fetched.
+#[expect(clippy::print_stderr, reason = "a test that skips says so")]
+pub fn python_module() -> Option<PathBuf> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let home = std::env::var_os("HOME").map(PathBuf::from)?;
+        let module = home.join(".cache/rlt/python-3.12.0-wasi/python.wasm");
+        let script = workspace_root().join("examples/rewards/fetch-python.sh");
+        let fetched = Command::new(script).arg(&module).output().ok()?;
+        if fetched.status.success() {
+            return Some(module);
+        }
+        let answer = String::from_utf8_lossy(&fetched.stderr).into_owned();
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "the interpreter for the sandbox cannot be fetched: {answer}"
+        );
+        eprintln!("skipped: the interpreter for the sandbox cannot be fetched: {answer}");
+        None
+    });
+    found.clone()
+}

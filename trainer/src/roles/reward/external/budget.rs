@@ -1,0 +1,109 @@
+//! What a call in the sandbox may use: fuel, given a slice at a time so that the clock is looked at in
+//! between, memory and time.
+
+use std::time::{Duration, Instant};
+
+use rlt_api::spec::WasmSpec;
+use rlt_core::reward::Verdict;
+use wasmi::{Error, Store, StoreLimits, StoreLimitsBuilder, TrapCode};
+
+/// Fuel between two looks at the clock: some ten milliseconds.
+const SLICE: u64 = 5_000_000;
+
+/// Entries of a module's tables.
+const MAX_TABLE_ELEMENTS: usize = 1 << 20;
+
+/// What one call may use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) fuel: u64,
+    pub(super) max_memory_bytes: usize,
+    pub(super) timeout: Duration,
+}
+
+/// What a call has used.
+#[derive(Debug)]
+pub(super) struct Budget {
+    /// Fuel that was given so far.
+    granted: u64,
+    fuel: u64,
+    deadline: Instant,
+}
+
+/// Why a call ended without a result.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Broken {
+    /// It needs more fuel than it has: the same everywhere.
+    Fuel,
+    /// It took longer than it may on this machine.
+    Time,
+    /// It trapped, or did what a sandbox does not let it do.
+    Wrong(String),
+}
+
+impl Bounds {
+    pub(super) fn of(spec: &WasmSpec) -> Self {
+        Self {
+            fuel: spec.fuel,
+            max_memory_bytes: (spec.memory_mib as usize) << 20,
+            timeout: Duration::from_secs_f64(spec.timeout_seconds),
+        }
+    }
+
+    pub(super) fn limits(&self) -> StoreLimits {
+        StoreLimitsBuilder::new()
+            .memory_size(self.max_memory_bytes)
+            .table_elements(MAX_TABLE_ELEMENTS)
+            .instances(1)
+            .build()
+    }
+
+    /// For people: why a call ended.
+    pub(super) fn reason(&self, broken: Broken) -> String {
+        match broken {
+            Broken::Fuel => format!("used up its fuel of {}", self.fuel),
+            Broken::Time => format!("took longer than {:?}", self.timeout),
+            Broken::Wrong(message) => message,
+        }
+    }
+
+    /// The status of a sample whose reward function ended so.
+    pub(super) fn verdict(&self, broken: Broken) -> Verdict {
+        match broken {
+            Broken::Fuel | Broken::Time => Verdict::timeout(self.reason(broken)),
+            Broken::Wrong(message) => Verdict::infra(message),
+        }
+    }
+}
+
+impl Budget {
+    /// The budget of a call that begins now, whose store gets its first slice.
+    pub(super) fn begin<T>(bounds: &Bounds, store: &mut Store<T>) -> Result<Self, Error> {
+        let granted = SLICE.min(bounds.fuel);
+        store.set_fuel(granted)?;
+        Ok(Self { granted, fuel: bounds.fuel, deadline: Instant::now() + bounds.timeout })
+    }
+
+    /// Gives the next slice, `required` at least.
+    pub(super) fn refuel<T>(&mut self, store: &mut Store<T>, required: u64) -> Result<(), Broken> {
+        if Instant::now() > self.deadline {
+            return Err(Broken::Time);
+        }
+        let left = store.get_fuel()?;
+        let slice = required.saturating_sub(left).max(SLICE).min(self.fuel - self.granted);
+        if left.saturating_add(slice) < required {
+            return Err(Broken::Fuel);
+        }
+        self.granted += slice;
+        Ok(store.set_fuel(left + slice)?)
+    }
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        match error.as_trap_code() {
+            Some(TrapCode::OutOfFuel) => Self::Fuel,
+            _ => Self::Wrong(format!("the module trapped: {error}")),
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Programs in the sandbox, run by an interpreter that is itself a WebAssembly module: CPython built for
+//! WASI.
+//!
+//! ```text
+//! Interpreter::new   boots once: `_start` -> driver.py loads what all samples need -> its memory is copied
+//! Interpreter::start that memory in a fresh instance -> driver.py answers one message -> the process ends
+//! ```
+//! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
+//! is taken while the interpreter looks at a clock; its native stack is not part of it, so a process goes on
+//! by a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where
+//! that does not work (another interpreter, other objects) every process boots by itself: slower, with the
+//! same verdicts, for bounds count from the first message.
+
+mod exports;
+mod process;
+mod wasi;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wasmi::{Config, Engine, ExternType, Linker, Module, Ref, Store, Val};
+
+use super::budget::{Bounds, Broken};
+use super::module::WasmError;
+pub(super) use process::{Process, State};
+use wasi::Host;
+
+/// What runs inside of the interpreter.
+const DRIVER: &str = include_str!("interpreter/driver.py");
+
+/// Calls of functions of the module inside of one another, and bytes of their values.
+const MAX_CALLS: usize = 30_000;
+const MAX_STACK_BYTES: usize = 64 << 20;
+
+/// Fuel and time until the interpreter is there: it loads modules of its standard library, not code of
+/// samples.
+const BOOT_FUEL: u64 = 100_000_000_000;
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Bytes of a page of memory.
+const PAGE: usize = 65_536;
+
+/// An interpreter that is ready for samples.
+#[cfg_attr(test, derive(Clone))]
+pub(super) struct Interpreter {
+    linker: Linker<Host>,
+    module: Module,
+    bounds: Bounds,
+    /// The first message of every process: what all samples need.
+    preparation: Vec<u8>,
+    snapshot: Option<Arc<Snapshot>>,
+}
+
+/// The state of a booted interpreter.
+struct Snapshot {
+    num_pages: usize,
+    /// The pages that are not all zero, by their number.
+    pages: Vec<(usize, Box<[u8]>)>,
+    globals: Vec<Val>,
+    clock_ns: u64,
+    /// The function that goes on, by its place in the table, and the object that it is a method of.
+    function: u64,
+    receiver: i32,
+}
+
+impl Interpreter {
+    /// Compiles a module, boots it, and lets it load what all samples need (`imports`, and a file of reward
+    /// functions where there is one).
+    pub(super) fn new(bytes: &[u8], bounds: Bounds, preparation: &Value) -> Result<Self, WasmError> {
+        Self::with_snapshots(bytes, bounds, preparation, true)
+    }
+
+    /// The same, where `is_copied` decides whether processes begin as copies.
+    pub(super) fn with_snapshots(
+        bytes: &[u8],
+        bounds: Bounds,
+        preparation: &Value,
+        is_copied: bool,
+    ) -> Result<Self, WasmError> {
+        let mut config = Config::default();
+        config.consume_fuel(true).allow_start_fn(false).ignore_custom_sections(true);
+        config.compilation_mode(wasmi::CompilationMode::Eager);
+        config.set_max_recursion_depth(MAX_CALLS).set_max_stack_height(MAX_STACK_BYTES);
+        let engine = Engine::new(&config);
+        let exposed = exports::exposed(bytes).filter(|_| is_copied);
+        let num_globals = exposed.as_ref().map_or(0, |exposed| exposed.num_globals);
+        let module = exposed.as_ref().map_or(bytes, |exposed| exposed.module.as_slice());
+        let module = Module::new(&engine, module).map_err(WasmError::Module)?;
+        check_exports(&module)?;
+        let linker = wasi::linker(&engine, &module)?;
+        let mut own = Self { linker, module, bounds, preparation: line(preparation), snapshot: None };
+        let failed = |broken| WasmError::Start { message: own.bounds.reason(broken) };
+        let mut booted = own.boot().map_err(failed)?;
+        let answer: Value = serde_json::from_slice(&booted.take_output()).unwrap_or_default();
+        if let Some(message) = answer["failed"].as_str() {
+            let path = preparation["path"].as_str().unwrap_or_default().to_owned();
+            return Err(WasmError::Load { path, message: message.to_owned() });
+        }
+        if answer.get("resume").is_none() {
+            let message = booted.errors();
+            return Err(WasmError::Start { message: format!("it runs no Python: {message}") });
+        }
+        let snapshot = Snapshot::of(&booted, &answer["resume"], num_globals);
+        own.snapshot = snapshot.filter(|_| exposed.is_some()).map(Arc::new);
+        if own.snapshot.is_some() && own.ping().is_err() {
+            own.snapshot = None;
+            own.ping().map_err(|message| WasmError::Start { message })?;
+        }
+        if own.snapshot.is_none() && is_copied {
+            tracing::warn!(
+                "the interpreter's memory cannot be copied: every sample boots it anew, which is slower"
+            );
+        }
+        Ok(own)
+    }
+
+    /// A process that got its message, and runs until it waits for more or ends. With `stdin` that is its
+    /// standard input, to its end.
+    pub(super) fn start(&self, message: &Value, stdin: Option<&str>) -> Result<(Process, State), Broken> {
+        self.start_within(&self.bounds, message, stdin)
+    }
+
+    fn start_within(
+        &self,
+        bounds: &Bounds,
+        message: &Value,
+        stdin: Option<&str>,
+    ) -> Result<(Process, State), Broken> {
+        let message = line(message);
+        let mut process = match &self.snapshot {
+            Some(snapshot) => self.restored(snapshot)?,
+            None => self.waiting()?,
+        };
+        let mut input = message.clone();
+        input.extend(stdin.unwrap_or_default().as_bytes());
+        process.begin(&input, bounds)?;
+        process.push(message);
+        if let Some(stdin) = stdin {
+            process.push(stdin);
+            process.close();
+        }
+        let state = match &self.snapshot {
+            Some(snapshot) => snapshot.resume(&mut process)?,
+            None => process.proceed()?,
+        };
+        Ok((process, state))
+    }
+
+    pub(super) fn bounds(&self) -> &Bounds {
+        &self.bounds
+    }
+
+    /// The same interpreter with other bounds.
+    #[cfg(test)]
+    pub(super) fn with_bounds(&self, fuel: u64, timeout: Duration) -> Self {
+        Self { bounds: Bounds { fuel, timeout, ..self.bounds }, ..self.clone() }
+    }
+
+    /// Whether processes begin as copies.
+    #[cfg(test)]
+    pub(super) fn is_copied(&self) -> bool {
+        self.snapshot.is_some()
+    }
+
+    /// Whether a process comes to its message.
+    fn ping(&self) -> Result<(), String> {
+        let bounds = Bounds { timeout: BOOT_TIMEOUT, ..self.bounds };
+        let state = self.start_within(&bounds, &json!({"run": "ping"}), None).map(|(_, state)| state);
+        match state.map_err(|broken| self.bounds.reason(broken))? {
+            State::Exited(0) => Ok(()),
+            other => Err(format!("expected it to end, got {other:?}")),
+        }
+    }
+
+    fn store(&self, bounds: &Bounds) -> Store<Host> {
+        let arguments = ["python", "-I", "-S", "-B", "-c", DRIVER].map(str::to_owned).to_vec();
+        let host = Host::new(self.bounds.limits(), arguments, bounds.fuel);
+        let mut store = Store::new(self.linker.engine(), host);
+        store.limiter(|host| &mut host.limits);
+        store
+    }
+
+    /// A process at the point where its memory is copied, or at its end where it does not get there.
+    fn boot(&self) -> Result<Process, Broken> {
+        let bounds = Bounds { fuel: BOOT_FUEL, timeout: BOOT_TIMEOUT, ..self.bounds };
+        let mut store = self.store(&bounds);
+        store.set_fuel(BOOT_FUEL)?;
+        let instance = self.linker.instantiate_and_start(&mut store, &self.module)?;
+        let mut process = Process::new(store, instance, &bounds)?;
+        let start = instance.get_func(&process.store, "_start");
+        let start = start.ok_or_else(|| Broken::Wrong("the module exports no _start".into()))?;
+        if process.call(start, &[])? == State::Waits {
+            process.stop_at_clock_after(&self.preparation)?;
+        }
+        Ok(process)
+    }
+
+    /// A process that waits for its message.
+    fn waiting(&self) -> Result<Process, Broken> {
+        let mut process = self.boot()?;
+        process.take_output();
+        match process.proceed()? {
+            State::Waits => Ok(process),
+            other => Err(Broken::Wrong(format!("the interpreter does not ask for a sample: {other:?}"))),
+        }
+    }
+
+    /// A fresh instance with the memory of the copy.
+    fn restored(&self, snapshot: &Snapshot) -> Result<Process, Broken> {
+        let mut store = self.store(&self.bounds);
+        store.set_fuel(BOOT_FUEL)?;
+        let instance = self.linker.instantiate_and_start(&mut store, &self.module)?;
+        let mut process = Process::new(store, instance, &self.bounds)?;
+        snapshot.restore(&mut process)?;
+        Ok(process)
+    }
+}
+
+impl Process {
+    /// Gives the first message and goes on to the look at the clock that follows its answer.
+    fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), Broken> {
+        self.push(preparation);
+        self.store.data_mut().stops_at_clock = true;
+        let mut state = self.proceed()?;
+        // Modules that are loaded may look at the clock, too.
+        while state == State::AtClock && self.store.data().stdout.is_empty() {
+            self.store.data_mut().stops_at_clock = true;
+            state = self.proceed()?;
+        }
+        self.store.data_mut().stops_at_clock = false;
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The state of a process that stopped at the clock. `resume` holds the ids of a C function of CPython
+    /// without parameters, and of its module.
+    fn of(process: &Process, resume: &Value, num_globals: usize) -> Option<Self> {
+        // `PyCFunctionObject.m_ml`, behind the object's head; `PyMethodDef.ml_meth` and `ml_flags` in that.
+        const M_ML: usize = 8;
+        const ML_METH: usize = 4;
+        const ML_FLAGS: usize = 8;
+        const METH_NOARGS: u32 = 4;
+        let Process { store, memory, instance, .. } = process;
+        let data = memory.data(store);
+        let word = |at: usize| {
+            data.get(at..).and_then(|rest| rest.first_chunk()).map(|word| u32::from_le_bytes(*word))
+        };
+        let method = word(resume[0].as_u64()? as usize + M_ML)? as usize;
+        let function = u64::from(word(method + ML_METH)?);
+        if word(method + ML_FLAGS)? != METH_NOARGS {
+            return None;
+        }
+        let table = instance.get_table(store, exports::TABLE)?;
+        let Some(Ref::Func(found)) = table.get(store, function) else { return None };
+        found.val()?.typed::<(i32, i32), i32>(store).ok()?;
+        let globals: Option<Vec<Val>> = (0..num_globals)
+            .map(|idx| Some(instance.get_global(store, &exports::global(idx))?.get(store)))
+            .collect();
+        let pages = data.chunks(PAGE).enumerate().filter(|(_, page)| **page != [0; PAGE]);
+        Some(Self {
+            num_pages: data.len() / PAGE,
+            pages: pages.map(|(idx, page)| (idx, page.into())).collect(),
+            globals: globals?,
+            clock_ns: store.data().clock_ns(),
+            function,
+            receiver: resume[1].as_u64()? as u32 as i32,
+        })
+    }
+
+    /// Gives a fresh instance this state.
+    fn restore(&self, process: &mut Process) -> Result<(), Broken> {
+        let wrong =
+            |what: &dyn std::fmt::Display| Broken::Wrong(format!("copy the interpreter's memory: {what}"));
+        let Process { store, memory, instance, .. } = process;
+        let num_pages = memory.data(&*store).len() / PAGE;
+        let more = self.num_pages.saturating_sub(num_pages);
+        memory.grow(&mut *store, more as u64).map_err(|error| wrong(&error))?;
+        let data = memory.data_mut(&mut *store);
+        // What the module begins with lies where the copy may have nothing.
+        data[..num_pages * PAGE].fill(0);
+        for (idx, page) in &self.pages {
+            data[idx * PAGE..][..page.len()].copy_from_slice(page);
+        }
+        for (idx, value) in self.globals.iter().enumerate() {
+            let global =
+                instance.get_global(&*store, &exports::global(idx)).ok_or_else(|| wrong(&"no global"))?;
+            global.set(&mut *store, value.clone()).map_err(|error| wrong(&error))?;
+        }
+        store.data_mut().set_clock_ns(self.clock_ns);
+        Ok(())
+    }
+
+    /// Calls the function that goes on.
+    fn resume(&self, process: &mut Process) -> Result<State, Broken> {
+        let table = process.instance.get_table(&process.store, exports::TABLE);
+        let function = match table.and_then(|table| table.get(&process.store, self.function)) {
+            Some(Ref::Func(function)) => function.val().copied(),
+            _ => None,
+        };
+        let function = function.ok_or_else(|| Broken::Wrong("the table lost a function".into()))?;
+        process.call(function, &[Val::I32(self.receiver), Val::I32(0)])
+    }
+}
+
+fn check_exports(module: &Module) -> Result<(), WasmError> {
+    let start = module.get_export("_start");
+    let has_start = start.as_ref().and_then(ExternType::func);
+    if !has_start.is_some_and(|start| start.params().is_empty() && start.results().is_empty()) {
+        return Err(WasmError::Export { expected: "function `_start`: () -> (): it is no program of WASI" });
+    }
+    match module.get_export("memory").is_some_and(|export| export.memory().is_some()) {
+        true => Ok(()),
+        false => Err(WasmError::Export { expected: "memory `memory`" }),
+    }
+}
+
+/// A message as driver.py reads it.
+pub(super) fn line(message: &Value) -> Vec<u8> {
+    format!("{message}\n").into_bytes()
+}

@@ -1,0 +1,137 @@
+//! A running interpreter: it goes on until it waits for input, ends, or is stopped.
+
+use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Val};
+
+use super::super::budget::{Bounds, Broken, Budget};
+use super::wasi::{Host, Stop};
+
+/// An instance of the module with what it has of the world.
+pub(in super::super) struct Process {
+    pub(super) store: Store<Host>,
+    pub(super) memory: Memory,
+    pub(super) instance: wasmi::Instance,
+    budget: Budget,
+    /// What a call that was stopped returns.
+    results: Vec<Val>,
+    suspended: Option<ResumableCallHostTrap>,
+}
+
+/// Where a process stands that is not broken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in super::super) enum State {
+    /// It reads from its standard input.
+    Waits,
+    /// It looked at the clock where that stops it.
+    AtClock,
+    /// It ended.
+    Exited(i32),
+}
+
+impl Process {
+    pub(super) fn new(
+        mut store: Store<Host>,
+        instance: wasmi::Instance,
+        bounds: &Bounds,
+    ) -> Result<Self, Broken> {
+        let memory = instance.get_memory(&store, "memory");
+        let memory = memory.ok_or_else(|| Broken::Wrong("the module exports no memory".into()))?;
+        let budget = Budget::begin(bounds, &mut store)?;
+        Ok(Self { store, memory, instance, budget, results: Vec::new(), suspended: None })
+    }
+
+    /// Calls a function of the module.
+    pub(super) fn call(&mut self, function: Func, parameters: &[Val]) -> Result<State, Broken> {
+        let num_results = function.ty(&self.store).results().len();
+        self.results = vec![Val::I32(0); num_results];
+        let called = function.call_resumable(&mut self.store, parameters, &mut self.results);
+        self.advance(called)
+    }
+
+    /// Its samples begin: bounds count from here, and random bytes follow from `input`.
+    pub(super) fn begin(&mut self, input: &[u8], bounds: &Bounds) -> Result<(), Broken> {
+        self.store.data_mut().begin(input, bounds.fuel);
+        self.budget = Budget::begin(bounds, &mut self.store)?;
+        Ok(())
+    }
+
+    pub(in super::super) fn push(&mut self, chunk: impl Into<Vec<u8>>) {
+        self.store.data_mut().push_input(chunk.into());
+    }
+
+    pub(super) fn close(&mut self) {
+        self.store.data_mut().close_input();
+    }
+
+    /// Lets it go on where it was stopped.
+    pub(in super::super) fn proceed(&mut self) -> Result<State, Broken> {
+        let Some(suspended) = self.suspended.take() else {
+            return Err(Broken::Wrong("it has ended".into()));
+        };
+        let errno = match suspended.host_error().downcast_ref::<Stop>() {
+            Some(Stop::Waits) => {
+                let (memory, host) = self.memory.data_and_store_mut(&mut self.store);
+                match host.finish_read(memory) {
+                    Ok(errno) => errno,
+                    Err(Stop::Waits) => {
+                        self.suspended = Some(suspended);
+                        return Ok(State::Waits);
+                    }
+                    Err(stop) => return Err(stopped(stop)),
+                }
+            }
+            _ => 0,
+        };
+        let called = suspended.resume(&mut self.store, &[Val::I32(errno)], &mut self.results);
+        self.advance(called)
+    }
+
+    /// Whether it can go on.
+    pub(in super::super) fn is_suspended(&self) -> bool {
+        self.suspended.is_some()
+    }
+
+    /// What it wrote to its standard output since this was last asked.
+    pub(in super::super) fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.store.data_mut().stdout)
+    }
+
+    /// What it wrote to its standard error.
+    pub(in super::super) fn errors(&self) -> String {
+        String::from_utf8_lossy(&self.store.data().stderr).into_owned()
+    }
+
+    fn advance(&mut self, called: Result<ResumableCall, Error>) -> Result<State, Broken> {
+        let mut call = called?;
+        loop {
+            call = match call {
+                ResumableCall::Finished => {
+                    return Err(Broken::Wrong("the interpreter returned without an exit code".into()));
+                }
+                ResumableCall::OutOfFuel(out) => {
+                    self.budget.refuel(&mut self.store, out.required_fuel())?;
+                    out.resume(&mut self.store, &mut self.results)?
+                }
+                ResumableCall::HostTrap(trap) => match trap.host_error().downcast_ref::<Stop>() {
+                    Some(Stop::Waits) => {
+                        self.suspended = Some(trap);
+                        return Ok(State::Waits);
+                    }
+                    Some(Stop::Clock) => {
+                        self.suspended = Some(trap);
+                        return Ok(State::AtClock);
+                    }
+                    Some(Stop::Exit(code)) => return Ok(State::Exited(*code)),
+                    Some(stop) => return Err(stopped(*stop)),
+                    None => return Err(Broken::Wrong(trap.host_error().to_string())),
+                },
+            };
+        }
+    }
+}
+
+fn stopped(stop: Stop) -> Broken {
+    match stop {
+        Stop::Work => Broken::Fuel,
+        other => Broken::Wrong(other.to_string()),
+    }
+}

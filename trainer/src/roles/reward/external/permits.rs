@@ -1,0 +1,28 @@
+//! Calls of interpreters beside the event loop, as many at the same time as there are processors.
+
+use std::sync::Arc;
+
+use rlt_core::reward::Verdict;
+use tokio::sync::Semaphore;
+
+/// The processors that calls of one function share.
+pub(super) struct Permits(Arc<Semaphore>);
+
+impl Permits {
+    pub(super) fn of_processors() -> Self {
+        let num_processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self(Arc::new(Semaphore::new(num_processors)))
+    }
+
+    /// The verdict of a call that takes long, once a processor is free.
+    pub(super) async fn run(&self, call: impl FnOnce() -> Verdict + Send + 'static) -> Verdict {
+        let Ok(permit) = Arc::clone(&self.0).acquire_owned().await else {
+            return Verdict::infra("the queue of calls is closed");
+        };
+        let called = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            call()
+        });
+        called.await.unwrap_or_else(|error| Verdict::infra(format!("the interpreter failed: {error}")))
+    }
+}

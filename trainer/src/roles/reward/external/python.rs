@@ -1,0 +1,106 @@
+//! Reward functions that are written in Python and run in the sandbox, by an interpreter that the user gives.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rlt_api::spec::{PythonRewardSpec, WasmSpec};
+use rlt_core::reward::Verdict;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::ExternalSample;
+use super::batches::{Status, sample_json};
+use super::budget::{Bounds, Broken};
+use super::event_loop::EventLoop;
+use super::interpreter::{Interpreter, State};
+use super::module::{self, WasmError};
+use super::permits::Permits;
+
+/// Characters of what a program wrote that a message quotes.
+const QUOTED: usize = 500;
+
+/// A reward function in an interpreter, whose calls share the processors.
+pub(super) struct PythonFunction {
+    interpreter: Arc<Interpreter>,
+    permits: Permits,
+}
+
+/// What a reward function said of a sample.
+#[derive(Deserialize)]
+struct Said {
+    #[serde(default)]
+    status: Status,
+    value: Option<f64>,
+    message: Option<String>,
+}
+
+impl PythonFunction {
+    pub(super) fn new(
+        python: &PythonRewardSpec,
+        wasm: &WasmSpec,
+        event_loop: &EventLoop,
+    ) -> Result<Self, WasmError> {
+        let failed = |source| WasmError::Source { path: PathBuf::from(&python.path), source };
+        let source = std::fs::read_to_string(&python.path).map_err(failed)?;
+        let interpreter = load(&module::load(wasm, event_loop)?, wasm, python, &source)?;
+        Ok(Self { interpreter: Arc::new(interpreter), permits: Permits::of_processors() })
+    }
+
+    pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
+        let (interpreter, sample) = (Arc::clone(&self.interpreter), sample_json(sample));
+        self.permits.run(move || judge(&interpreter, sample)).await
+    }
+}
+
+/// The interpreter with the file of a reward function loaded.
+pub(super) fn load(
+    module: &[u8],
+    wasm: &WasmSpec,
+    python: &PythonRewardSpec,
+    source: &str,
+) -> Result<Interpreter, WasmError> {
+    let PythonRewardSpec { path, function } = python;
+    let preparation = json!({"imports": [], "path": path, "source": source, "function": function});
+    Interpreter::new(module, Bounds::of(wasm), &preparation)
+}
+
+/// What the function says of a sample, given with the fields of the protocol of `Server`.
+pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
+    sample["run"] = json!("reward");
+    // verl's name of it.
+    sample["solution_str"] = sample["completion"].clone();
+    match said(interpreter, &sample) {
+        Ok(verdict) => verdict,
+        Err(broken) => interpreter.bounds().verdict(broken),
+    }
+}
+
+fn said(interpreter: &Interpreter, sample: &Value) -> Result<Verdict, Broken> {
+    let (mut process, state) = interpreter.start(sample, Some(""))?;
+    let output = process.take_output();
+    let said: Option<Said> = serde_json::from_slice(&output).ok();
+    Ok(match (state, said) {
+        (State::Exited(0), Some(said)) => said.verdict(),
+        (State::Exited(code), _) => {
+            let errors = process.errors();
+            let skipped = errors.chars().count().saturating_sub(QUOTED);
+            let end: String = errors.chars().skip(skipped).collect();
+            Verdict::infra(format!("the function ended the interpreter with exit code {code}: {end}"))
+        }
+        (State::Waits | State::AtClock, _) => Verdict::infra("the function waits for input"),
+    })
+}
+
+impl Said {
+    fn verdict(self) -> Verdict {
+        let Self { status, value, message } = self;
+        let words = |else_: &str| message.clone().unwrap_or_else(|| else_.to_owned());
+        match (status, value) {
+            (Status::Ok, Some(value)) => Verdict { message, ..Verdict::ok(value) },
+            (Status::Ok, None) => Verdict::infra(words("the function returned no value")),
+            (Status::Wrong, value) => Verdict::wrong(value.unwrap_or(0.0), words("the function says so")),
+            (Status::Timeout, _) => Verdict::timeout(words("the function says that time ran out")),
+            (Status::Infra, _) => Verdict::infra(words("the function cannot judge")),
+        }
+    }
+}

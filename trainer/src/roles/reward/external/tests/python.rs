@@ -1,0 +1,175 @@
+//! Python in the sandbox: functions that judge, and code that is tested. What code does to its interpreter
+//! never passes for success, and the same code ends the same way every time.
+
+use std::sync::LazyLock;
+
+use rlt_api::spec::{PythonRewardSpec, WasmSpec};
+use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout, Wrong};
+use serde_json::json;
+
+use super::super::budget::Bounds;
+use super::super::interpreter::Interpreter;
+use super::super::module::WasmError;
+use super::super::python::{judge as judge_by, load};
+use super::*;
+
+/// Of one call.
+const FUEL: u64 = 200_000_000;
+
+/// The interpreter's module; `None` where it cannot be fetched.
+pub(super) static MODULE: LazyLock<Option<Vec<u8>>> =
+    LazyLock::new(|| Some(std::fs::read(rlt_tests::python_module()?).unwrap()));
+
+pub(super) fn wasm() -> WasmSpec {
+    serde_json::from_value(json!({"path": "unused", "fuel": FUEL, "memoryMib": 64, "timeoutSeconds": 300.0}))
+        .unwrap()
+}
+
+fn python() -> PythonRewardSpec {
+    serde_json::from_value(json!({"path": "reward.py", "function": FUNCTION})).unwrap()
+}
+
+const FUNCTION: &str = "compute_score";
+
+/// The interpreter that judges by [`SOURCE`]: to boot it takes seconds.
+static COPIED: LazyLock<Option<Interpreter>> =
+    LazyLock::new(|| Some(load(MODULE.as_ref()?, &wasm(), &python(), SOURCE).unwrap()));
+
+/// A function as verl has them that does as the completion says, beside one that takes everything.
+const SOURCE: &str = r#"
+import os, random, re, time
+
+numbers = re.compile(r"-?\d+")
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    completion = solution_str
+    print("seen by", data_source)
+    if completion.startswith("random"):
+        message = f"{hash(completion)} {time.time()} {os.urandom(4)} {id(completion)}"
+        return {"value": random.random(), "message": message}
+    if completion == "raise":
+        raise KeyError("no level")
+    if completion == "loop":
+        while True:
+            pass
+    if completion == "exit":
+        raise SystemExit(0)
+    if completion == "memory":
+        [bytearray(1 << 20) for _ in range(4096)]
+    if completion == "deep":
+        def deep(n):
+            return [[deep(n + 1)]]
+        deep(0)
+    if completion == "wait":
+        return len(input()) / 0
+    special = {
+        "none": None, "nan": float("nan"), "text": "a", "list": [1],
+        "wrong": {"status": "wrong", "value": -1, "message": "no"}, "late": {"status": "timeout"},
+        "ok": {"value": 0.5, "message": "half"}, "odd": {"status": "great", "value": 1},
+    }
+    if completion in special:
+        return special[completion]
+    return float(numbers.findall(completion)[-1] == str(ground_truth)) * extra_info["level"]
+
+def all_of(**sample):
+    return len(sample["completion"]) + len(sample["prompt"]) + sample["num_tokens"]
+"#;
+
+fn sample(completion: &str) -> Value {
+    json!({
+        "id": "0.0", "prompt": "question", "completion": completion, "num_tokens": 3, "data_source": "a",
+        "ground_truth": "42", "extra_info": {"level": 3},
+    })
+}
+
+#[test]
+fn a_function_in_python_judges_and_what_breaks_it_is_no_verdict() {
+    let (Some(module), Some(interpreter)) = (&*MODULE, &*COPIED) else { return };
+    assert!(interpreter.is_copied());
+    for (completion, status, value, words) in [
+        ("so 41 or 42", Fine, 3.0, ""),
+        ("43", Fine, 0.0, ""),
+        ("ok", Fine, 0.5, "half"),
+        ("wrong", Wrong, -1.0, "no"),
+        ("late", Timeout, 0.0, "says that time ran out"),
+        ("raise", Infra, 0.0, "KeyError: 'no level'"),
+        ("none", Infra, 0.0, "returned no value"),
+        ("nan", Infra, 0.0, "ValueError"),
+        ("text", Infra, 0.0, "ValueError"),
+        ("list", Infra, 0.0, "TypeError"),
+        ("odd", Infra, 0.0, "exit code 0"),
+        ("exit", Infra, 0.0, "SystemExit"),
+        ("wait", Infra, 0.0, "EOFError"),
+        ("memory", Infra, 0.0, "MemoryError"),
+        ("deep", Infra, 0.0, "RecursionError"),
+        ("loop", Timeout, 0.0, "used up its fuel of 200000000"),
+    ] {
+        let verdict = judge_by(interpreter, sample(completion));
+        assert_eq!((verdict.status, verdict.value), (status, value), "{completion}: {verdict:?}");
+        assert!(verdict.message.clone().unwrap_or_default().contains(words), "{completion}: {verdict:?}");
+        assert_eq!(judge_by(interpreter, sample(completion)), verdict, "the same every time");
+    }
+    let by = |function: &str| {
+        let python = PythonRewardSpec { function: function.into(), ..python() };
+        load(module, &wasm(), &python, SOURCE)
+    };
+    assert_eq!(judge_by(&by("all_of").unwrap(), sample("abc")).value, 3.0 + 8.0 + 3.0);
+    let missing = by("none").err().unwrap();
+    assert!(
+        matches!(&missing, WasmError::Load { message, .. } if message.contains("no attribute 'none'")),
+        "{missing}"
+    );
+}
+
+#[test]
+fn a_copy_of_an_interpreter_says_what_one_says_that_was_started_for_the_sample() {
+    let (Some(module), Some(copied)) = (&*MODULE, &*COPIED) else { return };
+    let preparation = json!({"imports": [], "path": "reward.py", "source": SOURCE, "function": FUNCTION});
+    let started = Interpreter::with_snapshots(module, Bounds::of(&wasm()), &preparation, false).unwrap();
+    assert!(copied.is_copied() && !started.is_copied());
+    let said = |interpreter: &Interpreter, completion: &str| {
+        let verdict = judge_by(interpreter, sample(completion));
+        assert_eq!(verdict.status, Fine, "{verdict:?}");
+        (verdict.value, verdict.message.unwrap().split(" b'").next().unwrap().to_owned())
+    };
+    let first = said(copied, "random a");
+    assert_eq!(first.0, said(&started, "random a").0, "random numbers");
+    assert_eq!(first, said(copied, "random a"), "nothing is left of the sample before");
+    assert_ne!(
+        first.1.split(' ').next(),
+        said(copied, "random b").1.split(' ').next(),
+        "hashes of different texts"
+    );
+}
+
+#[test]
+fn an_interpreter_is_refused_where_it_cannot_run() {
+    let bounds = Bounds::of(&wasm());
+    let made =
+        |text: &str| Interpreter::new(&wat::parse_str(text).unwrap(), bounds, &json!({"imports": []})).err();
+    let memory = "(memory (export \"memory\") 1)";
+    let import = |from: &str, name: &str, ty: &str| format!("(import \"{from}\" \"{name}\" (func $f {ty}))");
+    let start = |body: &str| format!("(func (export \"_start\") {body})");
+    for (text, words) in [
+        (format!("(module {memory})"), "exports no function `_start`"),
+        (format!("(module {})", start("")), "exports no memory `memory`"),
+        (format!("(module {} {memory} {})", import("env", "f", ""), start("")), "imports \"env\" \"f\""),
+        (format!("(module {memory} {})", start("")), "returned without an exit code"),
+        (format!("(module {memory} {})", start("(unreachable)")), "trapped"),
+        (
+            format!(
+                "(module {} {memory} {})",
+                import("wasi_snapshot_preview1", "proc_exit", "(param i32)"),
+                start("(call $f (i32.const 3))")
+            ),
+            "it runs no Python",
+        ),
+    ] {
+        let error = made(&text).unwrap_or_else(|| panic!("{text}"));
+        assert!(error.to_string().contains(words), "{text}: {error}");
+    }
+    let Some(module) = &*MODULE else { return };
+    let small: WasmSpec = serde_json::from_value(json!({"path": "unused", "memoryMib": 8})).unwrap();
+    let error = load(module, &small, &python(), SOURCE).err().unwrap();
+    assert!(matches!(error, WasmError::Start { .. }), "{error}");
+}

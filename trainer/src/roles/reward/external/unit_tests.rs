@@ -1,0 +1,190 @@
+//! Unit tests of a completion's code, run in the sandbox by an interpreter that the user gives.
+//!
+//! What decides whether a test passes is never in the reach of the code under test. A program's output is
+//! compared outside of the sandbox with what it is not told. An assertion runs in an interpreter of its own,
+//! which never runs the code: that runs in a second one, and both exchange calls and their values as
+//! messages.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlt_api::spec::{CodeRewardSpec, WasmSpec};
+use rlt_core::reward::Verdict;
+use rlt_core::reward::code::{Program, is_expected};
+use serde_json::{Value, json};
+
+use super::ExternalSample;
+use super::budget::{Bounds, Broken};
+use super::code::{Outcome, Tally, programs_of, quoted};
+use super::event_loop::EventLoop;
+use super::interpreter::{Interpreter, Process, State};
+use super::module::{self, WasmError};
+use super::permits::Permits;
+
+/// Modules that the code of completions uses most, loaded once.
+const IMPORTS: [&str; 16] = [
+    "bisect",
+    "collections",
+    "copy",
+    "datetime",
+    "functools",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "time",
+    "traceback",
+    "typing",
+];
+
+/// Characters of what a program wrote that a message quotes.
+const QUOTED: usize = 300;
+
+/// Tests in an interpreter, whose runs share the processors.
+pub(super) struct SandboxedTests {
+    runner: Arc<Runner>,
+    permits: Permits,
+}
+
+/// An interpreter and how programs run in it.
+pub(super) struct Runner {
+    pub(super) interpreter: Interpreter,
+    pub(super) options: CodeRewardSpec,
+}
+
+impl SandboxedTests {
+    pub(super) fn new(
+        options: CodeRewardSpec,
+        wasm: &WasmSpec,
+        event_loop: &EventLoop,
+    ) -> Result<Self, WasmError> {
+        let runner = Runner::new(&module::load(wasm, event_loop)?, options, wasm)?;
+        Ok(Self { runner: Arc::new(runner), permits: Permits::of_processors() })
+    }
+
+    pub(super) async fn judge(&self, sample: &ExternalSample) -> Verdict {
+        let programs = match programs_of(sample, &self.runner.options) {
+            Ok(programs) => programs,
+            Err(verdict) => return verdict,
+        };
+        let runner = Arc::clone(&self.runner);
+        self.permits.run(move || runner.verdict(&programs)).await
+    }
+}
+
+/// The test could not be run to its end in the time: no verdict.
+struct Late;
+
+impl Runner {
+    pub(super) fn new(module: &[u8], options: CodeRewardSpec, wasm: &WasmSpec) -> Result<Self, WasmError> {
+        let mut bounds = Bounds::of(wasm);
+        bounds.timeout = bounds.timeout.min(Duration::from_secs(options.run_seconds.into()));
+        bounds.max_memory_bytes = bounds.max_memory_bytes.min((options.memory_mib as usize) << 20);
+        let interpreter = Interpreter::new(module, bounds, &json!({"imports": IMPORTS}))?;
+        Ok(Self { interpreter, options })
+    }
+
+    /// What the programs that test a completion come to.
+    pub(super) fn verdict(&self, programs: &[Program]) -> Verdict {
+        let mut tally = Tally::of(programs, self.options.scoring);
+        for program in programs {
+            let outcome = match &program.assertion {
+                None => self.run(program),
+                Some(assertion) => self.assert(&program.code, assertion),
+            };
+            match outcome.map(|outcome| tally.add(outcome)) {
+                Ok(None) => {}
+                Ok(Some(verdict)) => return verdict,
+                Err(Late) => return Verdict::timeout(self.interpreter.bounds().reason(Broken::Time)),
+            }
+        }
+        tally.verdict()
+    }
+
+    /// A program that reads and writes.
+    fn run(&self, program: &Program) -> Result<Outcome, Late> {
+        let message = json!({"run": "program", "code": program.code});
+        let (mut process, state) = match self.interpreter.start(&message, Some(&program.stdin)) {
+            Ok(started) => started,
+            Err(broken) => return self.failed(broken),
+        };
+        let expected = program.expected.as_deref().unwrap_or_default();
+        let output = process.take_output();
+        let output = String::from_utf8_lossy(&output);
+        Ok(match state {
+            State::Exited(0) if is_expected(&output, expected) => Outcome::Passed,
+            State::Exited(0) => {
+                Outcome::Failed(format!("expected {}, got {}", quoted(expected), quoted(&output)))
+            }
+            State::Exited(code) => {
+                Outcome::Failed(format!("exit code {code}: {}", end_of(&process.errors())))
+            }
+            State::Waits | State::AtClock => Outcome::Failed("it does not end".into()),
+        })
+    }
+
+    /// An assertion in an interpreter of its own, beside the one with the code.
+    fn assert(&self, code: &str, assertion: &str) -> Result<Outcome, Late> {
+        match self.exchange(code, assertion) {
+            Ok(outcome) => Ok(outcome),
+            Err(broken) => self.failed(broken),
+        }
+    }
+
+    fn exchange(&self, code: &str, assertion: &str) -> Result<Outcome, Broken> {
+        let (mut code, _) = self.interpreter.start(&json!({"run": "code", "code": code}), None)?;
+        let (mut test, mut state) =
+            self.interpreter.start(&json!({"run": "test", "test": assertion}), None)?;
+        loop {
+            // What the code wrote is no more than its answer, whoever wrote it.
+            let answer = code.take_output();
+            if answer.is_empty() {
+                return Ok(Outcome::Failed("the code ends or waits where it should answer".into()));
+            }
+            test.push(answer);
+            if state == State::Waits {
+                state = test.proceed()?;
+            }
+            let question = test.take_output();
+            match state {
+                State::Exited(0) => return Ok(Outcome::Passed),
+                State::Waits if !question.is_empty() => code.push(question),
+                // The answer was not whole.
+                State::Waits => {}
+                State::Exited(_) | State::AtClock => return Ok(Outcome::Failed(fault(&question))),
+            }
+            answer_of(&mut code)?;
+        }
+    }
+
+    /// What breaks a bound that is the same everywhere fails its test: the code is what needs too much.
+    fn failed(&self, broken: Broken) -> Result<Outcome, Late> {
+        match broken {
+            Broken::Time => Err(Late),
+            other => Ok(Outcome::Failed(self.interpreter.bounds().reason(other))),
+        }
+    }
+}
+
+/// Lets the code answer, where it has not ended.
+fn answer_of(code: &mut Process) -> Result<(), Broken> {
+    if code.is_suspended() { code.proceed().map(drop) } else { Ok(()) }
+}
+
+/// Why a test says that it failed: the last line that it wrote.
+fn fault(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let said = text.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
+    let message = said.as_ref().and_then(|said| said[1].as_str()).unwrap_or("it ended");
+    end_of(message)
+}
+
+/// What went wrong is at the end of a trace.
+fn end_of(text: &str) -> String {
+    let text = text.trim_end();
+    text.chars().skip(text.chars().count().saturating_sub(QUOTED)).collect()
+}
