@@ -14,6 +14,7 @@ mod parallelism;
 mod parameters;
 mod pod;
 mod preference;
+mod quantization;
 mod reward_fields;
 mod reward_model;
 mod rewards;
@@ -76,6 +77,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
     let sections = [
         model::RULES,
         lora::RULES,
+        quantization::RULES,
         data::RULES,
         rewards::RULES,
         &*reward_fields::RULES,

@@ -11,10 +11,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
 use rlt_trainer::commands::gpu_check::workload::NoText;
-use rlt_trainer::model::{Decoder, LoadOptions};
+use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,7 +39,13 @@ fn main() -> anyhow::Result<()> {
     let config = ModelConfig::from_json(&serde_json::from_str(include_str!("rollout/model.json"))?)?;
     let loads: Vec<Load> = serde_json::from_str(include_str!("rollout/loads.json"))?;
     let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
-    let decoder = Decoder::from_config(&config, 0, &options)?;
+    // `--nf4` and `--int8` quantize the base as a job does.
+    let format = [("--nf4", QuantizationFormat::Nf4), ("--int8", QuantizationFormat::Int8)];
+    let format = format.into_iter().find(|(flag, _)| measure::has(flag)).map(|(_, format)| format);
+    let spec = format.map(|format| QuantizationSpec { format, ..QuantizationSpec::default() });
+    let precision = if kind == Kind::BFloat16 { Precision::Bf16 } else { Precision::Fp32 };
+    let weights = Weights::fresh(&config, 0).quantized(spec.as_ref(), precision)?;
+    let decoder = Decoder::from_weights(&weights, &options)?;
     let names: Vec<&str> = loads.iter().map(|load| load.name.as_str()).collect();
     measure::serve(&names, |name| {
         let load = loads.iter().find(|load| load.name == name);

@@ -12,6 +12,7 @@
 //! [tokens, heads, head_dim]. Never here: losses, optimizers, sampling.
 
 mod balance;
+mod base_weight;
 mod checkpoint;
 mod classifier;
 mod decoder;
@@ -30,12 +31,15 @@ mod norms;
 mod ops;
 mod packed;
 mod projection;
+mod quant_state;
+mod quantize;
 mod random;
 mod rope;
 mod routes;
 mod weights;
 
 pub use balance::{RouterLoad, RouterTap};
+pub(crate) use base_weight::BaseWeight;
 pub use classifier::Classifier;
 pub(crate) use decoder::NamedTensors;
 pub use decoder::{Decoder, LoadOptions};
@@ -60,3 +64,5 @@ pub use weights::Weights;
 mod frozen_tests;
 #[cfg(test)]
 mod load_tests;
+#[cfg(test)]
+mod quantized_tests;

@@ -13,6 +13,8 @@ mod fixture;
 mod life;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/quantized.rs"]
+mod quantized;
 #[path = "rollout/ranks.rs"]
 mod ranks;
 #[path = "rollout/routes.rs"]

@@ -189,7 +189,7 @@ impl MemoryPlan {
         batch: &BatchPlan,
         memory: Option<u64>,
     ) -> Self {
-        let model = &model.clone().with_head(spec.algorithm.head());
+        let model = &quantized_as(spec, model).with_head(spec.algorithm.head());
         let training = &spec.training;
         let width = training.precision.width();
         let rollout_width = rollout::width(spec);
@@ -363,6 +363,18 @@ fn largest_layer(model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
 }
 
+/// The model quantized as the job says; as it is where they disagree, which [`super::check_model`] reports.
+pub(in crate::plan) fn quantized_as(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
+    let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
+    quantized.unwrap_or_else(|_| model.clone())
+}
+
+/// The largest quantized weight while a product of the forward or backward pass reads it.
+fn dequantized(model: &ModelConfig, width: u64) -> MemoryTerm {
+    let largest = if model.quantization.is_some() { model.largest_matrix() } else { 0 };
+    term("dequantized weight", width * largest)
+}
+
 /// What stays for the whole run.
 fn resident(
     spec: &ResolvedSpec,
@@ -374,12 +386,14 @@ fn resident(
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
-    // 4 P / s, or below an adapter b P / s and the adapter's 4.
+    // 4 P / s, or below an adapter b P / s and the adapter's 4. Of what is quantized the very bytes.
+    let quantized = model.quantized();
+    let dense = num_parameters - quantized.numbers;
     let weights = match spec.model.lora {
         Some(_) if frozen_width(spec) != FP32 => {
-            frozen_width(spec) * shards.part_of(num_parameters) + FP32 * shards.part_of(adapter)
+            frozen_width(spec) * shards.part_of(dense) + FP32 * shards.part_of(adapter)
         }
-        _ => FP32 * shards.part_of(num_parameters + adapter),
+        _ => FP32 * shards.part_of(dense + adapter),
     };
     // Two moments of 4.
     let moments = 2 * FP32 * shards.part_of(trained.num_parameters);
@@ -387,6 +401,7 @@ fn resident(
         on_host("host base", HOST_BASE_BYTES),
         term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),
         kept(spec, "weights", offload.parameters, weights),
+        kept(spec, "quantized weights", offload.parameters, shards.part_of(quantized.bytes)),
         roles::reference_kept(spec, model, shards),
         kept(spec, "optimizer state", offload.optimizer, moments),
     ];
@@ -412,6 +427,7 @@ fn logprob(
         term("activations", tokens * activations.inference_bytes_per_token()),
         term("weight casts", activations.cast_bytes_of_one_layer()),
         activations.norm_temporaries(),
+        dequantized(activations.model, activations.width),
     ];
     let head = activations.head(predicted, 1, 1);
     larger(layers, head)
@@ -439,6 +455,7 @@ fn update(
         term("activation gradients", tokens * activations.gradient_bytes_per_token()),
         term("gradient temporaries", activations.gradient_temporaries()),
         activations.norm_temporaries(),
+        dequantized(activations.model, activations.width),
     ];
     let trains_head = u64::from(spec.model.lora.is_none());
     [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()

@@ -13,6 +13,7 @@ mod head;
 mod latent;
 mod norms;
 mod parse;
+mod quantization;
 mod rope;
 mod routing;
 mod shapes;
@@ -25,6 +26,7 @@ pub use experts::{ExpertNames, Experts, SharedBlock, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
 pub use norms::{BlockNorms, QkNorm};
+pub use quantization::{BLOCK_SIZES, Quantization, QuantizedPart, QuantizedSize, QuantizedTensor};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
 pub use routing::{ExpertGroups, RouterScores, Routing};
 pub use shapes::{
@@ -107,6 +109,8 @@ pub struct ModelConfig {
     /// Whether checkpoints may have layers behind the last one, which predict further tokens and are not
     /// loaded.
     pub has_prediction_layers: bool,
+    /// How linear layers are quantized; `None` where none is.
+    pub quantization: Option<Quantization>,
     /// What is computed from the hidden state of a token.
     pub head: OutputHead,
     /// Whether the head is the embedding itself.
@@ -122,7 +126,7 @@ pub struct ModelConfig {
 }
 
 /// Why a configuration was refused.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelConfigError {
     /// The document is not a JSON object.
     #[error("model configuration: expected a JSON object, got {got}")]

@@ -7,6 +7,7 @@ use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
 mod of_adapters;
+mod of_quantized_models;
 mod of_reward_models;
 mod of_roles;
 mod on_machines;

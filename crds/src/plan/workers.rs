@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::model_config::{Family, ModelConfig, QkNorm};
+use super::model_config::{Family, ModelConfig, ModelConfigError, QkNorm};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
@@ -90,6 +90,19 @@ pub enum Misfit {
         /// The model's family.
         family: Family,
     },
+    /// Quantized weights take part in less than others.
+    #[error("{field}: the model's linear layers have 4 or 8 bits: expected {expected}, got {got}")]
+    Quantized {
+        /// The field that asks for more.
+        field: &'static str,
+        /// What would do.
+        expected: &'static str,
+        /// What is there.
+        got: String,
+    },
+    /// The job and the model's files disagree on its quantization.
+    #[error("spec.model.quantization: {0}")]
+    Quantization(ModelConfigError),
     /// A loss of routers is asked for where there are none.
     #[error(
         "spec.training.routerAuxLossCoef: {family:?} has no experts whose router it could balance: expected 0, got \
@@ -134,6 +147,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
     check_device(spec.workers.device, model)?;
+    check_quantization(spec, model)?;
     let coefficient = spec.training.router_aux_loss_coef;
     if coefficient != 0.0 && model.experts.is_none() {
         return Err(Misfit::NoRouters { family: model.family, got: coefficient.to_string() });
@@ -164,10 +178,37 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
 /// # Errors
 /// [`Misfit::ExpertsOnGpu`].
 pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
-    match (device, &model.experts) {
-        (Device::Cuda, Some(_)) => Err(Misfit::ExpertsOnGpu { family: model.family }),
+    match (device, &model.experts, &model.quantization) {
+        (Device::Cuda, Some(_), _) => Err(Misfit::ExpertsOnGpu { family: model.family }),
+        (Device::Cuda, None, Some(_)) => Err(Misfit::Quantized {
+            field: "spec.workers.device",
+            expected: "Cpu, as there are no kernels for GPUs yet",
+            got: "Cuda".to_owned(),
+        }),
         _ => Ok(()),
     }
+}
+
+/// Checks what quantized weights, as the job or the model's files have them, take part in.
+fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
+    if quantized.map_err(Misfit::Quantization)?.quantization.is_none() {
+        return Ok(());
+    }
+    if spec.model.lora.is_none() {
+        let (field, expected) = ("spec.model.lora", "an adapter, as such weights are frozen");
+        return Err(Misfit::Quantized { field, expected, got: "none".to_owned() });
+    }
+    if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) {
+        let (field, expected) = ("spec.model.lora.dora", "false, as the rollout has no magnitudes beside codes");
+        return Err(Misfit::Quantized { field, expected, got: "true".to_owned() });
+    }
+    let tp = spec.workers.mesh.rollout_tp;
+    if tp > 1 {
+        let (field, expected) = ("spec.workers.mesh.rolloutTp", "1, as each rank samples alone");
+        return Err(Misfit::Quantized { field, expected, got: tp.to_string() });
+    }
+    Ok(())
 }
 
 /// What ranks that sample as one divide the width of: the feed-forward block, or the greatest common

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, TokenizerSpec};
+use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, QuantizationSpec, TokenizerSpec};
 
 /// The model, its source chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,6 +20,9 @@ pub struct ResolvedModel {
     /// The adapter; `None` to train all weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
+    /// How frozen weights are quantized; `None` as they are stored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<QuantizationSpec>,
 }
 
 /// Where the weights come from.
@@ -66,7 +69,13 @@ impl ResolvedModel {
             }
             Some(_) => return None,
         };
-        Some(Self { source, tokenizer, chat_template: spec.chat_template.clone(), lora: spec.lora.clone() })
+        Some(Self {
+            source,
+            tokenizer,
+            chat_template: spec.chat_template.clone(),
+            lora: spec.lora.clone(),
+            quantization: spec.quantization.clone(),
+        })
     }
 }
 

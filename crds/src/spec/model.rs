@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::LoraSpec;
+use super::{LoraSpec, QuantizationSpec};
 
 /// The model to train. Exactly one of `path`, `hub` and `architecture` says where its weights come from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,6 +29,10 @@ pub struct ModelSpec {
     /// Train low-rank adapters on frozen weights instead of all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
+    /// Keep the frozen weights below an adapter in 4 or 8 bits (QLoRA). A checkpoint that bitsandbytes has
+    /// quantized is read as it is, also without this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<QuantizationSpec>,
 }
 
 /// A model of the Hugging Face hub.

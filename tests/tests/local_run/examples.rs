@@ -46,7 +46,7 @@ fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
     let place = Place::new();
     let (before, taught) = run(&place, "sft");
     assert!(before < 0.05 && taught > 0.3, "{before} -> {taught}");
-    for name in ["lora-grpo", "sharded", "dapo", "ppo"] {
+    for name in ["lora-grpo", "qlora", "sharded", "dapo", "ppo"] {
         let (before, corrected) = run(&place, name);
         assert!(corrected > 1.5 * before, "{name}: {before} -> {corrected}");
     }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -84,6 +85,11 @@ impl WeightFiles {
                 file: file.to_string(),
             }),
         }
+    }
+
+    /// The folder, or the one file.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The shape of a tensor that is stored.
@@ -170,6 +176,25 @@ impl WeightFiles {
         }
         let (path, tensor) = (stored.path.clone(), name.to_owned());
         Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_shard.range.len() })
+    }
+
+    /// What is stored under a name: the file, the dtype and the number of bytes.
+    pub(crate) fn find(&self, name: &str) -> Option<(&Path, Dtype, usize)> {
+        self.tensors.get(name).map(|stored| {
+            let (start, end) = stored.info.data_offsets;
+            (stored.path.as_path(), stored.info.dtype, end - start)
+        })
+    }
+
+    /// Bytes of a tensor, as they are stored.
+    pub(crate) fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let stored = self.stored(name, &[])?;
+        let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
+        let file = File::open(&stored.path).map_err(read_error)?;
+        let start = stored.data_start + (stored.info.data_offsets.0 + range.start) as u64;
+        let mut bytes = vec![0; range.len()];
+        file.read_exact_at(&mut bytes, start).map_err(read_error)?;
+        Ok(bytes)
     }
 
     /// Whether two tensors of one shape that [`Self::check`] has seen hold the same numbers.

@@ -215,7 +215,7 @@ pub(super) fn layer_idx(name: &str) -> Option<usize> {
 impl DecoderLayer {
     fn push_parameters(&self, layer: &str, parameters: &mut Vec<(String, Tensor)>) {
         for projection in &self.projections {
-            parameters.push((format!("{}.weight", projection.name), projection.weight.shallow_clone()));
+            projection.weight.push_to(&projection.name, parameters);
             if let Some(bias) = &projection.bias {
                 parameters.push((format!("{}.bias", projection.name), bias.shallow_clone()));
             }

@@ -140,6 +140,29 @@ pub enum ModelError {
         /// How many values the tensor has.
         num_values: usize,
     },
+    /// A field of a quantized weight's state, or one of its tensors, is not what bitsandbytes writes.
+    #[error("reading {path}: tensor {tensor}: field `{field}`: {mismatch}", path = path.display())]
+    QuantState {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The field.
+        field: String,
+        /// What was expected, and what is there.
+        mismatch: String,
+    },
+    /// Quantized weights are frozen, and are computed with on CPUs.
+    #[error("loading a model whose linear layers have 4 or 8 bits: expected frozen weights on the CPU, got {} on {device:?}", if *trainable { "trained ones" } else { "frozen ones" })]
+    QuantizedUse {
+        /// Whether they were to be trained.
+        trainable: bool,
+        /// Where they were to be.
+        device: tch::Device,
+    },
+    /// The job asks for another quantization than the model has.
+    #[error("spec.model.quantization")]
+    Quantization(#[source] ModelConfigError),
     /// The tokenizer knows ids that the embedding has no row for.
     #[error(
         "pairing tokenizer and model: expected token ids below vocab_size {vocab_size}, got ids up to {max_token_id}"

@@ -1,7 +1,7 @@
 //! A decoder as a Hugging Face folder: what `transformers` loads, and what [`Decoder::load`] reads back.
 //! Tokenizer files are written by the tokenizer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -17,6 +17,7 @@ use super::decoder::{self, Decoder};
 use super::error::ModelError;
 use super::expert_lora::ExpertTensor;
 use super::experts::ExpertWeights;
+use super::load::outline;
 use super::projection::{Adapter, Projection};
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
@@ -67,7 +68,21 @@ impl Decoder {
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
         let experts = layer_idx.and_then(|layer_idx| self.layers[layer_idx].experts());
         let experts = experts.filter(|_| merge_lora);
+        // A quantized weight is written dequantized, and its other tensors are not.
+        let parts: HashSet<&str> = projections
+            .values()
+            .filter_map(|projection| projection.weight.as_quantized())
+            .flat_map(|weight| weight.names.iter().map(String::as_str))
+            .collect();
         let stored = |(name, tensor): (String, Tensor)| match shapes.get(&name) {
+            _ if parts.contains(name.as_str()) => {
+                let projection = projections.get(&name).map(|projection| {
+                    let whole = outline(&projection.weight.size(), (dtype, Device::Cpu));
+                    let merged = Some(Merged::Projection(projection, adapter));
+                    (name.clone(), StoredAs::new(whole, merged, dtype))
+                });
+                projection.into_iter().collect()
+            }
             Some(shape) if shape.stored.len() > 1 || shape.stored[0].name != name => {
                 tensors_of(shape, &tensor, dtype, experts)
             }

@@ -17,33 +17,37 @@ impl Decoder {
     /// in which the copy computes: each use would round them to that. What happens to this decoder afterwards
     /// does not reach the copy.
     pub fn frozen_copy(&self, compute: Kind) -> Self {
-        self.frozen_as(compute, |weight| weight.detach().to_dtype(compute, false, true))
+        self.frozen_as(compute, |weight| weight.detach().to_dtype(compute, false, true), copied)
     }
 
     /// The same weights for another end, without adapter and without a head of their own: in memory of their
     /// own, trained, and computed with in the dtype `compute`.
     pub fn trained_trunk(&self, compute: Kind) -> Self {
-        let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true));
+        let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
         trunk.computing_in(compute)
     }
 
     /// The shapes of [`Self::frozen_copy`], see [`Self::outline`].
     pub(crate) fn frozen_outline(&self, compute: Kind) -> Self {
-        self.frozen_as(compute, |weight| outline(&weight.size(), (compute, weight.device())))
+        self.frozen_as(compute, |weight| outline(&weight.size(), (compute, weight.device())), outlined)
     }
 
-    fn frozen_as(&self, compute: Kind, of: impl Fn(&Tensor) -> Tensor) -> Self {
+    fn frozen_as(
+        &self,
+        compute: Kind,
+        of: impl Fn(&Tensor) -> Tensor,
+        of_quantized: fn(&Tensor) -> Tensor,
+    ) -> Self {
         let options = LoadOptions { storage: compute, compute, trainable: false, ..self.options };
-        Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of) }
+        Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of, of_quantized) }
     }
 
     /// The shapes of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
     /// updated: those of an actor in shards are lately views in the dtype that computes.
     pub(crate) fn trunk_outline(&self, compute: Kind) -> Self {
         let kinds = |weight: &Tensor| (self.options.storage, weight.device());
-        let trunk =
-            self.without_head(|weight| outline(&weight.size(), kinds(weight)).set_requires_grad(true));
-        trunk.computing_in(compute)
+        let of = |weight: &Tensor| outline(&weight.size(), kinds(weight)).set_requires_grad(true);
+        self.without_head(of, outlined).computing_in(compute)
     }
 
     fn computing_in(self, compute: Kind) -> Self {
@@ -56,6 +60,7 @@ impl Decoder {
     pub fn shared_trunk(&self) -> Self {
         self.without_head(
             |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
+            Tensor::shallow_clone,
         )
     }
 
@@ -76,8 +81,9 @@ impl Decoder {
         }
     }
 
-    fn without_head(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
-        let layers = self.layers.iter().map(|layer| layer_of(layer, &of)).collect();
+    /// What is quantized keeps its dtypes, and is frozen.
+    fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
+        let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
@@ -113,7 +119,7 @@ impl Decoder {
         for layer in layers {
             weights.extend(layer.norms.iter_mut().map(|norm| &mut norm.weight));
             for projection in &mut layer.projections {
-                weights.push(&mut projection.weight);
+                weights.extend(projection.weight.tensors_mut());
                 weights.extend(&mut projection.bias);
             }
             weights.extend(layer.experts.iter_mut().flat_map(ExpertWeights::parameters_mut));
@@ -129,19 +135,32 @@ impl DecoderLayer {
     }
 }
 
-fn layer_of(layer: &DecoderLayer, of: &impl Fn(&Tensor) -> Tensor) -> DecoderLayer {
-    let projections = layer.projections.iter().map(|projection| projection_of(projection, of)).collect();
+fn layer_of(
+    layer: &DecoderLayer,
+    of: &impl Fn(&Tensor) -> Tensor,
+    of_quantized: fn(&Tensor) -> Tensor,
+) -> DecoderLayer {
+    let projections = layer.projections.iter();
+    let projections = projections.map(|projection| projection_of(projection, of, of_quantized)).collect();
     let experts = layer.experts.as_ref().map(|experts| experts.map(of));
     DecoderLayer { projections, experts, ..layer.without_projections(of) }
 }
 
-fn projection_of(projection: &Projection, of: &impl Fn(&Tensor) -> Tensor) -> Projection {
+fn projection_of(
+    projection: &Projection,
+    of: &impl Fn(&Tensor) -> Tensor,
+    of_quantized: fn(&Tensor) -> Tensor,
+) -> Projection {
     Projection {
         name: projection.name.clone(),
-        weight: of(&projection.weight),
+        weight: projection.weight.map(of, of_quantized),
         bias: projection.bias.as_ref().map(of),
         lora: None,
     }
+}
+
+fn outlined(tensor: &Tensor) -> Tensor {
+    outline(&tensor.size(), (tensor.kind(), tensor.device()))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {

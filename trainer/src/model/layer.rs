@@ -325,6 +325,16 @@ impl DecoderLayer {
         self.shape.shared_gate_idx.map(|idx| &self.projections[idx])
     }
 
+    /// Whether some of the linear layers have 4 or 8 bits.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.projections.iter().any(|projection| projection.weight.as_quantized().is_some())
+    }
+
+    /// Where q, k, v, o, gate, up and down lie among the linear layers.
+    pub(crate) fn products(&self) -> &[ProductRows] {
+        &self.shape.products
+    }
+
     /// The linear layers, in checkpoint order.
     pub fn projections(&self) -> &[Projection] {
         &self.projections

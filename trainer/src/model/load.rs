@@ -6,6 +6,7 @@ use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
 
+use super::base_weight::{BaseWeight, layout_of};
 use super::checkpoint::read_json;
 use super::decoder::{Decoder, LoadOptions};
 use super::error::ModelError;
@@ -38,8 +39,8 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
     pub fn from_weights(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(weights.config(), options, &|name, shape| {
-            let numbers = (stored_as(name, options), options.device);
+        build(weights.config(), options, &|name, shape, kind| {
+            let numbers = (kind, options.device);
             let tensor = Tensor::f_empty(shape, numbers).map_err(|source| ModelError::Torch {
                 tensor: name.to_owned(),
                 device: format!("{:?}", options.device),
@@ -56,7 +57,7 @@ impl Decoder {
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
     pub fn outline(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(config, options, &|name, shape| Ok(outline(shape, (stored_as(name, options), options.device))))
+        build(config, options, &|_, shape, kind| Ok(outline(shape, (kind, options.device))))
     }
 }
 
@@ -90,12 +91,21 @@ pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     config.with_generation_config(&read_json(&path)?).map_err(config_error(&path))
 }
 
-/// Gives the tensor of a name and shape on the model's device.
-type Place<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
+/// Gives the tensor of a name, shape and dtype on the model's device.
+type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
+
+/// The same of a weight that is not quantized.
+type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
-    let placed = |name: &str, shape: &[i64]| Ok(place(name, shape)?.set_requires_grad(options.trainable));
-    let layers = (0..config.num_layers).map(|layer_idx| build_layer(config, layer_idx, &placed));
+    if config.quantization.is_some() && (options.trainable || options.device != Device::Cpu) {
+        return Err(ModelError::QuantizedUse { trainable: options.trainable, device: options.device });
+    }
+    let placed = |name: &str, shape: &[i64]| {
+        Ok(place(name, shape, stored_as(name, options))?.set_requires_grad(options.trainable))
+    };
+    let layer = |layer_idx| build_layer(config, layer_idx, (options, place), &placed);
+    let layers = (0..config.num_layers).map(layer);
     let vocabulary = [config.vocab_size as i64, config.hidden_size as i64];
     Ok(Decoder {
         layers: layers.collect::<Result<_, _>>()?,
@@ -120,14 +130,25 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
 fn build_layer(
     config: &ModelConfig,
     layer_idx: usize,
-    placed: &Place<'_>,
+    (options, place): (&LoadOptions, &Place<'_>),
+    placed: &Placed<'_>,
 ) -> Result<DecoderLayer, ModelError> {
     let layer = format!("model.layers.{layer_idx}");
     let mut projections = Vec::new();
     for shape in config.projections(layer_idx) {
         let name = format!("{layer}.{}", shape.name);
         let [outputs, inputs] = [shape.out_features, shape.in_features].map(|width| width as i64);
-        let weight = placed(&format!("{name}.weight"), &[outputs, inputs])?;
+        let weight = match config.quantization_of(&name) {
+            None => BaseWeight::Dense(placed(&format!("{name}.weight"), &[outputs, inputs])?),
+            Some(quantization) => {
+                let layout = layout_of(quantization, options.storage);
+                let tensors = quantization.tensors(&name, [shape.out_features, shape.in_features]);
+                BaseWeight::quantized([outputs, inputs], layout, &tensors, |tensor, kind| {
+                    let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
+                    place(&tensor.name, &shape, kind)
+                })?
+            }
+        };
         let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
         projections.push(Projection { name, weight, bias, lora: None });
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use rlt_api::spec::DropoutPosition;
 use tch::{Kind, Tensor};
 
+use super::base_weight::BaseWeight;
 use super::lora::dora;
 use super::random::TensorRandom;
 
@@ -49,7 +50,7 @@ pub(crate) struct LoraPair {
 pub struct Projection {
     /// Full module name, for example `model.layers.0.self_attn.q_proj`.
     pub(crate) name: String,
-    pub(crate) weight: Tensor,
+    pub(crate) weight: BaseWeight,
     pub(crate) bias: Option<Tensor>,
     pub(crate) lora: Option<LoraPair>,
 }
@@ -57,7 +58,8 @@ pub struct Projection {
 /// What a projection multiplies with at rest, for engines that prepare weights their own way.
 #[derive(Debug)]
 pub struct ProjectionWeights {
-    /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor.
+    /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor, or its
+    /// dequantized numbers.
     pub weight: Tensor,
     /// [out_features] in the storage dtype.
     pub bias: Option<Tensor>,
@@ -87,17 +89,17 @@ impl Projection {
 
     /// `x W^T + bias`, the base alone.
     pub(super) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
-        let kind = x.kind();
-        x.linear(&self.weight.to_kind(kind), bias.map(|bias| bias.to_kind(kind)))
+        self.weight.linear(x, bias)
     }
 
     /// The weights with the adapter folded in: `W + scaling * B A`, by DoRA with rows of their magnitudes,
     /// summed in f32 and left so, for whoever takes them to round once. The base is not touched. Without an
-    /// adapter, or with it off, the base itself.
+    /// adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed in 16
+    /// or 32 bits.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight)),
-            _ => self.weight.detach(),
+            (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight.wide_numbers())),
+            _ => self.weight.numbers(),
         };
         ProjectionWeights { weight, bias: self.bias.as_ref().map(Tensor::detach) }
     }

@@ -7,6 +7,7 @@ use std::path::Path;
 use rlt_api::plan::model_config::{
     ModelConfig, OutputHead, ParameterShape, SCORE_BIAS, SCORE_WEIGHT, TensorShape, stored_ranges,
 };
+use rlt_api::spec::{Precision, QuantizationSpec};
 use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
 use tch::{Tensor, no_grad};
@@ -16,6 +17,8 @@ use super::decoder::layer_idx;
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
+use super::quant_state;
+use super::quantize::QuantizedParts;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
@@ -33,6 +36,7 @@ pub struct Weights {
     config: ModelConfig,
     /// What each parameter is stored as, by its name in memory.
     stored: BTreeMap<String, Vec<TensorShape>>,
+    quantized: QuantizedParts,
     source: Source,
 }
 
@@ -94,6 +98,22 @@ impl Weights {
         Self::new(self.config.with_head(head), source)
     }
 
+    /// The same quantized as a job says, from weights in `precision` unless files hold them quantized.
+    ///
+    /// # Errors
+    /// [`ModelError::Quantization`] where files hold them quantized otherwise, or the model has experts.
+    pub fn quantized(
+        self,
+        spec: Option<&QuantizationSpec>,
+        precision: Precision,
+    ) -> Result<Self, ModelError> {
+        let mut config = self.config.with_quantization(spec).map_err(ModelError::Quantization)?;
+        if let Some(quantization) = config.quantization.as_mut().filter(|own| !own.is_stored) {
+            quantization.stored = Some(precision);
+        }
+        Ok(Self::new(config, self.source))
+    }
+
     /// The same where `pad` is the token that fills, unless the configuration names one.
     #[must_use]
     pub fn with_pad(mut self, pad: Option<TokenId>) -> Self {
@@ -133,7 +153,8 @@ impl Weights {
         let parameters = config.parameters().into_iter();
         let stored =
             parameters.map(|parameter| (parameter.name.clone(), stored_as(parameter, files))).collect();
-        Self { config, stored, source }
+        let quantized = QuantizedParts::new(&config);
+        Self { config, stored, quantized, source }
     }
 
     /// What the weights mean.
@@ -143,7 +164,7 @@ impl Weights {
 
     /// Whether the model has a weight of this name.
     pub fn contains(&self, name: &str) -> bool {
-        self.stored.contains_key(name)
+        self.stored.contains_key(name) || self.quantized.get(name).is_some()
     }
 
     /// Writes what `tensor_shard` asks for over `values`, `[len]`, of any floating-point dtype and on any
@@ -153,6 +174,23 @@ impl Weights {
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
     /// finite.
     pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let Some(part) = self.quantized.get(tensor_shard.name) else {
+            return self.fill_dense(tensor_shard, values);
+        };
+        match (&self.source, &self.config.quantization) {
+            (Source::Files { files, .. }, Some(quantization)) if quantization.is_stored => {
+                let of = (part.module.as_str(), &part.tensor);
+                quant_state::fill(files, quantization, of, tensor_shard, values)
+            }
+            _ => {
+                let read = |whole: &TensorShard<'_>, weight: &Tensor| self.fill_dense(whole, weight);
+                self.quantized.fill(&self.config, part, (tensor_shard, values), read)
+            }
+        }
+    }
+
+    /// The same of a weight that is not quantized, or before it is.
+    fn fill_dense(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let stored = self.stored.get(tensor_shard.name).map(Vec::as_slice);
         match stored {
             Some(stored) if stored.len() > 1 || stored[0].name != tensor_shard.name => {
@@ -216,7 +254,12 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
         let shape = vec![config.vocab_size, config.hidden_size];
         expected.push(TensorShape { name: HEAD.to_owned(), shape });
     }
-    files.check(&expected, is_ignored(config))?;
+    let quantized = if config.quantization.is_some() { quant_state::modules(config) } else { Vec::new() };
+    let is_part = |name: &str| quantized.iter().any(|(module, _)| quant_state::is_part(module, name));
+    expected.retain(|tensor| !is_part(&tensor.name));
+    let is_ignored = is_ignored(config);
+    files.check(&expected, |name| is_ignored(name) || is_part(name))?;
+    quant_state::check(config, files)?;
     if tied && files.contains(HEAD) && !embedding_under_head {
         config.tie_word_embeddings = files.are_equal([HEAD, EMBEDDING])?;
         if !config.tie_word_embeddings {
@@ -242,7 +285,7 @@ fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<Tens
 
 /// What is stored and not read: what old versions of transformers stored though it follows from the
 /// configuration, and layers that predict further tokens.
-fn is_ignored(config: &ModelConfig) -> impl Fn(&str) -> bool {
+fn is_ignored(config: &ModelConfig) -> impl Fn(&str) -> bool + use<> {
     let num_layers = config.num_layers;
     let ignores_layers = config.has_prediction_layers;
     move |name| {

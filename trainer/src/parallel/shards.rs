@@ -72,13 +72,18 @@ impl UnitParameters {
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+            // Codes of quantized weights are gathered as they are.
+            let (codes, parameters): (NamedTensors, NamedTensors) =
+                parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
+            let kind_of_codes = codes.first().map_or(compute, |(_, tensor)| tensor.kind());
+            let codes = Flat::new(codes, ranks, kind_of_codes, place.as_deref_mut())?;
             let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
             let (matrices, vectors): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
             let exact = vectors.first().map_or(compute, |(_, vector)| vector.kind());
             let matrices = Flat::new(matrices, ranks, compute, place.as_deref_mut())?;
             let vectors = Flat::new(vectors, ranks, exact, place.as_deref_mut())?;
-            Ok(matrices.into_iter().chain(vectors).collect())
+            Ok(codes.into_iter().chain(matrices).chain(vectors).collect())
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })

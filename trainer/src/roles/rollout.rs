@@ -38,6 +38,7 @@ mod experts;
 mod kv_cache;
 mod latent;
 mod memory;
+mod product;
 mod role;
 mod routes;
 mod runner;

@@ -77,6 +77,7 @@ pub fn setup(
     check_model(&spec, weights.config())?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
+    let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
     check_device(spec.workers.device, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;

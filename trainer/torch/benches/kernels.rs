@@ -3,7 +3,9 @@
 //! packed tokens, and the chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`;
 //! OMP_NUM_THREADS sets the threads.
 
-use rlt_torch::{Activation, AdamWStep, MatmulPrecision, PackedLinear, Segments};
+use rlt_torch::{
+    Activation, AdamWStep, MatmulPrecision, PackedLinear, QuantFormat, QuantLayout, QuantizedMatrix, Segments,
+};
 use std::sync::LazyLock;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -222,6 +224,32 @@ fn linear() {
     }
 }
 
+/// Products of all layers, whose weights are more than caches hold, beside bfloat16's.
+fn quantized() {
+    let shapes = [[576, 576], [192, 576], [192, 576], [576, 576], [1536, 576], [1536, 576], [576, 1536]];
+    let layers = || (0..30).flat_map(|_| shapes).map(|shape| randn(&shape).to_kind(Kind::BFloat16));
+    for (format, nested) in [(QuantFormat::Nf4, false), (QuantFormat::Nf4, true), (QuantFormat::Int8, false)]
+    {
+        let layout = QuantLayout { format, block_size: 64, nested, stored: Kind::BFloat16 };
+        let quantize = |weight: Tensor| QuantizedMatrix::quantize(&weight, layout);
+        let Ok(weights) = layers().map(quantize).collect::<Result<Vec<_>, _>>() else { continue };
+        for rows in [1, 4, 16, 256] {
+            let pack = |weight: Tensor| PackedLinear::new(&weight, None, rows, None);
+            let Ok(packed) = layers().map(pack).collect::<Result<Vec<_>, _>>() else { continue };
+            let inputs = [576, 1536].map(|width| randn(&[rows, width]).to_kind(Kind::BFloat16));
+            let input = |width: i64| &inputs[usize::from(width == 1536)];
+            let widths: Vec<i64> = weights.iter().map(|weight| weight.size()[1]).collect();
+            let flops = 2.0 * (rows * 106_168_320) as f64;
+            let ours =
+                || weights.iter().for_each(|weight| drop(weight.product(input(weight.size()[1]), None)));
+            let composed =
+                || packed.iter().zip(&widths).for_each(|(weight, width)| drop(weight.forward(input(*width))));
+            let name = format!("{format:?}{} x{rows}, bf16", if nested { " nested" } else { "" });
+            compare(&name, flops, ours, composed);
+        }
+    }
+}
+
 fn decoding() {
     let (block_size, context, num) = (16, 100, 16);
     let num_blocks = num * (context / block_size + 1);
@@ -327,11 +355,12 @@ fn main() {
     for precision in [MatmulPrecision::Highest, MatmulPrecision::Medium] {
         let effective = rlt_torch::set_float32_matmul_precision(precision);
         println!("float32 products: {effective:?}");
-        let parts: [(&str, fn()); 7] = [
+        let parts: [(&str, fn()); 8] = [
             ("layer", layer),
             ("attention", attention),
             ("rows", rows),
             ("linear", linear),
+            ("quantized", quantized),
             ("decoding", decoding),
             ("head", head),
             ("optimizer", optimizer),

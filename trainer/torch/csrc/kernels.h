@@ -114,6 +114,32 @@ struct LinearPanels {
   float* y;  // [num_rows, out] contiguous
 };
 
+// A weight [out, in] of 4 or 8 bits, row by row. Of 4 bits two codes are a byte, the first in its upper half,
+// and `block` numbers share a scale; of 8 bits those of a row do.
+struct Quantized {
+  enum class Format : int32_t { FourBit = 0, Int8 = 1 };
+  Format format;
+  int32_t rounds[2];  // what a number is rounded to, one after the other: 0 nothing, 1 bfloat16, 2 float16
+  const uint8_t* codes;
+  const float* table;  // [16], the numbers of 4 bits
+  int64_t block;
+  const float* scales;         // one a block or row; null where they are 8 bits themselves:
+  const uint8_t* scale_codes;  // one a block
+  const float* scale_table;    // [256]
+  const float* scale_scales;   // one for each SCALE_BLOCK of them
+  float scale_offset;
+  static constexpr int64_t SCALE_BLOCK = 256;
+};
+
+// y = x W^T + bias with a quantized W, which is unpacked as it is read.
+struct QuantizedLinear {
+  Quantized weight;
+  const float* x;     // [num_rows, x_row], spread
+  const float* bias;  // null: none
+  int64_t num_rows, in, out, x_row;
+  float* y;  // [num_rows, out] contiguous
+};
+
 struct AdamW {
   float *param, *m, *v;
   const float* grad;
@@ -136,6 +162,16 @@ struct Kernels {
   void (*paged_attention)(const PagedAttention&, int64_t query, int64_t kv_head, float* scratch);
   int64_t (*linear_items)(const LinearPanels&);
   void (*linear_panels)(const LinearPanels&, int64_t begin, int64_t end);
+  // Numbers that a row of `in` inputs takes, spread.
+  int64_t (*spread_len)(int64_t in);
+  // Rows [begin, end) of x [.., in] into the order in which the product reads them.
+  void (*spread_rows)(const Quantized&, const void* x, Dtype, int64_t in, float* out, int64_t begin, int64_t end);
+  int64_t (*quantized_items)(const QuantizedLinear&);
+  // Numbers of scratch that the product needs.
+  int64_t (*quantized_scratch)(const QuantizedLinear&);
+  void (*quantized_linear)(const QuantizedLinear&, float* scratch, int64_t begin, int64_t end);
+  // The numbers of blocks or rows [begin, end) of a weight of `num` numbers.
+  void (*dequantize)(const Quantized&, int64_t num, void* out, Dtype, int64_t begin, int64_t end);
   void (*adamw)(const AdamW&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const void*, Dtype, int64_t begin, int64_t end);
 };

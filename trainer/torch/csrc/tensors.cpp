@@ -9,6 +9,7 @@
 #include "head.cpp"
 #include "linear.cpp"
 #include "nccl.cpp"
+#include "quantized.cpp"
 #include "resting.cpp"
 #include "runtime.cpp"
 #include "streams.cpp"

@@ -124,7 +124,7 @@ pub(crate) fn from_owner<O>(data: *mut c_void, owner: O, shape: &[i64], kind: Ki
 }
 
 /// libtorch's number of a dtype (c10/core/ScalarType.h).
-fn scalar_type(kind: Kind) -> Result<i8, Error> {
+pub(crate) fn scalar_type(kind: Kind) -> Result<i8, Error> {
     match kind {
         Kind::Uint8 => Ok(0),
         Kind::Int8 => Ok(1),

@@ -32,6 +32,22 @@ pub(crate) struct AdamWSettings {
     pub(crate) step: i64,
 }
 
+/// `QuantizedParts` in quantized.cpp.
+#[repr(C)]
+pub(crate) struct QuantizedParts {
+    pub(crate) format: i64,
+    pub(crate) num_outputs: i64,
+    pub(crate) num_inputs: i64,
+    pub(crate) block: i64,
+    pub(crate) stored: i64,
+    pub(crate) codes: *mut C_tensor,
+    pub(crate) scales: *mut C_tensor,
+    pub(crate) nested_scales: *mut C_tensor,
+    pub(crate) nested_offset: *mut C_tensor,
+    pub(crate) table: *const f32,
+    pub(crate) scale_table: *const f32,
+}
+
 /// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.
 pub(crate) fn raw(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
@@ -97,6 +113,23 @@ unsafe extern "C" {
     pub(crate) fn rlt_packed_linear(
         x: *mut C_tensor,
         packed: *mut C_tensor,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_dequantize(
+        weight: *const QuantizedParts,
+        dtype: i8,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_quantized_linear(
+        weight: *const QuantizedParts,
+        x: *mut C_tensor,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_quantized_product(
+        weight: *const QuantizedParts,
+        x: *mut C_tensor,
         bias: *mut C_tensor,
         out: *mut *mut C_tensor,
     ) -> Outcome;

@@ -7,6 +7,7 @@ mod fused;
 mod head;
 pub(crate) mod kernels;
 mod offload;
+mod quantized;
 mod services;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, kept, on_gpu, on_host, term};
+use super::{frozen_width, FP32, MemoryTerm, Trained, elements, kept, on_gpu, on_host, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
@@ -24,8 +24,12 @@ pub(super) fn loading(
     let copies = has_reference(spec) || has_critic(spec);
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
     let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
+    let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
+    // A weight is quantized whole, in the numbers that compute.
+    let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
     let mut terms = vec![
         on_host("weights being read", read),
+        on_host("weight being quantized", quantized),
         term("whole adapter", FP32 * (adapter - shards.part_of(adapter))),
         reference_read(spec, model, shards),
         shards.fetched(),

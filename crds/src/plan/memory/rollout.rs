@@ -106,11 +106,13 @@ pub(super) fn kept(
     [weights((model, &slice), width, shards), vec![kv_cache((spec, memory), &slice, batch, width)]].concat()
 }
 
-/// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h).
+/// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h), and
+/// what is quantized, which a rank that has all of it samples with as it is.
 fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
+    let quantized = if shards.comes_in_parts() { slice.quantized().bytes } else { 0 };
     vec![
-        term("rollout weights", width * packed_weights(slice)),
+        term("rollout weights", width * packed_weights(slice) + quantized),
         term("rollout embeddings", width * embeddings),
     ]
 }
@@ -153,14 +155,16 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     computed + FP32 * (3 + divided + penalised)
 }
 
-/// A packed copy of a slice of every projection and of the head: L (projections) + v / n h.
+/// A packed copy of a slice of every projection and of the head: L (projections) + v / n h; of no quantized
+/// one.
 fn packed_weights(slice: &ModelConfig) -> u64 {
-    slice.matrices_of_layers() + (slice.vocab_size * slice.hidden_size) as u64
+    slice.matrices_of_layers() - slice.quantized().numbers + (slice.vocab_size * slice.hidden_size) as u64
 }
 
 fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
-    largest_layer(model).max(head)
+    // What is quantized is not packed.
+    (largest_layer(model) - model.quantized_in_layer(0).numbers).max(head)
 }
 
 /// 2 L k numbers, or L times the width of a latent and the turned keys, for each slot of the blocks that the

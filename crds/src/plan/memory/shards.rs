@@ -3,7 +3,7 @@
 //! copy of its own at hand.
 
 use super::{FP32, MemoryTerm, Trained, comes_in_parts, frozen_width, larger, on_gpu, term};
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ModelConfig, QuantizedSize};
 use crate::resolved::ResolvedSpec;
 
 const GATHERED: &str = "gathered weights";
@@ -19,6 +19,8 @@ pub(super) struct Shards {
     by_unit: bool,
     /// Of one layer, adapter included.
     layer: u64,
+    /// What of them is quantized, of the largest layer.
+    quantized: QuantizedSize,
     /// Of embedding, final norm and head.
     outer: u64,
     trained_layer: u64,
@@ -49,6 +51,7 @@ impl Shards {
             rests: spec.training.is_any_offloaded(),
             by_unit: comes_in_parts(spec),
             layer: count.per_layer + adapter_layer,
+            quantized: model.quantized_in_layer(0),
             outer,
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { 0 } else { outer },
@@ -70,16 +73,28 @@ impl Shards {
         num_parameters.div_ceil(self.dp_shard)
     }
 
+    /// Bytes of a whole layer: what is not quantized has `width` bytes a number.
+    fn layer_bytes(&self, width: u64) -> u64 {
+        width * (self.layer - self.quantized.numbers) + self.quantized.bytes
+    }
+
+    /// The bytes of a rank's part of it.
+    fn part_of_layer(&self, width: u64) -> u64 {
+        width * self.part_of(self.layer - self.quantized.numbers) + self.part_of(self.quantized.bytes)
+    }
+
     /// While the rollout takes the model over, a part and the one that comes next.
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
-        let two_parts = self.layer + self.outer.max(self.layer);
-        [self.term(GATHERED, self.sampling_width * two_parts), self.on_its_way(self.sampling_width)]
+        let layer = self.layer_bytes(self.sampling_width);
+        let two_parts = layer + (self.sampling_width * self.outer).max(layer);
+        [self.term(GATHERED, two_parts), self.on_its_way(self.sampling_width)]
     }
 
     /// The same while the last layer is on its way, which nothing is packed of yet. What is outside of the
     /// layers came first.
     pub(super) fn last_taken_over(&self) -> [MemoryTerm; 2] {
-        [self.term(GATHERED, self.sampling_width * 2 * self.layer), self.on_its_way(self.sampling_width)]
+        let two_layers = 2 * self.layer_bytes(self.sampling_width);
+        [self.term(GATHERED, two_layers), self.on_its_way(self.sampling_width)]
     }
 
     /// Whether a rank has parts of the model at hand only while it needs them.
@@ -90,7 +105,7 @@ impl Shards {
     /// In a pass what is outside of the layers, the layer that computes and the one that comes next, `width`
     /// bytes a number.
     pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
-        let gathered = width * (self.outer + 2 * self.layer);
+        let gathered = width * self.outer + 2 * self.layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
@@ -107,7 +122,7 @@ impl Shards {
     /// copies what it has fetched, into the numbers that compute.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
-        self.term(GATHERED, width * self.outer.max(self.layer))
+        self.term(GATHERED, (width * self.outer).max(self.layer_bytes(width)))
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes,
@@ -136,14 +151,19 @@ impl Shards {
             let weights = if self.rests { self.kept_width * self.part_of(unit) } else { 0 };
             vec![term(FETCHED, weights), term("fetched moments", moments)]
         };
-        larger(of(self.layer, moments(4, in_layer)), of(self.outer, moments(2, outside)))
+        // What is quantized is never updated.
+        larger(
+            of(self.layer - self.quantized.numbers, moments(4, in_layer)),
+            of(self.outer, moments(2, outside)),
+        )
     }
 
     /// A rank's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
     /// Nothing where it never goes.
     pub(super) fn fetched(&self) -> MemoryTerm {
-        let part = self.part_of(self.outer.max(self.layer));
-        term(FETCHED, if self.rests { self.kept_width * part } else { 0 })
+        let outer = self.kept_width * self.part_of(self.outer);
+        let part = outer.max(self.part_of_layer(self.kept_width));
+        term(FETCHED, if self.rests { part } else { 0 })
     }
 
     /// In a pass the rank's part of the layer that comes next, 4 / s, until it is gathered or cast: a
@@ -151,12 +171,11 @@ impl Shards {
     /// the layers has come before there is anything else. On GPUs a part that does not rest is cast before
     /// it is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
-        let part = self.part_of(self.layer);
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;
         let bytes = match self.rests {
-            true if !comes_in_place => self.kept_width * part,
-            false if is_cast => width * part,
+            true if !comes_in_place => self.part_of_layer(self.kept_width),
+            false if is_cast => self.part_of_layer(width),
             _ => 0,
         };
         term(FETCHED, bytes)

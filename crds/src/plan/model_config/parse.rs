@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::families::Defaults;
 use super::fields::Fields;
 use super::norms::{BlockNorms, QkNorm};
+use super::quantization;
 use super::rope::{self, Context};
 use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
@@ -21,6 +22,7 @@ pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     (definition.shape)(&mut config);
     config.hidden_activation = activation(&fields, definition.defaults.activation)?;
     (definition.read)(&fields, &mut config)?;
+    quantization::read(&fields, &mut config)?;
     if config.ropes.len() == 1 {
         rope::refuse_by_window(&fields)?;
     }
@@ -111,6 +113,7 @@ impl Sizes {
             residual_scale: 1.0,
             logit_scale: 1.0,
             has_prediction_layers: false,
+            quantization: None,
             head: OutputHead::Vocabulary,
             tie_word_embeddings: false,
             initializer_range: 0.02,
@@ -184,6 +187,10 @@ pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigErr
         got: class.to_owned(),
         known: listed(Family::classifier),
     })?;
+    let fields = Fields::root(document)?;
+    if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
+        return Err(fields.unsupported("quantization_config", "unquantized weights of a classifier"));
+    }
     let mut body = document.clone();
     body["architectures"] = json!([family.architecture()]);
     body["tie_word_embeddings"] = true.into();
@@ -218,9 +225,6 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
 }
 
 fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
-    if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
-        return Err(fields.unsupported("quantization_config", "unquantised weights"));
-    }
     if fields.flag("use_bidirectional_attention")?.unwrap_or(false) {
         return Err(fields.unsupported("use_bidirectional_attention", "false"));
     }

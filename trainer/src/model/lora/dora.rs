@@ -36,7 +36,7 @@ pub(in crate::model) fn forward(
     dropout: Option<Dropout>,
 ) -> Tensor {
     let (kind, name) = (x.kind(), projection.name.as_str());
-    let norms = no_grad(|| row_norms(&adapted(lora, &projection.weight, kind)));
+    let norms = no_grad(|| row_norms(&adapted(lora, &projection.weight.numbers(), kind)));
     let scale = (magnitudes / norms).to_kind(kind);
     match dropout.filter(|_| lora.dropout > 0.0) {
         None => {

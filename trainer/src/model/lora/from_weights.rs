@@ -20,7 +20,7 @@ impl Decoder {
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };
             if let Some(magnitudes) = &lora.magnitudes {
-                no_grad(|| magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight)));
+                no_grad(|| magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight.numbers())));
             }
         }
     }
@@ -29,7 +29,7 @@ impl Decoder {
     pub(crate) fn adapter_from_weights(&self, layer_idx: usize) -> NamedTensors {
         let magnitudes = self.layers[layer_idx].projections.iter().filter_map(|projection| {
             let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
-            Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight)))
+            Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))
         });
         magnitudes.collect()
     }

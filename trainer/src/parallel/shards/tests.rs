@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec, OffloadSpec};
+use rlt_api::spec::{
+    CriticSpec, LoraInit, LoraSpec, OffloadSpec, Precision, QuantizationFormat, QuantizationSpec,
+};
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
@@ -40,6 +42,8 @@ struct Case {
     latent: bool,
     lora: bool,
     dora: bool,
+    /// How the base is quantized, and whether its scales are.
+    quantized: Option<(QuantizationFormat, bool)>,
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
@@ -51,6 +55,7 @@ const FULL: Case = Case {
     latent: false,
     lora: false,
     dora: false,
+    quantized: None,
     activation_checkpointing: false,
     compute: Kind::Float,
     max_tokens: 8,
@@ -91,7 +96,18 @@ fn options(case: Case) -> LoadOptions {
 }
 
 fn decoder(case: Case) -> Decoder {
-    with_adapter(Decoder::from_config(&config(case), 7, &options(case)).unwrap(), case)
+    with_adapter(Decoder::from_weights(&weights(case), &options(case)).unwrap(), case)
+}
+
+/// Drawn, and quantized where the case says so.
+fn weights(case: Case) -> Weights {
+    let spec = case.quantized.map(|(format, double_quantization)| QuantizationSpec {
+        format,
+        block_size: if format == QuantizationFormat::Int8 { 64 } else { 32 },
+        double_quantization,
+        ..QuantizationSpec::default()
+    });
+    Weights::fresh(&config(case), 7).quantized(spec.as_ref(), Precision::Fp32).unwrap()
 }
 
 fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
@@ -258,6 +274,48 @@ fn latent_attention_trains_in_shards_as_whole() {
 fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
     assert_trains_as_one(Case { lora: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
     assert_trains_as_one(Case { lora: true, experts: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
+}
+
+const QUANTIZED: Case = Case {
+    lora: true,
+    quantized: Some((QuantizationFormat::Nf4, true)),
+    activation_checkpointing: true,
+    ..FULL
+};
+
+#[test]
+fn an_adapter_on_shards_of_a_quantized_model_trains_as_on_the_whole() {
+    assert_trains_as_one(QUANTIZED, &[(2, 2), (3, 3), (4, 2)], TOLERANCE);
+    let int8 = Case { quantized: Some((QuantizationFormat::Int8, false)), ..QUANTIZED };
+    assert_trains_as_one(int8, &[(2, 2)], TOLERANCE);
+}
+
+#[test]
+fn a_quantized_model_that_is_offloaded_trains_as_one_that_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let offloaded = offloaded_actor(QUANTIZED, &Ranks::alone(), 1, ALL, folder.path());
+    assert_eq!(train_actor(QUANTIZED, offloaded), train(QUANTIZED, &Ranks::alone(), 1));
+}
+
+#[test]
+fn ranks_quantize_their_parts_of_the_very_weights_that_one_rank_has() {
+    for format in [QuantizationFormat::Nf4, QuantizationFormat::Fp4, QuantizationFormat::Int8] {
+        for double in [false, format != QuantizationFormat::Int8] {
+            let case = Case { quantized: Some((format, double)), ..QUANTIZED };
+            let whole = whole_parameters(DecoderUnits::from(&decoder(case)));
+            assert!(whole.iter().any(|(name, _)| name.ends_with("absmax") || name.ends_with("SCB")));
+            let all = on_ranks(3, |ranks| {
+                let weights = weights(case);
+                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(outline, case);
+                let mesh = Rc::new(ranks.on_mesh(3).unwrap());
+                let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
+                shards.read(&weights).unwrap();
+                whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
+            });
+            assert!(all.iter().all(|parameters| parameters == &whole), "{case:?}");
+        }
+    }
 }
 
 #[test]

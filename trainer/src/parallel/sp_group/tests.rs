@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rlt_api::spec::{CriticSpec, LoraInit};
+use rlt_api::spec::{CriticSpec, LoraInit, Precision, QuantizationSpec};
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
 use rlt_core::rows::Rows;
@@ -11,7 +11,9 @@ use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
 use super::*;
-use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
+use crate::model::{
+    Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Weights,
+};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;
@@ -38,13 +40,21 @@ struct Case {
     kv_heads: usize,
     /// The adapter that is trained: of which projections, and its dropout.
     lora: Option<(&'static [&'static str], f64)>,
+    /// Whether the base has 4 bits.
+    quantized: bool,
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
 }
 
-const FULL: Case =
-    Case { kv_heads: 2, lora: None, activation_checkpointing: false, compute: Kind::Float, max_tokens: 15 };
+const FULL: Case = Case {
+    kv_heads: 2,
+    lora: None,
+    quantized: false,
+    activation_checkpointing: false,
+    compute: Kind::Float,
+    max_tokens: 15,
+};
 
 /// How many ranks there are, and how they share the model and the tokens.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +80,9 @@ fn decoder(case: Case) -> Decoder {
     .unwrap();
     let options =
         LoadOptions { trainable: case.lora.is_none(), compute: case.compute, ..LoadOptions::default() };
-    let mut decoder = Decoder::from_config(&config, 7, &options).unwrap();
+    let spec = case.quantized.then(QuantizationSpec::default);
+    let weights = Weights::fresh(&config, 7).quantized(spec.as_ref(), Precision::Fp32).unwrap();
+    let mut decoder = Decoder::from_weights(&weights, &options).unwrap();
     if let Some((targets, dropout)) = case.lora {
         let lora = LoraConfig {
             rank: 4,
@@ -281,6 +293,13 @@ fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
         let one = train(case, ONE, POLICY);
         assert_close(&format!("{case:?}"), &train(case, layout, POLICY), &one, TOLERANCE);
     }
+}
+
+#[test]
+fn an_adapter_on_quantized_weights_trains_as_on_one_rank() {
+    let case = Case { lora: Some((&["q_proj", "down_proj"], 0.0)), quantized: true, max_tokens: ALL, ..FULL };
+    let one = train(case, ONE, POLICY);
+    assert_close("4 bits", &train(case, layout(4, 2, 2), POLICY), &one, TOLERANCE);
 }
 
 #[test]

@@ -183,8 +183,9 @@ pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError
         return Ok(on_device(&[tensor.detach()])?.swap_remove(0));
     }
     let flat = tensor.detach().contiguous().view([-1]);
-    let is_viewable = flat.kind() == Kind::Float || flat.size1().is_ok_and(|len| len % 2 == 0);
-    // Half-width numbers are read in pairs; an odd one out is widened, which loses nothing.
+    let in_a_float = (size_of::<f32>() / flat.kind().elt_size_in_bytes().min(size_of::<f32>())) as i64;
+    let is_viewable = flat.size1().is_ok_and(|len| len % in_a_float == 0);
+    // Narrower numbers are read several at once; where one is left over all are widened, which loses nothing.
     let values = if is_viewable { flat.view_dtype(Kind::Float) } else { flat.to_kind(Kind::Float) };
     let digest = rlt_torch::f32_slice(&values).map(digest64);
     digest.map_err(|source| RolloutError::Tensor { what: what.to_owned(), source })

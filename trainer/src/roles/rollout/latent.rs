@@ -9,6 +9,7 @@ use rlt_api::plan::model_config::LatentAttention;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
+use super::product::Product;
 use crate::model::{Adapter, DecoderLayer, LatentParts, LatentProducts, ProjectionWeights};
 
 /// What latent attention has besides the product of the hidden state and the output.
@@ -71,7 +72,7 @@ impl PackedLatent {
 pub(super) struct RolloutLatent<'a> {
     pub(super) packed: Option<&'a PackedLatent>,
     /// Of the hidden state.
-    pub(super) compressed: (&'a PackedLinear, [i64; 2]),
+    pub(super) compressed: (&'a Product, [i64; 2]),
 }
 
 impl RolloutLatent<'_> {

@@ -8,6 +8,7 @@
 //! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a shard
 //! of it, cut out of each part behind its folding.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
@@ -18,6 +19,7 @@ use tch::{Device, Kind, Tensor};
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::{PackedLatent, RolloutLatent};
+use super::product::Product;
 use super::tp_shards::Cut;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
@@ -46,22 +48,22 @@ pub(super) struct RolloutWeights {
 /// The products of one layer.
 #[derive(Debug)]
 pub(super) struct PackedLayer {
-    pub(super) qkv: PackedLinear,
+    pub(super) qkv: Product,
     /// Widths of queries, keys and values in the output of `qkv`.
     qkv_widths: [i64; 3],
     /// What latent attention has besides; `qkv` then makes latents.
     latent: Option<PackedLatent>,
-    pub(super) output: PackedLinear,
+    pub(super) output: Product,
     pub(super) feed_forward: FeedForward<PackedBlock, PackedExperts>,
 }
 
 /// The products of a feed-forward block.
 #[derive(Debug)]
 pub(super) struct PackedBlock {
-    pub(super) gate_up: PackedLinear,
+    pub(super) gate_up: Product,
     /// Width of gate and of up in the output of `gate_up`.
     intermediate: i64,
-    pub(super) down: PackedLinear,
+    pub(super) down: Product,
 }
 
 impl RolloutWeights {
@@ -207,10 +209,13 @@ impl Packer<'_> {
             None => layer.without_projections(Tensor::detach),
             Some(_) => layer.without_projections(copied),
         };
-        let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
-        let weights = self.head_layout.layer(self.scaled(weights));
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
+        if layer.is_quantized() {
+            return Ok((norms, PackedLayer::of_projections(layer, (self.kind, shares), self.rows_hint)?));
+        }
+        let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
+        let weights = self.head_layout.layer(self.scaled(weights));
         let (numbers, block) = ((self.kind, shares), &mut self.block);
         let experts = PackedExperts::pack(layer, &self.cut, numbers, self.rows_hint, block)?;
         let latent = match &self.policy.decoder().config.latent {
@@ -266,7 +271,7 @@ impl PackedLayer {
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind, shares);
-            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
+            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block)).map(Product::Packed)
         };
         let width = |unit: usize| weights[unit].weight.size()[0];
         let (latent, qkv, qkv_widths) = match latent {
@@ -291,6 +296,33 @@ impl PackedLayer {
                 (Some(experts), false) => FeedForward::Experts { experts, beside: None },
                 (Some(experts), true) => FeedForward::Experts { experts, beside: Some(block()?) },
             },
+        })
+    }
+}
+
+impl PackedLayer {
+    /// A layer of quantized projections, which stay as they are, with their adapters beside them in `kind`.
+    fn of_projections(
+        layer: &DecoderLayer,
+        numbers: (Kind, bool),
+        rows_hint: i64,
+    ) -> Result<Self, rlt_torch::Error> {
+        let products = layer.products();
+        let width = |product: usize| products[product].rows.len() as i64;
+        let of = |range: Range<usize>| {
+            // Products that lie in one projection are its output, side by side.
+            let mut idxs: Vec<usize> = products[range].iter().map(|product| product.projection_idx).collect();
+            idxs.dedup();
+            let projections: Vec<_> = idxs.into_iter().map(|idx| &layer.projections()[idx]).collect();
+            Product::of_projections(&projections, numbers, rows_hint)
+        };
+        let block = PackedBlock { gate_up: of(4..6)?, intermediate: width(4), down: of(6..7)? };
+        Ok(Self {
+            qkv: of(0..3)?,
+            qkv_widths: [width(0), width(1), width(2)],
+            latent: None,
+            output: of(3..4)?,
+            feed_forward: FeedForward::Dense(block),
         })
     }
 }
@@ -325,6 +357,9 @@ fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
         })
     };
     let of_layer = |layer_idx| {
+        if shard.quantized_in_layer(layer_idx).numbers > 0 {
+            return 0;
+        }
         let projections = shard.projections(layer_idx);
         let products = projections.iter().map(|shape| of(shape.out_features, shape.in_features));
         let latent = shard.latent.as_ref();

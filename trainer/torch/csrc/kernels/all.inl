@@ -20,6 +20,7 @@ namespace {
 #include "attention.inl"
 #include "paged.inl"
 #include "linear.inl"
+#include "quantized.inl"
 #include "optim.inl"
 
 #define RLT_BY_DTYPE(kernel, Args)                         \
@@ -70,7 +71,10 @@ const Kernels TABLE = {RLT_ISA_NAME,       rms_norm_forward,
                        attention_scratch,  attention_forward,
                        attention_backward, paged_scratch,
                        paged_attention,    linear_items,
-                       linear_panels,      adamw,
+                       linear_panels,      spread_len,
+                       spread_rows,        quantized_items,
+                       quantized_scratch,  quantized_linear,
+                       dequantize,         adamw,
                        sum_of_squares};
 }  // namespace RLT_ISA
 }  // namespace rlt

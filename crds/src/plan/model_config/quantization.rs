@@ -1,0 +1,256 @@
+//! Weights in 4 or 8 bits: which linear layers have them, what tensors each of them is in memory, and how
+//! bitsandbytes' `quantization_config` says it.
+//!
+//! ```text
+//! 4 bits    X.weight [n / 2, 1] u8, X.weight.absmax [blocks] f32
+//!   nested  X.weight.absmax [blocks] u8,
+//!           X.weight.nested_absmax [blocks / 256] f32, X.weight.nested_offset [1] f32
+//! int8      X.weight [out, in] i8, X.SCB [out] f32
+//! ```
+//! The names are those of bitsandbytes' files, where `nested_offset` is a number in the quantization state.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::shapes::ProjectionShape;
+use super::{ModelConfig, ModelConfigError};
+use crate::spec::{Precision, QuantizationFormat, QuantizationSpec};
+
+/// Numbers of 4 bits that may share a scale.
+pub const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
+/// Scales of 8 bits that share one.
+const NESTED_BLOCK: usize = 256;
+
+/// How the linear layers of a model are quantized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantization {
+    /// What the numbers are.
+    pub format: QuantizationFormat,
+    /// Numbers of 4 bits that share a scale.
+    pub block_size: usize,
+    /// Whether the scales have 8 bits.
+    pub double: bool,
+    /// Modules that are not quantized.
+    pub skip_modules: Vec<String>,
+    /// Whether the checkpoint's weights are quantized; else they are as they are read.
+    pub is_stored: bool,
+    /// The dtype of the weights that were quantized, where files say it; else that which computes.
+    pub stored: Option<Precision>,
+}
+
+/// One tensor of a quantized weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizedTensor {
+    /// What of the weight it is.
+    pub part: QuantizedPart,
+    /// Its name in memory.
+    pub name: String,
+    /// Its dims.
+    pub shape: Vec<usize>,
+    /// Bytes of one of its numbers.
+    pub width: usize,
+}
+
+/// What of a quantized weight a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuantizedPart {
+    /// The codes.
+    Codes,
+    /// A scale for each block or row.
+    Absmax,
+    /// The scales of nested scales.
+    NestedAbsmax,
+    /// What is added to nested scales.
+    NestedOffset,
+}
+
+impl Quantization {
+    fn new(spec: &QuantizationSpec) -> Self {
+        Self {
+            format: spec.format,
+            block_size: spec.block_size as usize,
+            double: spec.double_quantization,
+            skip_modules: spec.skip_modules.clone(),
+            is_stored: false,
+            stored: None,
+        }
+    }
+
+    /// The tensors of the weight of `module`, [out, in].
+    pub fn tensors(&self, module: &str, [outputs, inputs]: [usize; 2]) -> Vec<QuantizedTensor> {
+        let tensor = |part, name: &str, shape: &[usize], width| QuantizedTensor {
+            part,
+            name: format!("{module}.{name}"),
+            shape: shape.to_vec(),
+            width,
+        };
+        if self.format == QuantizationFormat::Int8 {
+            return vec![
+                tensor(QuantizedPart::Codes, "weight", &[outputs, inputs], 1),
+                tensor(QuantizedPart::Absmax, "SCB", &[outputs], 4),
+            ];
+        }
+        let num = outputs * inputs;
+        let blocks = num.div_ceil(self.block_size);
+        let codes = tensor(QuantizedPart::Codes, "weight", &[num.div_ceil(2), 1], 1);
+        if !self.double {
+            return vec![codes, tensor(QuantizedPart::Absmax, "weight.absmax", &[blocks], 4)];
+        }
+        let nested = [blocks.div_ceil(NESTED_BLOCK)];
+        vec![
+            codes,
+            tensor(QuantizedPart::Absmax, "weight.absmax", &[blocks], 1),
+            tensor(QuantizedPart::NestedAbsmax, "weight.nested_absmax", &nested, 4),
+            tensor(QuantizedPart::NestedOffset, "weight.nested_offset", &[1], 4),
+        ]
+    }
+
+    /// Bytes of a weight [out, in].
+    fn num_bytes(&self, size: [usize; 2]) -> u64 {
+        let bytes = |tensor: &QuantizedTensor| tensor.shape.iter().product::<usize>() * tensor.width;
+        self.tensors("", size).iter().map(bytes).sum::<usize>() as u64
+    }
+
+    /// Whether `llm_int8_skip_modules` of transformers leaves a module out: one of its names is its whole
+    /// name's beginning or end, or a part of it before a dot.
+    fn skips(&self, module: &str) -> bool {
+        self.skip_modules.iter().any(|name| {
+            module.starts_with(name.as_str())
+                || module.ends_with(name.as_str())
+                || module.contains(&format!("{name}."))
+        })
+    }
+}
+
+/// Weights that are quantized: how many numbers, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuantizedSize {
+    /// Numbers.
+    pub numbers: u64,
+    /// Bytes of codes and scales.
+    pub bytes: u64,
+}
+
+impl ModelConfig {
+    /// How the linear layer of a full name is quantized; `None` where it is not.
+    pub fn quantization_of(&self, module: &str) -> Option<&Quantization> {
+        self.quantization.as_ref().filter(|quantization| !quantization.skips(module))
+    }
+
+    /// What of a layer is quantized.
+    pub fn quantized_in_layer(&self, layer_idx: usize) -> QuantizedSize {
+        let quantized = |sum: QuantizedSize, shape: ProjectionShape| {
+            let module = format!("model.layers.{layer_idx}.{}", shape.name);
+            let size = [shape.out_features, shape.in_features];
+            self.quantization_of(&module).map_or(sum, |quantization| QuantizedSize {
+                numbers: sum.numbers + (size[0] * size[1]) as u64,
+                bytes: sum.bytes + quantization.num_bytes(size),
+            })
+        };
+        self.projections(layer_idx).into_iter().fold(QuantizedSize::default(), quantized)
+    }
+
+    /// What of all layers is quantized.
+    pub fn quantized(&self) -> QuantizedSize {
+        let layers = (0..self.num_layers).map(|layer_idx| self.quantized_in_layer(layer_idx));
+        layers.fold(QuantizedSize::default(), |sum, layer| QuantizedSize {
+            numbers: sum.numbers + layer.numbers,
+            bytes: sum.bytes + layer.bytes,
+        })
+    }
+
+    /// The same model quantized as a job says; as it is without `spec`.
+    ///
+    /// # Errors
+    /// [`ModelConfigError::Unsupported`] for experts, and [`ModelConfigError::InvalidField`] where the
+    /// checkpoint is quantized otherwise.
+    pub fn with_quantization(mut self, spec: Option<&QuantizationSpec>) -> Result<Self, ModelConfigError> {
+        let Some(spec) = spec else { return Ok(self) };
+        let mut wanted = Quantization::new(spec);
+        if let Some(stored) = &self.quantization {
+            let differs = |field: &str, expected: String, got: String| ModelConfigError::InvalidField {
+                field: format!("quantization_config.{field}"),
+                expected: format!("{expected} by spec.model.quantization"),
+                got,
+            };
+            if stored.format != wanted.format {
+                let [expected, got] = [wanted.format, stored.format].map(|format| format!("{format:?}"));
+                return Err(differs("bnb_4bit_quant_type", expected, got));
+            }
+            if stored.double != wanted.double {
+                let [expected, got] = [wanted.double, stored.double].map(|double| double.to_string());
+                return Err(differs("bnb_4bit_use_double_quant", expected, got));
+            }
+            if !wanted.skip_modules.is_empty() && stored.skip_modules != wanted.skip_modules {
+                let [expected, got] =
+                    [&wanted.skip_modules, &stored.skip_modules].map(|names| format!("{names:?}"));
+                return Err(differs("llm_int8_skip_modules", expected, got));
+            }
+            // Once files have been read their block size is known.
+            if stored.stored.is_some() && stored.block_size != wanted.block_size {
+                let [expected, got] = [wanted.block_size, stored.block_size].map(|size| size.to_string());
+                return Err(differs("blocksize", expected, got));
+            }
+            wanted = Quantization { block_size: wanted.block_size, ..stored.clone() };
+        }
+        self.quantization = Some(wanted);
+        refuse_unquantizable(&self)?;
+        Ok(self)
+    }
+}
+
+/// Experts are multiplied grouped, and latent attention by parts of its weights; neither has a kernel for
+/// codes.
+fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
+    let Some(quantization) = &config.quantization else { return Ok(()) };
+    let (has, supported) = match (&config.experts, &config.latent) {
+        (Some(_), _) => ("experts", "models without experts"),
+        (None, Some(_)) => ("latent attention", "models with multi-head or grouped-query attention"),
+        (None, None) => return Ok(()),
+    };
+    Err(ModelConfigError::Unsupported {
+        field: "quantization_config".to_owned(),
+        got: format!("{:?} weights of {:?}, which has {has},", quantization.format, config.family),
+        supported: supported.to_owned(),
+    })
+}
+
+/// Reads the `quantization_config` of bitsandbytes, the only one that is known.
+pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+    if fields.get("quantization_config").is_none_or(Value::is_null) {
+        return Ok(());
+    }
+    let own = fields.object("quantization_config")?;
+    match own.text("quant_method")? {
+        Some("bitsandbytes") | None => {}
+        Some(_) => return Err(own.unsupported("quant_method", "bitsandbytes")),
+    }
+    let flag = |name: &str| own.flag(name).map(Option::unwrap_or_default);
+    let format = match (flag("load_in_4bit")?, flag("load_in_8bit")?, own.text("bnb_4bit_quant_type")?) {
+        (true, false, Some("nf4")) => QuantizationFormat::Nf4,
+        // transformers' default.
+        (true, false, Some("fp4") | None) => QuantizationFormat::Fp4,
+        (true, false, Some(_)) => return Err(own.unsupported("bnb_4bit_quant_type", "nf4, fp4")),
+        (false, true, _) => QuantizationFormat::Int8,
+        _ => return Err(own.invalid("load_in_4bit", "either load_in_4bit or load_in_8bit to be true")),
+    };
+    if flag("llm_int8_has_fp16_weight")? {
+        return Err(own.unsupported("llm_int8_has_fp16_weight", "false"));
+    }
+    let names = own.list("llm_int8_skip_modules")?.unwrap_or_default().iter().map(|name| {
+        let plain =
+            |name: &&str| name.chars().all(|char| char.is_ascii_alphanumeric() || "_.".contains(char));
+        let name = name.as_str().filter(plain);
+        name.map(str::to_owned)
+            .ok_or_else(|| own.unsupported("llm_int8_skip_modules", "plain names of modules"))
+    });
+    config.quantization = Some(Quantization {
+        format,
+        block_size: 64,
+        double: format != QuantizationFormat::Int8 && flag("bnb_4bit_use_double_quant")?,
+        skip_modules: names.collect::<Result<_, _>>()?,
+        is_stored: true,
+        stored: None,
+    });
+    refuse_unquantizable(config)
+}

@@ -1,0 +1,99 @@
+//! Weights that are quantized as they are read or drawn: a linear layer's weight is here whole for a moment,
+//! in the numbers that compute, as transformers has it before bitsandbytes quantizes it. A rank that keeps a
+//! part of each does so too, for scales depend on numbers that other ranks keep.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use rlt_api::plan::model_config::{ModelConfig, QuantizedPart, QuantizedTensor};
+use rlt_core::tensor_shard::TensorShard;
+use rlt_torch::{QuantLayout, QuantizedMatrix};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::base_weight::layout_of;
+use super::error::ModelError;
+use super::quant_state;
+
+/// A tensor of the quantized weight of a linear layer.
+#[derive(Clone, Debug)]
+pub(super) struct PartOf {
+    pub(super) module: String,
+    /// [out, in] of the weight.
+    pub(super) size: [usize; 2],
+    pub(super) tensor: QuantizedTensor,
+}
+
+/// The tensors of all quantized weights, and the weight that was quantized last: its tensors are asked for
+/// one after the other.
+#[derive(Debug, Default)]
+pub(super) struct QuantizedParts {
+    parts: BTreeMap<String, PartOf>,
+    last: Mutex<Option<(String, QuantizedMatrix)>>,
+}
+
+impl QuantizedParts {
+    pub(super) fn new(config: &ModelConfig) -> Self {
+        let mut parts = BTreeMap::new();
+        for (module, size) in quant_state::modules(config) {
+            let tensors = config.quantization_of(&module).map(|own| own.tensors(&module, size));
+            for tensor in tensors.into_iter().flatten() {
+                let part = PartOf { module: module.clone(), size, tensor: tensor.clone() };
+                parts.insert(tensor.name, part);
+            }
+        }
+        Self { parts, last: Mutex::new(None) }
+    }
+
+    /// The tensor of a name.
+    pub(super) fn get(&self, name: &str) -> Option<&PartOf> {
+        self.parts.get(name)
+    }
+
+    /// Writes what `tensor_shard` asks for of `part` over `values`; `read` gives the whole weight.
+    pub(super) fn fill(
+        &self,
+        config: &ModelConfig,
+        part: &PartOf,
+        (tensor_shard, values): (&TensorShard<'_>, &Tensor),
+        read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let failed = |source| ModelError::Torch {
+            tensor: part.tensor.name.clone(),
+            device: "the CPU".to_owned(),
+            source,
+        };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_last = last.as_ref().is_some_and(|(module, _)| *module == part.module);
+        if !is_last && let Some(quantization) = config.quantization_of(&part.module) {
+            *last = None;
+            let layout = layout_of(quantization, Kind::Float);
+            *last = Some((part.module.clone(), quantized(part, layout, read)?));
+        }
+        let Some((_, matrix)) = &*last else { return Ok(()) };
+        let nested = matrix.nested.as_ref();
+        let whole = match part.tensor.part {
+            QuantizedPart::Codes => Some(&matrix.codes),
+            QuantizedPart::Absmax => Some(&matrix.absmax),
+            QuantizedPart::NestedAbsmax => nested.map(|nested| &nested.absmax),
+            QuantizedPart::NestedOffset => nested.map(|nested| &nested.offset),
+        };
+        let Some(whole) = whole else { return Ok(()) };
+        let (start, len) = (tensor_shard.range.start as i64, tensor_shard.range.len() as i64);
+        let copied = no_grad(|| values.detach().f_copy_(&whole.f_reshape([-1])?.f_narrow(0, start, len)?));
+        copied.map(drop).map_err(failed)
+    }
+}
+
+/// Reads the weight and quantizes it.
+fn quantized(
+    part: &PartOf,
+    layout: QuantLayout,
+    read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+) -> Result<QuantizedMatrix, ModelError> {
+    let name = format!("{}.weight", part.module);
+    let size = part.size.map(|width| width as i64);
+    let failed = |source| ModelError::Torch { tensor: name.clone(), device: "the CPU".to_owned(), source };
+    let weight = Tensor::f_empty(size, (layout.stored, Device::Cpu)).map_err(failed)?;
+    read(&TensorShard::whole(&name, &size), &weight.view(-1))?;
+    Ok(QuantizedMatrix::quantize(&weight, layout)?)
+}

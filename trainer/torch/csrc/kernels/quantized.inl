@@ -1,0 +1,341 @@
+// y = x W^T + bias with W in 4 or 8 bits: W is unpacked in registers as it is read, so that decoding reads a
+// quarter of what bfloat16 takes. Each number is rounded as the dequantized weight is, so the product is that
+// of the dequantized weight.
+//
+// Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads:
+// a row's result does not depend, to the last bit, on what is multiplied beside it.
+//
+// Spread inputs: of 4 bits the W bytes that are read at once hold 2 W codes, those at even places in the upper
+// halves; x has its numbers at even places first, then those at odd places. Of 8 bits x keeps its order, and
+// so it does of 4 where a row ends within a block: there each code is looked up by itself.
+
+#if defined(__AVX512F__)
+constexpr int QUANTIZED_ROWS = 4;  // 16 accumulators of 32 registers
+#else
+constexpr int QUANTIZED_ROWS = 2;  // 8 of 16
+#endif
+constexpr int QUANTIZED_OUTPUTS = 4;
+// Rows that meet the same unpacked outputs; their inputs stay in the second-level cache.
+constexpr int64_t QUANTIZED_BLOCK = 64;
+// W = q * scale / 127, as bitsandbytes multiplies it.
+constexpr float ONE_127TH = 7.874015718698502e-3f;
+
+// Keeps a product out of a fused multiply-add, which would not round it.
+static inline void round_here(float& x) {
+#if defined(__x86_64__)
+  __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#else
+  volatile float stored = x;
+  x = stored;
+#endif
+}
+
+static inline vf round_to_half(vf x) {
+  const vu u = (vu)x, sign = u & 0x80000000u;
+  const vf size = (vf)(u & 0x7fffffffu);
+  const vf normal = (vf)((u + 0xfffu + ((u >> 13) & 1u)) & 0xffffe000u);
+  // Below the smallest normal number steps are 2^-24, which is the step of float32 between 1/2 and 1.
+  const vf subnormal = (vf)((vu)((x + 0.75f) - 0.75f) | sign);
+  const vf finite = size < 6.103515625e-5f ? subnormal : normal;
+  return size >= 65520.0f ? (vf)(sign | 0x7f800000u) : finite;
+}
+static inline vf round_as(vf x, const int32_t rounds[2]) {
+  for (int i = 0; i < 2; ++i) {
+    if (rounds[i] == 1) x = round_to(x, bf16{});
+    if (rounds[i] == 2) x = round_to_half(x);
+  }
+  return x;
+}
+
+static inline float scale_of(const Quantized& q, int64_t block) {
+  if (q.scales) return q.scales[block];
+  float product = q.scale_table[q.scale_codes[block]] * q.scale_scales[block / Quantized::SCALE_BLOCK];
+  round_here(product);
+  return product + q.scale_offset;
+}
+
+// The 16 numbers of a block.
+static inline void block_numbers(const Quantized& q, int64_t block, float numbers[16]) {
+  const vf scale = splat(scale_of(q, block));
+  for (int i = 0; i < 16; i += W) store(numbers + i, round_as(load(q.table + i) * scale, q.rounds));
+}
+
+// W bytes, each in a lane.
+static inline vu load_bytes(const uint8_t* p) {
+  typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
+  const vb bytes = *reinterpret_cast<const vb*>(p);
+  return __builtin_convertvector(bytes, vu);
+}
+
+// The 16 numbers of a block, looked up by the low 4 bits of each lane.
+#if defined(__AVX512F__)
+struct Numbers {
+  vf all;
+};
+static inline Numbers numbers_of(const Quantized& q, float scale) {
+  return {round_as(load(q.table) * splat(scale), q.rounds)};
+}
+static inline vf pick(const Numbers& t, vu codes) {
+  return (vf)_mm512_permutexvar_ps((__m512i)codes, (__m512)t.all);
+}
+#elif defined(__AVX2__)
+struct Numbers {
+  vf low, high;
+};
+static inline Numbers numbers_of(const Quantized& q, float scale) {
+  const vf s = splat(scale);
+  return {round_as(load(q.table) * s, q.rounds), round_as(load(q.table + W) * s, q.rounds)};
+}
+static inline vf pick(const Numbers& t, vu codes) {
+  const __m256 low = _mm256_permutevar8x32_ps((__m256)t.low, (__m256i)codes),
+               high = _mm256_permutevar8x32_ps((__m256)t.high, (__m256i)codes);
+  return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+}
+#else
+struct Numbers {
+  float all[16];
+};
+static inline Numbers numbers_of(const Quantized& q, float scale) {
+  Numbers t;
+  for (int i = 0; i < 16; i += W) store(t.all + i, round_as(load(q.table + i) * splat(scale), q.rounds));
+  return t;
+}
+static inline vf pick(const Numbers& t, vu codes) {
+  vf x = {};
+  for (int i = 0; i < W; ++i) x[i] = t.all[codes[i] & 15u];
+  return x;
+}
+#endif
+
+static inline bool is_spread(const Quantized& q, int64_t in) {
+  return q.format == Quantized::Format::FourBit && q.block % (2 * W) == 0 && in % q.block == 0;
+}
+static int64_t spread_len(int64_t in) { return round_up(in, 2 * W); }
+
+template <class T>
+static inline void spread_row(const Quantized& q, const T* x, int64_t in, float* out) {
+  if (!is_spread(q, in)) {
+    for (int64_t k = 0; k < in; ++k) out[k] = to_float(x[k]);
+    for (int64_t k = in; k < spread_len(in); ++k) out[k] = 0.0f;
+    return;
+  }
+  for (int64_t k = 0; k < in; k += 2 * W)
+    for (int64_t i = 0; i < W; ++i) {
+      out[k + i] = to_float(x[k + 2 * i]);
+      out[k + W + i] = to_float(x[k + 2 * i + 1]);
+    }
+}
+static void spread_rows(const Quantized& q, const void* x, Dtype dtype, int64_t in, float* out, int64_t begin,
+                        int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    float* row = out + r * spread_len(in);
+    if (dtype == Dtype::BF16)
+      spread_row(q, static_cast<const bf16*>(x) + r * in, in, row);
+    else
+      spread_row(q, static_cast<const float*>(x) + r * in, in, row);
+  }
+}
+
+// Unpacks the rows of QUANTIZED_OUTPUTS outputs from `first` on, and gives each vector of their numbers with
+// the place of the inputs that it meets: `take(output, place, numbers)`. Past the last output it is repeated.
+template <class Take>
+static inline void unpack_four_bits(const QuantizedLinear& a, int64_t first, Take take) {
+  const Quantized& q = a.weight;
+  const int64_t blocks_a_row = a.in / q.block;
+  const uint8_t* codes[QUANTIZED_OUTPUTS];
+  int64_t blocks[QUANTIZED_OUTPUTS];
+  for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) {
+    const int64_t output = lesser(first + n, a.out - 1);
+    codes[n] = q.codes + output * a.in / 2;
+    blocks[n] = output * blocks_a_row;
+  }
+  for (int64_t b = 0; b < blocks_a_row; ++b) {
+    Numbers numbers[QUANTIZED_OUTPUTS];
+#pragma GCC unroll 4
+    for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) numbers[n] = numbers_of(q, scale_of(q, blocks[n] + b));
+    for (int64_t k = b * q.block; k < (b + 1) * q.block; k += 2 * W)
+#pragma GCC unroll 4
+      for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) {
+        const vu pairs = load_bytes(codes[n] + k / 2);
+        take(n, k, pick(numbers[n], pairs >> 4));
+        take(n, k + W, pick(numbers[n], pairs));
+      }
+  }
+}
+
+// The same of rows that end within a block.
+template <class Take>
+static inline void unpack_one_by_one(const QuantizedLinear& a, int64_t first, Take take) {
+  const Quantized& q = a.weight;
+  for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) {
+    const int64_t start = lesser(first + n, a.out - 1) * a.in;
+    float numbers[16];
+    int64_t block = -1;
+    for (int64_t k = 0; k < a.in; k += W) {
+      float part[W] = {};
+      for (int64_t i = start + k; i < start + lesser(k + W, a.in); ++i) {
+        if (i / q.block != block) {
+          block = i / q.block;
+          block_numbers(q, block, numbers);
+        }
+        const uint8_t pair = q.codes[i / 2];
+        part[i - start - k] = numbers[i % 2 == 0 ? pair >> 4 : pair & 15];
+      }
+      take(n, k, load(part));
+    }
+  }
+}
+
+static inline vf int8_numbers(const int8_t* p, int64_t n, float scale, const int32_t rounds[2]) {
+  typedef int8_t vc __attribute__((vector_size(W), aligned(1), may_alias));
+  int8_t part[W] = {};
+  if (n < W) __builtin_memcpy(part, p, size_t(n));
+  const vc codes = *reinterpret_cast<const vc*>(n < W ? part : p);
+  return round_as(__builtin_convertvector(codes, vf) * splat(scale) * splat(ONE_127TH), rounds);
+}
+template <class Take>
+static inline void unpack_int8(const QuantizedLinear& a, int64_t first, Take take) {
+  const Quantized& q = a.weight;
+  const int8_t* codes[QUANTIZED_OUTPUTS];
+  float scales[QUANTIZED_OUTPUTS];
+  for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) {
+    const int64_t output = lesser(first + n, a.out - 1);
+    codes[n] = reinterpret_cast<const int8_t*>(q.codes) + output * a.in;
+    scales[n] = q.scales[output];
+  }
+  for (int64_t k = 0; k < a.in; k += W)
+#pragma GCC unroll 4
+    for (int n = 0; n < QUANTIZED_OUTPUTS; ++n)
+      take(n, k, int8_numbers(codes[n] + k, a.in - k, scales[n], q.rounds));
+}
+template <class Take>
+static inline void unpack(const QuantizedLinear& a, int64_t first, Take take) {
+  if (a.weight.format == Quantized::Format::Int8)
+    unpack_int8(a, first, take);
+  else if (is_spread(a.weight, a.in))
+    unpack_four_bits(a, first, take);
+  else
+    unpack_one_by_one(a, first, take);
+}
+
+template <int ROWS>
+static inline void store_outputs(const QuantizedLinear& a, const vf acc[ROWS][QUANTIZED_OUTPUTS], int64_t row,
+                                 int64_t first) {
+  for (int m = 0; m < ROWS; ++m) {
+    float sums[QUANTIZED_OUTPUTS];
+    sums_of(acc[m], sums);
+    for (int n = 0; n < QUANTIZED_OUTPUTS && first + n < a.out; ++n)
+      a.y[(row + m) * a.out + first + n] = a.bias ? sums[n] + a.bias[first + n] : sums[n];
+  }
+}
+
+// ROWS rows by QUANTIZED_OUTPUTS outputs, unpacked for them alone.
+template <int ROWS>
+static inline void quantized_tile(const QuantizedLinear& a, int64_t row, int64_t first) {
+  vf acc[ROWS][QUANTIZED_OUTPUTS] = {};
+  const float* x = a.x + row * a.x_row;
+  unpack(a, first, [&](int n, int64_t k, vf numbers) __attribute__((always_inline)) {
+    for (int m = 0; m < ROWS; ++m) acc[m][n] += load(x + m * a.x_row + k) * numbers;
+  });
+  store_outputs<ROWS>(a, acc, row, first);
+}
+
+// The same of outputs that were unpacked before, [QUANTIZED_OUTPUTS, x_row].
+template <int ROWS>
+static inline void unpacked_tile(const QuantizedLinear& a, const float* unpacked, int64_t len, int64_t row,
+                                 int64_t first) {
+  vf acc[ROWS][QUANTIZED_OUTPUTS] = {};
+  const float* x = a.x + row * a.x_row;
+  for (int64_t k = 0; k < len; k += W)
+    for (int m = 0; m < ROWS; ++m) {
+      const vf xm = load(x + m * a.x_row + k);
+      for (int n = 0; n < QUANTIZED_OUTPUTS; ++n) acc[m][n] += xm * load(unpacked + n * a.x_row + k);
+    }
+  store_outputs<ROWS>(a, acc, row, first);
+}
+
+template <int ROWS = QUANTIZED_ROWS>
+static inline void quantized_rows(int64_t rows, const QuantizedLinear& a, int64_t row, int64_t first) {
+  if constexpr (ROWS > 0) {
+    if (rows == ROWS)
+      quantized_tile<ROWS>(a, row, first);
+    else
+      quantized_rows<ROWS - 1>(rows, a, row, first);
+  }
+}
+template <int ROWS = QUANTIZED_ROWS>
+static inline void unpacked_rows(int64_t rows, const QuantizedLinear& a, const float* unpacked, int64_t len,
+                                 int64_t row, int64_t first) {
+  if constexpr (ROWS > 0) {
+    if (rows == ROWS)
+      unpacked_tile<ROWS>(a, unpacked, len, row, first);
+    else
+      unpacked_rows<ROWS - 1>(rows, a, unpacked, len, row, first);
+  }
+}
+
+static int64_t num_output_groups(const QuantizedLinear& a) {
+  return (a.out + QUANTIZED_OUTPUTS - 1) / QUANTIZED_OUTPUTS;
+}
+static int64_t quantized_items(const QuantizedLinear& a) {
+  return num_output_groups(a) * ((a.num_rows + QUANTIZED_BLOCK - 1) / QUANTIZED_BLOCK);
+}
+static int64_t quantized_scratch(const QuantizedLinear& a) { return QUANTIZED_OUTPUTS * a.x_row; }
+
+// Items count groups of outputs first, then blocks of rows.
+static void quantized_linear(const QuantizedLinear& a, float* scratch, int64_t begin, int64_t end) {
+  const int64_t num_groups = num_output_groups(a);
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t first = i % num_groups * QUANTIZED_OUTPUTS, start = i / num_groups * QUANTIZED_BLOCK,
+                  last = lesser(a.num_rows, start + QUANTIZED_BLOCK);
+    if (last - start <= QUANTIZED_ROWS) {
+      quantized_rows(last - start, a, start, first);
+      continue;
+    }
+    unpack(a, first, [&](int n, int64_t k, vf numbers) { store(scratch + n * a.x_row + k, numbers); });
+    const int64_t len = round_up(a.in, W);
+    for (int64_t m = start; m < last; m += QUANTIZED_ROWS)
+      unpacked_rows(lesser(QUANTIZED_ROWS, last - m), a, scratch, len, m, first);
+  }
+}
+
+static inline void put(float* out, float x) { *out = x; }
+static inline void put(bf16* out, float x) {
+  // Rounded already: what is cut off is zero.
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  out->bits = uint16_t(bits >> 16);
+}
+
+template <class T>
+static inline void dequantize_block(const Quantized& q, int64_t num, T* out, int64_t block) {
+  const int64_t first = block * q.block, last = lesser(num, first + q.block);
+  if (q.format == Quantized::Format::Int8) {
+    const int8_t* codes = reinterpret_cast<const int8_t*>(q.codes);
+    for (int64_t i = first; i < last; i += W) {
+      float numbers[W];
+      store(numbers, int8_numbers(codes + i, last - i, q.scales[block], q.rounds));
+      for (int64_t k = i; k < lesser(last, i + W); ++k) put(out + k, numbers[k - i]);
+    }
+    return;
+  }
+  float numbers[16];
+  block_numbers(q, block, numbers);
+  int64_t i = first;
+  for (; i + 1 < last; i += 2) {
+    const uint8_t pair = q.codes[i / 2];
+    put(out + i, numbers[pair >> 4]);
+    put(out + i + 1, numbers[pair & 15]);
+  }
+  if (i < last) put(out + i, numbers[q.codes[i / 2] >> 4]);
+}
+static void dequantize(const Quantized& q, int64_t num, void* out, Dtype dtype, int64_t begin, int64_t end) {
+  for (int64_t block = begin; block < end; ++block) {
+    if (dtype == Dtype::BF16)
+      dequantize_block(q, num, static_cast<bf16*>(out), block);
+    else
+      dequantize_block(q, num, static_cast<float*>(out), block);
+  }
+}

@@ -1,0 +1,169 @@
+// Linear layers whose weight has 4 or 8 bits: in training dequantized for the length of a product, forward and
+// backward, for sampling unpacked within the product.
+#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "border.h"
+
+using at::Tensor;
+
+// `QuantizedParts` in quantized.rs; tensors and tables are borrowed.
+struct QuantizedParts {
+  int64_t format;  // rlt::Quantized::Format
+  int64_t num_outputs, num_inputs, block;
+  int64_t stored;  // the dtype that numbers are rounded to first, as libtorch numbers it
+  Tensor* codes;
+  Tensor* scales;         // float32, or uint8
+  Tensor* nested_scales;  // null unless they are
+  Tensor* nested_offset;  // likewise
+  const float* table;
+  const float* scale_table;
+};
+
+namespace rlt {
+namespace {
+
+// A weight that owns its tensors.
+struct QuantizedWeight {
+  QuantizedParts parts;
+  Tensor codes, scales, nested_scales, nested_offset;
+
+  explicit QuantizedWeight(const QuantizedParts& from) : parts(from), codes(*from.codes), scales(*from.scales) {
+    if (from.nested_scales) nested_scales = *from.nested_scales, nested_offset = *from.nested_offset;
+  }
+  int64_t num() const { return parts.num_outputs * parts.num_inputs; }
+};
+
+int32_t rounding(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 1 : dtype == at::kHalf ? 2 : 0;
+}
+
+// The weight as kernels read it, for a product in `compute`.
+Quantized kernel_view(const QuantizedWeight& w, at::ScalarType compute) {
+  TORCH_CHECK(w.codes.device().is_cpu() && w.scales.device().is_cpu(),
+              "a quantized weight is read on the CPU, got ", w.codes.device());
+  TORCH_CHECK(w.codes.is_contiguous() && w.scales.is_contiguous(), "a quantized weight is contiguous");
+  Quantized q{};
+  q.format = static_cast<Quantized::Format>(w.parts.format);
+  const auto stored = static_cast<at::ScalarType>(w.parts.stored);
+  q.rounds[0] = rounding(stored);
+  q.rounds[1] = compute == stored ? 0 : rounding(compute);
+  q.codes = static_cast<const uint8_t*>(w.codes.data_ptr());
+  q.table = w.parts.table;
+  q.block = q.format == Quantized::Format::Int8 ? w.parts.num_inputs : w.parts.block;
+  if (w.nested_scales.defined()) {
+    q.scale_codes = static_cast<const uint8_t*>(w.scales.data_ptr());
+    q.scale_table = w.parts.scale_table;
+    q.scale_scales = w.nested_scales.data_ptr<float>();
+    q.scale_offset = *w.nested_offset.data_ptr<float>();
+  } else {
+    q.scales = w.scales.data_ptr<float>();
+  }
+  return q;
+}
+
+Tensor dequantized(const QuantizedWeight& w, at::ScalarType compute) {
+  const Quantized q = kernel_view(w, compute);
+  // Numbers of float16 are float32's with zeros behind them.
+  const auto written = compute == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
+  Tensor out = at::empty({w.parts.num_outputs, w.parts.num_inputs}, at::TensorOptions().dtype(written));
+  const int64_t num = w.num(), blocks = (num + q.block - 1) / q.block;
+  at::parallel_for(0, blocks, grain(q.block), [&](int64_t b, int64_t e) {
+    kernels().dequantize(q, num, out.data_ptr(), dtype_of(out), b, e);
+  });
+  return out.to(compute);
+}
+
+// y = x W^T + bias; the gradient flows to x alone.
+struct QuantizedLinearFunction : torch::autograd::Function<QuantizedLinearFunction> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
+                        std::shared_ptr<QuantizedWeight> weight, const std::optional<Tensor>& bias) {
+    Tensor y = at::linear(x, dequantized(*weight, x.scalar_type()), bias);
+    // Not saved as autograd's tensors: where ranks share them their memory comes and goes in between.
+    ctx->saved_data["weight"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Held>(std::move(weight)));
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    Tensor dx;
+    if (ctx->needs_input_grad(0)) {
+      const auto held = ctx->saved_data["weight"].toCapsule();
+      const QuantizedWeight& weight = *static_cast<const Held&>(*held).weight;
+      dx = at::mm(grads[0], dequantized(weight, grads[0].scalar_type()));
+    }
+    return {dx, Tensor(), Tensor()};
+  }
+  struct Held : torch::CustomClassHolder {
+    explicit Held(std::shared_ptr<QuantizedWeight> w) : weight(std::move(w)) {}
+    std::shared_ptr<QuantizedWeight> weight;
+  };
+};
+
+void check_input(const Tensor& x, const QuantizedParts& w) {
+  TORCH_CHECK(x.dim() == 2 && x.size(1) == w.num_inputs && x.device().is_cpu(),
+              "a quantized linear layer of ", w.num_inputs, " inputs expected a CPU tensor [rows, inputs], got ",
+              x.sizes());
+}
+
+// Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
+constexpr int64_t QUANTIZED_PARALLEL_COST = 1 << 17;
+
+Tensor quantized_product(const Tensor& x_any, const QuantizedWeight& w, const Tensor* bias) {
+  const auto compute = x_any.scalar_type();
+  const Quantized q = kernel_view(w, compute);
+  if (!kernel_ready(x_any) || std::getenv("RLT_EXP")) {
+    return at::linear(x_any, dequantized(w, compute), bias ? std::optional<Tensor>(*bias) : std::nullopt);
+  }
+  const Tensor x = x_any.contiguous();
+  QuantizedLinear a{};
+  a.weight = q, a.in = w.parts.num_inputs, a.out = w.parts.num_outputs, a.num_rows = x.size(0);
+  a.x_row = kernels().spread_len(a.in);
+  const auto numbers = at::TensorOptions().dtype(at::kFloat);
+  Tensor spread = at::empty({a.num_rows, a.x_row}, numbers), y = at::empty({a.num_rows, a.out}, numbers);
+  kernels().spread_rows(q, x.data_ptr(), dtype_of(x), a.in, spread.data_ptr<float>(), 0, a.num_rows);
+  const Tensor wide_bias = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  a.x = spread.data_ptr<float>(), a.y = y.data_ptr<float>();
+  a.bias = bias ? wide_bias.data_ptr<float>() : nullptr;
+  const int64_t item_cost = std::max<int64_t>(1, 4 * a.in * std::min<int64_t>(a.num_rows, 64));
+  at::parallel_for(0, kernels().quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
+                   [&](int64_t b, int64_t e) {
+                     std::vector<float> scratch(a.num_rows > 1 ? kernels().quantized_scratch(a) : 0);
+                     kernels().quantized_linear(a, scratch.data(), b, e);
+                   });
+  return y.to(compute);
+}
+
+}  // namespace
+}  // namespace rlt
+
+extern "C" {
+char* rlt_dequantize(const QuantizedParts* weight, int8_t dtype, Tensor** out) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = rlt::owned(rlt::dequantized(rlt::QuantizedWeight(*weight), static_cast<at::ScalarType>(dtype)));
+  });
+}
+char* rlt_quantized_linear(const QuantizedParts* weight, Tensor* x, Tensor* bias, Tensor** out) {
+  return rlt::guarded([&] {
+    rlt::check_input(*x, *weight);
+    const auto given = bias ? std::optional<Tensor>(*bias) : std::nullopt;
+    *out = rlt::owned(
+        rlt::QuantizedLinearFunction::apply(*x, std::make_shared<rlt::QuantizedWeight>(*weight), given));
+  });
+}
+char* rlt_quantized_product(const QuantizedParts* weight, Tensor* x, Tensor* bias, Tensor** out) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    rlt::check_input(*x, *weight);
+    *out = rlt::owned(rlt::quantized_product(x->detach(), rlt::QuantizedWeight(*weight), bias));
+  });
+}
+}
