@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
 use rlt_core::sampling::SamplingParams;
+use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, Weights};
-use rlt_trainer::roles::rollout::{Completion, RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Kind, Tensor};
 
 use crate::fixture::*;
@@ -69,18 +70,23 @@ fn mean_error(exact: &Decoder, requests: &[RolloutRequest], completions: &[Vec<C
     for (request, samples) in requests.iter().zip(completions) {
         for sample in samples {
             let exact = actor_logprobs(exact, request, sample);
-            sum += exact.iter().zip(&sample.rollout_logprobs).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>();
+            sum += exact
+                .iter()
+                .zip(&sample.rollout_logprobs)
+                .map(|(a, b)| f64::from((a - b).abs()))
+                .sum::<f64>();
             num += exact.len();
         }
     }
     sum / f64::from(num as u32)
 }
 
-/// The engine adds products up in another order than the actor, which rounds a sum to another of two
-/// neighbours in bfloat16 now and then. Neither order is the better one: both are as far from what the same
-/// numbers give in f64, and a dense model whose adapter the engine folds in is no nearer to its actor.
+/// Engine and actor add up attention and products in different orders: now and then a sum next to a tie is
+/// rounded to the other of two neighbours in bfloat16, and a log-prob moves by hundredths. Neither order is
+/// the better one: both are as far from what the same numbers give in f64, and a dense model, whose adapter
+/// the engine folds in, is farther from its actor.
 #[test]
-fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_as_near_to_it_as_a_dense_one() {
+fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_nearer_to_it_than_a_dense_one() {
     let requests = requests(6, 3, &SamplingParams::default());
     for (family, spec) in ["llama", "qwen3", "phi3"].into_iter().zip(specs()) {
         let decoder = quantized(family, &spec, Kind::BFloat16);
@@ -99,9 +105,8 @@ fn in_bfloat16_a_quantized_rollout_is_as_exact_as_its_actor_and_as_near_to_it_as
         let apart = mean_error(&decoder, &requests, &sampled);
         let dense = dequantized(&decoder, family, Kind::BFloat16);
         let of_dense = mean_error(&dense, &requests, &generate(&dense, options(), &requests).unwrap());
-        println!("{family}: rollout {rollout:.2e}, actor {actor:.2e}, apart {apart:.2e}, dense {of_dense:.2e}");
-        assert!(rollout < 1.25 * actor, "{family}: {rollout:.1e} from f64, the actor {actor:.1e}");
-        assert!(apart < 1.25 * of_dense, "{family}: {apart:.1e} apart, a dense model {of_dense:.1e}");
+        assert!(rollout < 1.1 * actor, "{family}: {rollout:.1e} from f64, the actor {actor:.1e}");
+        assert!(apart < 0.1 * of_dense, "{family}: {apart:.1e} apart, a dense model {of_dense:.1e}");
     }
 }
 

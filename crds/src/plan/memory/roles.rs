@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{frozen_width, FP32, MemoryTerm, Trained, elements, kept, on_gpu, on_host, term};
+use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;

@@ -162,8 +162,8 @@ impl ModelConfig {
     /// The same model quantized as a job says; as it is without `spec`.
     ///
     /// # Errors
-    /// [`ModelConfigError::Unsupported`] for experts, and [`ModelConfigError::InvalidField`] where the
-    /// checkpoint is quantized otherwise.
+    /// [`ModelConfigError::Unsupported`] for experts and latent attention, and
+    /// [`ModelConfigError::InvalidField`] where the checkpoint is quantized otherwise.
     pub fn with_quantization(mut self, spec: Option<&QuantizationSpec>) -> Result<Self, ModelConfigError> {
         let Some(spec) = spec else { return Ok(self) };
         let mut wanted = Quantization::new(spec);
@@ -203,15 +203,16 @@ impl ModelConfig {
 /// codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
-    let (has, supported) = match (&config.experts, &config.latent) {
-        (Some(_), _) => ("experts", "models without experts"),
-        (None, Some(_)) => ("latent attention", "models with multi-head or grouped-query attention"),
+    let has = match (&config.experts, &config.latent) {
         (None, None) => return Ok(()),
+        (Some(_), None) => "experts",
+        (None, Some(_)) => "latent attention",
+        (Some(_), Some(_)) => "experts and latent attention",
     };
     Err(ModelConfigError::Unsupported {
         field: "quantization_config".to_owned(),
         got: format!("{:?} weights of {:?}, which has {has},", quantization.format, config.family),
-        supported: supported.to_owned(),
+        supported: "models without experts and latent attention".to_owned(),
     })
 }
 

@@ -143,9 +143,17 @@ fn what_is_not_known_of_a_quantization_is_refused_by_its_field() {
             "quantization_config.llm_int8_skip_modules",
         ),
         (
-            four_bits,
+            four_bits.clone(),
             json!({"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}),
-            "quantization_config",
+            "field `quantization_config`: Fp4 weights of Mixtral, which has experts,",
+        ),
+        (
+            four_bits,
+            json!({
+                "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 64, "q_lora_rank": null,
+                "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 48, "num_key_value_heads": 9
+            }),
+            "field `quantization_config`: Fp4 weights of DeepseekV3, which has experts and latent attention,",
         ),
     ] {
         let message = refusal(quantization, more);
