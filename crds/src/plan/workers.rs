@@ -200,7 +200,8 @@ fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Mi
         return Err(Misfit::Quantized { field, expected, got: "none".to_owned() });
     }
     if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) {
-        let (field, expected) = ("spec.model.lora.dora", "false, as the rollout has no magnitudes beside codes");
+        let (field, expected) =
+            ("spec.model.lora.dora", "false, as the rollout has no magnitudes beside codes");
         return Err(Misfit::Quantized { field, expected, got: "true".to_owned() });
     }
     let tp = spec.workers.mesh.rollout_tp;

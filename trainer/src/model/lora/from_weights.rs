@@ -20,7 +20,9 @@ impl Decoder {
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };
             if let Some(magnitudes) = &lora.magnitudes {
-                no_grad(|| magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight.numbers())));
+                no_grad(|| {
+                    magnitudes.shallow_clone().copy_(&dora::magnitudes(lora, &projection.weight.numbers()))
+                });
             }
         }
     }
