@@ -94,8 +94,8 @@ impl Projection {
 
     /// The weights with the adapter folded in: `W + scaling * B A`, by DoRA with rows of their magnitudes,
     /// summed in f32 and left so, for whoever takes them to round once. The base is not touched. Without an
-    /// adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed in 16
-    /// or 32 bits.
+    /// adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed in
+    /// 16 or 32 bits.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight.wide_numbers())),
