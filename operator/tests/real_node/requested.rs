@@ -1,5 +1,5 @@
-//! What a pod gets from its cluster because its job asks for it: a Secret, scratch space, a runtime, devices by
-//! name and by claim, a capability.
+//! What a pod gets from its cluster because its job asks for it: a Secret, scratch space, a runtime, devices
+//! by name and by claim, a capability.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

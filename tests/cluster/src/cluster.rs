@@ -197,9 +197,9 @@ impl Cluster {
         Ok(command)
     }
 
-    /// A driver of devices (dynamic resource allocation) for the real node, as the user who may do everything.
-    /// Pods that claim `devices` get them once it has prepared the claim, for which it keeps a file of the
-    /// claim's name in `folder`.
+    /// A driver of devices (dynamic resource allocation) for the real node, as the user who may do
+    /// everything. Pods that claim `devices` get them once it has prepared the claim, for which it keeps a
+    /// file of the claim's name in `folder`.
     pub fn device_driver(&self, driver: &str, folder: &Path, devices: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("device-driver"));
         let kubelet = self.slot.folder().join("node/kubelet");

@@ -57,7 +57,7 @@ fn a_file_that_does_not_load_is_refused_before_the_first_step() {
     assert_ne!(ended.code, Some(0));
     assert!(ended.stderr.contains("ModuleNotFoundError: No module named 'numpy'"), "{}", ended.stderr);
     function["wasm"]["path"] = json!(file);
-    let ended = place.train(&judged_by(function, json!({})));
+    let ended = Place::new().train(&judged_by(function, json!({})));
     assert!(ended.code != Some(0) && ended.stderr.contains("compile the module"), "{}", ended.stderr);
 }
 
