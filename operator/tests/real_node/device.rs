@@ -50,11 +50,11 @@ async fn unschedulable(test: &TestNamespace) -> String {
     pods.iter().find_map(cause).unwrap()
 }
 
-/// Lets the node offer one GPU, as a device plugin does.
-async fn offer_gpu(test: &TestNamespace) {
+/// Lets the node offer one of a resource, as a device plugin does.
+pub(crate) async fn offer(test: &TestNamespace, resource: &str) {
     let nodes: Api<Node> = Api::all(test.client.clone());
     let node = nodes.list(&Default::default()).await.unwrap().items.remove(0).metadata.name.unwrap();
-    let one = json!({ GPU: "1" });
+    let one = json!({ resource: "1" });
     let status = json!({ "status": { "capacity": one, "allocatable": one } });
     nodes.patch_status(&node, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
@@ -71,7 +71,7 @@ async fn a_job_on_cuda_waits_for_a_gpu_and_trains_on_it_in_its_pod() {
     assert!(cause.contains(&format!("Insufficient {GPU}")), "{cause}");
     let status = test.when(NAME, |status| status.resolved.is_some()).await;
     assert_eq!(status.resolved.unwrap().gpus_per_worker, 1, "said before it starts");
-    offer_gpu(&test).await;
+    offer(&test, GPU).await;
 
     let ends = test.when_true(NAME, ConditionType::Complete);
     let status = tokio::time::timeout(PATIENCE, ends).await.unwrap();

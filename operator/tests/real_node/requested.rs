@@ -7,16 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
-use kube::api::{
-    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
-};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams};
 use rlt_objects::build::PodSettings;
 use rlt_objects::privileges::Privileges;
 use serde_json::{Value, json};
 
 use crate::container::first_process;
+use crate::device::offer;
 use crate::test_namespace::{PATIENCE, TestNamespace};
 
 const NAME: &str = "requested";
@@ -87,15 +85,6 @@ fn offered(scratch: &Path) -> [Value; 5] {
             "spec": { "spec": { "devices": { "requests": [request] } } }
         }),
     ]
-}
-
-/// Lets the node offer a resource, as a device plugin does.
-async fn offer(test: &TestNamespace, resource: &str) {
-    let nodes: Api<Node> = Api::all(test.client.clone());
-    let node = nodes.list(&ListParams::default()).await.unwrap().items.remove(0).name_any();
-    let one = json!({ resource: "1" });
-    let status = json!({ "status": { "capacity": one, "allocatable": one } });
-    nodes.patch_status(&node, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 #[tokio::test]

@@ -160,9 +160,9 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     if args.layout == Layout::Peft && spec.model.lora.is_none() {
         return Err(ExportError::NoAdapter);
     }
-    let token =
-        args.push_to.as_ref().map(|target| push::Hub::of_environment().map_err(failed(target, &folder)));
-    let hub = token.transpose()?;
+    let hub = args.push_to.as_ref();
+    let hub = hub.map(|target| push::Hub::of_environment().map_err(failed(target, folder.root())));
+    let hub = hub.transpose()?;
     let (checkpoint, step) = choose::checkpoint(&folder, args.step)?;
     let default = || folder.root().join(EXPORTS).join(format!("step-{step:06}"));
     let output = args.output.clone().unwrap_or_else(default);
@@ -170,22 +170,15 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     tracing::info!("step {step} of {} is in {}", job.name(), output.display());
     if let (Some(hub), Some(target)) = (hub, &args.push_to) {
         let message = format!("{}: step {step}", job.name());
-        let commit = hub.push(&target.0, &output, &message).map_err(|source| ExportError::Push {
-            repository: target.0.to_string(),
-            folder: output.clone(),
-            source,
-        })?;
+        let commit = hub.push(&target.0, &output, &message).map_err(failed(target, &output))?;
         tracing::info!("hub:{} is at commit {commit}", target.0);
     }
     Ok(())
 }
 
-fn failed<'a>(
-    target: &'a HubTarget,
-    folder: &'a RunFolder,
-) -> impl FnOnce(push::PushError) -> ExportError + 'a {
-    let (repository, folder) = (target.0.to_string(), folder.root().to_owned());
-    |source| ExportError::Push { repository, folder, source }
+/// Says which repository did not take what is in `folder`.
+fn failed<'a>(target: &'a HubTarget, folder: &'a Path) -> impl FnOnce(push::PushError) -> ExportError + 'a {
+    move |source| ExportError::Push { repository: target.0.to_string(), folder: folder.to_owned(), source }
 }
 
 /// The folder of a run that is named by it, or by the job's name.

@@ -269,7 +269,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Attaches it without a look at the weights.
+    /// Attaches an adapter, none of whose numbers follow from the weights.
     fn attach(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         if self.lora.is_some() {
             return Err(LoraError::AlreadyAttached);
