@@ -12,7 +12,7 @@ mod tiny;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use python_module::python_module;
 pub use tiny::tiny_job;
@@ -112,6 +112,9 @@ pub fn fresh_binary(name: &str) -> PathBuf {
 /// # Panics
 /// When binary or image can not be built.
 pub fn test_image(name: &str) -> PathBuf {
+    // Tests of one process build in one folder.
+    static BUILDS: Mutex<()> = Mutex::new(());
+    let _turn = BUILDS.lock().unwrap_or_else(PoisonError::into_inner);
     let modified = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
     let root = workspace_root();
     let folder = profile_folder().join("images");
