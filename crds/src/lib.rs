@@ -27,6 +27,7 @@ pub mod resolved;
 mod rules;
 pub mod spec;
 pub mod status;
+pub mod symptoms;
 mod validate;
 
 #[cfg(feature = "kube")]

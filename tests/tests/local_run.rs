@@ -68,5 +68,7 @@ mod sandboxed_rewards;
 mod sharded;
 #[path = "local_run/shown_data.rs"]
 mod shown_data;
+#[path = "local_run/symptoms.rs"]
+mod symptoms;
 #[path = "local_run/traces.rs"]
 mod traces;

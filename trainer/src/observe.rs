@@ -6,4 +6,5 @@ pub mod report;
 pub mod status_channel;
 pub mod stop;
 pub mod tracking;
+mod warnings;
 pub mod watch;

@@ -1,8 +1,9 @@
 //! `rlctl why`: why a job waits, failed or goes on, and what to change. The job, its pods and events are read
-//! here; pure functions decide what they mean.
+//! here, a local run in `local`; pure functions decide what they mean.
 
 mod explanation;
 mod failed;
+mod local;
 mod refused;
 mod scheduling;
 mod waiting;
@@ -36,17 +37,21 @@ pub(crate) struct JobSnapshot {
 }
 
 pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
-    block_on(async {
-        let connection = Connection::open(&args.cluster).await?;
-        let explanation = explain(&gather(&connection, &args.name).await?);
-        let mut out = io::stdout().lock();
-        match args.output {
-            DocumentFormat::Json => document::write_json(&mut out, &explanation)?,
-            DocumentFormat::Yaml => document::write_yaml(&mut out, &explanation)?,
-            DocumentFormat::Text => out.write_all(escaped(&explanation.to_string()).as_bytes())?,
-        }
-        Ok(ExitCode::Success)
-    })
+    let explanation = if local::is_run(&args.name) {
+        local::explain(&local::LocalRun::read(&args.name)?)
+    } else {
+        block_on(async {
+            let connection = Connection::open(&args.cluster).await?;
+            Ok(explain(&gather(&connection, &args.name).await?))
+        })?
+    };
+    let mut out = io::stdout().lock();
+    match args.output {
+        DocumentFormat::Json => document::write_json(&mut out, &explanation)?,
+        DocumentFormat::Yaml => document::write_yaml(&mut out, &explanation)?,
+        DocumentFormat::Text => out.write_all(escaped(&explanation.to_string()).as_bytes())?,
+    }
+    Ok(ExitCode::Success)
 }
 
 async fn gather(connection: &Connection, name: &str) -> anyhow::Result<JobSnapshot> {

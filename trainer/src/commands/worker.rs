@@ -15,14 +15,13 @@ use crate::observe::report;
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::stop::{Outcome, StopRequest};
 use crate::parallel::{RankEnvironment, Ranks};
-use crate::run::Run;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::train::train;
 use crate::run::{out_of_memory, setup};
 use crate::storage::checkpoint::clear_copies;
 use crate::storage::error_chain;
-use crate::storage::run_folder::{RunFolder, WARNINGS};
+use crate::storage::run_folder::RunFolder;
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -148,20 +147,13 @@ fn run_rank(
     let (mut run, mut roles, mut data) = built?;
     run.context.watch_mut().tell(channel);
     channel.report_commits(&run.source.commits);
-    publish_warning(&run)?;
+    if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
+        run.context.watch().warn(warning);
+    }
     Ok(match train(&mut run, &mut roles, &mut data)? {
         Outcome::Complete => ExitCode::Success,
         Outcome::Stopped(_) => ExitCode::Preempted,
     })
-}
-
-/// Leaves the warning where people look: in the run folder for the report, and with the operator.
-fn publish_warning(run: &Run) -> Result<(), TrainError> {
-    if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
-        run.folder.write_json(WARNINGS, &serde_json::json!([warning]))?;
-        run.context.watch().warn(warning);
-    }
-    Ok(())
 }
 
 fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {

@@ -11,6 +11,7 @@ use rlt_core::types::RolloutGroup;
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::tracking::console::{Console, Phase, Progress, Silent};
 use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, Trackers, TrackersOptions};
+use crate::observe::warnings::Warnings;
 use crate::storage::checkpoint::CommittedCheckpoint;
 use crate::storage::run_folder::RunFolder;
 
@@ -20,12 +21,19 @@ pub struct Watchers {
     progress: Box<dyn Progress>,
     completions_per_step: usize,
     channel: Arc<StatusChannel>,
+    warnings: Warnings,
 }
 
 impl Watchers {
     /// Nobody, until the run knows where it stands.
     pub fn nobody() -> Self {
-        Self { trackers: None, progress: Box::new(Silent), completions_per_step: 0, channel: Arc::default() }
+        Self {
+            trackers: None,
+            progress: Box::new(Silent),
+            completions_per_step: 0,
+            channel: Arc::default(),
+            warnings: Warnings::default(),
+        }
     }
 
     /// Tells the operator, too, from now on.
@@ -50,6 +58,7 @@ impl Watchers {
         }
         self.completions_per_step = spec.completions_per_step as usize;
         self.trackers = Some(trackers);
+        self.warnings = Warnings::open(folder.root());
     }
 
     /// A stage of `num_steps` steps begins, `num_done` of them finished before.
@@ -76,6 +85,19 @@ impl Watchers {
         self.channel.end_step(&metrics);
         if let Some(trackers) = &self.trackers {
             trackers.log(&metrics);
+            self.tell_symptoms(&metrics);
+        }
+    }
+
+    /// Tells people and the operator what the step's metrics show to go wrong, or no longer.
+    fn tell_symptoms(&self, metrics: &StepMetrics) {
+        let Some(change) = self.warnings.end_step(metrics) else { return };
+        self.channel.warn(&change.text);
+        for symptom in change.new {
+            let lines = symptom.kind.changes().iter().map(|line| format!("\n  {line}"));
+            let name = symptom.kind.name();
+            let changes: String = lines.collect();
+            self.progress.message(&format!("warning: this run {} ({name}){changes}", symptom.evidence));
         }
     }
 
@@ -103,9 +125,10 @@ impl Watchers {
         self.channel.checkpoints(committed);
     }
 
-    /// Tells the operator what people have to know although the run goes on.
+    /// Leaves what people have to know although the run goes on where they look: in the run folder for the
+    /// report, and with the operator.
     pub fn warn(&self, warning: &str) {
-        self.channel.warn(warning);
+        self.channel.warn(&self.warnings.stand(warning));
     }
 
     /// A sentence for the person who watches.

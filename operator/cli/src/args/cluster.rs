@@ -57,8 +57,8 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct WhyArgs {
-    /// The job.
-    #[arg(value_name = "NAME")]
+    /// The job, or the folder of a run on this machine.
+    #[arg(value_name = "NAME|RUN")]
     pub(crate) name: String,
     /// How to write it.
     #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]

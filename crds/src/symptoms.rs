@@ -1,0 +1,125 @@
+//! What the metrics of a run say goes wrong: symptoms that people know by name (entropy collapse, KL
+//! runaway), with the evidence and the fields to look at.
+//!
+//! Pure functions of the metrics of finished steps ([`Course`]). Who reads or writes files, and who tells
+//! people, is elsewhere.
+
+mod course;
+mod detect;
+
+pub use course::Course;
+
+use serde::Serialize;
+
+/// A symptom by name. [`SymptomKind::ALL`] is the order in which symptoms are listed: what makes others
+/// meaningless comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum SymptomKind {
+    /// Updates are skipped, for their gradients are not finite.
+    SkippedUpdates,
+    /// Samples have no verdict: their rewards time out or their servers fail.
+    LostVerdicts,
+    /// The rollout's probabilities are not the actor's.
+    RolloutMismatch,
+    /// The mean reward has lost most of what it had gained.
+    RewardCollapse,
+    /// Groups have equal rewards, from which nothing is learned.
+    EqualRewards,
+    /// The policy has nearly no entropy left while rewards can still be gained.
+    EntropyCollapse,
+    /// The policy is far from its reference, and gets further.
+    KlRunaway,
+    /// Completions reach the limit of their length.
+    LengthExplosion,
+    /// Steps take several times as long as they did.
+    Slowdown,
+}
+
+impl SymptomKind {
+    /// All kinds, in the order in which they are listed.
+    pub const ALL: [Self; 9] = [
+        Self::SkippedUpdates,
+        Self::LostVerdicts,
+        Self::RolloutMismatch,
+        Self::RewardCollapse,
+        Self::EqualRewards,
+        Self::EntropyCollapse,
+        Self::KlRunaway,
+        Self::LengthExplosion,
+        Self::Slowdown,
+    ];
+
+    /// The name, as in `docs/troubleshooting.md`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SkippedUpdates => "SkippedUpdates",
+            Self::LostVerdicts => "LostVerdicts",
+            Self::RolloutMismatch => "RolloutMismatch",
+            Self::RewardCollapse => "RewardCollapse",
+            Self::EqualRewards => "EqualRewards",
+            Self::EntropyCollapse => "EntropyCollapse",
+            Self::KlRunaway => "KlRunaway",
+            Self::LengthExplosion => "LengthExplosion",
+            Self::Slowdown => "Slowdown",
+        }
+    }
+
+    /// What a person can change, the likeliest first. Fields stand in backticks, from `spec` on.
+    pub fn changes(self) -> &'static [&'static str] {
+        match self {
+            Self::SkippedUpdates => &[
+                "lower `spec.training.optimizer.learningRate` or `spec.training.maxGradNorm`",
+                "use another `spec.training.precision`: Fp16 overflows where Bf16 and Fp32 do not",
+            ],
+            Self::LostVerdicts => &[
+                "see which status they have: reward/num_timeout and reward/num_infra in metrics.jsonl",
+                "raise `spec.rewards.timeoutSeconds`, or give the reward servers more room",
+            ],
+            Self::RolloutMismatch => &[
+                "sample in the training's numbers: leave out `spec.rollout.precision`",
+                "correct for it: `spec.algorithm.importanceCorrection`",
+            ],
+            Self::RewardCollapse => &[
+                "go back to the best checkpoint: `rlctl export --step best` with `spec.checkpoint.keepBest`",
+                "lower `spec.training.optimizer.learningRate`",
+                "hold the policy near its reference: `spec.algorithm.kl.coefficient`",
+            ],
+            Self::EqualRewards => &[
+                "use prompts that are sometimes answered well: neither always nor never",
+                "sample groups without a difference anew: `spec.algorithm.dynamicSampling`",
+                "raise `spec.rollout.samplesPerPrompt` or `spec.rollout.temperature`",
+            ],
+            Self::EntropyCollapse => &[
+                "raise `spec.algorithm.loss.clipHigh` above clipLow (clip-higher), or `spec.rollout.temperature`",
+                "reward entropy: `spec.algorithm.loss.entropyCoefficient`",
+                "lower `spec.training.optimizer.learningRate`",
+            ],
+            Self::KlRunaway => &[
+                "raise `spec.algorithm.kl.coefficient`, or let it follow a target: `spec.algorithm.kl.adaptive`",
+                "lower `spec.training.optimizer.learningRate`",
+                "read completions.jsonl: rewards may be won in a way that nobody wants",
+            ],
+            Self::LengthExplosion => &[
+                "charge for length: `spec.rewards.overlong`",
+                "raise `spec.rollout.maxCompletionTokens` where answers need it",
+                "weigh tokens and not completions: `spec.algorithm.loss.aggregation`",
+            ],
+            Self::Slowdown => &[
+                "look at the phase that grew: timing_s/* in metrics.jsonl, `rlctl plan --run RUN` beside the plan",
+                "longer completions take longer: `spec.rollout.maxCompletionTokens`",
+            ],
+        }
+    }
+}
+
+/// One symptom of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Symptom {
+    /// Which.
+    pub kind: SymptomKind,
+    /// What it follows from, as the rest of a sentence that begins with "this run".
+    pub evidence: String,
+}
+
+#[cfg(test)]
+mod tests;

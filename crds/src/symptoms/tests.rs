@@ -1,0 +1,135 @@
+//! Each symptom in a course that has it, none in one that learns, and fields and documentation by name.
+
+use super::*;
+
+/// Metrics of a run that learns: rewards rise, entropy falls to a third, steps take two seconds.
+fn healthy(step: usize, of: usize) -> Vec<(&'static str, f64)> {
+    let share = step as f64 / of as f64;
+    vec![
+        ("actor/entropy", 0.9 - 0.6 * share),
+        ("actor/kl_loss", 0.01 + 0.1 * share),
+        ("critic/score/max", 1.0),
+        ("critic/score/mean", 0.2 + 0.4 * share),
+        ("critic/score/min", 0.0),
+        ("response_length/clip_ratio", 0.1),
+        ("response_length/mean", 50.0 + 40.0 * share),
+        ("reward/error_ratio", 0.0),
+        ("train/frac_reward_zero_std", 0.3),
+        ("training/num_skipped_updates", 0.0),
+        ("training/rollout_probs_diff_mean", 0.001),
+        ("training/rollout_actor_probs_pearson_corr", 0.999),
+        ("timing_s/gen", 1.0),
+        ("timing_s/update_actor", 0.8),
+        ("timing_s/step", 2.0),
+    ]
+}
+
+/// The course of a run of `num_steps` steps which learns, but for `ill` in its last ten.
+fn course(num_steps: usize, ill: &[(&'static str, f64)]) -> Course {
+    let mut course = Course::default();
+    for step in 1..=num_steps {
+        let mut metrics = healthy(step, num_steps);
+        if step + 10 > num_steps {
+            metrics.retain(|(name, _)| !ill.iter().any(|(other, _)| name == other));
+            metrics.extend_from_slice(ill);
+        }
+        course.push(metrics);
+    }
+    course
+}
+
+fn kinds(course: &Course) -> Vec<SymptomKind> {
+    course.symptoms().into_iter().map(|symptom| symptom.kind).collect()
+}
+
+/// What makes each symptom, and what looks like it and is none.
+const ILL: [(SymptomKind, &[(&str, f64)], &[(&str, f64)]); 9] = [
+    (
+        SymptomKind::SkippedUpdates,
+        &[("training/num_skipped_updates", 0.4)],
+        &[("training/num_skipped_updates", 0.1)],
+    ),
+    (SymptomKind::LostVerdicts, &[("reward/error_ratio", 0.3)], &[("reward/error_ratio", 0.1)]),
+    (
+        SymptomKind::RolloutMismatch,
+        &[("training/rollout_probs_diff_mean", 0.05)],
+        &[("training/rollout_probs_diff_mean", 0.01)],
+    ),
+    (SymptomKind::RewardCollapse, &[("critic/score/mean", 0.25)], &[("critic/score/mean", 0.5)]),
+    (
+        SymptomKind::EqualRewards,
+        &[("train/frac_reward_zero_std", 0.95)],
+        &[("train/frac_reward_zero_std", 0.95), ("critic/score/mean", 0.98)],
+    ),
+    (
+        SymptomKind::EntropyCollapse,
+        &[("actor/entropy", 0.01)],
+        &[("actor/entropy", 0.01), ("critic/score/mean", 0.98)],
+    ),
+    (SymptomKind::KlRunaway, &[("actor/kl_loss", 2.0)], &[("actor/kl_loss", 0.4)]),
+    (
+        SymptomKind::LengthExplosion,
+        &[("response_length/clip_ratio", 0.8), ("response_length/mean", 100.0)],
+        &[("response_length/clip_ratio", 0.3), ("response_length/mean", 100.0)],
+    ),
+    (
+        SymptomKind::Slowdown,
+        &[("timing_s/step", 9.0), ("timing_s/gen", 8.0)],
+        &[("timing_s/step", 9.0), ("timing_s/testing", 7.0)],
+    ),
+];
+
+#[test]
+fn each_symptom_is_found_by_its_metrics_and_not_by_what_looks_like_it() {
+    assert_eq!(kinds(&course(40, &[])), []);
+    for (kind, ill, well) in ILL {
+        assert_eq!(kinds(&course(40, ill)), [kind]);
+        assert_eq!(kinds(&course(40, well)), [], "{}", kind.name());
+    }
+}
+
+#[test]
+fn the_first_steps_of_a_run_and_what_is_no_step_have_no_symptoms() {
+    for (kind, ill, _) in ILL {
+        assert_eq!(kinds(&course(9, ill)), [], "{}", kind.name());
+    }
+    let mut evaluations = Course::default();
+    (0..30).for_each(|_| evaluations.push([("val-core/reward/mean", 0.0), ("reward/error_ratio", 1.0)]));
+    assert_eq!((evaluations.num_steps(), evaluations.symptoms()), (0, vec![]));
+}
+
+#[test]
+fn a_metric_that_a_run_does_not_have_says_nothing() {
+    let mut course = Course::default();
+    (0..40).for_each(|_| course.push([("timing_s/step", 1.0), ("actor/entropy", f64::NAN)]));
+    assert_eq!(course.symptoms(), []);
+    assert_eq!(course.step_seconds(), Some(1.0));
+}
+
+#[test]
+fn the_evidence_of_a_slow_step_names_the_phase_that_grew() {
+    let found = course(40, &[("timing_s/step", 9.0), ("timing_s/gen", 8.0)]).symptoms();
+    let expected = "slows down: 9.0 s a step over its last 10, 2.0 s before; timing_s/gen 8.0 s after 1.0 s";
+    assert_eq!(found[0].evidence, expected);
+}
+
+/// Fields stand in backticks; what else stands there is a command.
+#[test]
+fn every_field_that_is_named_is_one_of_the_specification() {
+    let reference = include_str!("../../../docs/reference.md");
+    for kind in SymptomKind::ALL {
+        for change in kind.changes() {
+            for field in change.split('`').filter(|word| word.starts_with("spec.")) {
+                assert!(reference.contains(&format!("| `{field}` |")), "{}: {field}", kind.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_symptom_has_a_section_in_the_documentation() {
+    let page = include_str!("../../../docs/troubleshooting.md");
+    for kind in SymptomKind::ALL {
+        assert!(page.contains(&format!("`{}`", kind.name())), "{}", kind.name());
+    }
+}

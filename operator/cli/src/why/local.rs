@@ -1,0 +1,232 @@
+//! Why a run of a folder is as it is: what its files say, read here, and what follows from that, a pure
+//! function.
+
+use std::fs::{self, File, TryLockError};
+use std::path::Path;
+
+use anyhow::Context as _;
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::symptoms::Course;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::explanation::Explanation;
+use crate::measure::duration;
+
+/// Seconds without a step that are nothing unusual, however short steps are.
+const PATIENCE_SECONDS: f64 = 60.0;
+/// Times the seconds of a step after which its successor is missed.
+const PATIENCE_STEPS: f64 = 10.0;
+
+/// What an explanation of a local run follows from.
+#[derive(Debug, Default)]
+pub(super) struct LocalRun {
+    /// The folder, as it was given.
+    pub(super) name: String,
+    /// Whether a process works on it.
+    pub(super) is_locked: bool,
+    /// What it left when it ended in good order; of an earlier attempt while a process works on it.
+    pub(super) result: Option<RunResult>,
+    /// Finished steps of the training, and seconds since 1970 when the last one ended.
+    pub(super) last_step: Option<(u64, f64)>,
+    pub(super) course: Course,
+    /// Seconds since 1970.
+    pub(super) now: f64,
+}
+
+/// `result.json`, as far as it is read.
+#[derive(Debug, Deserialize)]
+pub(super) struct RunResult {
+    pub(super) outcome: String,
+    pub(super) step: u64,
+    pub(super) num_steps: u64,
+    pub(super) held_out_reward_before: Option<f64>,
+    pub(super) held_out_reward_after: Option<f64>,
+}
+
+/// Whether `name` is the folder of a run, and not the name of a job.
+pub(super) fn is_run(name: &str) -> bool {
+    let folder = Path::new(name);
+    folder.join("manifest.yaml").is_file() || (name.contains('/') && folder.is_dir())
+}
+
+impl LocalRun {
+    /// Of a run folder.
+    pub(super) fn read(name: &str) -> anyhow::Result<Self> {
+        let folder = Path::new(name);
+        anyhow::ensure!(
+            folder.join("manifest.yaml").is_file(),
+            "{name} is no run folder: it has no manifest.yaml"
+        );
+        let mut run = Self {
+            name: name.to_owned(),
+            is_locked: is_locked(&folder.join(".lock")),
+            result: read_result(&folder.join("result.json"))?,
+            now: Timestamp::now().as_millisecond() as f64 / 1e3,
+            ..Self::default()
+        };
+        for line in read_lines(&folder.join("metrics.jsonl"))? {
+            run.take(&line);
+        }
+        Ok(run)
+    }
+
+    fn take(&mut self, line: &Map<String, Value>) {
+        let number = |name: &str| line.get(name).and_then(Value::as_f64);
+        if number("training/phase") == Some(0.0) {
+            return;
+        }
+        self.course.push(line.iter().filter_map(|(name, value)| Some((name.as_str(), value.as_f64()?))));
+        if let (Some(step), Some(timestamp)) = (line.get("step").and_then(Value::as_u64), number("timestamp"))
+        {
+            self.last_step = Some((step, timestamp));
+        }
+    }
+}
+
+/// A lock that others share is taken for an instant: the run itself needs it for itself alone.
+fn is_locked(lock: &Path) -> bool {
+    File::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
+    if !file.exists() {
+        return Ok(None);
+    }
+    let read = || anyhow::Ok(serde_json::from_slice(&fs::read(file)?)?);
+    Ok(Some(read().with_context(|| format!("read {}", file.display()))?))
+}
+
+/// The lines of a log; a last one that is only half written is left out, and no file has none.
+fn read_lines(file: &Path) -> anyhow::Result<Vec<Map<String, Value>>> {
+    if !file.exists() {
+        return Ok(Vec::new());
+    }
+    let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let lines = whole.lines().map(serde_json::from_str).collect::<Result<_, _>>();
+    lines.with_context(|| format!("read a line of {}", file.display()))
+}
+
+/// Why the run is as it is, and which symptoms its metrics show.
+pub(super) fn explain(run: &LocalRun) -> Explanation {
+    let said = match &run.result {
+        _ if run.is_locked => working(run),
+        Some(result) => ended(result),
+        None => broken_off(run),
+    };
+    let symptoms = run.course.symptoms();
+    let evidence = symptoms.iter().map(|symptom| format!("{}: it {}", symptom.kind.name(), symptom.evidence));
+    let explanation = said.because(evidence);
+    let changes = symptoms.iter().flat_map(|symptom| symptom.kind.changes());
+    let explanation = changes.fold(explanation, |explanation, change| explanation.so(*change));
+    Explanation { summary: format!("{} {}", run.name, explanation.summary), ..explanation }
+}
+
+fn working(run: &LocalRun) -> Explanation {
+    let Some((step, timestamp)) = run.last_step else {
+        return Explanation::new("works on its first step");
+    };
+    let since = (run.now - timestamp).max(0.0);
+    let ago = duration(since as u64);
+    let step_seconds = run.course.step_seconds().unwrap_or(since);
+    if since <= PATIENCE_SECONDS.max(PATIENCE_STEPS * step_seconds) {
+        return Explanation::new(format!("trains: step {step} ended {ago} ago"));
+    }
+    let took = format!("steps took {step_seconds:.1} s before");
+    Explanation::new(format!("makes no step: step {step} ended {ago} ago")).because([took]).so(
+        "end it with SIGTERM, and run it again with the same command: it goes on from its last checkpoint",
+    )
+}
+
+fn ended(result: &RunResult) -> Explanation {
+    let rewards = match (result.held_out_reward_before, result.held_out_reward_after) {
+        (Some(before), Some(after)) => Some(format!("held-out reward {before:.3} -> {after:.3}")),
+        (None, Some(after)) => Some(format!("held-out reward {after:.3}")),
+        _ => None,
+    };
+    let RunResult { outcome, step, num_steps, .. } = result;
+    if outcome == "complete" {
+        return Explanation::new(format!("is complete: {step} of {num_steps} steps")).because(rewards);
+    }
+    Explanation::new(format!("was {outcome} after step {step} of {num_steps}"))
+        .because(rewards)
+        .so("run it again with the same command: it goes on from its last checkpoint")
+}
+
+fn broken_off(run: &LocalRun) -> Explanation {
+    let steps =
+        run.last_step.map_or("before its first step".into(), |(step, _)| format!("after step {step}"));
+    Explanation::new(format!("broke off {steps}: no process works on it, and it left no result"))
+        .so("read what it said last on its terminal, or in the log of whatever started it")
+        .so("run it again with the same command: it goes on from its last checkpoint")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run whose last step of two seconds ended five minutes ago.
+    fn run() -> LocalRun {
+        let mut run = LocalRun { name: "runs/sum".into(), now: 1000.0, ..LocalRun::default() };
+        for step in 1..=20 {
+            let line = serde_json::json!({
+                "step": step, "training/phase": 1, "timestamp": 660.0 + 2.0 * f64::from(step), "timing_s/step": 2.0,
+                "train/frac_reward_zero_std": 1.0, "critic/score/mean": 0.0, "critic/score/min": 0.0,
+                "critic/score/max": 0.0, "actor/lr": null,
+            });
+            run.take(line.as_object().unwrap());
+        }
+        run
+    }
+
+    fn said(run: &LocalRun) -> String {
+        explain(run).to_string()
+    }
+
+    #[test]
+    fn a_run_that_makes_no_step_is_told_from_one_that_does() {
+        let mut run = LocalRun { is_locked: true, ..run() };
+        insta::assert_snapshot!(said(&run));
+        run.now = 705.0;
+        assert!(said(&run).starts_with("runs/sum trains: step 20 ended 5s ago\n"), "{}", said(&run));
+        run.last_step = None;
+        assert!(said(&run).starts_with("runs/sum works on its first step\n"), "{}", said(&run));
+    }
+
+    #[test]
+    fn a_run_that_ended_says_how_and_one_that_left_no_result_broke_off() {
+        let mut run = run();
+        insta::assert_snapshot!(said(&run));
+        let result = |outcome: &str| RunResult {
+            outcome: outcome.into(),
+            step: 20,
+            num_steps: 40,
+            held_out_reward_before: Some(0.25),
+            held_out_reward_after: Some(0.5),
+        };
+        run.course = Course::default();
+        run.result = Some(result("stopped by a signal"));
+        insta::assert_snapshot!(said(&run));
+        run.result = Some(result("complete"));
+        insta::assert_snapshot!(said(&run));
+    }
+
+    #[test]
+    fn a_folder_is_read_while_a_line_is_written_and_its_lock_says_whether_anybody_works_on_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (name, path) = (folder.path().to_str().unwrap(), |file: &str| folder.path().join(file));
+        assert!(is_run(name) && !is_run("a-job"));
+        assert!(LocalRun::read(name).unwrap_err().to_string().contains("has no manifest.yaml"));
+        fs::write(path("manifest.yaml"), "").unwrap();
+        fs::write(path("metrics.jsonl"), "{\"step\":3,\"timestamp\":1.0}\n{\"step\":4,\"ti").unwrap();
+        let lock = File::create(path(".lock")).unwrap();
+        lock.lock().unwrap();
+        let run = LocalRun::read(name).unwrap();
+        assert_eq!((run.is_locked, run.last_step), (true, Some((3, 1.0))));
+        lock.unlock().unwrap();
+        assert!(!LocalRun::read(name).unwrap().is_locked);
+        fs::write(path("result.json"), "{").unwrap();
+        assert!(format!("{:#}", LocalRun::read(name).unwrap_err()).contains("result.json"));
+    }
+}

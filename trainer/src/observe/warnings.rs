@@ -1,0 +1,156 @@
+//! What people have to know although a run goes on: the warnings that stand, and symptoms that its metrics
+//! show, kept in the run folder and handed to whoever tells people. What is a symptom is decided in `rlt-api`.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use rlt_api::symptoms::{Course, Symptom, SymptomKind};
+
+use super::tracking::{Stage, StepMetrics, read_steps};
+use crate::storage::run_folder::{WARNINGS, write_atomically};
+
+/// Steps between two looks for symptoms.
+const INTERVAL: usize = 10;
+
+/// The warnings of one run.
+#[derive(Debug, Default)]
+pub(super) struct Warnings(RefCell<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where they are kept; nowhere before the run knows its folder.
+    folder: Option<PathBuf>,
+    /// Those that stand for the whole attempt.
+    standing: Vec<String>,
+    course: Course,
+    symptoms: Vec<Symptom>,
+}
+
+/// What has changed.
+#[derive(Debug)]
+pub(super) struct Change {
+    /// All warnings in one text; empty where there is none any more.
+    pub(super) text: String,
+    /// Symptoms that were not there before.
+    pub(super) new: Vec<Symptom>,
+}
+
+impl Warnings {
+    /// Of a run in `folder` that goes on from the steps in its `metrics.jsonl`.
+    pub(super) fn open(folder: &Path) -> Self {
+        let mut course = Course::default();
+        // A log that cannot be read is a tracker's error, said there.
+        let steps = read_steps(&folder.join("metrics.jsonl")).unwrap_or_default();
+        steps.iter().for_each(|step| push(&mut course, step));
+        let state = State { folder: Some(folder.to_owned()), course, ..State::default() };
+        state.keep();
+        Self(RefCell::new(state))
+    }
+
+    /// A warning that stands from now on; all warnings in one text.
+    pub(super) fn stand(&self, warning: &str) -> String {
+        let mut state = self.0.borrow_mut();
+        state.standing.push(warning.to_owned());
+        state.keep();
+        state.text()
+    }
+
+    /// A finished step; what its metrics change, if they do.
+    pub(super) fn end_step(&self, metrics: &StepMetrics) -> Option<Change> {
+        let mut state = self.0.borrow_mut();
+        push(&mut state.course, metrics);
+        if !state.course.num_steps().is_multiple_of(INTERVAL) {
+            return None;
+        }
+        let found = state.course.symptoms();
+        let known: Vec<SymptomKind> = state.symptoms.iter().map(|symptom| symptom.kind).collect();
+        if found.iter().map(|symptom| symptom.kind).eq(known.iter().copied()) {
+            return None;
+        }
+        let new = found.iter().filter(|symptom| !known.contains(&symptom.kind)).cloned().collect();
+        state.symptoms = found;
+        state.keep();
+        Some(Change { text: state.text(), new })
+    }
+}
+
+impl State {
+    fn all(&self) -> Vec<&str> {
+        let symptoms = self.symptoms.iter().map(|symptom| symptom.evidence.as_str());
+        self.standing.iter().map(String::as_str).chain(symptoms).collect()
+    }
+
+    fn text(&self) -> String {
+        self.all().join("; ")
+    }
+
+    /// A run goes on although nobody may read its warnings there.
+    fn keep(&self) {
+        let Some(folder) = &self.folder else { return };
+        let (file, all) = (folder.join(WARNINGS), self.all());
+        if all.is_empty() && !file.exists() {
+            return;
+        }
+        let text = format!("{:#}\n", serde_json::json!(all));
+        if let Err(error) = write_atomically(&file, text.as_bytes()) {
+            tracing::warn!(%error, "{WARNINGS} is not written");
+        }
+    }
+}
+
+fn push(course: &mut Course, metrics: &StepMetrics) {
+    if metrics.stage == Stage::Training {
+        course.push(metrics.values.iter().map(|(name, value)| (name.as_str(), *value)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rlt_core::metrics::Metrics;
+
+    fn step(step: u64, stage: Stage, equal: f64) -> StepMetrics {
+        let values = [
+            ("timing_s/step", 1.0),
+            ("train/frac_reward_zero_std", equal),
+            ("critic/score/mean", 0.2),
+            ("critic/score/min", 0.0),
+            ("critic/score/max", 1.0),
+        ];
+        let values: Metrics = values.map(|(name, value)| (name.to_owned(), value)).into();
+        StepMetrics::new(stage, step, values)
+    }
+
+    fn kept(folder: &Path) -> Vec<String> {
+        serde_json::from_str(&std::fs::read_to_string(folder.join(WARNINGS)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_symptom_is_told_once_kept_beside_what_stands_and_taken_back_when_it_has_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let warnings = Warnings::open(folder.path());
+        assert_eq!(warnings.stand("computes on the CPU"), "computes on the CPU");
+        let until = |last: u64, equal: f64| -> Vec<Change> {
+            let steps = last - 19..=last;
+            steps.filter_map(|idx| warnings.end_step(&step(idx, Stage::Training, equal))).collect()
+        };
+        let [begun] = until(20, 1.0).try_into().unwrap();
+        assert_eq!(begun.new[0].kind, SymptomKind::EqualRewards);
+        assert!(begun.text.starts_with("computes on the CPU; learns next to nothing"), "{}", begun.text);
+        assert_eq!(kept(folder.path()).len(), 2);
+        let [gone] = until(40, 0.1).try_into().unwrap();
+        assert_eq!((gone.text.as_str(), gone.new.len()), ("computes on the CPU", 0));
+        assert_eq!(kept(folder.path()), ["computes on the CPU"]);
+    }
+
+    #[test]
+    fn a_run_that_goes_on_counts_the_steps_that_its_log_has_and_those_of_a_cold_start_never() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines =
+            (1..=9).map(|idx| serde_json::to_string(&step(idx, Stage::Training, 1.0)).unwrap() + "\n");
+        std::fs::write(folder.path().join("metrics.jsonl"), lines.collect::<String>()).unwrap();
+        let warnings = Warnings::open(folder.path());
+        assert!(warnings.end_step(&step(10, Stage::ColdStart, 1.0)).is_none());
+        assert!(warnings.end_step(&step(10, Stage::Training, 1.0)).is_some());
+    }
+}
