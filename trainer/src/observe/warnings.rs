@@ -1,5 +1,5 @@
 //! What people have to know although a run goes on: the warnings that stand, and symptoms that its metrics
-//! show, kept in the run folder and handed to whoever tells people. What is a symptom is decided in `rlt-api`.
+//! show, kept in the run folder and handed to whoever tells people. What is a symptom `rlt-api` decides.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
