@@ -15,6 +15,7 @@ mod parameters;
 mod pod;
 mod preference;
 mod quantization;
+mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
@@ -85,6 +86,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         &*parameters::RULES,
         loss::RULES,
         preference::RULES,
+        reference::RULES,
         reward_model::RULES,
         training::RULES,
         checkpoint::RULES,

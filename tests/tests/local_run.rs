@@ -42,6 +42,8 @@ mod process_reward;
 mod ranks;
 #[path = "local_run/real_examples.rs"]
 mod real_examples;
+#[path = "local_run/reference_sync.rs"]
+mod reference_sync;
 #[path = "local_run/restarts.rs"]
 mod restarts;
 #[path = "local_run/resume.rs"]

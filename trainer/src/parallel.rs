@@ -33,6 +33,7 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
+pub(crate) use shards::copy_tensor_shard;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
 pub use sp_group::SpGroup;
 pub use tp_group::TpGroup;

@@ -7,6 +7,7 @@
 mod correction;
 mod estimator;
 mod kto;
+mod label_loss;
 mod online_dpo;
 mod pair_loss;
 mod policy_gradient;
@@ -23,6 +24,7 @@ use rlt_api::resolved::{self, ResolvedSpec};
 pub use self::correction::RolloutCorrection;
 pub use self::estimator::Estimator;
 pub use self::kto::LabelledCompletions;
+pub use self::label_loss::LabelLoss;
 pub use self::online_dpo::OnlineDpo;
 pub use self::pair_loss::PairLoss;
 pub use self::policy_gradient::PolicyGradient;
@@ -62,7 +64,9 @@ pub fn of(spec: &ResolvedSpec) -> Recipes {
 fn of_preference(preference: &resolved::Preference, spec: &ResolvedSpec) -> Box<dyn Recipe> {
     let batch_size = spec.training.prompts_per_step as usize;
     match preference {
-        resolved::Preference::Labels(kto) => Box::new(LabelledCompletions { batch_size, kto: *kto }),
+        resolved::Preference::Labels(kto) => {
+            Box::new(LabelledCompletions { batch_size, loss: LabelLoss::of(kto) })
+        }
         resolved::Preference::Pairs(pairs) if spec.algorithm.samples() => {
             Box::new(OnlineDpo { sampling: GroupSampling::of(spec), loss: PairLoss::of(pairs) })
         }

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use rlt_api::resolved::{PairLosses, PairPreference, WeightedLoss};
 use rlt_core::batch::Batch;
 use rlt_core::declaration::Parameters;
+use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
 use rlt_core::loss::{Denominators, LossInputs};
 use rlt_core::mesh::SpShard;
 use rlt_core::preference::{
     Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceOutputs,
 };
 use rlt_core::preferences::PreferenceExample;
+use rlt_core::rows::Rows;
 use rlt_core::types::Prompt;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::actor::{Actor, MicroBatch};
@@ -61,7 +63,7 @@ fn actor(model: &str) -> Actor {
 
 /// A loss with its parameters.
 fn loss(section: &Value) -> PreferenceLoss {
-    let known = ["beta", "labelSmoothing", "simpoGamma", "discopopTau"];
+    let known = ["beta", "labelSmoothing", "simpoGamma", "discopopTau", "alphaPoAlpha"];
     let given = known.iter().filter(|name| !section[**name].is_null());
     let parameters: Value = given.map(|name| ((*name).to_owned(), section[*name].clone())).collect();
     let parameters: Parameters<_> = serde_json::from_value(parameters).unwrap();
@@ -77,11 +79,11 @@ fn preference(section: &Value) -> PairPreference {
     });
     PairPreference {
         losses: several.unwrap_or_else(|| PairLosses::One(loss(section))),
-        // The one that cases have beside the default.
-        divergence: if section["divergence"] == "JensenShannon" {
-            Divergence::JensenShannon
-        } else {
-            Divergence::ReverseKl
+        divergence: match section["divergence"].as_str() {
+            Some("ForwardKl") => Divergence::ForwardKl,
+            Some("JensenShannon") => Divergence::JensenShannon,
+            Some("Alpha") => Divergence::Alpha { alpha: section["divergenceAlpha"].as_f64().unwrap() },
+            _ => Divergence::ReverseKl,
         },
         length_desensitization: section["lengthDesensitization"].as_f64(),
         weigh_by_policy: section["weighByPolicy"] == true,
@@ -108,8 +110,14 @@ fn evaluate(
         mean_log_ratio: 0.0,
     };
     let outputs = objective.evaluate(&inputs, &PreferenceDenominators::of(&batch.rows)).unwrap();
+    descend(actor, batch, &outputs.dlogprobs, max_tokens);
+    outputs
+}
+
+/// The gradients of all parameters along the derivatives by each log-prob.
+fn descend(actor: &mut Actor, batch: &Batch, dlogprobs: &[f64], max_tokens: usize) {
     let num_tokens = batch.rows.num_tokens() as f64;
-    let advantages: Vec<f64> = outputs.dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
+    let advantages: Vec<f64> = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in
         MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
@@ -119,16 +127,55 @@ fn evaluate(
         let loss = supervised_objective().prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
         actor.accumulate(&micro_batch, &loss).unwrap();
     }
-    outputs
+}
+
+fn fixture() -> Value {
+    let text = std::fs::read_to_string(fixtures().join("preference/cases.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The section `preference` of a manifest of KTO.
+fn kto(section: &Value) -> Kto {
+    let number = |name: &str| section[name].as_f64();
+    Kto {
+        beta: number("beta").unwrap(),
+        desirable_weight: number("desirableWeight").unwrap_or(1.0),
+        undesirable_weight: number("undesirableWeight").unwrap_or(1.0),
+        reference_point: section["referencePoint"] != false,
+    }
+}
+
+#[test]
+fn losses_and_gradients_of_labels_are_trls_however_they_are_split() {
+    let fixture = fixture();
+    let batch = batch(&fixture);
+    let one = Rows::from_masks([&[true][..]]);
+    let point = ReferencePoint::of(&one, &[fixture["z"].as_f64().unwrap()], &[0.0]).unwrap();
+    let labels = [true, false].repeat(batch.rows.num_rows() / 2);
+    let cases = fixture["of_labels"].as_array().unwrap();
+    assert_eq!(cases.len(), 6);
+    for case in cases {
+        for max_tokens in BUDGETS {
+            let name = format!("{} {} in {max_tokens}", case["model"], case["preference"]);
+            let mut actor = actor(case["model"].as_str().unwrap());
+            let logprobs = actor.score(&batch, Adapter::On, max_tokens).unwrap().logprobs;
+            let ref_logprobs = batch.ref_logprobs.as_deref().unwrap();
+            let inputs = KtoInputs { rows: &batch.rows, logprobs: &logprobs, ref_logprobs, labels: &labels };
+            let got = kto(&case["preference"]).evaluate(&inputs, &point, labels.len()).unwrap();
+            descend(&mut actor, &batch, &got.dlogprobs, max_tokens);
+            let expected = case["value"].as_f64().unwrap();
+            assert_close(&name, got.loss, expected, expected.abs().max(1.0));
+            assert_gradients(&name, &actor.decoder, case);
+        }
+    }
 }
 
 #[test]
 fn losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
-    let text = std::fs::read_to_string(fixtures().join("preference/cases.json")).unwrap();
-    let fixture: Value = serde_json::from_str(&text).unwrap();
+    let fixture = fixture();
     let batch = batch(&fixture);
     let cases = fixture["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 32);
+    assert_eq!(cases.len(), 54);
     for case in cases {
         for max_tokens in BUDGETS {
             let name = format!("{} {} in {max_tokens}", case["model"], case["preference"]);

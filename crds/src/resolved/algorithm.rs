@@ -12,7 +12,7 @@ use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LearnsFrom,
     LossAggregation, LossSpec, PreferenceDivergence, PreferenceSpec, ProcessRewardTrainingSpec,
-    RewardModelTrainingSpec, ReweightingSpec, RolloutSpec, WeightedLossSpec,
+    ReferenceSyncSpec, RewardModelTrainingSpec, ReweightingSpec, RolloutSpec, WeightedLossSpec,
 };
 
 /// The algorithm.
@@ -30,6 +30,9 @@ pub struct ResolvedAlgorithm {
     /// The learning from preferences; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// How the reference follows the actor; `None` where it stays as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference_sync: Option<ReferenceSyncSpec>,
     /// The training of a reward model; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModelTrainingSpec>,
@@ -218,6 +221,7 @@ impl ResolvedAlgorithm {
             preference: learns_from
                 .is_preference()
                 .then(|| resolve_preference(learns_from, &preference, preset)),
+            reference_sync: spec.reference_sync,
             reward_model: (learns_from == LearnsFrom::ScoredPairs)
                 .then(|| spec.reward_model.unwrap_or_default()),
             process_reward: (learns_from == LearnsFrom::Steps)

@@ -24,7 +24,7 @@ fn is_labels(from: LearnsFrom) -> bool {
 }
 
 /// The losses of a pair: the only one, or each of several.
-fn all_losses(spec: &RLTrainingJobSpec) -> Vec<PreferenceLossKind> {
+pub(super) fn all_losses(spec: &RLTrainingJobSpec) -> Vec<PreferenceLossKind> {
     let several = spec.algorithm.preference.as_ref().map_or(&[][..], |preference| &preference.losses);
     if several.is_empty() { vec![loss(spec)] } else { several.iter().map(|one| one.loss).collect() }
 }

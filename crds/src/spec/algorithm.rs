@@ -6,6 +6,7 @@ mod critic;
 mod kl;
 mod loss;
 mod preference;
+mod reference_sync;
 mod reward_model;
 
 pub use rlt_algorithms::advantage::AdvantageEstimatorKind;
@@ -18,6 +19,7 @@ pub use critic::*;
 pub use kl::*;
 pub use loss::*;
 pub use preference::*;
+pub use reference_sync::*;
 pub use reward_model::*;
 
 pub use crate::presets::{AlgorithmKind, LearnsFrom};
@@ -49,6 +51,10 @@ pub struct AlgorithmSpec {
     /// How preferences become a loss; only with the kinds that learn from preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSpec>,
+    /// Move the reference policy towards the actor every few steps; only for kinds and losses that read a
+    /// reference, and without `model.lora`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference_sync: Option<ReferenceSyncSpec>,
     /// How pairs train a reward model; only with the kind `RewardModel`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModelTrainingSpec>,

@@ -179,6 +179,10 @@ fn kl(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.kl.placement", "Loss");
     draft.set("spec.algorithm.kl.estimator", estimator);
     draft.set("spec.algorithm.kl.coefficient", beta);
+    if let Some(every) = settings.count("ref_policy_update_freq").filter(|steps| *steps > 0) {
+        draft.set("spec.algorithm.referenceSync.everySteps", every);
+        draft.set("spec.algorithm.referenceSync.alpha", settings.number("alpha").unwrap_or(0.6));
+    }
 }
 
 /// Verifiers by the column `dataset`, of which a script shows the names of its data sets alone.

@@ -71,6 +71,7 @@ pub(crate) fn convert(
         _ => offline(launch, settings, kind, &mut draft),
     };
     length(settings, updates, &mut draft);
+    reference_sync(settings, updates, &mut draft);
     optimizer(settings, kind, updates, &mut draft);
     evaluation(settings, &mut draft);
     workers(launch, settings, &mut draft);
@@ -329,6 +330,16 @@ fn length(settings: &Settings, updates: u64, draft: &mut Draft) {
             )]
             draft.set("spec.training.epochs", epochs.ceil().max(1.0) as u64);
         }
+    }
+}
+
+/// The reference that follows the actor: every so many updates there, steps of `updates` of them here.
+fn reference_sync(settings: &Settings, updates: u64, draft: &mut Draft) {
+    if settings.is_true("sync_ref_model") {
+        let every = settings.count("ref_model_sync_steps").unwrap_or(512);
+        draft.set("spec.algorithm.referenceSync.everySteps", every.div_ceil(updates).max(1));
+        let alpha = settings.number("ref_model_mixup_alpha").unwrap_or(0.6);
+        draft.set("spec.algorithm.referenceSync.alpha", alpha);
     }
 }
 

@@ -96,6 +96,31 @@ fn adapters_of_megatron_become_those_of_transformers_modules() {
     assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
 }
 
+fn converted(project: Project, trainer: &str, settings: &str) -> serde_json::Value {
+    let arguments: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
+    let conversion = convert(&Launch::new(project, trainer, &arguments), &[], "test").unwrap();
+    assert_eq!(problems(&conversion), [""; 0], "{}", conversion.manifest);
+    serde_saphyr::from_str(&conversion.manifest).unwrap()
+}
+
+#[test]
+fn a_reference_that_follows_is_converted_and_its_updates_are_counted_as_steps() {
+    let sync = "--sync_ref_model True --ref_model_sync_steps 9 --ref_model_mixup_alpha 0.8";
+    let base = "--model_name_or_path org/base --dataset_name org/data";
+    let of_pairs = converted(Project::Trl, "dpo", &format!("{base} {sync}"));
+    let given = serde_json::json!({"everySteps": 9, "alpha": 0.8});
+    assert_eq!(of_pairs["spec"]["algorithm"]["referenceSync"], given);
+    // Two updates a step.
+    let sampled = format!(
+        "{base} {sync} --beta 0.1 --reward_funcs accuracy_reward --num_generations 8 \
+        --per_device_train_batch_size 8 --steps_per_generation 2 --gradient_accumulation_steps 1 --max_steps 8"
+    );
+    let sampled = converted(Project::Trl, "grpo", &sampled);
+    assert_eq!(sampled["spec"]["algorithm"]["referenceSync"]["everySteps"], 5, "{sampled}");
+    let stays = converted(Project::Trl, "dpo", &format!("{base} --ref_model_sync_steps 9"));
+    assert!(stays["spec"]["algorithm"]["referenceSync"].is_null());
+}
+
 /// Each setting is in the manifest, needs nothing, or is named with a reason: by its own comment.
 #[test]
 fn what_is_lost_stands_beside_the_fields_where_it_would_belong() {

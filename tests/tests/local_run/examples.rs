@@ -77,6 +77,33 @@ fn a_trained_reward_model_corrects_a_policy(place: &Place) {
     assert!(mean(&right[12..]) > 1.4 * mean(&right[..3]), "share of right answers: {right:?}");
 }
 
+/// Runs a file of the example on process rewards in the folder of `place`; its metrics.
+fn run_on_steps(place: &Place, file: &str, name: &str) -> Vec<Value> {
+    let job = rlt_tests::workspace_root().join("examples/process-reward").join(file);
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    Ended::of(command.arg("run").arg(&job).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
+    let metrics = std::fs::read_to_string(place.file("runs").join(name).join("metrics.jsonl")).unwrap();
+    metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_model_that_judges_steps_teaches_a_policy_what_right_answers_are() {
+    let place = Place::new();
+    let rows = rlt_tests::workspace_root().join("examples/process-reward/rows.sh");
+    let mut command = Command::new("sh");
+    Ended::of(command.arg(rows).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
+    run_on_steps(&place, "sft.yaml", "process-reward-sft");
+    let judged = run_on_steps(&place, "job.yaml", "process-reward");
+    let accuracy = |line: &Value, of: &str| line[format!("val-core/steps/accuracy{of}")].as_f64();
+    let (first, last) = (&judged[0], &judged[240]);
+    assert!(accuracy(first, "") < Some(0.6) && accuracy(last, "") > Some(0.9), "{first} {last}");
+    assert!(accuracy(last, "_of_right") > Some(0.9) && accuracy(last, "_of_wrong") > Some(0.8), "{last}");
+    let taught = run_on_steps(&place, "grpo.yaml", "process-reward-grpo");
+    let right: Vec<f64> = taught.iter().filter_map(|line| line["reward/correct/mean"].as_f64()).collect();
+    let mean = |steps: &[f64]| steps.iter().sum::<f64>() / steps.len() as f64;
+    assert!(mean(&right[..3]) < 0.45 && mean(&right[57..]) > 0.75, "share of right answers: {right:?}");
+}
+
 /// Runs the first quarter of the example `name`; mean reward on held-out problems before and after.
 fn run_a_quarter(name: &str) -> (f64, f64) {
     let example = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");

@@ -25,8 +25,8 @@ pub enum ModelError {
         /// What the system said.
         source: io::Error,
     },
-    /// What weights are read into rests, and could not be fetched or put back.
-    #[error("reading weights into where they rest")]
+    /// What weights are read into is offloaded, and could not be fetched or put back.
+    #[error("reading weights into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A file is not the JSON document it should be.
     #[error("parsing {path} as JSON", path = path.display())]

@@ -13,11 +13,11 @@ use super::load::outline;
 use super::projection::Projection;
 
 impl Decoder {
-    /// The same weights in memory of their own, without adapter and without gradients, in the dtype `compute`
-    /// in which the copy computes: each use would round them to that. What happens to this decoder afterwards
-    /// does not reach the copy.
-    pub fn frozen_copy(&self, compute: Kind) -> Self {
-        self.frozen_as(compute, |weight| weight.detach().to_dtype(compute, false, true), copied)
+    /// The same weights in memory of their own, without adapter and without gradients, in the dtype
+    /// `storage`, for a copy that computes in `compute`: where nothing changes it that may be the same, since
+    /// each use would round them to it. What happens to this decoder afterwards does not reach the copy.
+    pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
+        self.frozen_as((storage, compute), |weight| weight.detach().to_dtype(storage, false, true), copied)
     }
 
     /// The same weights for another end, without adapter and without a head of their own: in memory of their
@@ -28,17 +28,18 @@ impl Decoder {
     }
 
     /// The shapes of [`Self::frozen_copy`], see [`Self::outline`].
-    pub(crate) fn frozen_outline(&self, compute: Kind) -> Self {
-        self.frozen_as(compute, |weight| outline(&weight.size(), (compute, weight.device())), outlined)
+    pub(crate) fn frozen_outline(&self, storage: Kind, compute: Kind) -> Self {
+        let of = |weight: &Tensor| outline(&weight.size(), (storage, weight.device()));
+        self.frozen_as((storage, compute), of, outlined)
     }
 
     fn frozen_as(
         &self,
-        compute: Kind,
+        (storage, compute): (Kind, Kind),
         of: impl Fn(&Tensor) -> Tensor,
         of_quantized: fn(&Tensor) -> Tensor,
     ) -> Self {
-        let options = LoadOptions { storage: compute, compute, trainable: false, ..self.options };
+        let options = LoadOptions { storage, compute, trainable: false, ..self.options };
         Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of, of_quantized) }
     }
 
@@ -55,8 +56,8 @@ impl Decoder {
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors,
-    /// frozen. They must not change as long as this decoder is used; where their memory comes and goes, it
-    /// does so for both.
+    /// frozen. They must not change as long as this decoder is used; where they are sharded, they are
+    /// unsharded for both.
     pub fn shared_trunk(&self) -> Self {
         self.without_head(
             |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
@@ -88,7 +89,7 @@ impl Decoder {
     }
 
     /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are
-    /// read in place: while the decoder rests ([`Self::rest`]) they take none of the process's memory.
+    /// read in place: after [`Self::release_pages`] they take none of the process's memory.
     /// Elsewhere than on the CPU nothing happens.
     ///
     /// # Errors

@@ -75,13 +75,13 @@ fn an_adapter_is_folded_into_a_narrow_base_with_one_rounding() {
 #[test]
 fn a_frozen_copy_takes_half_the_memory_and_computes_the_same() {
     let trained = decoder(Kind::Float);
-    let copy = trained.frozen_copy(trained.compute_kind());
+    let copy = trained.frozen_copy(trained.compute_kind(), trained.compute_kind());
     let bytes = |decoder: &Decoder| -> usize {
         let size = |weight: &Tensor| weight.numel() * weight.kind().elt_size_in_bytes();
         decoder.named_parameters().iter().map(|(_, weight)| size(weight)).sum()
     };
     assert_eq!(2 * bytes(&copy), bytes(&trained));
     assert_eq!(computed(&copy), computed(&trained));
-    let outline = trained.frozen_outline(trained.compute_kind());
+    let outline = trained.frozen_outline(trained.compute_kind(), trained.compute_kind());
     assert!(outline.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
 }

@@ -55,7 +55,7 @@ pub struct Projection {
     pub(crate) lora: Option<LoraPair>,
 }
 
-/// What a projection multiplies with at rest, for engines that prepare weights their own way.
+/// What a projection multiplies with between passes, for engines that prepare weights their own way.
 #[derive(Debug)]
 pub struct ProjectionWeights {
     /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor, or its

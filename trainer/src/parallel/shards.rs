@@ -31,6 +31,7 @@ use rlt_torch::{OffloadStorage, TensorFile};
 use tch::{Kind, Tensor};
 
 use self::flat::Flat;
+pub(crate) use self::place::copy_tensor_shard;
 pub use self::whole::WeightDtype;
 use super::{MeshRanks, RankError};
 use crate::model::{Decoder, NamedTensors};
@@ -190,7 +191,7 @@ impl ShardedParameters {
     }
 
     /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next
-    /// one sets out meanwhile. All ranks do so together.
+    /// one is prefetched meanwhile. All ranks do so together.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
@@ -318,7 +319,7 @@ impl ShardedParameters {
     /// the other; it is told which are here.
     ///
     /// # Errors
-    /// What `change` fails with, or when pieces that rest cannot be fetched or put back.
+    /// What `change` fails with, or when offloaded pieces cannot be fetched or put back.
     pub(crate) fn change<E: From<rlt_torch::Error>>(
         &self,
         mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,
@@ -329,7 +330,7 @@ impl ShardedParameters {
     /// The trained parameters of a part, whole and by name, in memory of their own.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or what rests cannot be fetched.
+    /// [`RankError`] when a rank is lost, or what is offloaded cannot be fetched.
     pub(crate) fn gather_parameters(&self, unit: FsdpUnit) -> Result<NamedTensors, RankError> {
         let mut whole = NamedTensors::new();
         for flat in &self.held(unit).trained {

@@ -56,7 +56,7 @@ pub(crate) fn actor_on_mesh(
     actor_with_offload(decoder, options, ranks, dp_shard, &Offload::default())
 }
 
-/// The same, of which `offload` says what rests.
+/// The same, of which `offload` says what is offloaded.
 pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,

@@ -6,7 +6,7 @@ use tch::Kind;
 use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
 use crate::model::Decoder;
 
-/// A decoder to be read one part after the other: all of it is here, or its parts come and go.
+/// A decoder to be read one part after the other: all of it is here, or its units are unsharded.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderUnits<'a> {
     decoder: &'a Decoder,
@@ -43,7 +43,7 @@ impl<'a> DecoderUnits<'a> {
         if is_other { WeightDtype::Master } else { WeightDtype::Compute }
     }
 
-    /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is
+    /// Lets `read` see every part while it is whole, in `numbers` where it is sharded: first what is
     /// outside of the layers, then these, first to last. Where ranks share the decoder all of them do so
     /// together.
     ///

@@ -125,7 +125,7 @@ pub struct Actor {
     /// The same of passes of the reference.
     reference_ranks: Ranks,
     shards: Option<ShardedParameters>,
-    /// Where layer inputs rest between forward and backward pass.
+    /// Where layer inputs are offloaded to between forward and backward pass.
     offload_inputs_to: Option<PathBuf>,
 }
 
@@ -182,7 +182,7 @@ impl Actor {
         Self { shards: Some(shards), ..self }
     }
 
-    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU
+    /// The same where layer inputs that are kept for the backward pass are offloaded, on the CPU
     /// in nameless files of `folder`. Only with `activation_checkpointing` are they all that is kept.
     #[must_use]
     pub fn with_offloaded_inputs(self, folder: PathBuf) -> Self {

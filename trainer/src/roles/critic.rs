@@ -52,7 +52,7 @@ pub struct CriticOptions {
     pub activation_checkpointing: bool,
     /// Largest global norm of a gradient.
     pub max_grad_norm: f64,
-    /// What of it rests while it is not needed.
+    /// What of it is offloaded while it is not needed.
     pub offload: Offload,
     /// Dtype in which its layers are computed; `None` for the actor's, which an adapter of its own always
     /// has.
@@ -206,7 +206,7 @@ impl Critic {
     /// whole. The tensors share memory with the critic, or lie where its moments rest.
     ///
     /// # Errors
-    /// Moments that rest cannot be read.
+    /// Offloaded moments cannot be read.
     pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
         let state = self.optimizer.state_tensors()?;
         Ok(self.optimizer.parameters().into_iter().chain(state).collect())

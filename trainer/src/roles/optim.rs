@@ -53,7 +53,7 @@ pub enum OptimError {
         source: rlt_torch::Error,
     },
     /// There is no place for moments to rest.
-    #[error("failed to make a place where the optimizer's moments rest")]
+    #[error("failed to make offload storage for the optimizer's moments")]
     Rest {
         /// The file, and what the system said.
         source: rlt_torch::Error,

@@ -2,6 +2,7 @@
 //! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
 //! it. What it is compared for is not known here.
 
+mod follow;
 pub(crate) mod kept;
 mod role;
 
@@ -63,16 +64,25 @@ pub struct Copying {
     pub compute: Option<Kind>,
     /// The ranks that hold it together, where the actor is in shards; `None` for the actor's.
     pub mesh: Option<Rc<MeshRanks>>,
+    /// Whether it is kept in the actor's master dtype, fp32, because it follows the actor: lower precisions
+    /// would round small moves away.
+    pub keeps_master: bool,
 }
 
 impl Copying {
     /// As the actor computes, in `folder`.
     pub fn to(folder: &Path, is_offloaded: bool) -> Self {
-        Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None }
+        Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
     }
 
     fn compute_of(&self, actor: &Actor) -> Kind {
         self.compute.unwrap_or_else(|| actor.decoder.compute_kind())
+    }
+
+    /// The dtypes in which it is kept and computed.
+    fn dtypes_of(&self, actor: &Actor) -> (Kind, Kind) {
+        let compute = self.compute_of(actor);
+        (if self.keeps_master { Kind::Float } else { compute }, compute)
     }
 
     fn offload_to(&self) -> Option<&Path> {
@@ -80,7 +90,7 @@ impl Copying {
     }
 }
 
-/// A copy of the actor's weights as they once were.
+/// A copy of the actor's weights as they once were, which may follow them ([`FrozenPolicy::follow`]).
 #[derive(Debug)]
 pub struct FrozenPolicy {
     decoder: Decoder,
@@ -104,7 +114,8 @@ impl FrozenPolicy {
     /// [`RankError`] when a rank is lost, or there is not enough memory.
     pub fn copy_of(actor: &Actor, copying: &Copying) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
-            let copy = actor.decoder.frozen_copy(copying.compute_of(actor));
+            let (storage, compute) = copying.dtypes_of(actor);
+            let copy = actor.decoder.frozen_copy(storage, compute);
             return Ok(Self::from(copy).in_file(&copying.folder));
         };
         let copy = Self::outline_of(actor, shards, copying)?;
@@ -128,7 +139,8 @@ impl FrozenPolicy {
         }
         let copy = match actor.shards() {
             None => {
-                let decoder = actor.decoder.frozen_copy(copying.compute_of(actor));
+                let (storage, compute) = copying.dtypes_of(actor);
+                let decoder = actor.decoder.frozen_copy(storage, compute);
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
                     checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
@@ -146,7 +158,8 @@ impl FrozenPolicy {
 
     /// Shards of zeros, offloaded to a folder where there is one.
     fn outline_of(actor: &Actor, shards: &ShardedParameters, copying: &Copying) -> Result<Self, RankError> {
-        let decoder = actor.decoder.frozen_outline(copying.compute_of(actor));
+        let (storage, compute) = copying.dtypes_of(actor);
+        let decoder = actor.decoder.frozen_outline(storage, compute);
         let mesh = copying.mesh.clone().unwrap_or_else(|| shards.ranks());
         let shards = ShardedParameters::new(&decoder, mesh, copying.offload_to())?;
         Ok(Self { decoder, shards: Some(shards) })
@@ -191,7 +204,7 @@ impl FrozenPolicy {
     /// What this rank saves of it: every rank a part, which together are every tensor once.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when what rests cannot be read.
+    /// [`RankError::Shards`] when what is offloaded cannot be read.
     pub(crate) fn tensor_parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();

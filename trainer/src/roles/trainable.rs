@@ -100,10 +100,10 @@ impl Trainable<'_> {
     }
 
     /// What this rank saves of all that an update changes: every rank a part, which together are every tensor
-    /// once. What rests stays there, and must be read before the next update.
+    /// once. What is offloaded stays there, and must be read before the next update.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when what rests cannot be read.
+    /// [`RankError::Shards`] when what is offloaded cannot be read.
     pub(crate) fn tensor_parts(&self) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);

@@ -171,7 +171,7 @@ impl TrainError {
     }
 }
 
-/// Whether tensors that rest in a file could not be written or read: the disk may have room again.
+/// Whether tensors that are offloaded to a file could not be written or read: the disk may have room again.
 fn is_file_error(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rlt_torch::Error::File { .. }))
 }

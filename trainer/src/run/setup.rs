@@ -184,6 +184,8 @@ fn reference_role(
         kl,
         is_read: spec.algorithm.reads_reference(),
         kept: None,
+        sync: spec.algorithm.reference_sync,
+        is_own: false,
         context: Rc::clone(context),
     }
 }

@@ -1,7 +1,7 @@
 //! What a run keeps across a restart: everything that the next step depends on.
 //!
-//! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can
-//! make again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
+//! Tensors: trained weights and optimizer moments of actor and critic, a reference that no source can make
+//! again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
 //! precision. Random numbers need no state, they are functions of the seed.
 
 use std::time::Instant;
@@ -124,18 +124,10 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
     if let Some(critic) = &mut roles.critic.critic {
         parts.extend(critic.trainable().tensor_parts()?);
     }
-    if let Some(copy) = own_reference(run, roles) {
+    if let Some(copy) = roles.reference.own_copy() {
         parts.extend(copy.tensor_parts(&run.ranks)?);
     }
     Ok(Some(parts))
-}
-
-/// The reference that was made after a cold start: only this run has it.
-fn own_reference<'a>(run: &Run, roles: &'a Roles) -> Option<&'a FrozenPolicy> {
-    match &roles.reference.reference {
-        Reference::Frozen(Some(copy)) if run.progress.cold_start_steps > 0 => Some(copy),
-        _ => None,
-    }
 }
 
 /// The tensors of all roles, on the leader. Where ranks share them all take part.
@@ -145,7 +137,7 @@ fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     if let Some(critic) = &mut roles.critic.critic {
         tensors.extend(critic.trainable().tensors(folder)?);
     }
-    if let Some(copy) = own_reference(run, roles) {
+    if let Some(copy) = roles.reference.own_copy() {
         tensors.extend(copy.tensors(run.ranks.is_leader(), folder)?);
     }
     Ok(tensors)
@@ -264,13 +256,15 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
     Ok(())
 }
 
-/// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's
-/// source gave, which `setup` keeps before anything is restored.
+/// The reference as it was: from the checkpoint where a cold start made it or it has followed the actor, else
+/// it is what the model's source gave, which `setup` keeps before anything is restored.
 fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    let Reference::Frozen(copy) = &mut roles.reference.reference else { return Ok(()) };
+    if !matches!(roles.reference.reference, Reference::Frozen(_)) {
+        return Ok(());
+    }
     let copying = &roles.reference.copying;
     if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, copying)? {
-        *copy = Some(Box::new(frozen));
+        roles.reference.restore(frozen);
     }
     Ok(())
 }

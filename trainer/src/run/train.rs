@@ -176,6 +176,9 @@ fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> 
         data.resume(&position)?;
         return Ok(StepEnd::Dropped(run.stop_reason()?.unwrap_or(StopReason::Signal)));
     }
+    if stage == Stage::Training {
+        roles.reference.follow(&roles.actor, num_done + 1)?;
+    }
     let report = run.context.end_step();
     run.progress.num_tokens += report.num_tokens as u64;
     run.count_skipped(report.num_skipped);

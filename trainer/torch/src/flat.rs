@@ -1,5 +1,5 @@
-//! A buffer whose memory comes and goes behind tensors that stay: views of it can be leaves of a model and be
-//! saved in autograd's graphs while there is nothing behind them. When it comes and goes is the caller's
+//! A buffer whose memory is freed behind tensors that stay: views of it can be leaves of a model and be
+//! saved in autograd's graphs while there is nothing behind them. When that happens is the caller's
 //! business.
 
 use crate::Error;

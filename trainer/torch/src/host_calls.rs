@@ -58,7 +58,7 @@ impl HostCalls {
         Ok(results)
     }
 
-    /// Lets dense f32 `numbers` of a GPU set out for the host: the tensor in pinned memory that is returned
+    /// Starts to copy dense f32 `numbers` of a GPU to the host: the tensor in pinned memory that is returned
     /// has them after [`Self::wait`].
     ///
     /// # Errors

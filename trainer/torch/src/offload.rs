@@ -213,7 +213,7 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// The tensor, with its numbers; all that has set out before is there too.
+    /// The tensor, with its numbers; all earlier prefetches are complete too.
     ///
     /// # Errors
     /// [`Error::File`] when they cannot be read.

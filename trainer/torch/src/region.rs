@@ -6,7 +6,8 @@ use crate::access::{from_owner, tensor_from_bytes};
 use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::{Device, Tensor};
 
@@ -77,11 +78,13 @@ impl Block {
 #[derive(Debug)]
 pub struct TensorFile {
     map: Arc<Mmap>,
+    file: File,
+    folder: PathBuf,
 }
 
 impl TensorFile {
     /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives
-    /// each back as it lies there, in order. They must not be written to.
+    /// each back as it lies there, in order. They are changed by [`Self::rewrite`] alone.
     ///
     /// # Errors
     /// When the file cannot be written or mapped, for instance on a full disk.
@@ -96,15 +99,10 @@ impl TensorFile {
             let start = usize::next_multiple_of(end, ALIGNMENT);
             writer.write_all(&[0; ALIGNMENT][..start - end]).map_err(failed)?;
             let plain = tensor.detach().to_device(Device::Cpu).contiguous();
-            let len = plain.numel() * plain.kind().elt_size_in_bytes();
-            let bytes: &[u8] = match len {
-                0 => &[],
-                // SAFETY: the elements of a contiguous CPU tensor, borrowed while `plain` lives.
-                _ => unsafe { std::slice::from_raw_parts(plain.data_ptr().cast(), len) },
-            };
+            let bytes = bytes_of(&plain);
             writer.write_all(bytes).map_err(failed)?;
             starts.push(start);
-            end = start + len;
+            end = start + bytes.len();
         }
         writer.flush().map_err(failed)?;
         drop(writer);
@@ -115,7 +113,33 @@ impl TensorFile {
             .zip(starts)
             .map(|(tensor, start)| tensor_from_bytes(Arc::clone(&map), start, &tensor.size(), tensor.kind()));
         let mapped = mapped.collect::<Result<_, _>>()?;
-        Ok((Self { map }, mapped))
+        Ok((Self { map, file, folder: folder.to_owned() }, mapped))
+    }
+
+    /// Writes `values` over `place`, a contiguous tensor or part of a tensor of this file, of the same dtype
+    /// and number of elements. Whoever reads it afterwards reads them.
+    ///
+    /// # Errors
+    /// When `place` does not lie here or has another dtype or length, and when the file cannot be written.
+    pub fn rewrite(&self, place: &Tensor, values: &Tensor) -> Result<(), Error> {
+        let act = "rewriting tensors in a file of";
+        let plain = values.detach().to_device(Device::Cpu).contiguous();
+        let bytes = bytes_of(&plain);
+        let start = (place.data_ptr() as usize).checked_sub(self.map.as_ptr() as usize);
+        let start = start.filter(|start| start + bytes.len() <= self.map.len() && place.is_contiguous());
+        let described = |tensor: &Tensor| (tensor.kind(), tensor.numel());
+        match start {
+            _ if bytes.is_empty() && place.numel() == 0 => Ok(()),
+            Some(start) if described(place) == described(values) => {
+                let written = self.file.write_all_at(bytes, start as u64);
+                written.map_err(|source| Error::File { act, folder: self.folder.clone(), source })
+            }
+            _ => Err(Error::Argument {
+                act,
+                expected: format!("a contiguous tensor of it, {:?}", described(values)),
+                got: format!("{:?}", described(place)),
+            }),
+        }
     }
 
     /// Gives the memory of all pages back; whoever reads next gets them from the file again, or from the
@@ -123,6 +147,15 @@ impl TensorFile {
     pub fn release(&self) {
         // SAFETY: the mapping is shared and only read, so dropped pages come back with the same bytes.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+/// The elements of a contiguous CPU tensor.
+fn bytes_of(plain: &Tensor) -> &[u8] {
+    match plain.numel() * plain.kind().elt_size_in_bytes() {
+        0 => &[],
+        // SAFETY: the elements of a contiguous CPU tensor, borrowed while `plain` lives.
+        len => unsafe { std::slice::from_raw_parts(plain.data_ptr().cast(), len) },
     }
 }
 

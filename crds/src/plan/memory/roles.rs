@@ -56,10 +56,16 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
     let part = shards.part_of(model.parameter_count().total());
-    if has_reference(spec) { reference_width(spec) * part } else { 0 }
+    if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 
-/// Bytes of a number of the reference, which is kept as it is computed with; the actor's below an adapter.
+/// Bytes of a number of the reference where it is kept: as it is computed with, and in fp32 where it follows
+/// the actor by shares that lower precisions would round away.
+fn kept_width(spec: &ResolvedSpec) -> u64 {
+    if spec.algorithm.reference_sync.is_some() { FP32 } else { reference_width(spec) }
+}
+
+/// Bytes of a number that the reference computes with; the actor's below an adapter.
 pub(super) fn reference_width(spec: &ResolvedSpec) -> u64 {
     spec.training.reference_precision().width()
 }

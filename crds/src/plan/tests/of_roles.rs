@@ -8,8 +8,14 @@ use crate::validate;
 
 /// PPO with a reference on GPUs that share the model.
 fn planned(training: Value, mesh: Value) -> Plan {
+    planned_as(json!({}), training, mesh)
+}
+
+/// The same with more of `algorithm`.
+fn planned_as(algorithm: Value, training: Value, mesh: Value) -> Plan {
     let mut spec = spec();
     spec["algorithm"] = json!({"kind": "PPO", "kl": {"placement": "Loss", "coefficient": 0.1}});
+    spec["algorithm"].as_object_mut().unwrap().extend(algorithm.as_object().unwrap().clone());
     spec["training"].as_object_mut().unwrap().extend(training.as_object().unwrap().clone());
     spec["rewards"]["functions"] =
         json!([{"name": "taste", "kind": "Model", "model": {"path": "/models/taste"}}]);
@@ -41,6 +47,19 @@ fn the_weights_of_a_frozen_role_are_as_wide_as_it_computes() {
     let judges = of(json!({"rewardModels": {"precision": "Fp32"}})).memory.unwrap();
     let judging = |memory| bytes(memory, Phase::Reward, "gathered reward model");
     assert_eq!(judging(&judges), 2 * judging(&shared));
+}
+
+#[test]
+fn a_reference_that_follows_is_kept_in_fp32_and_computes_as_before() {
+    let of = |algorithm| {
+        planned_as(algorithm, json!({"precision": "Bf16"}), json!({"dpShard": 2})).memory.unwrap()
+    };
+    let (still, follows) = (of(json!({})), of(json!({"referenceSync": {}})));
+    let part = qwen().parameter_count().total().div_ceil(2);
+    let weights = |memory| bytes(memory, Phase::Update, "reference weights");
+    assert_eq!((weights(&still), weights(&follows)), (2 * part, 4 * part));
+    let gathered = |memory| bytes(memory, Phase::Logprob, "gathered weights");
+    assert_eq!(gathered(&follows), gathered(&still));
 }
 
 #[test]

@@ -62,7 +62,7 @@ struct Parameter {
 
 impl Flat {
     /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The
-    /// shard rests in `place` where there is one.
+    /// shard is offloaded to `place` where there is one.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &MeshRanks,
@@ -183,7 +183,7 @@ impl Flat {
         self.computed.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.exact)
     }
 
-    /// Lets the whole set out, unless it is there in at least these numbers or on its way.
+    /// Starts to gather the whole, unless it is there in at least these numbers or on its way.
     pub(super) fn prefetch(&self, ranks: &MeshRanks, wanted: WeightDtype) -> Result<(), RankError> {
         let wanted = if self.computed.is_some() { wanted } else { WeightDtype::Master };
         let present = self.presence.borrow().dtype();

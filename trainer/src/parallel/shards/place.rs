@@ -68,7 +68,7 @@ pub(super) fn places(
 
 /// Copies a shard of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in
 /// order, such as one that has a single number for all, a chunk is laid out at a time.
-pub(super) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
+pub(crate) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
     let chunks = tensor_shard.chunks(READ_CHUNK_NUMBERS as usize);
     no_grad(|| {

@@ -161,7 +161,7 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
-/// The same, of which `spec` says what rests in `folder`.
+/// The same, of which `spec` says what is offloaded to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
     actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
 }
@@ -209,7 +209,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     }
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
-    // The reference is what the actor was, also after it has rested in its file.
+    // The reference is what the actor was, also after its pages were released.
     reference.release_pages();
     numbers.extend(actor.score_with(&reference, &batch, case.max_tokens).unwrap().logprobs);
     numbers.extend(parameters(&actor));

@@ -19,7 +19,7 @@ impl ShardedParameters {
     /// Lets `fill` write every piece that this rank has, `[len]`, from what whole tensor it is a shard of.
     ///
     /// # Errors
-    /// What `fill` fails with, or when a piece that rests cannot be fetched or put back.
+    /// What `fill` fails with, or when an offloaded piece cannot be fetched or put back.
     pub fn fill<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -38,11 +38,11 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.fill(&mut fill))
     }
 
-    /// Shows `see` every piece that this rank has, `[len]`, where it is: one that rests is on the host, and
+    /// Shows `see` every piece that this rank has, `[len]`, where it is: an offloaded one is on the host, and
     /// takes memory while it is read. It may be kept, but not beyond the next change of the parameters.
     ///
     /// # Errors
-    /// What `see` fails with, or when a piece that rests cannot be read.
+    /// What `see` fails with, or when an offloaded piece cannot be read.
     pub(crate) fn show<E: From<RankError>>(
         &self,
         mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -109,18 +109,39 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
+        self.fill_beside_role(other, name_there, |tensor_shard, values, theirs| {
+            copy_tensor_shard(tensor_shard, theirs, values);
+            Ok(())
+        })
+    }
+
+    /// Lets `fill` write every piece that this rank has, `[len]`, beside the whole tensor of another role
+    /// that `name_there` names there, in master dtype, one unit at a time. What the other role does not have
+    /// is left out. All ranks take part.
+    ///
+    /// # Errors
+    /// What `fill` fails with, or [`RankError`] when a rank is lost.
+    pub(crate) fn fill_beside_role(
+        &self,
+        other: &Self,
+        name_there: impl Fn(&str) -> &str,
+        fill: impl Fn(&TensorShard<'_>, &Tensor, &Tensor) -> Result<(), RankError>,
+    ) -> Result<(), RankError> {
         self.units().try_for_each(|unit| {
             other.unshard_master(unit)?;
-            let mut of_other = |tensor_shard: &TensorShard<'_>, values: &Tensor| {
+            let mut beside = |tensor_shard: &TensorShard<'_>, values: &Tensor| {
                 let name = name_there(tensor_shard.name);
-                if let Some(leaf) = other.held(unit).flats().find_map(|flat| flat.leaf(name)) {
-                    copy_tensor_shard(tensor_shard, leaf, values);
-                }
-                Ok::<(), RankError>(())
+                let theirs = other.held(unit).flats().find_map(|flat| flat.leaf(name));
+                theirs.map_or(Ok(()), |theirs| fill(tensor_shard, values, theirs))
             };
-            self.fill_unit(unit, &mut of_other)?;
+            self.fill_unit(unit, &mut beside)?;
             other.reshard(unit)
         })
+    }
+
+    /// The file that the shards of a frozen model lie in; `None` where they can be written to.
+    pub(crate) fn file(&self) -> Option<&TensorFile> {
+        self.offload_file.as_ref()
     }
 
     /// Gives parameters of a fresh adapter that follow from the weights below it their values, a layer at a
@@ -155,8 +176,8 @@ impl ShardedParameters {
     }
 
     /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are
-    /// gathered in place: while the model rests ([`Self::rest`]) they take none of the process's memory.
-    /// Elsewhere than on the CPU nothing happens, and where they rest already.
+    /// gathered in place: after [`Self::release_pages`] they take none of the process's memory.
+    /// Elsewhere than on the CPU nothing happens, nor where they are offloaded.
     ///
     /// # Errors
     /// When the file cannot be written; the shards then stay where they are.
@@ -175,7 +196,7 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Whether shards rest away from the device.
+    /// Whether shards are offloaded from the device.
     pub(crate) fn is_offloaded(&self) -> bool {
         self.units().flat_map(|unit| self.held(unit).flats()).any(Flat::is_offloaded)
     }

@@ -1,5 +1,5 @@
 //! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
-//! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their
+//! `torch.optim.AdamW` computes it. Where its moments are offloaded between steps they are fetched with their
 //! parameter, one after the other.
 
 mod fused;
@@ -86,7 +86,7 @@ impl AdamW {
         Self::with_moments(parameters, options, None)
     }
 
-    /// The same where moments rest between steps: those of a parameter are there while it and the one before
+    /// The same where moments are offloaded: those of a parameter are there while it and the one before
     /// it are updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl AdamW {
     /// Forgets moments and counts, as if no step had been taken.
     ///
     /// # Errors
-    /// Moments that rest cannot be written.
+    /// Offloaded moments cannot be written.
     pub fn reset(&mut self) -> Result<(), OptimError> {
         self.parameters.iter_mut().try_for_each(|parameter| {
             parameter.num_steps = 0;
@@ -214,7 +214,7 @@ impl AdamW {
     /// `optimizer.`. They share memory with the optimizer, or lie where its moments rest.
     ///
     /// # Errors
-    /// Moments that rest cannot be read.
+    /// Offloaded moments cannot be read.
     pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
         let mut tensors = Vec::with_capacity(3 * self.parameters.len());
         for parameter in &self.parameters {
@@ -274,7 +274,7 @@ impl Parameter {
         move |source| OptimError::Moments { name, source }
     }
 
-    /// Lets the moments set out.
+    /// Starts the prefetch of the moments.
     fn prefetch(&mut self) -> Result<(&mut Self, Prefetched), OptimError> {
         let departed = self.moments.prefetch().map_err(self.failed())?;
         Ok((self, departed))
@@ -452,11 +452,11 @@ mod tests {
     #[test]
     fn moments_that_rest_are_those_that_stay_and_can_be_forgotten() {
         let folder = tempfile::tempdir().expect("a folder");
-        let trained = |rests: bool| {
+        let trained = |is_offloaded: bool| {
             let leaves = [leaf(&[1.0, -2.0, 3.0]), leaf(&[]), leaf(&[0.5])];
             let named = |(idx, leaf): (usize, &Tensor)| (format!("w{idx}"), leaf.shallow_clone());
             let named = leaves.iter().enumerate().map(named).collect();
-            let mut optimizer = match rests {
+            let mut optimizer = match is_offloaded {
                 true => AdamW::with_offloaded_moments(named, AdamWOptions::default(), folder.path()),
                 false => AdamW::new(named, AdamWOptions::default()),
             }

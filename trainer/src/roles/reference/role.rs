@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use rlt_api::resolved::Kl;
+use rlt_api::spec::ReferenceSyncSpec;
 use rlt_core::batch::Batch;
 use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
@@ -31,6 +32,10 @@ pub struct ReferenceRole {
     pub(crate) is_read: bool,
     /// What [`Self::score_once`] knows already; `None` until it is first called.
     pub(crate) kept: Option<KeptLogprobs>,
+    /// How it follows the actor; `None` where it stays as it is.
+    pub(crate) sync: Option<ReferenceSyncSpec>,
+    /// Whether it is a copy that only this run has: made after a cold start, or moved since.
+    pub(crate) is_own: bool,
     pub(crate) context: Rc<StepContext>,
 }
 
@@ -164,7 +169,41 @@ impl ReferenceRole {
     pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
             *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, &self.copying)?));
+            self.is_own = true;
         }
         Ok(())
+    }
+
+    /// Moves the reference towards the actor where that is due after `num_done` steps of the training. All
+    /// ranks take part.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost, or the file in which the reference lies cannot be written.
+    pub(crate) fn follow(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
+        let Some(ReferenceSyncSpec { every_steps, alpha }) = self.sync else { return Ok(()) };
+        let Reference::Frozen(Some(copy)) = &self.reference else { return Ok(()) };
+        if !num_done.is_multiple_of(every_steps.into()) {
+            return Ok(());
+        }
+        self.context.measure("update_ref", || copy.follow(&actor.actor, alpha))?;
+        self.reference.release_pages();
+        self.is_own = true;
+        // They are those of other weights. What the run folder has of them is found again under their digest.
+        self.kept = None;
+        Ok(())
+    }
+
+    /// The copy that only this run has, which a checkpoint keeps.
+    pub(crate) fn own_copy(&self) -> Option<&FrozenPolicy> {
+        match &self.reference {
+            Reference::Frozen(Some(copy)) if self.is_own => Some(copy),
+            _ => None,
+        }
+    }
+
+    /// Takes the place of a reference that a checkpoint kept.
+    pub(crate) fn restore(&mut self, copy: FrozenPolicy) {
+        self.reference = Reference::Frozen(Some(Box::new(copy)));
+        self.is_own = true;
     }
 }

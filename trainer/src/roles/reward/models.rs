@@ -60,7 +60,7 @@ pub struct Policy<'a> {
 pub struct Sharing<'a> {
     /// Those that have a copy of it together.
     pub mesh: Rc<MeshRanks>,
-    /// The folder in whose files parts rest between passes, see [`ShardedParameters::new`].
+    /// The folder in whose files units are offloaded between passes, see [`ShardedParameters::new`].
     pub offload_to: Option<&'a Path>,
 }
 

@@ -32,9 +32,9 @@ impl WeightDigest {
     /// The same, of which `known` spares what cannot have changed.
     pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
-        // What rests lies elsewhere each time that it is read.
-        let rests = policy.shards().is_some_and(ShardedParameters::is_offloaded);
-        let mut of_policy = known.of_policy(trained, rests);
+        // What is offloaded lies elsewhere each time that it is read.
+        let is_offloaded = policy.shards().is_some_and(ShardedParameters::is_offloaded);
+        let mut of_policy = known.of_policy(trained, is_offloaded);
         let mut names = Vec::new();
         let mut add = |name: &str, tensor: &Tensor| -> Result<(), RolloutError> {
             names.push(name.to_owned());
@@ -97,9 +97,9 @@ impl Known {
 }
 
 impl KnownDigests {
-    fn of_policy(&mut self, trained: BTreeSet<String>, rests: bool) -> OfPolicy<'_> {
+    fn of_policy(&mut self, trained: BTreeSet<String>, is_offloaded: bool) -> OfPolicy<'_> {
         let before = std::mem::take(&mut self.frozen);
-        OfPolicy { before, trained, rests, seen: Vec::new(), num_read: &mut self.num_read }
+        OfPolicy { before, trained, is_offloaded, seen: Vec::new(), num_read: &mut self.num_read }
     }
 }
 
@@ -107,7 +107,7 @@ impl KnownDigests {
 struct OfPolicy<'a> {
     before: BTreeMap<String, Known>,
     trained: BTreeSet<String>,
-    rests: bool,
+    is_offloaded: bool,
     seen: Vec<Seen>,
     num_read: &'a mut usize,
 }
@@ -130,7 +130,7 @@ impl OfPolicy<'_> {
             None if tensor.device().is_cuda() => None,
             None => Some(digest_of(name, tensor)?),
         };
-        let is_kept = !self.rests && !self.trained.contains(name);
+        let is_kept = !self.is_offloaded && !self.trained.contains(name);
         let tensor = (is_kept || digest.is_none()).then(|| tensor.detach());
         self.seen.push(Seen { name: name.to_owned(), digest, tensor });
         Ok(())
@@ -151,7 +151,7 @@ impl OfPolicy<'_> {
         for Seen { name, digest, tensor } in self.seen {
             let digest = digest.or_else(|| read.next()).unwrap_or_default();
             digests.push(digest);
-            if let Some(tensor) = tensor.filter(|_| !self.rests && !self.trained.contains(&name)) {
+            if let Some(tensor) = tensor.filter(|_| !self.is_offloaded && !self.trained.contains(&name)) {
                 let version = tensor.internal_version();
                 frozen.insert(name, Known { tensor, version, digest });
             }

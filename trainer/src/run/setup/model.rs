@@ -184,7 +184,9 @@ pub(super) fn reference(
 pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes: &RoleMeshes) -> Copying {
     let compute = Some(kind_of(spec.training.reference_precision()));
     let mesh = meshes.reference.clone();
-    Copying { compute, mesh, ..Copying::to(folder.root(), spec.training.reference_is_offloaded()) }
+    let keeps_master = spec.algorithm.reference_sync.is_some();
+    let is_offloaded = spec.training.reference_is_offloaded();
+    Copying { compute, mesh, keeps_master, ..Copying::to(folder.root(), is_offloaded) }
 }
 
 /// The ranks that hold a copy of each role together; `None` where every rank has the whole.

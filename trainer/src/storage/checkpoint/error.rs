@@ -54,8 +54,8 @@ pub enum CheckpointError {
         /// SHA-256 now, hexadecimal.
         got: String,
     },
-    /// What a checkpoint is loaded into rests, and could not be fetched or put back.
-    #[error("failed to load tensors into where they rest")]
+    /// What a checkpoint is loaded into is offloaded, and could not be fetched or put back.
+    #[error("failed to load tensors into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A JSON file of a checkpoint does not parse.
     #[error("failed to parse {}", path.display())]

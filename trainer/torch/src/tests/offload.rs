@@ -1,4 +1,4 @@
-//! What rests comes back as it was, whatever comes between.
+//! What is offloaded is fetched as it was, whatever comes between.
 
 use tch::{Device, Kind, Tensor};
 

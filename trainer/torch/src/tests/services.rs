@@ -183,6 +183,15 @@ fn tensors_in_a_file_are_what_was_written_also_after_their_memory_was_given_back
         assert!(tensors.iter().zip(&mapped).all(|(tensor, mapped)| tensor.equal(mapped)));
         file.release();
     }
+    let (row, values) = (mapped[0].get(1), randn(&[5], 3));
+    file.rewrite(&row, &values).unwrap();
+    file.release();
+    assert!(row.equal(&values) && mapped[0].get(0).equal(&tensors[0].get(0)), "the row and nothing else");
+    for elsewhere in [&tensors[0].get(1), &mapped[2].narrow(0, 0, 5), &mapped[0].select(1, 0)] {
+        let refused = file.rewrite(elsewhere, &values).unwrap_err();
+        assert!(refused.to_string().contains("a contiguous tensor of it"), "{refused}");
+    }
+    file.rewrite(&mapped[0], &tensors[0]).unwrap();
     drop(file);
     assert!(tensors[0].equal(&mapped[0]), "a tensor keeps its file");
     let missing = crate::TensorFile::write(&folder.path().join("missing"), &tensors).unwrap_err();

@@ -1,4 +1,4 @@
-//! What rests away from its device trains as what stays, bit for bit: every role, on one rank and on several,
+//! What is offloaded trains as what stays on its device, bit for bit: every role, on one rank and on several,
 //! and from either's checkpoints.
 
 use super::saved::{Layout, Way, go_on, save};
@@ -85,13 +85,13 @@ fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
         (in_bf16, (2, 2, 1), &[(ALL, ALL)]),
     ] {
         let staying = tempfile::tempdir().unwrap();
-        let expected = save(Way { case, layout, rests: NONE }, staying.path());
+        let expected = save(Way { case, layout, offload: NONE }, staying.path());
         for &(before, after) in changes {
             let named = format!("{case:?} on {layout:?}: {before:?}, then {after:?}");
             let offloaded = tempfile::tempdir().unwrap();
-            assert!(save(Way { case, layout, rests: before }, offloaded.path()) == expected, "{named}");
+            assert!(save(Way { case, layout, offload: before }, offloaded.path()) == expected, "{named}");
             let path = offloaded.path().join("step-000002");
-            assert!(go_on(Way { case, layout, rests: after }, &path) == expected, "{named}");
+            assert!(go_on(Way { case, layout, offload: after }, &path) == expected, "{named}");
         }
     }
 }
@@ -99,9 +99,9 @@ fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
 #[test]
 fn any_number_of_ranks_goes_on_from_what_rested() {
     let dir = tempfile::tempdir().unwrap();
-    let [saved, ended] = save(Way { case: UNTIED, layout: (4, 4, 1), rests: ALL }, dir.path());
-    for (layout, rests) in [((1, 1, 1), ALL), ((2, 2, 1), NONE), ((4, 2, 2), ALL)] {
-        let way = Way { case: UNTIED, layout, rests };
+    let [saved, ended] = save(Way { case: UNTIED, layout: (4, 4, 1), offload: ALL }, dir.path());
+    for (layout, offload) in [((1, 1, 1), ALL), ((2, 2, 1), NONE), ((4, 2, 2), ALL)] {
+        let way = Way { case: UNTIED, layout, offload };
         let [restored, went_on] = go_on(way, &dir.path().join("step-000002"));
         assert_eq!(restored, saved, "{way:?}");
         let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));

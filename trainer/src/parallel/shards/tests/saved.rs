@@ -12,12 +12,12 @@ use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 /// How ranks lay out a model and its tokens: how many, by `dpShard`, by `sp`.
 pub(super) type Layout = (usize, usize, usize);
 
-/// What is trained, on which ranks, and what of it rests.
+/// What is trained, on which ranks, and what of it is offloaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub case: Case,
     pub layout: Layout,
-    pub rests: OffloadSpec,
+    pub offload: OffloadSpec,
 }
 
 fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
@@ -39,9 +39,9 @@ fn train_on(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 }
 
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
-pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
+pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let ended = on_layout(layout, |ranks| {
-        let mut actor = offloaded_actor(case, ranks, layout.1, rests, dir);
+        let mut actor = offloaded_actor(case, ranks, layout.1, offload, dir);
         train_on(&mut actor, case, 0..2);
         let mut store = match ranks.is_leader() {
             true => CheckpointStore::open(dir, 1).unwrap(),
@@ -61,10 +61,10 @@ pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<St
 }
 
 /// The state that the checkpoint gives, and that after two more updates.
-pub(super) fn go_on(Way { case, layout, rests }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
+pub(super) fn go_on(Way { case, layout, offload }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
-        let mut actor = offloaded_actor(case, ranks, layout.1, rests, folder.path());
+        let mut actor = offloaded_actor(case, ranks, layout.1, offload, folder.path());
         actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_on(&mut actor, case, 2..4);
@@ -86,7 +86,7 @@ fn any_number_of_ranks_goes_on_from_what_any_number_has_saved() {
         (adapter, (4, 2, 1), &[(1, 1, 1), (3, 3, 1)]),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let way = |layout| Way { case, layout, rests: NONE };
+        let way = |layout| Way { case, layout, offload: NONE };
         let [saved, ended] = save(way(layout), dir.path());
         let path = dir.path().join("step-000002");
         let checkpoint = Checkpoint::open(&path).unwrap();

@@ -68,8 +68,8 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
     let (tied, adapter) = (Case { tied: true, ..FULL }, Case { lora: true, ..FULL });
     for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
         let folder = tempfile::tempdir().unwrap();
-        let drawn = |ranks: &Ranks, dp_shard, rests| {
-            let actor = offloaded_actor(case, ranks, dp_shard, rests, folder.path());
+        let drawn = |ranks: &Ranks, dp_shard, offload| {
+            let actor = offloaded_actor(case, ranks, dp_shard, offload, folder.path());
             put_adapter_to_work(&actor);
             let mut engine = engine();
             let sharded_bytes = actor.shards().map(ShardedParameters::num_bytes);
@@ -83,10 +83,10 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
         };
         let whole = drawn(&Ranks::alone(), 1, NONE);
         // The same products of the same bits.
-        assert_eq!(drawn(&Ranks::alone(), 1, ALL), whole, "{case:?} at rest");
-        for rests in [NONE, ALL] {
-            for samples in on_ranks(size, |ranks| drawn(&ranks, size, rests)) {
-                assert_eq!(samples, whole, "{case:?} with {rests:?}");
+        assert_eq!(drawn(&Ranks::alone(), 1, ALL), whole, "{case:?} offloaded");
+        for offload in [NONE, ALL] {
+            for samples in on_ranks(size, |ranks| drawn(&ranks, size, offload)) {
+                assert_eq!(samples, whole, "{case:?} with {offload:?}");
             }
         }
     }
@@ -95,8 +95,8 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
 #[test]
 fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate() {
     let folder = tempfile::tempdir().unwrap();
-    let refuses = |ranks: &Ranks, rests| {
-        let mut actor = offloaded_actor(FULL, ranks, ranks.size(), rests, folder.path());
+    let refuses = |ranks: &Ranks, offload| {
+        let mut actor = offloaded_actor(FULL, ranks, ranks.size(), offload, folder.path());
         let mut engine = engine();
         engine.sync_weights(actor.units(), 1).unwrap();
         sample(&mut engine, actor.units()).unwrap();

@@ -44,7 +44,7 @@ impl SavedLayer {
         Ok(Self::Offloaded { input_td, wants_gradient })
     }
 
-    /// Lets it set out for the device.
+    /// Starts its prefetch to the device.
     pub(super) fn prefetch(self) -> Result<Prefetched, RankError> {
         Ok(match self {
             Self::Here(held) => Prefetched::Here(held),

@@ -1,4 +1,4 @@
-//! The moments of one parameter, float32 in its shape: here, or at rest between steps. What is done with them
+//! The moments of one parameter, float32 in its shape: here, or offloaded. What is done with them
 //! is AdamW's.
 
 use rlt_torch::{Error, OffloadStorage, Offloaded, Prefetch};
@@ -32,7 +32,7 @@ impl Moments {
         Ok(Self::Offloaded([storage.offload(&zeros)?, storage.offload(&zeros)?]))
     }
 
-    /// Lets the moments set out.
+    /// Starts the prefetch of the moments.
     pub(super) fn prefetch(&self) -> Result<Prefetched, Error> {
         Ok(match self {
             Self::Here(moments) => Prefetched::Here(moments.each_ref().map(Tensor::shallow_clone)),
@@ -62,7 +62,7 @@ impl Moments {
         Ok(self.put_back(&moments)?)
     }
 
-    /// The moments to be read: where they rest they take memory as they are read.
+    /// The moments to be read: offloaded ones take memory as they are read.
     pub(super) fn in_place(&self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Here(moments) => moments.each_ref().map(Tensor::shallow_clone),

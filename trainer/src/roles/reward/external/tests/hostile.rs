@@ -157,3 +157,62 @@ fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
     assert_eq!(statuses(&of_f(judging.finish(&|| true))), [Timeout]);
     assert!(started.elapsed() < Duration::from_millis(400), "a run that stops does not wait");
 }
+
+/// What the server makes of sample `number`: one of ten ways to fail, or the length of the completion.
+fn treat(number: usize, request: &Request, stream: &mut TcpStream) {
+    let drip = |stream: &mut TcpStream, bytes: &[u8]| {
+        while stream.write_all(bytes).is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    match number % 11 {
+        0 => reply(stream, 200, &lengths(request).to_string()),
+        1 => thread::sleep(Duration::from_secs(2)),
+        2 => {}
+        3 => {
+            let _ = stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n{\"verdicts\": [");
+        }
+        4 => drip(stream, b"H"),
+        5 => {
+            let _ = stream.write_all(b"HTTP/1.1 200 x\r\nconnection: close\r\n\r\n\"");
+            while stream.write_all(&[b'x'; 65536]).is_ok() {}
+        }
+        6 => reply(stream, 200, &"[".repeat(60_000)),
+        7 => drop(stream.write_all(b"SSH-2.0-x\r\n")),
+        8 => reply(stream, 500, "broken"),
+        9 => reply(stream, 200, "{\"verdicts\": [{\"id\": \"somebody\", \"value\": 1}]}"),
+        _ => reply(stream, 200, "{\"verdicts\": [{\"id\": 7, \"value\": 1e999}]}"),
+    }
+}
+
+#[test]
+fn a_thousand_hostile_answers_cost_their_own_samples_and_the_step_ends_in_time() {
+    let server = Server::start(|request, stream| {
+        let id = request.body["samples"][0]["id"].as_str().unwrap().to_owned();
+        treat(id.split('.').next_back().unwrap().parse().unwrap(), &request, stream);
+    });
+    let spec = json!({
+        "url": server.url, "timeoutSeconds": 0.5, "retries": 0, "maxBatch": 1, "maxConcurrent": 64,
+        "maxResponseBytes": 65536,
+    });
+    let texts: Vec<String> = (0..1000).map(|number| "x".repeat(number % 7)).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let started = Instant::now();
+    let verdicts = judge(&functions("Server", spec, json!({})).unwrap(), json!(null), &texts);
+    // A fifth of them wait for half a second, 64 at a time.
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    assert_eq!(verdicts.len(), 1000, "nothing is lost");
+    for (number, (verdict, text)) in verdicts.iter().zip(&texts).enumerate() {
+        let value = if number % 11 == 0 { text.len() as f64 } else { 0.0 };
+        let expected = match number % 11 {
+            0 => Fine,
+            1 | 4 => Timeout,
+            _ => Infra,
+        };
+        // On a machine that is busy an answer of any kind may come too late.
+        let is_late = verdict.status == Timeout && verdict.value == 0.0;
+        assert!((verdict.status, verdict.value) == (expected, value) || is_late, "{number}: {verdict:?}");
+    }
+    let num_right = verdicts.iter().filter(|verdict| verdict.status == Fine).count();
+    assert!(num_right > 45, "{num_right} of 91 honest answers");
+}

@@ -1,0 +1,69 @@
+//! The rules of `spec.algorithm.referenceSync`: there is a reference, and it has weights of its own.
+
+use rlt_algorithms::declaration::{Family, Parameters};
+use rlt_algorithms::preference::PreferenceLoss;
+
+use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of};
+use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
+
+/// The losses of pairs that compare with a reference.
+fn with_reference() -> Vec<PreferenceLossKind> {
+    let reads =
+        |kind: &PreferenceLossKind| PreferenceLoss::resolve(*kind, &Parameters::default()).reads_reference();
+    PreferenceLossKind::ALL.iter().copied().filter(reads).collect()
+}
+
+fn is_of_pairs(from: LearnsFrom) -> bool {
+    from.is_preference() && from != LearnsFrom::Labels
+}
+
+/// Whether log-probs under a reference are read.
+fn reads_reference(spec: &RLTrainingJobSpec) -> bool {
+    let placement = spec.algorithm.kl.as_ref().and_then(|kl| kl.placement);
+    match learns_from(spec) {
+        LearnsFrom::Rewards => placement.unwrap_or_else(|| preset_of(spec).kl_placement) != KlPlacement::None,
+        LearnsFrom::Labels => true,
+        from if is_of_pairs(from) => {
+            let with_reference = with_reference();
+            preference::all_losses(spec).iter().any(|loss| with_reference.contains(loss))
+        }
+        _ => false,
+    }
+}
+
+fn cel_reads_reference() -> String {
+    let kinds = cel_list(&with_reference());
+    let losses = "self.preference.losses";
+    format!(
+        "({of_rewards} && {placement} != 'None') || {of_labels} || ({of_pairs} && \
+         (has(self.preference) && has({losses}) ? {losses}.exists(one, one.loss in {kinds}) : \
+         {loss} in {kinds}))",
+        of_rewards = cel_learns_from("self", |from| from == LearnsFrom::Rewards),
+        placement = cel_effective("self", "kl", "placement", |preset| preset.kl_placement),
+        of_labels = cel_learns_from("self", |from| from == LearnsFrom::Labels),
+        of_pairs = cel_learns_from("self", is_of_pairs),
+        loss = preference::cel_loss(),
+    )
+}
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.algorithm",
+        at: "referenceSync",
+        reads: &["referenceSync", "kind", "kl.placement", "preference.loss", "preference.losses"],
+        message: "referenceSync moves a reference policy, which neither this kind nor its KL or losses read: remove it",
+        cel: || format!("!has(self.referenceSync) || {}", cel_reads_reference()),
+        holds: Check::Spec(|spec| spec.algorithm.reference_sync.is_none() || reads_reference(spec)),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "algorithm.referenceSync",
+        reads: &["algorithm.referenceSync", "model.lora"],
+        message: "with model.lora the reference is the model without its adapter, whose weights never change: remove \
+                  referenceSync or model.lora",
+        cel: || "!has(self.algorithm.referenceSync) || !has(self.model.lora)".into(),
+        holds: Check::Spec(|spec| spec.algorithm.reference_sync.is_none() || spec.model.lora.is_none()),
+        allowed: None,
+    },
+];

@@ -1,0 +1,67 @@
+//! The reference follows the actor (TR-DPO, arXiv 2404.09656): every few steps each of its weights moves
+//! towards the actor's. When it does is the role's.
+
+use std::collections::BTreeMap;
+
+use rlt_api::plan::READ_CHUNK_NUMBERS;
+use rlt_core::tensor_shard::TensorShard;
+use rlt_torch::TensorFile;
+use tch::{Tensor, no_grad};
+
+use super::FrozenPolicy;
+use crate::parallel::{RankError, copy_tensor_shard};
+use crate::roles::actor::Actor;
+
+impl FrozenPolicy {
+    /// Every weight becomes `alpha` times the actor's plus `1 - alpha` times its own, in the dtype in which
+    /// it is kept. Where ranks share the model all of them take part, one FSDP unit at a time; the numbers do
+    /// not depend on how it is shared.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost, or the file in which the weights lie cannot be written.
+    pub fn follow(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
+        if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
+            return own.fill_beside_role(
+                of_actor,
+                |name| name,
+                |tensor_shard, values, theirs| mix((tensor_shard, values), theirs, alpha, own.file()),
+            );
+        }
+        let of_actor: BTreeMap<String, Tensor> = actor.decoder.base_parameters().into_iter().collect();
+        self.decoder.named_parameters().iter().try_for_each(|(name, own)| {
+            let Some(theirs) = of_actor.get(name) else { return Ok(()) };
+            let shape = own.size();
+            let whole = (&TensorShard::whole(name, &shape), &own.view(-1));
+            mix(whole, theirs, alpha, self.decoder.offload_file.as_ref())
+        })
+    }
+}
+
+/// Mixes what `tensor_shard` is of the whole tensor `theirs` into `values`, `[len]`, which lie in `file`
+/// where there is one. Beside them there is never more than a chunk.
+fn mix(
+    (tensor_shard, values): (&TensorShard<'_>, &Tensor),
+    theirs: &Tensor,
+    alpha: f64,
+    file: Option<&TensorFile>,
+) -> Result<(), RankError> {
+    tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|chunk| {
+        let start = (chunk.range.start - tensor_shard.range.start) as i64;
+        let place = no_grad(|| values.detach().narrow(0, start, chunk.range.len() as i64));
+        let mixed = no_grad(|| {
+            let of_actor = place.empty_like();
+            copy_tensor_shard(&chunk, theirs, &of_actor);
+            // Products and their sum, each rounded: whether libtorch fuses them depends on where a number
+            // lies.
+            of_actor * alpha + &place * (1.0 - alpha)
+        });
+        match file {
+            Some(file) => file.rewrite(&place, &mixed)?,
+            None => no_grad(|| place.shallow_clone().copy_(&mixed)),
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests;
