@@ -42,8 +42,11 @@ fn kinds(course: &Course) -> Vec<SymptomKind> {
     course.symptoms().into_iter().map(|symptom| symptom.kind).collect()
 }
 
+/// Metrics by name.
+type Values = &'static [(&'static str, f64)];
+
 /// What makes each symptom, and what looks like it and is none.
-const ILL: [(SymptomKind, &[(&str, f64)], &[(&str, f64)]); 9] = [
+const ILL: [(SymptomKind, Values, Values); 9] = [
     (
         SymptomKind::SkippedUpdates,
         &[("training/num_skipped_updates", 0.4)],
