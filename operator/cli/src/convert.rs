@@ -59,15 +59,17 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     if let Ok(home) = env::var("HOME") {
         environment.entry("HOME".to_owned()).or_insert(home);
     }
-    let (launches, mut notes) = rlt_convert::launches(&text, &environment, &args.settings)?;
+    let is_markdown = file.extension().is_some_and(|extension| extension == "md" || extension == "mdx");
+    let find = if is_markdown { rlt_convert::launches_of_markdown } else { rlt_convert::launches };
+    let (launches, mut notes) = find(&text, &environment, &args.settings)?;
     let num_launches = launches.len();
     let index = args.launch.wrapping_sub(1);
     let Some(launch) = launches.into_iter().nth(index) else {
-        bail!("--launch {}: the script starts {num_launches} trainers", args.launch);
+        bail!("--launch {}: the file starts {num_launches} trainers", args.launch);
     };
     if num_launches > 1 {
         notes.push(format!(
-            "the script starts {num_launches} trainers; this is number {} (--launch)",
+            "the file starts {num_launches} trainers; this is number {} (--launch)",
             args.launch
         ));
     }

@@ -1,6 +1,7 @@
 //! From the settings of verl, TRL and open-instruct to a manifest.
 //!
 //! ```text
+//! Markdown --blocks--> scripts
 //! script --shell--> commands --launch--> Launch (project, arguments, settings files)
 //! settings --key tables--> Draft (fields and remarks) --finish--> manifest as YAML
 //! ```
@@ -11,6 +12,7 @@
 mod draft;
 mod key;
 mod launch;
+mod markdown;
 mod open_instruct;
 mod rewards;
 mod settings;
@@ -81,6 +83,31 @@ pub fn launches(
     let evaluation = shell::evaluate(script, environment, arguments)?;
     let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
+}
+
+/// The launches of the shell's blocks in Markdown, each block a script by itself. One that cannot be evaluated
+/// is noted.
+///
+/// # Errors
+/// When no block launches a trainer that is known.
+pub fn launches_of_markdown(
+    text: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    for (index, block) in markdown::shell_blocks(text).iter().enumerate() {
+        match launches(block, environment, arguments) {
+            Ok((launches, more)) => {
+                all.extend(launches);
+                notes.extend(more);
+            }
+            // Most blocks install something.
+            Err(ConvertError::NoLaunch) => {}
+            Err(error) => notes.push(format!("block {} of a shell is left out: {error}", index + 1)),
+        }
+    }
+    if all.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((all, notes)) }
 }
 
 /// Converts one launch to the manifest of a job of this name.

@@ -1,5 +1,7 @@
 //! open-instruct: `grpo_fast`, `finetune`, `dpo_tune_cache` and their variants.
 
+mod templates;
+
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
@@ -42,6 +44,7 @@ pub(crate) fn convert(
         .iter_mut()
         .filter(is_own)
         .for_each(|outcome| outcome.fate = Fate::Inherent("it is the model's".to_owned()));
+    chat_template(&mut outcomes, &mut draft);
     model(settings, &mut draft);
     datasets(settings, &mut draft);
     let trainer = launch.trainer.as_str();
@@ -63,6 +66,16 @@ pub(crate) fn convert(
     draft.set_some("spec.checkpoint.keep", kept);
     workers(launch, settings, &mut draft);
     (draft, outcomes)
+}
+
+/// A template that is named, where it has an equal.
+fn chat_template(outcomes: &mut [Outcome], draft: &mut Draft) {
+    for outcome in outcomes.iter_mut().filter(|outcome| outcome.key == "chat_template_name") {
+        if let Some(template) = templates::template(&outcome.value) {
+            draft.set("spec.model.chatTemplate", template);
+            outcome.fate = Fate::Converted("model.chatTemplate".to_owned());
+        }
+    }
 }
 
 fn model(settings: &Settings, draft: &mut Draft) {

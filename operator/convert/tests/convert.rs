@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use rlt_convert::{Conversion, Fate, Launch, Project, convert, launches, unknown};
+use rlt_convert::{Conversion, Fate, Launch, Project, convert, launches, launches_of_markdown, unknown};
 
 fn fixture(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
@@ -65,6 +65,39 @@ fn a_script_of_open_instruct_becomes_a_valid_manifest() {
     let conversion = script("tulu-grpo.sh", &[]);
     assert_eq!(problems(&conversion), [""; 0]);
     insta::assert_snapshot!(conversion.manifest);
+}
+
+#[test]
+fn a_named_chat_template_of_open_instruct_renders_the_same_text() {
+    let cases: serde_json::Value = serde_json::from_str(&fixture("chat_templates.json")).unwrap();
+    for case in cases.as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let arguments =
+            ["--model_name_or_path", "org/base-7b", "--chat_template_name", name].map(str::to_owned);
+        let launch = Launch::new(Project::OpenInstruct, "finetune", &arguments);
+        let conversion = convert(&launch, &[], "test").unwrap();
+        assert!(conversion.is_whole(), "{name} is lost");
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        let template = manifest["spec"]["model"]["chatTemplate"].as_str().unwrap();
+        let mut environment = minijinja::Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        assert_eq!(environment.render_str(template, case).unwrap(), case["text"].as_str().unwrap(), "{case}");
+    }
+}
+
+#[test]
+fn commands_in_markdown_are_found_in_blocks_of_a_shell() {
+    let (launches, notes) = launches_of_markdown(&fixture("trl-readme.md"), &BTreeMap::new(), &[]).unwrap();
+    let trainers: Vec<_> = launches.iter().map(|launch| launch.trainer.as_str()).collect();
+    assert_eq!(trainers, ["sft", "dpo", "grpo"], "{notes:?}");
+    for launch in &launches {
+        let conversion = convert(launch, &[], "test").unwrap();
+        assert!(conversion.is_whole(), "{:?}", conversion.lost().collect::<Vec<_>>());
+        assert!(conversion.manifest.contains("hub:"), "{}", conversion.manifest);
+    }
+    let without = "No commands.\n\n```python\ntrl sft\n```\n";
+    assert!(launches_of_markdown(without, &BTreeMap::new(), &[]).is_err());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads a launch script (its variables, arrays, conditions and functions; no program is started), a settings file in
-YAML, or settings behind `--`. What has no equal stands as a comment beside the fields to which it would belong, and
+YAML, or settings behind `--`; of Markdown the fenced blocks of a shell, each by itself. What has no equal stands as a comment beside the fields to which it would belong, and
 is listed. The manifest says every part of the algorithm in which the other trainer's defaults differ.
 
   rlctl convert run_qwen3_8b.sh -o job.yaml
@@ -17,7 +17,7 @@ is listed. The manifest says every part of the algorithm in which the other trai
 
 Exit code 0 when the manifest is valid, 2 when something must be added to it.")]
 pub(crate) struct ConvertArgs {
-    /// A launch script, or a settings file that ends in .yaml; - for standard input.
+    /// A launch script, Markdown (.md) with commands in blocks of a shell, or settings (.yaml); - for standard input.
     #[arg(value_name = "FILE", required_unless_present = "settings")]
     pub(crate) file: Option<PathBuf>,
     /// Whose settings they are, where no script says it.

@@ -1,0 +1,37 @@
+//! Chat templates that open-instruct has a name for (`--chat_template_name`), in words of our own that render
+//! the same text. Templates that hold a system prompt, which is a text and no form, have no equal here.
+
+/// Names and templates.
+const TEMPLATES: [(&str, &str); 5] = [
+    (
+        "tulu",
+        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\
+         {% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}\
+         {% if not (loop.last and message['role'] == 'assistant') %}{{ '\\n' }}{% endif %}{% endfor %}\
+         {% if add_generation_prompt %}<|assistant|>{{ '\\n' }}{% endif %}",
+    ),
+    (
+        "zephyr",
+        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] + eos_token + '\\n' }}{% endfor %}\
+         {% if add_generation_prompt %}<|assistant|>{{ '\\n' }}{% endif %}",
+    ),
+    (
+        "simple_chat",
+        "{% for message in messages %}{% if not loop.first %}{{ '\\n\\n' }}{% endif %}\
+         {{ message['role'] | capitalize }}: {{ message['content'] }}{% endfor %}\
+         {% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
+    ),
+    (
+        "simple_concat_with_space",
+        "{{ messages | map(attribute='content') | join(' ') }}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
+    ),
+    (
+        "simple_concat_with_new_line",
+        "{{ messages | map(attribute='content') | join('\\n') }}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
+    ),
+];
+
+/// The template of a name.
+pub(super) fn template(name: &str) -> Option<&'static str> {
+    TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| *template)
+}
