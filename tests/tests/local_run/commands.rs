@@ -146,6 +146,17 @@ fn a_run_on_a_model_of_the_hub_records_its_commit_and_names_it_as_the_base() {
     assert_eq!(document("model.json"), json!({ "repo": REPO, "commit": COMMIT }));
     let adapter = document("export/adapter/adapter_config.json");
     assert_eq!((&adapter["base_model_name_or_path"], &adapter["revision"]), (&json!(REPO), &json!(COMMIT)));
+    let export = || {
+        let mut export = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        export.arg("export").arg(place.run("")).env("HF_HOME", place.file("hub"));
+        Ended::of(export.output().unwrap())
+    };
+    export().expect(0, &["step 1"]);
+    // The manifest's revision may mean another commit by now.
+    for broken in ["{", r#"{"repo": "owner/name"}"#] {
+        fs::write(place.run("model.json"), broken).unwrap();
+        export().expect(2, &["read which commit the run's model is of from", "model.json"]);
+    }
 }
 
 #[test]

@@ -70,6 +70,29 @@ fn what_shards_of_several_ranks_make_is_exported_with_and_without_its_adapter() 
 }
 
 #[test]
+fn an_adapter_that_is_not_merged_is_exported_alone_where_its_base_is_elsewhere() {
+    let place = Place::new();
+    let changes = json!({
+        "model": { "lora": { "rank": 2 } },
+        "training": { "steps": 1 },
+        "checkpoint": { "export": { "mergeLora": false } },
+    });
+    place.train(&on_files(small_model(), changes.clone())).expect(0, &[]);
+    assert_eq!(files_and_folders(&place.run("export")), ["adapter"]);
+    let exported = files(&place.run("export/adapter"));
+    export(&place, &["--layout", "peft", "-d", "adapter"]).expect(0, &[]);
+    assert!(exported == files(&place.file("adapter")), "rlctl export writes another folder");
+    assert!(exported.contains_key("adapter_model.safetensors") && exported.contains_key("tokenizer.json"));
+    // What is below the adapter of a new model is nowhere but here.
+    let new = Place::new();
+    new.train(&tiny_with(changes)).expect(0, &[]);
+    assert!(new.run("export/model.safetensors").exists() && new.run("export/adapter").exists());
+    let config = fs::read(new.run("export/adapter/adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    assert!(config["base_model_name_or_path"].as_str().unwrap().ends_with("export"), "{config}");
+}
+
+#[test]
 fn the_checkpoint_of_the_highest_held_out_reward_is_kept_and_exported() {
     let place = Place::new();
     let changes = |keeps: bool| {
@@ -145,7 +168,12 @@ fn a_push_that_fails_says_why_and_commits_nothing() {
     let push = ["--push-to", "hub:owner/tiny"];
     let with =
         |token: &str| export_in(&place, &push, &[("HF_TOKEN", token), ("HF_ENDPOINT", server.endpoint())]);
-    export(&place, &push).expect(2, &["HF_TOKEN: expected a token of the hub with write access"]);
+    let words = [
+        "--push-to hub:owner/tiny: nothing was exported",
+        "HF_TOKEN: expected a token of the hub with write access, got none",
+    ];
+    let refused = export(&place, &push).expect(2, &words);
+    assert!(!refused.stderr.contains("the export is in"), "{}", refused.stderr);
     assert!(!place.run("exports").exists(), "exported before it was known that it cannot be pushed");
     with("hf_wrong")
         .expect(78, &["creating the repository owner/tiny", "401", "HF_TOKEN is not known there"]);

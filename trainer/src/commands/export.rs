@@ -4,6 +4,7 @@
 
 mod choose;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -11,6 +12,7 @@ use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::{ExportDtype, HubSpec};
+use serde::Deserialize;
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest;
@@ -119,6 +121,22 @@ pub enum ExportError {
         "--layout peft: the adapter's base is a model that the run itself made: export it as hugging-face"
     )]
     NoBase,
+    /// Nothing can be pushed; nothing was exported either.
+    #[error("--push-to hub:{repository}: nothing was exported")]
+    CannotPush {
+        /// Owner and name.
+        repository: String,
+        /// Why.
+        source: push::PushError,
+    },
+    /// What the run recorded of its model cannot be read.
+    #[error("read which commit the run's model is of from {path}", path = path.display())]
+    ModelRecord {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The hub did not take it.
     #[error("failed to push to hub:{repository}; the export is in {folder}", folder = folder.display())]
     Push {
@@ -143,7 +161,7 @@ impl ExportError {
         match self {
             Self::Run(error) => error.exit_code(),
             Self::NoCheckpoint(_) => ExitCode::CorruptCheckpoint,
-            Self::Push { source, .. } => source.exit_code(),
+            Self::Push { source, .. } | Self::CannotPush { source, .. } => source.exit_code(),
             _ => ExitCode::Usage,
         }
     }
@@ -160,9 +178,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     if args.layout == Layout::Peft && spec.model.lora.is_none() {
         return Err(ExportError::NoAdapter);
     }
-    let hub = args.push_to.as_ref();
-    let hub = hub.map(|target| push::Hub::of_environment().map_err(failed(target, folder.root())));
-    let hub = hub.transpose()?;
+    let hub = args.push_to.as_ref().map(hub_of_environment).transpose()?;
     let (checkpoint, step) = choose::checkpoint(&folder, args.step)?;
     let default = || folder.root().join(EXPORTS).join(format!("step-{step:06}"));
     let output = args.output.clone().unwrap_or_else(default);
@@ -174,6 +190,12 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
         tracing::info!("hub:{} is at commit {commit}", target.0);
     }
     Ok(())
+}
+
+/// The hub to push to. It is needed before anything is exported.
+fn hub_of_environment(target: &HubTarget) -> Result<push::Hub, ExportError> {
+    push::Hub::of_environment()
+        .map_err(|source| ExportError::CannotPush { repository: target.0.to_string(), source })
 }
 
 /// Says which repository did not take what is in `folder`.
@@ -227,14 +249,14 @@ fn read_trained(decoder: &Decoder, checkpoint: &Checkpoint) -> Result<(), TrainE
 
 /// The folder that the run's model was read from, and its name for others; `None` for a new model. One of the
 /// hub is fetched at the commit that the run read.
-fn base_model(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<(PathBuf, BaseModel)>, TrainError> {
+fn base_model(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<(PathBuf, BaseModel)>, ExportError> {
     match &spec.model.source {
         ModelSource::Path(path) => {
             Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
         }
         ModelSource::Hub(hub) => {
-            let revision = recorded_commit(folder).unwrap_or_else(|| hub.revision.clone());
-            let model = hub::fetch(&HubSpec { revision, ..hub.clone() }, None)?;
+            let revision = recorded_commit(folder)?.unwrap_or_else(|| hub.revision.clone());
+            let model = hub::fetch(&HubSpec { revision, ..hub.clone() }, None).map_err(TrainError::from)?;
             let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
             Ok(Some((model.dir, base)))
         }
@@ -242,8 +264,20 @@ fn base_model(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<(PathBuf
     }
 }
 
-fn recorded_commit(folder: &RunFolder) -> Option<String> {
-    let text = std::fs::read_to_string(folder.root().join("model.json")).ok()?;
-    let record: serde_json::Value = serde_json::from_str(&text).ok()?;
-    Some(record["commit"].as_str()?.to_owned())
+/// The commit that the run recorded; `None` where it recorded nothing.
+fn recorded_commit(folder: &RunFolder) -> Result<Option<String>, ExportError> {
+    #[derive(Deserialize)]
+    struct Record {
+        commit: String,
+    }
+    let path = folder.root().join("model.json");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(source) if source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(ExportError::ModelRecord { path, source }),
+    };
+    match serde_json::from_str::<Record>(&text) {
+        Ok(record) => Ok(Some(record.commit)),
+        Err(error) => Err(ExportError::ModelRecord { path, source: error.into() }),
+    }
 }

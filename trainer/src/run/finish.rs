@@ -16,6 +16,9 @@ use crate::roles::Roles;
 use crate::run::error::TrainError;
 use crate::run::{ModelOrigin, Run};
 
+/// The folder of the adapter in an export.
+const ADAPTER: &str = "adapter";
+
 /// `result.json`: what a run came to, for people and for programs.
 #[derive(Debug, Serialize)]
 struct RunResult<'a> {
@@ -73,9 +76,9 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
 /// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     let (decoder, folder) = (&roles.actor.actor.decoder, run.folder.export());
-    let mut files = None;
+    let (spec, mut files) = (&run.spec().checkpoint.export, None);
     if run.ranks.is_leader() {
-        files = Some(ExportedFiles::begin(decoder, &folder, &run.spec().checkpoint.export, &run.source)?);
+        files = Some(ExportedFiles::begin(decoder, &folder, spec, &run.source)?);
     }
     roles.actor.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
         Some(files) => files.write(unit),
@@ -83,7 +86,8 @@ fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     })?;
     files.map_or(Ok(()), ExportedFiles::finish)?;
     if run.ranks.is_leader() {
-        roles.rollout.tokenizer.save(&folder)?;
+        let is_alone = is_adapter_alone(decoder, spec, &run.source);
+        roles.rollout.tokenizer.save(&if is_alone { folder.join(ADAPTER) } else { folder })?;
     }
     Ok(())
 }
@@ -97,9 +101,15 @@ pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
     }
 }
 
-/// The files of weights of an export.
+/// Whether only the adapter is exported: it is not merged, and what it was trained on is elsewhere.
+fn is_adapter_alone(decoder: &Decoder, spec: &ExportSpec, source: &ModelOrigin) -> bool {
+    decoder.lora().is_some() && !spec.merge_lora && source.base.is_some()
+}
+
+/// The files of weights of an export. An adapter that is not merged is exported alone, as PEFT does, but for
+/// one of a new model: what it was trained on is nowhere else.
 struct ExportedFiles<'a> {
-    model: Export<'a>,
+    model: Option<Export<'a>>,
     adapter: Option<AdapterExport<'a>>,
 }
 
@@ -111,14 +121,17 @@ impl<'a> ExportedFiles<'a> {
         source: &ModelOrigin,
     ) -> Result<Self, TrainError> {
         let dtype = export_kind(spec.dtype, source.kind);
-        let model = Export::begin(decoder, folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+        let options = ExportOptions { merge_lora: spec.merge_lora, dtype };
+        let begin = || Export::begin(decoder, folder, &options);
         if decoder.lora().is_none() {
-            return Ok(Self { model, adapter: None });
+            return Ok(Self { model: Some(begin()?), adapter: None });
         }
+        let is_alone = is_adapter_alone(decoder, spec, source);
+        let model = if is_alone { None } else { Some(begin()?) };
         // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
         let base = source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
-        let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
+        let adapter = AdapterExport::begin(decoder, &folder.join(ADAPTER), base.as_ref())?;
         let objections = decoder.not_served_by_vllm();
         if !objections.is_empty() {
             let why = objections.join("; ");
@@ -128,13 +141,13 @@ impl<'a> ExportedFiles<'a> {
     }
 
     fn write(&mut self, unit: FsdpUnit) -> Result<(), TrainError> {
-        self.model.write(unit.layer_idx())?;
+        self.model.as_mut().map_or(Ok(()), |model| model.write(unit.layer_idx()))?;
         self.adapter.as_mut().map_or(Ok(()), |adapter| adapter.write(unit.layer_idx()))?;
         Ok(())
     }
 
     fn finish(self) -> Result<(), TrainError> {
-        self.model.finish()?;
+        self.model.map_or(Ok(()), Export::finish)?;
         self.adapter.map_or(Ok(()), AdapterExport::finish)?;
         Ok(())
     }

@@ -19,6 +19,7 @@ mod judge;
 mod module;
 mod permits;
 mod python;
+mod status;
 #[cfg(test)]
 mod tests;
 mod unit_tests;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::ExternalSample;
 use super::endpoint::Endpoint;
+use super::status::Status;
 
 /// A server that speaks the protocol of `docs/rewards.md`.
 pub(super) struct BatchServer(pub(super) Endpoint);
@@ -19,17 +20,6 @@ struct Entry {
     status: Status,
     value: Option<f64>,
     message: Option<String>,
-}
-
-/// The status of a sample in words.
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Status {
-    #[default]
-    Ok,
-    Wrong,
-    Timeout,
-    Infra,
 }
 
 impl BatchServer {
@@ -95,14 +85,8 @@ fn take_entries(
 impl Entry {
     fn verdict(self) -> Result<Verdict, String> {
         let Self { id, status, value, message } = self;
-        let words = |else_: &str| message.clone().unwrap_or_else(|| else_.to_owned());
-        let number = || value.ok_or_else(|| format!("the verdict on {id:?} has no value"));
-        Ok(match status {
-            Status::Ok => Verdict { message: message.clone(), ..Verdict::ok(number()?) },
-            Status::Wrong => Verdict::wrong(value.unwrap_or(0.0), words("the server says so")),
-            Status::Timeout => Verdict::timeout(words("the server ran out of time")),
-            Status::Infra => Verdict::infra(words("the server could not judge")),
-        })
+        let verdict = status.verdict(value, message, "the server");
+        verdict.ok_or_else(|| format!("the verdict on {id:?} has no value"))
     }
 }
 

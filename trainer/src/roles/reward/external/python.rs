@@ -9,12 +9,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::ExternalSample;
-use super::batches::{Status, sample_json};
+use super::batches::sample_json;
 use super::budget::{Bounds, Broken};
 use super::event_loop::EventLoop;
 use super::interpreter::{Interpreter, State};
 use super::module::{self, WasmError};
 use super::permits::Permits;
+use super::status::Status;
 
 /// Characters of what a program wrote that a message quotes.
 const QUOTED: usize = 500;
@@ -94,13 +95,7 @@ fn said(interpreter: &Interpreter, sample: &Value) -> Result<Verdict, Broken> {
 impl Said {
     fn verdict(self) -> Verdict {
         let Self { status, value, message } = self;
-        let words = |else_: &str| message.clone().unwrap_or_else(|| else_.to_owned());
-        match (status, value) {
-            (Status::Ok, Some(value)) => Verdict { message, ..Verdict::ok(value) },
-            (Status::Ok, None) => Verdict::infra(words("the function returned no value")),
-            (Status::Wrong, value) => Verdict::wrong(value.unwrap_or(0.0), words("the function says so")),
-            (Status::Timeout, _) => Verdict::timeout(words("the function says that time ran out")),
-            (Status::Infra, _) => Verdict::infra(words("the function cannot judge")),
-        }
+        let no_value = message.clone().unwrap_or_else(|| "the function returned no value".to_owned());
+        status.verdict(value, message, "the function").unwrap_or_else(|| Verdict::infra(no_value))
     }
 }
