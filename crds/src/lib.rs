@@ -29,6 +29,7 @@ pub mod spec;
 pub mod status;
 pub mod symptoms;
 mod validate;
+mod warnings;
 
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};

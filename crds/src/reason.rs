@@ -45,6 +45,8 @@ pub enum Reason {
     NodeUnreachable,
     /// No worker is needed.
     NoWorkers,
+    /// The job has no storage: its result is lost with its pods.
+    NoStorage,
     /// The specification breaks a rule.
     InvalidSpec,
     /// The defaults of the job's namespace cannot be read.
@@ -90,6 +92,7 @@ impl Reason {
             Self::ApplyFailed,
             Self::NodeUnreachable,
             Self::NoWorkers,
+            Self::NoStorage,
             Self::InvalidSpec,
             Self::InvalidDefaults,
             Self::PodNotAllowed,

@@ -59,6 +59,11 @@ impl ValidatedJob {
         crate::cluster_only::cluster_only_fields(&self.spec)
     }
 
+    /// What to warn of: the job is valid, and loses its result.
+    pub fn warnings(&self) -> Vec<&'static str> {
+        crate::warnings::warnings(&self.spec)
+    }
+
     /// The job as a manifest in which every default is written out; it validates to this very job.
     ///
     /// # Errors

@@ -113,6 +113,8 @@ pub struct Decision {
     pub status: RLTrainingJobStatus,
     /// What the job is doing.
     pub state: JobState,
+    /// What to warn of, as the job begins.
+    pub warnings: Vec<&'static str>,
     /// Why applying it failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
     /// When to reconcile again if no event requeues the job before.
@@ -184,6 +186,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
         delete_job: false,
         status,
         state,
+        warnings: Vec::new(),
         apply_failure: None,
         requeue_after: None,
     }
@@ -197,7 +200,10 @@ impl Decision {
 
     /// The Events about the change from a status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
-        events::between(before, &self.status, &self.state, self.apply_failure.as_ref())
+        let warnings = self.warnings.iter().map(|message| events::of_warning(message));
+        warnings
+            .chain(events::between(before, &self.status, &self.state, self.apply_failure.as_ref()))
+            .collect()
     }
 }
 
@@ -303,6 +309,7 @@ impl<'a> Reconcile<'a> {
         }
         self.status.queue.clone_from(&self.input.queueing.queue);
         conditions::write(&mut self.status, &state, None, self.input.now);
+        let warnings = self.warnings_at_start();
         Decision {
             queue: queue::action(&self, &state),
             delete: self.delete,
@@ -310,10 +317,19 @@ impl<'a> Reconcile<'a> {
             assign: self.assign,
             start: self.start,
             delete_job: false,
+            warnings,
             status: self.status,
             state,
             apply_failure: None,
             requeue_after,
+        }
+    }
+
+    /// What to warn of, where this is the first status with an attempt.
+    fn warnings_at_start(&self) -> Vec<&'static str> {
+        match (self.input.status.attempt, self.status.attempt) {
+            (None, Some(_)) => self.input.prepared.job.warnings(),
+            _ => Vec::new(),
         }
     }
 

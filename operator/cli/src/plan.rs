@@ -51,7 +51,12 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             document::write_json(&mut out, &everything(&plan, &job, &objects, run.as_ref())?)?
         }
         DocumentFormat::Yaml => write_objects(&mut out, &objects)?,
-        DocumentFormat::Text => out.write_all(text::render(&plan, &objects, run.as_ref()).as_bytes())?,
+        DocumentFormat::Text => {
+            out.write_all(text::render(&plan, &objects, run.as_ref()).as_bytes())?;
+            for warning in job.warnings() {
+                writeln!(out, "\nwarning: {warning}")?;
+            }
+        }
     }
     out.flush()?;
     match fit::refusal(&plan) {
@@ -81,6 +86,7 @@ fn everything(
     let mut document = serde_json::to_value(plan).context("write the plan")?;
     document["spec"] = serde_json::to_value(job.spec()).context("write the specification")?;
     document["objects"] = objects.into();
+    document["warnings"] = job.warnings().into();
     if let Some(run) = run {
         document["measured"] = serde_json::to_value(run).context("write what the run measured")?;
     }

@@ -16,6 +16,8 @@ struct FileReport<'a> {
     file: &'a Path,
     valid: bool,
     problems: Vec<Problem>,
+    /// What is allowed and loses the job's result.
+    warnings: Vec<&'static str>,
     /// Why the file could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<String>,
@@ -23,12 +25,14 @@ struct FileReport<'a> {
 
 impl<'a> FileReport<'a> {
     fn about(file: &'a Path) -> Self {
-        let (problems, unreadable) = match manifest::load(file) {
-            Ok(_) => (Vec::new(), None),
-            Err(ManifestError::Invalid { problems, .. }) => (problems, None),
-            Err(ManifestError::Read { source, .. }) => (Vec::new(), Some(source.to_string())),
-        };
-        Self { file, valid: problems.is_empty() && unreadable.is_none(), problems, unreadable }
+        let valid = Self { file, valid: true, problems: Vec::new(), warnings: Vec::new(), unreadable: None };
+        match manifest::load(file) {
+            Ok(job) => Self { warnings: job.warnings(), ..valid },
+            Err(ManifestError::Invalid { problems, .. }) => Self { valid: false, problems, ..valid },
+            Err(ManifestError::Read { source, .. }) => {
+                Self { valid: false, unreadable: Some(source.to_string()), ..valid }
+            }
+        }
     }
 }
 
@@ -53,6 +57,9 @@ fn write_text(out: &mut impl io::Write, reports: &[FileReport<'_>]) -> io::Resul
             (0, None) => writeln!(out, "{file}: valid")?,
             (1, None) => writeln!(out, "{file}: 1 problem")?,
             (num_problems, None) => writeln!(out, "{file}: {num_problems} problems")?,
+        }
+        for warning in &report.warnings {
+            writeln!(out, "  {file}: warning: {warning}")?;
         }
         for problem in &report.problems {
             writeln!(out, "  {file}:{problem}")?;

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn rlctl(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rlctl"))
@@ -101,10 +101,42 @@ fn a_local_run_names_what_was_set_for_a_cluster_only() {
 #[test]
 fn a_valid_manifest_ends_with_0() {
     let output = rlctl(&["validate", "-f", ARITHMETIC]);
-    assert_eq!(
-        (output.status.code(), stdout(&output).as_str()),
-        (Some(0), "crds/tests/fixtures/arithmetic.yaml: valid\n")
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        stdout(&output).starts_with("crds/tests/fixtures/arithmetic.yaml: valid\n"),
+        "{}",
+        stdout(&output)
     );
+}
+
+#[test]
+fn a_job_whose_result_is_lost_with_its_pod_is_warned_of_and_valid() {
+    const LOST: &str = "neither spec.workers.storage nor spec.checkpoint.uri is set: on a cluster the checkpoints, the \
+                        metrics and the exported model are lost with the pod";
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job.yaml");
+    let job = path.to_str().unwrap();
+    for (sections, is_lost) in [
+        ("", true),
+        ("  workers: {storage: {claimName: runs}}\n", false),
+        ("  workers: {storage: {size: 1Gi}}\n", false),
+        ("  checkpoint: {uri: \"s3://bucket/run\"}\n", false),
+    ] {
+        fs::write(&path, fs::read_to_string(root.join(ARITHMETIC)).unwrap() + sections).unwrap();
+        let validated = rlctl(&["validate", "-f", job]);
+        let warned = if is_lost { format!("  {job}: warning: {LOST}\n") } else { String::new() };
+        assert_eq!(stdout(&validated), format!("{job}: valid\n{warned}"));
+        assert_eq!(validated.status.code(), Some(0));
+        let expected = if is_lost { json!([LOST]) } else { json!([]) };
+        let report: Value =
+            serde_json::from_str(&stdout(&rlctl(&["validate", "-o", "json", "-f", job]))).unwrap();
+        assert_eq!((&report[0]["valid"], &report[0]["warnings"]), (&json!(true), &expected));
+        let planned = stdout(&rlctl(&["plan", "-f", job]));
+        assert_eq!(planned.ends_with(&format!("\nwarning: {LOST}\n")), is_lost, "{planned}");
+        let plan: Value = serde_json::from_str(&stdout(&rlctl(&["plan", "-f", job, "-o", "json"]))).unwrap();
+        assert_eq!(plan["warnings"], expected);
+    }
 }
 
 #[test]

@@ -16,6 +16,11 @@ pub struct JobEvent {
     pub message: String,
 }
 
+/// The Event for what to warn of as a job begins.
+pub(super) fn of_warning(message: &str) -> JobEvent {
+    JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
+}
+
 /// The Events for a change of the status.
 pub(super) fn between(
     before: &RLTrainingJobStatus,

@@ -133,6 +133,40 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
     assert!(later.events(&decision.status).is_empty());
 }
 
+#[test]
+fn a_job_without_storage_is_warned_of_once_as_it_begins() {
+    let started = |changes: Value| {
+        let mut job = super::fixtures::job(&json!({}));
+        let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+        for (path, value) in changes.as_object().unwrap() {
+            let (section, field) = path.split_once('.').unwrap();
+            spec[section][field] = value.clone();
+        }
+        job.spec = spec.to_string();
+        let prepared = rlt_objects::prepare::Prepared::new(&job).unwrap();
+        let before = RLTrainingJobStatus::default();
+        let first = decide(&input(&prepared, &before, &[]));
+        let later = decide(&input(&prepared, &first.status, &[]));
+        let warnings = |decision: &Decision, before: &RLTrainingJobStatus| {
+            let events = decision.events(before).into_iter();
+            let events = events.filter(|event| event.reason == rlt_api::Reason::NoStorage);
+            events.map(|event| (event.is_warning, event.message)).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings(&later, &first.status), [], "it is warned of once");
+        (warnings(&first, &before), prepared.job.warnings())
+    };
+    let (events, texts) = started(json!({}));
+    let [(true, message)] = &events[..] else { panic!("one warning was expected: {events:?}") };
+    assert_eq!(texts, [message.as_str()], "the Event has the text of rlctl");
+    for lasting in [
+        json!({"workers.storage": {"claimName": "runs"}}),
+        json!({"workers.storage": {"size": "1Gi"}}),
+        json!({"checkpoint.uri": "s3://bucket/run"}),
+    ] {
+        assert_eq!(started(lasting.clone()), (Vec::new(), Vec::new()), "{lasting}");
+    }
+}
+
 /// Times in a status are whole seconds: one that is rounded up would have to be waited for.
 #[test]
 fn a_job_starts_at_once_at_every_part_of_a_second() {

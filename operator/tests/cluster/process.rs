@@ -61,11 +61,14 @@ async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
 /// One says that all workers run; where that takes longer than half a second, another one comes before.
 const STATUSES_OF_A_START: std::ops::RangeInclusive<usize> = 1..=2;
 
+/// Where checkpoints go: a job whose result lasts gets no warning, which would be a call more.
+const LASTING: &str = "file:///copies";
+
 #[tokio::test]
 async fn a_job_that_goes_well_costs_few_calls() {
     let Some(test) = crate::set("calls").await else { return };
     let (_operator, user) = test.counted_operator("frugal").await;
-    test.post("cheap", json!({})).await;
+    test.post("cheap", json!({"checkpoint": {"uri": LASTING}})).await;
     let pod = test.worker("cheap", 1).await;
     test.run(&pod).await;
     test.when_true("cheap", ConditionType::PodsReady).await;
@@ -86,7 +89,8 @@ async fn a_job_that_goes_well_costs_few_calls() {
 async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
     let Some(test) = crate::set("gang").await else { return };
     let (_operator, user) = test.counted_operator("thrifty").await;
-    test.post("gang", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
+    let workers = json!({"count": 4, "device": "Cpu"});
+    test.post("gang", json!({"workers": workers, "checkpoint": {"uri": LASTING}})).await;
     for pod in test.when_pods("gang", |pods| pods.len() == 4).await {
         test.run(&pod).await;
     }

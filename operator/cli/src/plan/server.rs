@@ -66,7 +66,12 @@ async fn checks(
     let namespace = origins::of_namespace(connection).await?;
     let mut checks = vec![check];
     let objects = match Prepared::in_cluster(&job, &settings.pods, namespace.as_ref()) {
-        Ok(prepared) => objects::of_attempt(&job, &prepared, &settings, attempt)?,
+        Ok(prepared) => {
+            for warning in prepared.job.warnings() {
+                writeln!(io::stderr(), "warning: {warning}")?;
+            }
+            objects::of_attempt(&job, &prepared, &settings, attempt)?
+        }
         Err(invalid) => {
             checks.push(self::check(&wanted, Outcome::Refused { message: invalid.to_string() }));
             return Ok(checks);
