@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod registry;
+mod projects;
 
 mod cispo;
 mod cpo;
@@ -27,10 +28,13 @@ mod simpo;
 mod vapo;
 
 use rlt_algorithms::declaration::Parameters;
+use rlt_algorithms::kl::KlEstimator;
+
+pub use projects::PresetProject;
 
 use crate::spec::{
     AdvantageEstimatorKind, DynamicSamplingSpec, KlPlacement, LossAggregation, OverlongRewardSpec,
-    PolicyLossKind, PreferenceLossKind, ReweightingSpec,
+    PolicyLossKind, PreferenceLossKind, ReweightingSpec, ScheduleKind,
 };
 
 register_presets! {
@@ -107,6 +111,8 @@ pub struct Preset {
     pub kl_placement: KlPlacement,
     /// Factor of the KL divergence; also the one of a placement that the manifest adds.
     pub kl_coefficient: f64,
+    /// The estimator of a KL divergence in the loss.
+    pub kl_loss_estimator: KlEstimator,
     /// Factor of the loss of positive examples; 0 for none.
     pub positive_coefficient: f64,
     /// Steps in which only the critic learns.
@@ -117,6 +123,12 @@ pub struct Preset {
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
     /// The penalty on completions close to the limit.
     pub overlong: Option<OverlongRewardSpec>,
+    /// Peak learning rate of the policy, or of the model that judges.
+    pub learning_rate: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// The learning rate's shape after the warm-up.
+    pub schedule: ScheduleKind,
 }
 
 /// What presets begin with: advantages and loss of PPO without a critic, clip 0.2, no KL.
@@ -132,11 +144,16 @@ impl Default for Preset {
             sft_weight: 0.0,
             kl_placement: KlPlacement::None,
             kl_coefficient: 0.001,
+            // The value of K3 never falls below 0 and the gradient of K2 is that of the divergence itself.
+            kl_loss_estimator: KlEstimator::K3StraightThrough,
             positive_coefficient: 0.0,
             critic_warmup_steps: 0,
             reweighting: None,
             dynamic_sampling: None,
             overlong: None,
+            learning_rate: 1e-6,
+            weight_decay: 0.01,
+            schedule: ScheduleKind::Constant,
         }
     }
 }

@@ -52,7 +52,7 @@ pub struct ResolvedSpec {
 impl ResolvedSpec {
     /// Fills in every default. `None` where the rules that `validate` checks first do not hold.
     pub(crate) fn resolve(spec: &RLTrainingJobSpec) -> Option<Self> {
-        let preset = spec.algorithm.kind.preset(spec.rollout.max_completion_tokens);
+        let preset = spec.algorithm.defaults(spec.rollout.max_completion_tokens);
         let mut rewards = spec.rewards.clone();
         rewards.overlong = rewards.overlong.or(preset.overlong.clone());
         Some(Self {
@@ -61,7 +61,7 @@ impl ResolvedSpec {
             rewards,
             algorithm: ResolvedAlgorithm::resolve(&spec.algorithm, &preset, &spec.rollout),
             rollout: spec.rollout.clone(),
-            training: ResolvedTraining::resolve(&spec.training, &spec.data, &spec.rollout),
+            training: ResolvedTraining::resolve(spec, &preset),
             checkpoint: spec.checkpoint.clone(),
             tracking: spec.tracking.clone(),
             workers: spec.workers.clone(),

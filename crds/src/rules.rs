@@ -28,7 +28,9 @@ use rlt_algorithms::declaration::{Family as _, Parameter};
 use serde::Serialize;
 
 use crate::presets::Preset;
-use crate::spec::{AlgorithmKind, DatasetSpec, LearnsFrom, RLTrainingJobSpec, RewardFunctionSpec};
+use crate::spec::{
+    AlgorithmKind, DatasetSpec, LearnsFrom, PresetProject, RLTrainingJobSpec, RewardFunctionSpec,
+};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
@@ -179,7 +181,7 @@ fn without_indices(path: &str) -> String {
 }
 
 fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
-    spec.algorithm.kind.preset(spec.rollout.max_completion_tokens)
+    spec.algorithm.defaults(spec.rollout.max_completion_tokens)
 }
 
 /// `['A', 'B']` in CEL, with the names that stand in manifests.
@@ -218,16 +220,39 @@ fn learns_from(spec: &RLTrainingJobSpec) -> LearnsFrom {
 /// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is
 /// the path of the section from the rule's scope.
 fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: fn(Preset) -> T) -> String {
-    let mut table = String::new();
-    for kind in AlgorithmKind::ALL {
-        let separator = if table.is_empty() { "" } else { ", " };
-        // The length only enters the penalty on long completions, which no rule reads.
-        let _ = write!(table, "{separator}{}: {}", cel_name(&kind), cel_name(&of(kind.preset(1))));
-    }
     format!(
-        "(has({algorithm}.{section}) && has({algorithm}.{section}.{field}) ? {algorithm}.{section}.{field} : \
-         {{{table}}}[{algorithm}.kind])"
+        "(has({algorithm}.{section}) && has({algorithm}.{section}.{field}) ? {algorithm}.{section}.{field} : {})",
+        cel_preset(algorithm, of)
     )
+}
+
+/// What the preset of `kind`, or the defaults of the project `preset`, say of a field, in CEL.
+fn cel_preset<T: Serialize>(algorithm: &str, of: fn(Preset) -> T) -> String {
+    let table_of = |project: Option<PresetProject>| {
+        let mut table = String::new();
+        for kind in AlgorithmKind::ALL {
+            let separator = if table.is_empty() { "" } else { ", " };
+            // The length only enters the penalty on long completions, which no rule reads.
+            let preset = kind.preset(1);
+            let preset = match project {
+                Some(project) => project.over(kind, preset),
+                None => preset,
+            };
+            let _ = write!(table, "{separator}{}: {}", cel_name(&kind), cel_name(&of(preset)));
+        }
+        table
+    };
+    let papers = table_of(None);
+    let mut effective = format!("{{{papers}}}[{algorithm}.kind]");
+    for project in PresetProject::ALL {
+        let table = table_of(Some(project));
+        if table != papers {
+            let is_chosen =
+                format!("has({algorithm}.preset) && {algorithm}.preset == {}", cel_name(&project));
+            effective = format!("({is_chosen} ? {{{table}}}[{algorithm}.kind] : {effective})");
+        }
+    }
+    effective
 }
 
 /// The divisors of a number, for the answer to one that does not divide it.

@@ -21,7 +21,7 @@ const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
-const TURNED: [(&str, &str); 48] = [
+const TURNED: [(&str, &str); 49] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
     ("model.tokenizer.characters", "TokenizerSource::Characters"),
@@ -32,6 +32,7 @@ const TURNED: [(&str, &str); 48] = [
     ("data.datasets.held_out", "spec.sets(held_out)"),
     ("data.streaming.block_rows", "streaming.block_rows"),
     ("algorithm.kind", "policy_gradient"),
+    ("algorithm.preset", "training.optimizer.learning_rate"),
     ("algorithm.advantage.estimator", "estimator: algorithm.advantage,"),
     ("algorithm.advantage.parameters", "estimator: algorithm.advantage,"),
     ("algorithm.loss.policy", "policy: algorithm.loss.policy"),

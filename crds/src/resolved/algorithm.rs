@@ -11,8 +11,9 @@ use crate::presets::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LearnsFrom,
-    LossAggregation, LossSpec, PreferenceDivergence, PreferenceSpec, ProcessRewardTrainingSpec,
-    ReferenceSyncSpec, RewardModelTrainingSpec, ReweightingSpec, RolloutSpec, WeightedLossSpec,
+    LossAggregation, LossSpec, PreferenceDivergence, PreferenceSpec, PresetProject,
+    ProcessRewardTrainingSpec, ReferenceSyncSpec, RewardModelTrainingSpec, ReweightingSpec, RolloutSpec,
+    WeightedLossSpec,
 };
 
 /// The algorithm.
@@ -21,6 +22,9 @@ use crate::spec::{
 pub struct ResolvedAlgorithm {
     /// The preset it came from.
     pub kind: AlgorithmKind,
+    /// The project whose defaults it took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<PresetProject>,
     /// Supervised training before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
@@ -216,6 +220,7 @@ impl ResolvedAlgorithm {
         let preference = spec.preference.clone().unwrap_or_default();
         Self {
             kind: spec.kind,
+            preset: spec.preset,
             cold_start: spec.cold_start.clone(),
             policy_gradient,
             preference: learns_from
@@ -331,8 +336,7 @@ fn resolve_kl(spec: &KlSpec, preset: &Preset) -> Kl {
     };
     match placement {
         KlPlacement::None => Kl::None,
-        // The value of K3 never falls below 0 and the gradient of K2 is that of the divergence itself.
-        KlPlacement::Loss => Kl::Loss(term(KlEstimator::K3StraightThrough)),
+        KlPlacement::Loss => Kl::Loss(term(preset.kl_loss_estimator)),
         KlPlacement::Reward => Kl::Reward(term(KlEstimator::K1)),
     }
 }

@@ -2,16 +2,17 @@
 
 use serde::Serialize;
 
+use crate::presets::Preset;
 use crate::spec::{
-    DataSource, DataSpec, DatasetSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolesSpec,
-    RolloutSpec, ScheduleSpec, TaskSpec, TrainingSpec,
+    DataSource, DataSpec, DatasetSpec, MatmulPrecision, OffloadSpec, Precision, RLTrainingJobSpec, RolesSpec,
+    RolloutSpec, ScheduleKind, TaskSpec,
 };
 
 /// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
 /// activations outgrow the weights.
 const MICRO_BATCH_TOKENS: std::ops::RangeInclusive<u32> = 1024..=4096;
 
-/// The training, every default filled in. See [`TrainingSpec`] for the fields' meaning.
+/// The training, every default filled in. See [`crate::spec::TrainingSpec`] for the fields' meaning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are documented once, in TrainingSpec")]
@@ -29,8 +30,8 @@ pub struct ResolvedTraining {
     pub roles: Option<RolesSpec>,
     pub precision: Precision,
     pub matmul_precision: MatmulPrecision,
-    pub optimizer: OptimizerSpec,
-    pub schedule: ScheduleSpec,
+    pub optimizer: ResolvedOptimizer,
+    pub schedule: ResolvedSchedule,
     pub max_grad_norm: f64,
     pub router_aux_loss_coef: f64,
     pub deterministic: bool,
@@ -41,6 +42,30 @@ pub struct ResolvedTraining {
     pub max_consecutive_non_finite: u32,
     pub evaluate_every: u64,
     pub evaluate_before: bool,
+}
+
+/// AdamW.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedOptimizer {
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Decay of the mean of gradients and of their squares.
+    pub betas: [f64; 2],
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// The learning rate over time, in steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedSchedule {
+    /// Its shape after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps over which it rises linearly from 0.
+    pub warmup_steps: u64,
+    /// Its last value as a part of the peak.
+    pub min_ratio: f64,
 }
 
 /// How long the training lasts.
@@ -65,9 +90,10 @@ impl TrainingLength {
 }
 
 impl ResolvedTraining {
-    pub(super) fn resolve(spec: &TrainingSpec, data: &DataSpec, rollout: &RolloutSpec) -> Self {
+    pub(super) fn resolve(job: &RLTrainingJobSpec, preset: &Preset) -> Self {
+        let spec = &job.training;
         let max_tokens_per_micro_batch =
-            spec.max_tokens_per_micro_batch.unwrap_or_else(|| default_micro_batch(data, rollout));
+            spec.max_tokens_per_micro_batch.unwrap_or_else(|| default_micro_batch(&job.data, &job.rollout));
         Self {
             length: match (spec.steps, spec.epochs) {
                 (Some(steps), _) => TrainingLength::Steps(steps),
@@ -83,8 +109,16 @@ impl ResolvedTraining {
             roles: spec.roles,
             precision: spec.precision,
             matmul_precision: spec.matmul_precision,
-            optimizer: spec.optimizer.clone(),
-            schedule: spec.schedule.clone(),
+            optimizer: ResolvedOptimizer {
+                learning_rate: spec.optimizer.learning_rate.unwrap_or(preset.learning_rate),
+                betas: spec.optimizer.betas,
+                weight_decay: spec.optimizer.weight_decay.unwrap_or(preset.weight_decay),
+            },
+            schedule: ResolvedSchedule {
+                kind: spec.schedule.kind.unwrap_or(preset.schedule),
+                warmup_steps: spec.schedule.warmup_steps,
+                min_ratio: spec.schedule.min_ratio,
+            },
             max_grad_norm: spec.max_grad_norm,
             router_aux_loss_coef: spec.router_aux_loss_coef,
             deterministic: spec.deterministic,

@@ -1,14 +1,14 @@
 //! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
 
 use super::{
-    Check, Rule, cel_effective, cel_kinds, cel_learns_from, cel_list, cel_samples_nothing, learns_from,
-    preset_of,
+    Check, Rule, cel_effective, cel_kinds, cel_learns_from, cel_list, cel_name, cel_samples_nothing,
+    learns_from, preset_of,
 };
 use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
 use rlt_algorithms::declaration::{Family, Parameters};
 
 use crate::spec::{
-    AdvantageEstimatorKind, KlPlacement, KlSpec, LearnsFrom, RLTrainingJobSpec, RejectionSpec,
+    AdvantageEstimatorKind, KlPlacement, KlSpec, LearnsFrom, PresetProject, RLTrainingJobSpec, RejectionSpec,
     RejectionStatistic, ReweightingMethod,
 };
 
@@ -48,6 +48,31 @@ fn rejection(spec: &RLTrainingJobSpec, holds: fn(&RejectionSpec) -> bool) -> boo
 }
 
 pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.algorithm",
+        at: "preset",
+        reads: &["preset", "kind"],
+        message: "this project has no defaults for this kind: verl has some for PPO, GRPO, RLOO, ReinforcePlusPlus and \
+                  ReMax, trl for SFT, GRPO, DPO, KTO and RewardModel",
+        cel: || {
+            let fits = |project: PresetProject| {
+                let kinds = cel_list(project.kinds());
+                format!("self.preset == {} && self.kind in {kinds}", cel_name(&project))
+            };
+            let fits: Vec<_> = PresetProject::ALL.into_iter().map(fits).collect();
+            format!("!has(self.preset) || {}", fits.join(" || "))
+        },
+        holds: Check::Spec(|spec| {
+            let algorithm = &spec.algorithm;
+            algorithm.preset.is_none_or(|project| project.kinds().contains(&algorithm.kind))
+        }),
+        allowed: Some(|spec| {
+            let fits = |project: &PresetProject| project.kinds().contains(&spec.algorithm.kind);
+            let names: Vec<_> =
+                PresetProject::ALL.into_iter().filter(fits).map(PresetProject::name).collect();
+            if names.is_empty() { "no preset".into() } else { names.join(", ") }
+        }),
+    },
     Rule {
         scope: "spec.algorithm",
         at: "kind",
@@ -161,7 +186,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "kl",
-        reads: &["kl.estimator", "kl.coefficient", "kl.adaptive", "kl.placement", "kind"],
+        reads: &["kl.estimator", "kl.coefficient", "kl.adaptive", "kl.placement", "kind", "preset"],
         message: "estimator, coefficient and adaptive need a placement of the KL other than None",
         cel: || {
             format!(

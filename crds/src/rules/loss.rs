@@ -91,7 +91,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "loss.normalizationTokens",
-        reads: &["loss.normalizationTokens", "loss.aggregation", "kind"],
+        reads: &["loss.normalizationTokens", "loss.aggregation", "kind", "preset"],
         message: "normalizationTokens is used only by the aggregation SequenceMeanTokenSumNorm",
         cel: || {
             format!(

@@ -1,7 +1,7 @@
 //! The rules of `spec.rollout` and `spec.training`: batch arithmetic and budgets.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
-use super::{Check, Rule, cel_learns_from, cel_list, divisors, learns_from};
+use super::{Check, Rule, cel_learns_from, cel_list, cel_preset, divisors, learns_from, preset_of};
 use crate::spec::{LearnsFrom, RLTrainingJobSpec, ScheduleKind};
 
 /// Longest sequence in tokens.
@@ -414,14 +414,26 @@ pub(super) const RULES: &[Rule] = &[
         }),
     },
     Rule {
-        scope: "spec.training.schedule",
-        at: "minRatio",
-        reads: &["minRatio", "kind"],
+        scope: "spec",
+        at: "training.schedule.minRatio",
+        reads: &[
+            "training.schedule.minRatio",
+            "training.schedule.kind",
+            "algorithm.kind",
+            "algorithm.preset",
+        ],
         message: "minRatio is not used by the schedule Constant",
-        cel: || "self.kind != 'Constant' || self.minRatio == 0.0".into(),
+        cel: || {
+            format!(
+                "self.training.schedule.minRatio == 0.0 || (has(self.training.schedule.kind) ? \
+                 self.training.schedule.kind : {}) != 'Constant'",
+                cel_preset("self.algorithm", |preset| preset.schedule)
+            )
+        },
         holds: Check::Spec(|spec| {
             let schedule = &spec.training.schedule;
-            schedule.kind != ScheduleKind::Constant || schedule.min_ratio == 0.0
+            let kind = schedule.kind.unwrap_or_else(|| preset_of(spec).schedule);
+            kind != ScheduleKind::Constant || schedule.min_ratio == 0.0
         }),
         allowed: Some(|_| "0, or the kind Cosine or Linear".into()),
     },

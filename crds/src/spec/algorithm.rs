@@ -22,7 +22,8 @@ pub use preference::*;
 pub use reference_sync::*;
 pub use reward_model::*;
 
-pub use crate::presets::{AlgorithmKind, LearnsFrom};
+use crate::presets::Preset;
+pub use crate::presets::{AlgorithmKind, LearnsFrom, PresetProject};
 
 /// A preset by `kind`, every part of which can be overridden.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,6 +31,10 @@ pub use crate::presets::{AlgorithmKind, LearnsFrom};
 pub struct AlgorithmSpec {
     /// The preset.
     pub kind: AlgorithmKind,
+    /// Take the defaults of another project instead of the papers': its clips, aggregation, KL, learning
+    /// rate, weight decay and schedule, wherever the manifest says nothing of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preset: Option<PresetProject>,
     /// Supervised training on the data's demonstrations before the first step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
@@ -68,6 +73,17 @@ pub struct AlgorithmSpec {
     /// PFPPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reweighting: Option<ReweightingSpec>,
+}
+
+impl AlgorithmSpec {
+    /// Its parts where the manifest says nothing, for completions of at most `max_completion_tokens` tokens.
+    pub(crate) fn defaults(&self, max_completion_tokens: u32) -> Preset {
+        let preset = self.kind.preset(max_completion_tokens);
+        match self.preset {
+            Some(project) => project.over(self.kind, preset),
+            None => preset,
+        }
+    }
 }
 
 /// Supervised training before the first step of reinforcement learning.

@@ -64,7 +64,8 @@ pub enum ExportDtype {
 pub struct ExportSpec {
     /// Whether it is written.
     pub enabled: bool,
-    /// Merge the adapter into the exported weights; else only the adapter is written.
+    /// Merge the adapter into the exported weights; else only `adapter/` is written, and with a model that
+    /// the run itself made also the weights below it, which are nowhere else.
     pub merge_lora: bool,
     /// Numbers in which weights are stored.
     pub dtype: ExportDtype,

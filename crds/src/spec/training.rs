@@ -266,29 +266,30 @@ pub enum MatmulPrecision {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OptimizerSpec {
-    /// Peak learning rate.
+    /// Peak learning rate; by default 1e-6, or that of `algorithm.preset`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
-    pub learning_rate: f64,
+    pub learning_rate: Option<f64>,
     /// Decay of the mean of gradients and of their squares.
     #[schemars(inner(range(min = 0.0, max = 0.999999)))]
     pub betas: [f64; 2],
     /// Decoupled weight decay of matrices and adapters. Norms and biases are left alone, as by transformers'
-    /// `Trainer` and with it TRL; verl decays them too.
+    /// `Trainer` and with it TRL; verl decays them too. By default 0.01, or that of `algorithm.preset`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
-    pub weight_decay: f64,
+    pub weight_decay: Option<f64>,
 }
 
 impl Default for OptimizerSpec {
     fn default() -> Self {
-        Self { learning_rate: 1e-6, betas: [0.9, 0.999], weight_decay: 0.01 }
+        Self { learning_rate: None, betas: [0.9, 0.999], weight_decay: None }
     }
 }
 
 /// Shapes of the learning rate after the warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
     /// It stays.
-    #[default]
     Constant,
     /// It falls along half a cosine to `minRatio` at the last step.
     Cosine,
@@ -300,8 +301,9 @@ pub enum ScheduleKind {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScheduleSpec {
-    /// Its shape after the warm-up.
-    pub kind: ScheduleKind,
+    /// Its shape after the warm-up; by default `Constant`, or that of `algorithm.preset`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ScheduleKind>,
     /// Steps over which it rises linearly from 0.
     #[schemars(range(min = 0, max = 100000000))]
     pub warmup_steps: u64,

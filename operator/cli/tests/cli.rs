@@ -117,13 +117,13 @@ fn a_job_whose_result_is_lost_with_its_pod_is_warned_of_and_valid() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.yaml");
     let job = path.to_str().unwrap();
-    for (sections, is_lost) in [
+    for (more, is_lost) in [
         ("", true),
         ("  workers: {storage: {claimName: runs}}\n", false),
         ("  workers: {storage: {size: 1Gi}}\n", false),
-        ("  checkpoint: {uri: \"s3://bucket/run\"}\n", false),
+        ("    uri: s3://bucket/run\n", false),
     ] {
-        fs::write(&path, fs::read_to_string(root.join(ARITHMETIC)).unwrap() + sections).unwrap();
+        fs::write(&path, fs::read_to_string(root.join(ARITHMETIC)).unwrap() + more).unwrap();
         let validated = rlctl(&["validate", "-f", job]);
         let warned = if is_lost { format!("  {job}: warning: {LOST}\n") } else { String::new() };
         assert_eq!(stdout(&validated), format!("{job}: valid\n{warned}"));

@@ -85,8 +85,8 @@ pub fn launches(
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
-/// The launches of the shell's blocks in Markdown, each block a script by itself. One that cannot be evaluated
-/// is noted.
+/// The launches of the shell's blocks in Markdown, each block a script by itself. One that cannot be
+/// evaluated is noted.
 ///
 /// # Errors
 /// When no block launches a trainer that is known.

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
-use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
+use rlt_api::resolved::{
+    Kl, ModelSource, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
+};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
@@ -375,7 +377,7 @@ fn engine_options(
 }
 
 fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
-    let spec::ScheduleSpec { kind, warmup_steps, min_ratio } = spec.training.schedule;
+    let ResolvedSchedule { kind, warmup_steps, min_ratio } = spec.training.schedule;
     Schedule {
         learning_rate: spec.training.optimizer.learning_rate,
         decay: match kind {
@@ -402,7 +404,7 @@ fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
 
 /// The optimizer's constants, the same for every role.
 pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
-    let spec::OptimizerSpec { betas, weight_decay, .. } = &spec.training.optimizer;
+    let ResolvedOptimizer { betas, weight_decay, .. } = &spec.training.optimizer;
     let lora_b_ratio = spec.model.lora.as_ref().map_or(1.0, |lora| lora.learning_rate_ratio);
     AdamWOptions {
         betas: (betas[0], betas[1]),

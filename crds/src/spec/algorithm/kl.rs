@@ -22,7 +22,8 @@ pub struct KlSpec {
     /// Where it acts; by default the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<KlPlacement>,
-    /// The estimator; by default `K3StraightThrough` in the loss and `K1` in the reward.
+    /// The estimator; by default `K1` in the reward, and in the loss `K3StraightThrough`, or `K3`
+    /// with `algorithm.preset`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimator: Option<KlEstimator>,
     /// Its factor; by default the preset's.

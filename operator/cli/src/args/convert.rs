@@ -17,7 +17,8 @@ is listed. The manifest says every part of the algorithm in which the other trai
 
 Exit code 0 when the manifest is valid, 2 when something must be added to it.")]
 pub(crate) struct ConvertArgs {
-    /// A launch script, Markdown (.md) with commands in blocks of a shell, or settings (.yaml); - for standard input.
+    /// A launch script, Markdown (.md) with commands in blocks of a shell, or settings (.yaml); - for
+    /// standard input.
     #[arg(value_name = "FILE", required_unless_present = "settings")]
     pub(crate) file: Option<PathBuf>,
     /// Whose settings they are, where no script says it.

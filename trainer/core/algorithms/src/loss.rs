@@ -36,7 +36,7 @@ pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW, CovarianceInputs};
 pub use imitation::{ImitationLoss, imitation_loss};
 pub use metrics::LossMetrics;
 pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PositiveTerm, PreparedLoss};
-pub use policy::{CLIP_HIGH, CLIP_LOW, LossScope};
+pub use policy::{CLIP_HIGH, CLIP_LOW, DUAL_CLIP, LossScope, PENALTY};
 pub use value::{ValueLoss, ValueLossInputs, value_loss};
 
 use crate::rows::RowsError;

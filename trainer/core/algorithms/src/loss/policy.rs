@@ -54,7 +54,7 @@ pub const CLIP_HIGH: Parameter = Parameter::number(
 pub(super) const DEFAULT_CLIP: f64 = 0.2;
 
 /// `loss.dualClip` of manifests.
-pub(super) const DUAL_CLIP: Parameter = Parameter::number(
+pub const DUAL_CLIP: Parameter = Parameter::number(
     "dualClip",
     1.0,
     1000.0,
@@ -63,7 +63,7 @@ pub(super) const DUAL_CLIP: Parameter = Parameter::number(
 );
 
 /// `loss.penalty` of manifests.
-pub(super) const PENALTY: Parameter = Parameter::number(
+pub const PENALTY: Parameter = Parameter::number(
     "penalty",
     1e-9,
     1000.0,
