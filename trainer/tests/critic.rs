@@ -53,6 +53,7 @@ fn batch() -> Batch {
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
+            images: Vec::new(),
         })
     };
     let sequences: Vec<BatchSequence> = (0..LENS.len())

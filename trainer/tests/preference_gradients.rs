@@ -40,6 +40,7 @@ fn batch(fixture: &Value) -> Batch {
             data_source: String::new(),
             ground_truth: Value::Null,
             extra_info: Value::Null,
+            images: Vec::new(),
         };
         Arc::new(PreferenceExample {
             prompt: Arc::new(prompt),

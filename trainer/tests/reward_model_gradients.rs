@@ -31,6 +31,7 @@ fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {
         data_source: String::new(),
         ground_truth: Value::Null,
         extra_info: Value::Null,
+        images: Vec::new(),
     })
 }
 

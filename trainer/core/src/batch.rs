@@ -149,6 +149,7 @@ impl Batch {
                 data_source: String::new(),
                 ground_truth: serde_json::Value::Null,
                 extra_info: serde_json::Value::Null,
+                images: Vec::new(),
             }),
             completion: demonstration.tokens[*start..].to_vec(),
         };
@@ -278,6 +279,7 @@ mod tests {
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
+            images: Vec::new(),
         });
         let rollouts = vec![
             rollout(&prompt, &[1, 2, 3], RewardStatus::Ok),

@@ -13,6 +13,7 @@ pub mod dapo;
 pub mod digest;
 pub mod engine;
 pub mod held_out;
+pub mod images;
 pub mod importance;
 pub mod labelled;
 pub mod logits;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::images::PromptImage;
 pub use crate::reward::RewardStatus;
 
 /// A token id in the model's vocabulary.
@@ -32,6 +33,8 @@ pub struct Prompt {
     pub ground_truth: serde_json::Value,
     /// The row's `extra_info`, handed to rewards as it is.
     pub extra_info: serde_json::Value,
+    /// The prompt's images in the order of their placeholder tokens; empty where it is text alone.
+    pub images: Vec<Arc<PromptImage>>,
 }
 
 /// Why a completion ended.

@@ -119,6 +119,7 @@ impl<'a> PreferenceReader<'a> {
             data_source: data_source(row, self.spec)?,
             ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
+            images: Vec::new(),
         };
         let labels = candidates.iter().map(|candidate| candidate.is_good).collect();
         let example = PreferenceExample {

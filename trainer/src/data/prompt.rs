@@ -61,6 +61,7 @@ impl<'a> PromptReader<'a> {
             data_source: data_source(row, self.spec)?,
             ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
+            images: Vec::new(),
         };
         self.fit(row, prompt)
     }

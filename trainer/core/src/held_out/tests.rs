@@ -14,6 +14,7 @@ fn prompt(data_source: &str) -> Arc<Prompt> {
         data_source: data_source.into(),
         ground_truth: serde_json::Value::Null,
         extra_info: serde_json::Value::Null,
+        images: Vec::new(),
     })
 }
 

@@ -150,6 +150,7 @@ impl GrpoWorkload {
             data_source: String::new(),
             ground_truth: Value::Null,
             extra_info: Value::Null,
+            images: Vec::new(),
         })
     }
 

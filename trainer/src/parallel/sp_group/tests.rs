@@ -113,6 +113,7 @@ fn batch() -> Batch {
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
+            images: Vec::new(),
         });
         for len in *lens {
             let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();

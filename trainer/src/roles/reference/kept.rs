@@ -166,6 +166,7 @@ mod tests {
             data_source: String::new(),
             ground_truth: serde_json::Value::Null,
             extra_info: serde_json::Value::Null,
+            images: Vec::new(),
         };
         Arc::new(PreferenceExample {
             prompt: Arc::new(prompt),

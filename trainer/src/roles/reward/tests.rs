@@ -39,6 +39,7 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
         data_source: "a".into(),
         ground_truth,
         extra_info: Value::Null,
+        images: Vec::new(),
     })
 }
 

@@ -29,6 +29,7 @@ fn prompt(ground_truth: Value) -> Arc<Prompt> {
         data_source: "a".into(),
         ground_truth,
         extra_info: json!({"level": 3}),
+        images: Vec::new(),
     })
 }
 

@@ -134,6 +134,7 @@ mod tests {
             data_source: String::new(),
             ground_truth: Value::Null,
             extra_info: Value::Null,
+            images: Vec::new(),
         }
     }
 
