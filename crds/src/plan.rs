@@ -46,6 +46,8 @@ use model_config::{ModelConfig, ModelConfigError};
 pub const HEAD_CHUNK_TOKENS: u32 = 256;
 /// Tokens in one block of the KV cache.
 pub const KV_BLOCK_TOKENS: u32 = 16;
+/// Most bytes of image features that a vision tower keeps beside it for later steps.
+pub const KEPT_FEATURES_BYTES: u64 = 256 << 20;
 /// Numbers of a model that are read or drawn at a time.
 pub const READ_CHUNK_NUMBERS: u32 = 1 << 20;
 

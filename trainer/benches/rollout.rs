@@ -86,6 +86,7 @@ fn requests(decoder: &Decoder, load: &Load) -> Vec<RolloutRequest> {
             let token = |position| (draw(group_idx as u64, position) * vocab_size) as TokenId;
             let prompt: Arc<[TokenId]> = (0..load.prompt_len as u64).map(token).collect();
             RolloutRequest {
+                images: Vec::new(),
                 prompt,
                 seeds: (0..lengths.len() as u64).map(|s| derive_seed(&[group_idx as u64, s])).collect(),
                 sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },

@@ -36,6 +36,7 @@ mod quantize;
 mod random;
 mod rope;
 mod routes;
+mod vision;
 mod weights;
 
 pub use balance::{RouterLoad, RouterTap};
@@ -53,7 +54,7 @@ pub use load::read_config;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch, Patterns};
 pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, gated_activation_packed};
-pub use packed::PackedInput;
+pub use packed::{PackedImages, PackedInput};
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;

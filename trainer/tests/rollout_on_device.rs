@@ -202,6 +202,7 @@ fn counted(batch: u64, num_tokens: usize, uses_graphs: bool) {
     let device = device_decoder("llama");
     let sampling = SamplingParams { ignore_eos: true, ..truncated() };
     let request = RolloutRequest {
+        images: Vec::new(),
         prompt: (5..16).collect(),
         seeds: (0..batch).collect(),
         sampling,

@@ -180,7 +180,7 @@ fn recomputed_activations_give_a_shared_prompt_the_gradients_of_kept_ones() {
 #[test]
 fn predictors_are_the_tokens_before_their_targets() {
     let batch = batch(true);
-    let micro_batch = MicroBatch::new(&batch, &[4, 5, 6], Device::Cpu);
+    let micro_batch = MicroBatch::new(&batch, &[4, 5, 6], &actor("llama", false).decoder).unwrap();
     assert_eq!(micro_batch.input.cu_seqlens, [0, 18, 19, 23, 30]);
     assert_eq!(micro_batch.input.prefixes, [None, None, Some(1), Some(1)]);
     let predictors = Vec::<i64>::try_from(&micro_batch.predictors_c).unwrap();

@@ -17,6 +17,7 @@ mod quantization;
 mod rope;
 mod routing;
 mod shapes;
+mod vision;
 mod windows;
 mod write;
 
@@ -32,6 +33,7 @@ pub use routing::{ExpertGroups, RouterScores, Routing};
 pub use shapes::{
     FusedProjections, ParameterCount, ParameterShape, ProductRows, ProjectionShape, TensorShape,
 };
+pub use vision::{TOWER, VisionBlocks, VisionConfig};
 
 /// The function on the gate of the feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +113,8 @@ pub struct ModelConfig {
     pub has_prediction_layers: bool,
     /// How linear layers are quantized; `None` where none is.
     pub quantization: Option<Quantization>,
+    /// The vision tower beside the decoder; `None` where a model reads text alone.
+    pub vision: Option<VisionConfig>,
     /// What is computed from the hidden state of a token.
     pub head: OutputHead,
     /// Whether the head is the embedding itself.

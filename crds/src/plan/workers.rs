@@ -3,7 +3,8 @@
 
 use serde::Serialize;
 
-use super::model_config::{Family, ModelConfig, ModelConfigError, QkNorm};
+use super::memory;
+use super::model_config::{Family, ModelConfig, ModelConfigError, OutputHead, QkNorm};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
@@ -100,6 +101,18 @@ pub enum Misfit {
         /// What is there.
         got: String,
     },
+    /// Models with a vision tower take part in less than others.
+    #[error("{field}: {family:?} has a vision tower: expected {expected}, got {got}")]
+    Vision {
+        /// The field that asks for more.
+        field: &'static str,
+        /// The model's family.
+        family: Family,
+        /// What would do.
+        expected: &'static str,
+        /// What is there.
+        got: String,
+    },
     /// The job and the model's files disagree on its quantization.
     #[error("spec.model.quantization: {0}")]
     Quantization(ModelConfigError),
@@ -148,6 +161,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
     check_device(spec.workers.device, model)?;
     check_quantization(spec, model)?;
+    check_vision(spec, model)?;
     let coefficient = spec.training.router_aux_loss_coef;
     if coefficient != 0.0 && model.experts.is_none() {
         return Err(Misfit::NoRouters { family: model.family, got: coefficient.to_string() });
@@ -176,7 +190,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
 /// Checks that a model can be computed on a device, `Auto` being none yet.
 ///
 /// # Errors
-/// [`Misfit::ExpertsOnGpu`].
+/// [`Misfit::ExpertsOnGpu`], [`Misfit::Quantized`] and [`Misfit::Vision`].
 pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
     match (device, &model.experts, &model.quantization) {
         (Device::Cuda, Some(_), _) => Err(Misfit::ExpertsOnGpu { family: model.family }),
@@ -185,8 +199,45 @@ pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
             expected: "Cpu, as there are no kernels for GPUs yet",
             got: "Cuda".to_owned(),
         }),
+        (Device::Cuda, ..) if model.vision.is_some() => Err(Misfit::Vision {
+            field: "spec.workers.device",
+            family: model.family,
+            expected: "Cpu, as there are no kernels of its positions for GPUs yet",
+            got: "Cuda".to_owned(),
+        }),
         _ => Ok(()),
     }
+}
+
+/// Checks what models with a vision tower take part in.
+fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    if model.vision.is_none() {
+        return Ok(());
+    }
+    let (mesh, family) = (&spec.workers.mesh, model.family);
+    let not_shared = "1, as the tokens of images are not shared among ranks yet";
+    let alone = "1, as each rank samples alone";
+    let critic = memory::has_critic(spec).then(|| mesh.sp_of_critic());
+    let degrees = [
+        ("spec.workers.mesh.sp", mesh.sp, not_shared),
+        ("spec.workers.mesh.logprobSp", mesh.sp_of_logprobs(), not_shared),
+        ("spec.workers.mesh.referenceSp", mesh.sp_of_reference(), not_shared),
+        ("spec.workers.mesh.criticSp", critic.unwrap_or(1), not_shared),
+        ("spec.workers.mesh.rolloutTp", mesh.rollout_tp, alone),
+    ];
+    if let Some((field, degree, expected)) = degrees.into_iter().find(|(_, degree, _)| *degree > 1) {
+        return Err(Misfit::Vision { field, family, expected, got: degree.to_string() });
+    }
+    let refused =
+        |field, expected, got: &str| Misfit::Vision { field, family, expected, got: got.to_owned() };
+    if spec.model.quantization.is_some() {
+        return Err(refused("spec.model.quantization", "none", "a quantization"));
+    }
+    if spec.algorithm.head() != OutputHead::Vocabulary {
+        let expected = "an algorithm that trains a policy, as reward models read text alone";
+        return Err(refused("spec.algorithm", expected, "a reward model"));
+    }
+    Ok(())
 }
 
 /// Checks what quantized weights, as the job or the model's files have them, take part in.

@@ -69,6 +69,12 @@ pub enum ModelFamily {
     Ministral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
+    /// Qwen2-VL: Qwen2 beside a vision tower. Read from a folder or the hub alone.
+    #[serde(skip)]
+    Qwen2Vl,
+    /// Qwen2.5-VL: Qwen2.5 beside a vision tower with windows. Read from a folder or the hub alone.
+    #[serde(skip)]
+    Qwen25Vl,
     /// Qwen3: normalised queries and keys.
     Qwen3,
     /// Gemma 1: scaled embeddings, GELU, norms around 1.

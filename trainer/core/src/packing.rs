@@ -16,6 +16,7 @@ use thiserror::Error;
 pub use groups::{PromptGroup, pack_groups};
 pub use layout::{PackedLayout, Segment};
 
+use crate::images::ImageError;
 use crate::partition::workload;
 
 /// Tokens that the 32-bit offsets of varlen attention can tell apart.
@@ -35,6 +36,14 @@ pub enum PackingError {
         len: usize,
         /// The budget.
         max_tokens: usize,
+    },
+    /// The tokens of a prompt are not those of its images.
+    #[error("the prompt of sample {sample_idx}")]
+    Images {
+        /// Position among the samples.
+        sample_idx: usize,
+        /// Which and why.
+        source: ImageError,
     },
 }
 

@@ -249,6 +249,7 @@ fn requests(
             prompt_tokens(row, tokenizer).map_err(|error| JsonlError::at_line(&args.input, *line, error))?;
         let seeds = (0..args.n.get() as u64).map(|sample| derive_seed(&[args.seed, row_idx as u64, sample]));
         Ok(RolloutRequest {
+            images: Vec::new(),
             prompt,
             seeds: seeds.collect(),
             sampling: sampling(args),

@@ -87,6 +87,12 @@ impl WeightFiles {
         }
     }
 
+    /// Gives every tensor the name that `name` makes of its own.
+    pub(crate) fn rename(&mut self, name: impl Fn(&str) -> String) {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        self.tensors = tensors.map(|(own, stored)| (name(&own), stored)).collect();
+    }
+
     /// The folder, or the one file.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir

@@ -1,15 +1,20 @@
 //! A whole decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
 
+use std::rc::Rc;
+use std::sync::Arc;
+
 use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
+use rlt_core::images::PromptImage;
 use tch::{Device, Kind, Tensor};
 
 use super::error::ModelError;
 use super::layer::{DecoderLayer, LayerContext};
 use super::lora::LoraConfig;
 use super::ops;
-use super::packed::PackedInput;
+use super::packed::{PackedImages, PackedInput};
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
+use super::vision::VisionTower;
 
 /// Where weights live and how they are kept and used.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +50,9 @@ pub struct Decoder {
     pub(crate) head_bias: Option<Tensor>,
     pub(crate) ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
+    /// Of a vision-language model, frozen and the same for all roles; `None` in an outline until
+    /// [`Self::read_vision`].
+    pub(crate) vision: Option<Rc<VisionTower>>,
     /// The file that the weights of a frozen copy lie in.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
 }
@@ -60,6 +68,28 @@ impl Decoder {
         let hidden_td =
             Tensor::embedding(&self.embedding, tokens, padding_idx, false, false).to_kind(compute);
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
+    }
+
+    /// What the first layer reads, [tokens, hidden] in the compute dtype: embeddings, and the features of
+    /// images in the places of their tokens.
+    ///
+    /// # Panics
+    /// When there are images and the tower was never read ([`Self::read_vision`]).
+    pub fn embed_input(&self, input: &PackedInput) -> Tensor {
+        let embedded_td = self.embed(&input.tokens);
+        let Some(PackedImages { images, places }) = &input.images else { return embedded_td };
+        let features = self.image_features(images).to_kind(embedded_td.kind());
+        embedded_td.index_copy(0, places, &features)
+    }
+
+    /// The features of images, one below the other, [tokens of images, hidden] in the compute dtype.
+    ///
+    /// # Panics
+    /// As [`Self::embed_input`].
+    pub fn image_features(&self, images: &[Arc<PromptImage>]) -> Tensor {
+        assert!(self.vision.is_some(), "images before a decoder whose vision tower was not read");
+        let features = self.vision.iter().map(|tower| tower.features(images));
+        Tensor::cat(&features.collect::<Vec<_>>(), 0)
     }
 
     /// What embeddings are multiplied with, as the compute dtype has it.
@@ -89,7 +119,7 @@ impl Decoder {
         }
     }
 
-    /// Rotary tables for `position_ids`, i64 [tokens].
+    /// Rotary tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
     pub fn rope(&self, position_ids: &Tensor) -> RopeTables {
         self.ropes.at(position_ids, self.options.compute)
     }
@@ -117,7 +147,7 @@ impl Decoder {
     /// Embedding, all layers and final norm in one differentiable pass: [tokens, hidden].
     pub fn hidden_states(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
         let context = self.context(input, adapter);
-        let embedded = self.embed(&input.tokens);
+        let embedded = self.embed_input(input);
         let last = self.layers.iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context));
         self.final_norm(&last)
     }

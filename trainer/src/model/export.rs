@@ -92,7 +92,9 @@ impl Decoder {
                 vec![(name, StoredAs::new(tensor, merged, dtype))]
             }
         };
-        parameters.flat_map(stored).collect()
+        let tower = self.vision.iter().filter(|_| layer_idx.is_none()).flat_map(|tower| tower.tensors());
+        let tower = tower.map(|(name, tensor)| (name, StoredAs::new(tensor, None, dtype)));
+        parameters.flat_map(stored).chain(tower).collect()
     }
 }
 

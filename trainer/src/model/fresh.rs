@@ -20,7 +20,8 @@ pub(super) fn draw_into(
     if tensor_shard.name.ends_with("bias") {
         return values.f_fill_(0.0).map(drop);
     }
-    if tensor_shard.name.ends_with("norm.weight") {
+    let is_norm = ["norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight"];
+    if is_norm.iter().any(|name| tensor_shard.name.ends_with(name)) {
         return values.f_fill_(1.0 - config.norm_offset).map(drop);
     }
     tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|TensorShard { range, .. }| {

@@ -78,6 +78,7 @@ impl Decoder {
             head_bias: None,
             ropes: self.ropes.shallow_clone(),
             lora: None,
+            vision: self.vision.clone(),
             offload_file: None,
         }
     }

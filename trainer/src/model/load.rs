@@ -1,6 +1,7 @@
 //! From weights, of a Hugging Face folder or drawn, to a [`Decoder`].
 
 use std::path::Path;
+use std::rc::Rc;
 
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
@@ -15,6 +16,7 @@ use super::layer::{DecoderLayer, LayerShape};
 use super::norms::LayerNorms;
 use super::projection::Projection;
 use super::rope::Ropes;
+use super::vision::VisionTower;
 use super::weights::{EMBEDDING, Weights, is_label_head};
 
 impl Decoder {
@@ -39,7 +41,7 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
     pub fn from_weights(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(weights.config(), options, &|name, shape, kind| {
+        let mut decoder = build(weights.config(), options, &|name, shape, kind| {
             let numbers = (kind, options.device);
             let tensor = Tensor::f_empty(shape, numbers).map_err(|source| ModelError::Torch {
                 tensor: name.to_owned(),
@@ -48,11 +50,23 @@ impl Decoder {
             })?;
             weights.fill(&TensorShard::whole(name, shape), &tensor.view(-1))?;
             Ok(tensor)
-        })
+        })?;
+        decoder.read_vision(weights)?;
+        Ok(decoder)
+    }
+
+    /// Reads the vision tower of a model that has one: all of it, also where ranks share the decoder.
+    ///
+    /// # Errors
+    /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
+    pub fn read_vision(&mut self, weights: &Weights) -> Result<(), ModelError> {
+        self.vision = VisionTower::read(weights, &self.options)?.map(Rc::new);
+        Ok(())
     }
 
     /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until
-    /// somebody gives it memory and values, such as ranks that keep a part of each.
+    /// somebody gives it memory and values, such as ranks that keep a part of each. A vision tower is read by
+    /// [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
@@ -122,6 +136,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         ropes: Ropes::new(config, options.device),
         options: *options,
         lora: None,
+        vision: None,
         offload_file: None,
         config: config.clone(),
     })

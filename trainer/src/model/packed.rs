@@ -1,7 +1,9 @@
 //! Sequences of different lengths as one stream of tokens, without padding.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
+use rlt_core::images::PromptImage;
 use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
@@ -14,7 +16,8 @@ pub struct PackedInput {
     /// Token ids, i64 [tokens]; of a part it is those that are computed here, padding at the stream's end
     /// included.
     pub tokens: Tensor,
-    /// Position of each of these tokens in its own sequence, from 0, i64 [tokens].
+    /// Position of each of these tokens in its own sequence, from 0, i64 [tokens]; with images those by time,
+    /// height and width, i64 [3, tokens].
     pub position_ids: Tensor,
     /// Where these tokens begin in the stream.
     pub first_token: usize,
@@ -25,6 +28,17 @@ pub struct PackedInput {
     pub prefixes: Vec<Option<usize>>,
     /// The same where a GPU's attention reads it; `None` on the CPU.
     pub segments: Option<Rc<DeviceSegments>>,
+    /// Images among the tokens; `None` where there are none.
+    pub images: Option<PackedImages>,
+}
+
+/// Images whose features take the place of embeddings.
+#[derive(Debug)]
+pub struct PackedImages {
+    /// In the order of their tokens.
+    pub images: Vec<Arc<PromptImage>>,
+    /// The place of each of their tokens among the tokens that are computed, i64 [tokens of images].
+    pub places: Tensor,
 }
 
 impl PackedInput {
@@ -78,8 +92,32 @@ impl PackedInput {
             cu_seqlens: layout.cu_seqlens,
             prefixes: layout.prefixes,
             segments,
+            images: None,
         };
         (input, std::array::from_fn(|_| next()))
+    }
+
+    /// The same stream with images whose tokens lie at `places`, and with positions of three axes.
+    #[must_use]
+    pub(crate) fn with_images(
+        self,
+        images: Vec<Arc<PromptImage>>,
+        places: &[i64],
+        positions: &[Vec<i64>; 3],
+    ) -> Self {
+        let device = self.tokens.device();
+        let mut uploaded = rlt_torch::upload(&[&positions.concat(), places], device).into_iter();
+        let (Some(position_ids), Some(places)) = (uploaded.next(), uploaded.next()) else { return self };
+        let position_ids = position_ids.view([3, -1]);
+        Self { position_ids, images: Some(PackedImages { images, places }), ..self }
+    }
+
+    /// A gradient of embedded tokens `[t, d]` without that of images, which have no embedding.
+    pub(crate) fn without_images(&self, grad_td: Tensor) -> Tensor {
+        match &self.images {
+            Some(PackedImages { places, .. }) => grad_td.index_fill(0, places, 0.0),
+            None => grad_td,
+        }
     }
 
     /// Tokens in the whole stream, without padding.

@@ -51,6 +51,8 @@ pub(crate) struct Ropes {
     /// Which dim of a head lies at each place while it is turned, i64 [head_dim]; `None` where dims lie as
     /// they are stored.
     dim_order: Option<Tensor>,
+    /// How many pairs are turned by each of three axes of positions; `None` where positions have one.
+    sections: Option<[i64; 3]>,
 }
 
 /// What turns each pair of a head's dims.
@@ -66,7 +68,8 @@ impl Ropes {
     pub(crate) fn new(config: &ModelConfig, device: Device) -> Self {
         let frequencies = config.ropes.iter().map(|rope| Frequencies::new(config, rope, device));
         let dim_order = dim_order(config).map(|order| Tensor::from_slice(&order).to_device(device));
-        Self { frequencies: frequencies.collect(), dim_order }
+        let sections = config.vision.as_ref().map(|vision| vision.rope_sections.map(|pairs| pairs as i64));
+        Self { frequencies: frequencies.collect(), dim_order, sections }
     }
 
     /// What turns the pairs of each kind.
@@ -79,9 +82,13 @@ impl Ropes {
         self.dim_order.as_ref()
     }
 
-    /// Tables for `position_ids`, i64 [tokens].
+    /// Tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
     pub(crate) fn at(&self, position_ids: &Tensor, compute: Kind) -> RopeTables {
-        let tables = self.frequencies.iter().map(|frequencies| frequencies.at(position_ids, compute));
+        let by_pair = |frequencies: &Frequencies| match (&self.sections, position_ids.dim()) {
+            (Some(sections), 2) => frequencies.by_sections(position_ids, sections),
+            _ => frequencies.angles(position_ids),
+        };
+        let tables = self.frequencies.iter().map(|of| of.table(&by_pair(of), compute));
         RopeTables { tables: tables.collect(), dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone) }
     }
 
@@ -94,6 +101,7 @@ impl Ropes {
         Self {
             frequencies: frequencies.collect(),
             dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone),
+            sections: self.sections,
         }
     }
 }
@@ -124,10 +132,26 @@ impl Frequencies {
         Self { per_pair: per_pair.to_device(device), attention_factor: rope.scaling.attention_factor() }
     }
 
-    /// Cosines and sines at `position_ids`, i64 [tokens].
-    fn at(&self, position_ids: &Tensor, compute: Kind) -> Table {
-        let angles = position_ids.to_kind(Kind::Float).unsqueeze(-1) * self.per_pair.unsqueeze(0);
-        let angles = Tensor::cat(&[&angles, &angles], -1);
+    /// The angle of each pair at `position_ids`, i64 [tokens]: f32 [tokens, head_dim / 2].
+    fn angles(&self, position_ids: &Tensor) -> Tensor {
+        position_ids.to_kind(Kind::Float).unsqueeze(-1) * self.per_pair.unsqueeze(0)
+    }
+
+    /// The same at `position_ids` of three axes, i64 [3, tokens], where stretches of pairs, `sections` long,
+    /// are turned by one axis each.
+    fn by_sections(&self, position_ids: &Tensor, sections: &[i64; 3]) -> Tensor {
+        let mut start = 0;
+        let stretches = sections.iter().zip(position_ids.unbind(0)).map(|(len, axis)| {
+            let stretch = self.angles(&axis).narrow(1, start, *len);
+            start += len;
+            stretch
+        });
+        Tensor::cat(&stretches.collect::<Vec<_>>(), 1)
+    }
+
+    /// Cosines and sines of `angles`, f32 [tokens, head_dim / 2].
+    fn table(&self, angles: &Tensor, compute: Kind) -> Table {
+        let angles = Tensor::cat(&[angles, angles], -1);
         let cos = angles.cos();
         let cos = if self.attention_factor == 1.0 { cos } else { cos * self.factors() };
         Table {

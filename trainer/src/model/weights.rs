@@ -19,6 +19,7 @@ use super::fresh;
 use super::load::read_config;
 use super::quant_state;
 use super::quantize::QuantizedParts;
+use super::vision;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
@@ -63,7 +64,10 @@ impl Weights {
     /// when a tensor is missing, left over, or of another shape or type than the configuration says.
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
         let mut config = read_config(dir)?;
-        let files = WeightFiles::open(dir)?;
+        let mut files = WeightFiles::open(dir)?;
+        if config.vision.is_some() {
+            files.rename(vision::published_name);
+        }
         let embedding_under_head = check(&mut config, &files)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))
     }
@@ -151,8 +155,9 @@ impl Weights {
             Source::Fresh { .. } => None,
         };
         let parameters = config.parameters().into_iter();
-        let stored =
-            parameters.map(|parameter| (parameter.name.clone(), stored_as(parameter, files))).collect();
+        let stored = parameters.map(|parameter| (parameter.name.clone(), stored_as(parameter, files)));
+        let tower = config.vision_tensors().into_iter().map(|tensor| (tensor.name.clone(), vec![tensor]));
+        let stored = stored.chain(tower).collect();
         let quantized = QuantizedParts::new(&config);
         Self { config, stored, quantized, source }
     }
@@ -273,7 +278,8 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
 
 /// The tensors that the files of a model must hold.
 fn expected(config: &ModelConfig, files: &WeightFiles) -> Vec<TensorShape> {
-    config.parameters().into_iter().flat_map(|parameter| stored_as(parameter, Some(files))).collect()
+    let parameters = config.parameters().into_iter().flat_map(|parameter| stored_as(parameter, Some(files)));
+    parameters.chain(config.vision_tensors()).collect()
 }
 
 /// What a parameter is stored as: as itself where `files` have its name in memory, else as the family does.

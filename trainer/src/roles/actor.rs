@@ -19,6 +19,7 @@ mod gradients;
 mod in_stream;
 pub(crate) mod layer_schedule;
 mod micro_batch;
+mod placed_images;
 pub(crate) mod probe;
 mod role;
 pub(crate) mod routes;

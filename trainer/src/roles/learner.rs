@@ -131,6 +131,7 @@ impl TrainingPass<'_> {
         let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
         self.routes.iter().for_each(|routes| routes.add(context.routes.take()));
         if let Some(grad_td) = grad_embedded {
+            let grad_td = micro_batch.input.without_images(grad_td);
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
         }
         // Weights are freed first, to make room for what is received of the gradient.

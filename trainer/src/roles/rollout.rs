@@ -35,6 +35,7 @@ mod device;
 mod digest;
 mod engine;
 mod experts;
+mod images;
 mod kv_cache;
 mod latent;
 mod memory;
@@ -51,6 +52,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rlt_core::engine::{DetokenizeError, SchedulerError};
+use rlt_core::images::{ImageError, PromptImage};
 use rlt_core::sampling::{SamplingError, SamplingParams};
 use rlt_core::types::TokenId;
 use tch::Kind;
@@ -110,6 +112,8 @@ impl Default for RolloutOptions {
 pub struct RolloutRequest {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
+    /// Its images, in the order of their placeholder tokens.
+    pub images: Vec<Arc<PromptImage>>,
     /// One seed a sample. The same seed gives the same sample.
     pub seeds: Vec<u64>,
     /// How tokens are drawn and where samples end.
@@ -218,6 +222,25 @@ pub enum RolloutError {
         /// Longest sequence.
         max_model_len: usize,
     },
+    /// The tokens of a prompt are not those of its images.
+    #[error("request {request_idx}")]
+    Images {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Which and why.
+        #[source]
+        source: ImageError,
+    },
+    /// A prompt has images, and the model has no vision tower.
+    #[error(
+        "request {request_idx} has {num_images} images; expected none before a model without a vision tower"
+    )]
+    NoVision {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Its images.
+        num_images: usize,
+    },
     /// A prompt holds a token that the model does not know.
     #[error("request {request_idx}: token {token} is outside the model's vocabulary of {vocab_size}")]
     UnknownToken {
@@ -298,6 +321,8 @@ impl RolloutError {
             Self::Sampling { request_idx, .. }
             | Self::PromptTooLong { request_idx, .. }
             | Self::UnknownToken { request_idx, .. }
+            | Self::Images { request_idx, .. }
+            | Self::NoVision { request_idx, .. }
             | Self::CacheTooSmall { request_idx, .. }
             | Self::NonFiniteLogits { request_idx, .. }
             | Self::Detokenize { request_idx, .. } => Some(*request_idx),

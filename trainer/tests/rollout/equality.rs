@@ -34,6 +34,7 @@ fn paged_greedy_continuations_are_those_of_transformers() {
         };
         let greedy = named("greedy");
         let request = RolloutRequest {
+            images: Vec::new(),
             prompt: named("tokens")[..6].into(),
             seeds: vec![0],
             sampling: SamplingParams::greedy(),

@@ -44,6 +44,7 @@ pub(crate) fn requests(
     let request = |idx: u32| {
         let prompt: Arc<[TokenId]> = (0..1 + (idx * 5) % 23).map(|t| 2 + (t * 7 + idx * 13) % 90).collect();
         RolloutRequest {
+            images: Vec::new(),
             prompt,
             seeds: (0..num_samples).map(|sample| derive_seed(&[u64::from(idx), sample])).collect(),
             sampling: sampling.clone(),

@@ -79,6 +79,7 @@ fn a_prefill_in_sixteen_bits_takes_eleven_launches_a_layer_one_copy_and_no_wait(
     on_device(test, || {
         let device = decoder_on(DEVICE, "llama");
         let request = RolloutRequest {
+            images: Vec::new(),
             prompt: (5..26).collect(),
             seeds: vec![1],
             sampling: SamplingParams { ignore_eos: true, ..SamplingParams::greedy() },

@@ -131,6 +131,7 @@ fn a_stored_model_is_sampled_with_its_own_bytes_and_a_sync_brings_the_adapter_al
     let mut engine = RolloutEngine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
     let greedy = RolloutRequest {
+        images: Vec::new(),
         prompt: (2..10).collect(),
         seeds: vec![0],
         sampling: SamplingParams::greedy(),

@@ -12,7 +12,13 @@ use rlt_trainer::roles::rollout::{
 use crate::fixture::*;
 
 fn one(sampling: SamplingParams, bounds: RolloutOptions) -> Result<Completion, RolloutError> {
-    let request = RolloutRequest { prompt: [5, 6, 7].into(), seeds: vec![9], sampling, max_new_tokens: 12 };
+    let request = RolloutRequest {
+        images: Vec::new(),
+        prompt: [5, 6, 7].into(),
+        seeds: vec![9],
+        sampling,
+        max_new_tokens: 12,
+    };
     let mut completions = generate(&decoder("llama"), bounds, &[request])?;
     Ok(completions.remove(0).remove(0))
 }

@@ -72,6 +72,7 @@ fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
     if is_inside() {
         let sampling = SamplingParams { ignore_eos: true, ..truncated() };
         let request = RolloutRequest {
+            images: Vec::new(),
             prompt: (5..16).collect(),
             seeds: (0..variable("RLT_TEST_BATCH") as u64).collect(),
             sampling,

@@ -7,6 +7,7 @@ use super::fields::Fields;
 use super::norms::{BlockNorms, QkNorm};
 use super::quantization;
 use super::rope::{self, Context};
+use super::vision;
 use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
     RopePairing, RopeScaling,
@@ -16,6 +17,8 @@ use crate::spec::ArchitectureSpec;
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let fields = Fields::root(document)?;
     let family = family(&fields)?;
+    let flat = family.has_vision().then(|| vision::flattened(document));
+    let fields = flat.as_ref().map_or(Ok(fields), Fields::root)?;
     refuse_what_changes_numbers(&fields)?;
     let definition = family.definition();
     let mut config = common(&fields, family, &definition.defaults)?;
@@ -114,6 +117,7 @@ impl Sizes {
             logit_scale: 1.0,
             has_prediction_layers: false,
             quantization: None,
+            vision: None,
             head: OutputHead::Vocabulary,
             tie_word_embeddings: false,
             initializer_range: 0.02,

@@ -81,6 +81,8 @@ impl SchedulerError {
 /// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {
+    /// Number of the request whose prompt it is.
+    pub request_idx: usize,
     /// Position of the first token. Keys and values of all before it are in the cache.
     pub first_position: usize,
     /// The tokens, at positions `first_position`, `first_position + 1`, ...
@@ -379,6 +381,7 @@ impl Scheduler {
             let end = num_tokens.min(first.saturating_add(budget));
             let blocks = &sequence.block_table[..end.div_ceil(block_size)];
             Prefill {
+                request_idx: sequence.request_idx,
                 first_position: first,
                 tokens: sequence.tokens[first..end].to_vec(),
                 slots: (first..end).map(|position| slot(blocks, position, block_size)).collect(),

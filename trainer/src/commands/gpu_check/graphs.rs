@@ -51,6 +51,7 @@ fn sampled(decoder: &Decoder, uses_graphs: bool) -> Result<Vec<Completion>, Fail
     let (num_requests, num_samples) = shapes::on_device(SIZES[0], SIZES[1]);
     // Prompts and completions of different lengths, so that rows are left and taken, over more than a block.
     let request = |idx: u64| RolloutRequest {
+        images: Vec::new(),
         prompt: (0..3 + idx * 5 % 23).map(|at| (2 + (at * 7 + idx * 13) % 150) as TokenId).collect(),
         seeds: (0..num_samples).map(|sample| derive_seed(&[idx, sample])).collect(),
         sampling: sampling.clone(),

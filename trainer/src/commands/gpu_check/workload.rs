@@ -129,6 +129,7 @@ impl GrpoWorkload {
             (0..load.samples_per_prompt as u64).map(of_sample).collect()
         };
         let request = |prompt: &Arc<Prompt>| RolloutRequest {
+            images: Vec::new(),
             prompt: prompt.tokens.as_slice().into(),
             seeds: seeds(prompt.row_idx),
             sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },

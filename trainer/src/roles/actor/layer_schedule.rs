@@ -171,7 +171,7 @@ pub(crate) fn infer(
 ) -> Result<Tensor, RankError> {
     no_grad(|| {
         model.enter()?;
-        let mut hidden_td = model.decoder.embed(&input.tokens);
+        let mut hidden_td = model.decoder.embed_input(input);
         model.forward(false, |layer| {
             hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.sp_group)?.output_td;
             Ok(())
@@ -189,7 +189,7 @@ pub(crate) fn forward(
     keep: Keep<'_>,
 ) -> Result<Tape, RankError> {
     model.enter()?;
-    let mut hidden_td = no_grad(|| model.decoder.embed(&input.tokens));
+    let mut hidden_td = no_grad(|| model.decoder.embed_input(input));
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;

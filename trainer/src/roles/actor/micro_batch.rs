@@ -20,10 +20,11 @@ use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
+use crate::roles::actor::placed_images::PlacedImages;
 
 /// Rows of a batch, packed into one stream of tokens, the prompt of neighbours of one rollout group once.
 #[derive(Debug)]
@@ -49,7 +50,8 @@ impl MicroBatch {
     /// This rank's share of the rows `row_idxs` of `batch`, in micro-batches as [`Self::split`] makes them.
     ///
     /// # Errors
-    /// When a sequence alone is longer than a micro-batch may be.
+    /// When a sequence alone is longer than a micro-batch may be, or the tokens of a prompt are not those of
+    /// its images.
     pub fn share(
         batch: &Batch,
         row_idxs: &[usize],
@@ -65,7 +67,7 @@ impl MicroBatch {
     /// with at most `max_tokens` tokens: a micro-batch has so many for each part.
     ///
     /// # Errors
-    /// When a sequence alone is longer than a micro-batch may be.
+    /// As [`Self::share`].
     pub fn split(
         batch: &Batch,
         row_idxs: &[usize],
@@ -79,18 +81,32 @@ impl MicroBatch {
         let rows_of =
             |places: Vec<usize>| places.into_iter().map(|place| row_idxs[place]).collect::<Vec<_>>();
         let micro_batches = packing.micro_batches.into_iter().map(rows_of);
-        Ok(micro_batches.map(|rows| Self::part_of(batch, &rows, part, decoder.device())).collect())
+        micro_batches.map(|rows| Self::part_of(batch, &rows, part, decoder)).collect()
     }
 
-    /// Packs the rows `row_idxs` of `batch` in that order.
-    pub fn new(batch: &Batch, row_idxs: &[usize], device: Device) -> Self {
-        Self::part_of(batch, row_idxs, SpShard::WHOLE, device)
+    /// Packs the rows `row_idxs` of `batch` in that order, for `decoder`.
+    ///
+    /// # Errors
+    /// When the tokens of a prompt are not those of its images.
+    pub fn new(batch: &Batch, row_idxs: &[usize], decoder: &Decoder) -> Result<Self, PackingError> {
+        Self::part_of(batch, row_idxs, SpShard::WHOLE, decoder)
     }
 
     /// The same, of which this rank computes a part.
-    fn part_of(batch: &Batch, row_idxs: &[usize], part: SpShard, device: Device) -> Self {
+    fn part_of(
+        batch: &Batch,
+        row_idxs: &[usize],
+        part: SpShard,
+        decoder: &Decoder,
+    ) -> Result<Self, PackingError> {
         let mut packed = PackedTokens::default();
+        let mut placed = decoder.config.vision.as_ref().map(PlacedImages::new);
         for rows in batch.group_runs(row_idxs) {
+            let prompt = &batch.sequences[rows[0]].prompt;
+            let behind = rows.iter().map(|row| batch.sequences[*row].predicting_completion().len());
+            let placing = placed.as_mut().map(|placed| placed.push(prompt, behind));
+            let failed = |source| PackingError::Images { sample_idx: rows[0], source };
+            placing.transpose().map_err(failed)?;
             packed.push_group(batch, rows);
         }
         let own = part.range(packed.tokens.len());
@@ -106,16 +122,19 @@ impl MicroBatch {
         let layout = PackedLayout::of(packed.segments);
         let arrays = [predictors.as_slice(), &targets];
         let (input, [predictors_c, targets_c]) =
-            PackedInput::beside(arrays, &packed.tokens, layout, part, device);
-        Self {
-            input,
+            PackedInput::beside(arrays, &packed.tokens, layout, part, decoder.device());
+        Ok(Self {
+            input: match placed {
+                Some(placed) => placed.beside(input),
+                None => input,
+            },
             predictors_c,
             targets,
             targets_c,
             predicted: Predicted(predicted.into()),
             rows: batch.micro_rows(row_idxs),
             row_idxs: row_idxs.to_vec(),
-        }
+        })
     }
 
     /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other

@@ -13,6 +13,7 @@ use tch::Tensor;
 use super::completion::{Drafts, OnFinish};
 use super::device;
 use super::digest::KnownDigests;
+use super::images::RequestImages;
 use super::kv_cache::{self, KvCache};
 use super::runner::ModelRunner;
 use super::sampler::{self, Drawn};
@@ -174,7 +175,8 @@ impl RolloutEngine {
             let decoder = device::DeviceDecoder::new(weights, cache, &bounds)?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
         } else {
-            let mut runner = ModelRunner { weights, cache, routes: RouteLog::default() };
+            let images = RequestImages::new(&weights.frame, requests)?;
+            let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
             run(&mut runner, &mut scheduler, &mut drafts, (&mut stats, &mut watch, ranks))?;
         }
         stats.num_tokens = watch.done.num_tokens;

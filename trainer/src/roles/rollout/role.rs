@@ -276,6 +276,7 @@ impl RolloutRole {
         };
         RolloutRequest {
             prompt: prompt.tokens.as_slice().into(),
+            images: prompt.images.clone(),
             seeds: (0..plan.num_samples).map(seed).collect(),
             sampling: plan.params.clone(),
             max_new_tokens: self.spec.max_completion_tokens as usize,

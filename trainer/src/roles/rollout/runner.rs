@@ -5,6 +5,7 @@ use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_torch::Segments;
 use tch::Tensor;
 
+use super::images::{RequestImages, Stretch};
 use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
 use crate::model::{DecoderLayer, RouteLog};
@@ -14,6 +15,8 @@ use crate::parallel::RankError;
 pub(super) struct ModelRunner<'a> {
     pub(super) weights: &'a RolloutWeights,
     pub(super) cache: &'a mut KvCache,
+    /// The images of the requests.
+    pub(super) images: RequestImages<'a>,
     /// What routers chose in the last decode.
     pub(super) routes: RouteLog,
 }
@@ -21,6 +24,8 @@ pub(super) struct ModelRunner<'a> {
 /// One pass over a stream of tokens.
 struct Batch {
     tokens: Vec<i64>,
+    /// Request and position of each stretch of tokens that follow each other, and their number.
+    stretches: Vec<Stretch>,
     position_ids: Vec<i64>,
     /// Cache slot of each token.
     slot_mapping: Vec<i64>,
@@ -53,10 +58,11 @@ impl ModelRunner<'_> {
     /// Hidden states [t, d] behind the last layer.
     fn forward(&mut self, batch: &Batch, logs_routes: bool) -> Result<Tensor, RankError> {
         let tokens = Tensor::from_slice(&batch.tokens);
-        let position_ids = Tensor::from_slice(&batch.position_ids);
-        let rope = self.weights.frame.rope(&position_ids);
+        let frame = &self.weights.frame;
+        let position_ids = self.images.position_ids(&batch.stretches, &batch.position_ids);
+        let rope = frame.rope(&position_ids);
         let attention = batch.context.attention();
-        let mut hidden_td = self.weights.frame.embed(&tokens);
+        let mut hidden_td = self.images.placed_in(frame.embed(&tokens), frame, &batch.stretches);
         for (layer_idx, layer) in self.weights.frame.layers().iter().enumerate() {
             let cache = self.cache.layer(layer_idx);
             let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
@@ -98,11 +104,14 @@ impl Context {
 /// cache has of it, themselves included.
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {
     let mut tokens = Vec::new();
+    let mut stretches = Vec::new();
     let mut position_ids = Vec::new();
     let mut slot_mapping = Vec::new();
     let mut cu_seqlens = vec![0];
     for prefill in prefills {
-        let first = prefill.first_position as i64;
+        let (request_idx, first_position) = (prefill.request_idx, prefill.first_position);
+        stretches.push(Stretch { request_idx, first_position, len: prefill.tokens.len() });
+        let first = first_position as i64;
         tokens.extend(prefill.tokens.iter().map(|&token| i64::from(token)));
         position_ids.extend(first..first + prefill.tokens.len() as i64);
         slot_mapping.extend(prefill.slots.iter().map(|&slot| slot as i64));
@@ -116,12 +125,15 @@ fn prepare_prefill(prefills: &[Prefill]) -> Batch {
         },
         _ => Context::Stream { cu_seqlens },
     };
-    Batch { tokens, position_ids, slot_mapping, context }
+    Batch { tokens, stretches, position_ids, slot_mapping, context }
 }
 
 fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
     let table = |sequence: &Sequence| sequence.block_table().map(|block| block as i32).collect();
+    let stretch =
+        |s: &Sequence| Stretch { request_idx: s.request_idx, first_position: s.last_position(), len: 1 };
     Batch {
+        stretches: sequences.iter().map(stretch).collect(),
         tokens: sequences.iter().map(|s| i64::from(s.last_token())).collect(),
         position_ids: sequences.iter().map(|s| s.last_position() as i64).collect(),
         slot_mapping: sequences.iter().map(|s| s.last_slot(block_size) as i64).collect(),

@@ -80,6 +80,9 @@ impl RolloutWeights {
         if decoder.config.experts.is_some() && decoder.device().is_cuda() {
             return Err(failed("the experts".into())(no_kernels_for_experts()));
         }
+        if decoder.config.vision.is_some() && decoder.device().is_cuda() {
+            return Err(failed("the vision tower".into())(no_kernels_for_images()));
+        }
         let digest = WeightDigest::of_known(policy, known)?;
         let cut = Cut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
@@ -338,6 +341,15 @@ pub(super) fn no_kernels_for_experts() -> rlt_torch::Error {
     rlt_torch::Error::Argument {
         act: "sampling from a mixture of experts",
         expected: "a CPU, as there are no kernels of experts for GPUs yet".into(),
+        got: "a GPU".into(),
+    }
+}
+
+/// Why a vision-language model samples on CPUs alone.
+fn no_kernels_for_images() -> rlt_torch::Error {
+    rlt_torch::Error::Argument {
+        act: "sampling from a vision-language model",
+        expected: "a CPU, as there are no kernels of positions by height and width for GPUs yet".into(),
         got: "a GPU".into(),
     }
 }

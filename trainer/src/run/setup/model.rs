@@ -117,7 +117,11 @@ fn decoder(
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match comes_in_parts {
-        true => Decoder::outline(weights.config(), &options)?,
+        true => {
+            let mut outline = Decoder::outline(weights.config(), &options)?;
+            outline.read_vision(weights)?;
+            outline
+        }
         false => Decoder::from_weights(weights, &options)?,
     };
     if let Some(lora) = &spec.model.lora {

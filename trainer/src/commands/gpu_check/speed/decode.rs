@@ -79,6 +79,7 @@ fn seconds(
 ) -> Result<f64, Failure> {
     let vocab_size = decoder.config.vocab_size as f64;
     let request = RolloutRequest {
+        images: Vec::new(),
         prompt: (0..lengths().1 as u64).map(|at| (draw(1, at) * vocab_size) as TokenId).collect(),
         seeds: (0..batch as u64).map(|sample| derive_seed(&[sample])).collect(),
         sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },

@@ -26,6 +26,7 @@ type Sampled = (Vec<u32>, Vec<f32>);
 /// Two prompts of three samples each.
 fn sample(engine: &mut RolloutEngine, policy: DecoderUnits<'_>) -> Result<Vec<Sampled>, RolloutError> {
     let request = |prompt: &[TokenId]| RolloutRequest {
+        images: Vec::new(),
         prompt: prompt.into(),
         seeds: vec![1, 2, 3],
         sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },

@@ -113,10 +113,20 @@ mod tests {
 
     #[test]
     fn a_piece_sees_what_the_cache_has_of_its_prompt_and_itself() {
-        let whole =
-            Prefill { first_position: 0, tokens: vec![7, 8, 9], slots: vec![4, 5, 6], block_table: vec![1] };
-        let piece =
-            Prefill { first_position: 3, tokens: vec![5, 6], slots: vec![11, 20], block_table: vec![2, 5] };
+        let whole = Prefill {
+            request_idx: 0,
+            first_position: 0,
+            tokens: vec![7, 8, 9],
+            slots: vec![4, 5, 6],
+            block_table: vec![1],
+        };
+        let piece = Prefill {
+            request_idx: 1,
+            first_position: 3,
+            tokens: vec![5, 6],
+            slots: vec![11, 20],
+            block_table: vec![2, 5],
+        };
         let expected = Words {
             tokens: vec![7, 8, 9, 5, 6],
             positions: vec![0, 1, 2, 3, 4],

@@ -1,0 +1,83 @@
+//! Attention of a tower: patches of a span, a frame or a window, see each other and nothing else, in both
+//! directions. Rotary embeddings turn half of a head's pairs by the patch's row and half by its column.
+//!
+//! Shapes: p patches, h heads, w width of a head.
+
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
+
+/// Cosines and sines of each patch, f32 `[p, 1, w]`.
+#[derive(Debug)]
+pub(super) struct Rotary {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotary {
+    /// Of heads `w` wide, for patches at `rows` and `columns` of their frame, i64 `[p]`.
+    pub(super) fn new([rows, columns]: [&Tensor; 2], width: i64) -> Self {
+        const THETA: f64 = 10_000.0;
+        let exponents =
+            Tensor::arange_start_step(0, width / 2, 2, (Kind::Float, Device::Cpu)) / (width / 2) as f64;
+        let frequencies = Tensor::pow_scalar(THETA, &exponents).reciprocal().to_device(rows.device());
+        let angles =
+            [rows, columns].map(|place| place.to_kind(Kind::Float).unsqueeze(-1) * frequencies.unsqueeze(0));
+        let half = Tensor::cat(&angles, -1);
+        let whole = Tensor::cat(&[&half, &half], -1).unsqueeze(1);
+        Self { cos: whole.cos(), sin: whole.sin() }
+    }
+
+    /// Turns heads `[p, h, w]`, in fp32 as transformers does.
+    pub(super) fn turn(&self, x_phw: &Tensor) -> Tensor {
+        let wide =
+            if x_phw.kind() == Kind::Double { x_phw.shallow_clone() } else { x_phw.to_kind(Kind::Float) };
+        let halves = wide.chunk(2, -1);
+        let turned = Tensor::cat(&[-&halves[1], halves[0].shallow_clone()], -1);
+        (wide * &self.cos + turned * &self.sin).to_kind(x_phw.kind())
+    }
+}
+
+/// Stretches of patches that see each other, by their length: those of one length are computed together.
+#[derive(Debug)]
+pub(super) struct Spans {
+    /// The patches of all spans of a length, i64 `[spans * length]`, and that length.
+    by_length: Vec<(Tensor, i64)>,
+}
+
+impl Spans {
+    /// Of the lengths of stretches, end to end.
+    pub(super) fn new(lengths: &[usize], device: Device) -> Self {
+        let mut patches: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
+        let mut start = 0;
+        for length in lengths {
+            patches.entry(*length).or_default().extend(start as i64..(start + length) as i64);
+            start += length;
+        }
+        let of_length = |(length, patches): (usize, Vec<i64>)| {
+            (Tensor::from_slice(&patches).to_device(device), length as i64)
+        };
+        Self { by_length: patches.into_iter().map(of_length).collect() }
+    }
+}
+
+/// Attention of queries, keys and values `[p, h, w]` within `spans`: `[p, h, w]`.
+pub(super) fn attend([q, k, v]: [&Tensor; 3], spans: &Spans) -> Tensor {
+    let mut attended = q.zeros_like();
+    for (patches, length) in &spans.by_length {
+        let of_spans = |x: &Tensor| x.index_select(0, patches).unflatten(0, [-1, *length]).transpose(1, 2);
+        let mask = None::<Tensor>;
+        let seen = Tensor::scaled_dot_product_attention(
+            &of_spans(q),
+            &of_spans(k),
+            &of_spans(v),
+            mask,
+            0.0,
+            false,
+            None,
+            false,
+        );
+        let _ = attended.index_copy_(0, patches, &seen.transpose(1, 2).flatten(0, 1));
+    }
+    attended
+}

@@ -1,0 +1,60 @@
+//! Features of images by their digest, as long as they fit: the tower is frozen, so that they never change.
+
+use std::collections::{HashMap, VecDeque};
+
+use rlt_api::plan::KEPT_FEATURES_BYTES;
+use tch::Tensor;
+
+/// What was computed lately.
+#[derive(Debug, Default)]
+pub(super) struct KeptFeatures {
+    features: HashMap<u64, Tensor>,
+    /// Digests, the one that was asked for the longest time ago first.
+    order: VecDeque<u64>,
+    bytes: u64,
+}
+
+impl KeptFeatures {
+    /// The features of an image, where they are kept.
+    pub(super) fn get(&mut self, digest: u64) -> Option<Tensor> {
+        let features = self.features.get(&digest)?.shallow_clone();
+        self.order.retain(|kept| *kept != digest);
+        self.order.push_back(digest);
+        Some(features)
+    }
+
+    /// Keeps features, and drops those that were asked for the longest time ago until all fit.
+    pub(super) fn insert(&mut self, digest: u64, features: &Tensor) {
+        self.bytes += bytes(features);
+        self.features.insert(digest, features.shallow_clone());
+        self.order.push_back(digest);
+        while self.bytes > KEPT_FEATURES_BYTES {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.bytes -= self.features.remove(&oldest).as_ref().map_or(0, bytes);
+        }
+    }
+}
+
+fn bytes(features: &Tensor) -> u64 {
+    (features.numel() * features.kind().elt_size_in_bytes()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_the_longest_time_ago_is_dropped() {
+        // Three of them do not fit.
+        let large =
+            Tensor::zeros([1], (Kind::Uint8, Device::Cpu)).expand([(KEPT_FEATURES_BYTES / 2) as i64], false);
+        let mut kept = KeptFeatures::default();
+        kept.insert(1, &large);
+        kept.insert(2, &large);
+        assert!(kept.get(1).is_some());
+        kept.insert(3, &large);
+        assert!(kept.get(2).is_none() && kept.get(1).is_some() && kept.get(3).is_some());
+    }
+}

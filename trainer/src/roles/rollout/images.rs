@@ -1,0 +1,106 @@
+//! Images of requests while the engine computes them: the features that replace embeddings of their tokens,
+//! and positions by time, height and width. A completion goes on at the largest position of its prompt.
+
+use rlt_core::images::ImageLayout;
+use tch::{Device, Kind, Tensor};
+
+use super::{RolloutError, RolloutRequest};
+use crate::model::Decoder;
+
+/// Tokens of a sequence that follow each other in a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch {
+    /// Whose they are.
+    pub(super) request_idx: usize,
+    /// Tokens of the sequence before them.
+    pub(super) first_position: usize,
+    /// How many.
+    pub(super) len: usize,
+}
+
+/// The images of the requests of a call, and where they lie.
+#[derive(Debug)]
+pub(super) struct RequestImages<'a> {
+    requests: &'a [RolloutRequest],
+    /// Of each request; empty where none of them has images.
+    layouts: Vec<ImageLayout>,
+    /// Patches of a token in each direction.
+    merge: usize,
+}
+
+impl<'a> RequestImages<'a> {
+    /// Of `requests` to a decoder.
+    ///
+    /// # Errors
+    /// [`RolloutError::NoVision`] and [`RolloutError::Images`].
+    pub(super) fn new(decoder: &Decoder, requests: &'a [RolloutRequest]) -> Result<Self, RolloutError> {
+        let Some(vision) = &decoder.config.vision else {
+            let with_images = requests.iter().enumerate().find(|(_, request)| !request.images.is_empty());
+            return match with_images {
+                None => Ok(Self { requests, layouts: Vec::new(), merge: 1 }),
+                Some((request_idx, request)) => {
+                    Err(RolloutError::NoVision { request_idx, num_images: request.images.len() })
+                }
+            };
+        };
+        let merge = vision.spatial_merge_size;
+        let layout = |(request_idx, request): (usize, &RolloutRequest)| {
+            let grids = request.images.iter().map(|image| image.grid);
+            ImageLayout::new(&request.prompt, grids, vision.image_token, merge)
+                .map_err(|source| RolloutError::Images { request_idx, source })
+        };
+        let layouts: Vec<ImageLayout> = requests.iter().enumerate().map(layout).collect::<Result<_, _>>()?;
+        let has_images = requests.iter().any(|request| !request.images.is_empty());
+        Ok(Self { requests, layouts: if has_images { layouts } else { Vec::new() }, merge })
+    }
+
+    /// Positions of a pass: those of its tokens in their sequences, i64 `[t]`, or by three axes, i64
+    /// `[3, t]`, where requests have images.
+    pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {
+        if self.layouts.is_empty() {
+            return Tensor::from_slice(in_sequence);
+        }
+        let mut axes: [Vec<i64>; 3] = Default::default();
+        for stretch in stretches {
+            let layout = &self.layouts[stretch.request_idx];
+            let prompt_len = layout.positions[0].len();
+            let (start, end) = (stretch.first_position, stretch.first_position + stretch.len);
+            let behind = layout.positions_behind(
+                start.saturating_sub(prompt_len),
+                end.saturating_sub(prompt_len.max(start)),
+            );
+            for (axis, of_prompt) in axes.iter_mut().zip(&layout.positions) {
+                axis.extend(&of_prompt[start.min(prompt_len)..end.min(prompt_len)]);
+                axis.extend(behind.clone());
+            }
+        }
+        Tensor::from_slice(&axes.concat()).view([3, -1])
+    }
+
+    /// Embeddings `[t, hidden]` of a pass with the features of images in the places of their tokens.
+    pub(super) fn placed_in(&self, embedded_td: Tensor, decoder: &Decoder, stretches: &[Stretch]) -> Tensor {
+        let (mut places, mut features) = (Vec::new(), Vec::new());
+        let mut start_of_stretch = 0;
+        for stretch in stretches {
+            let end = stretch.first_position + stretch.len;
+            let request = &self.requests[stretch.request_idx];
+            let starts = self.layouts.get(stretch.request_idx).map_or(&[][..], |layout| &layout.starts);
+            for (first, image) in starts.iter().zip(&request.images) {
+                let tokens = *first..first + image.grid.num_tokens(self.merge);
+                let (from, to) = (tokens.start.max(stretch.first_position), tokens.end.min(end));
+                if from < to {
+                    let place = (start_of_stretch + from - stretch.first_position) as i64;
+                    places.extend(place..place + (to - from) as i64);
+                    let of_image = decoder.image_features(std::slice::from_ref(image));
+                    features.push(of_image.narrow(0, (from - first) as i64, (to - from) as i64));
+                }
+            }
+            start_of_stretch += stretch.len;
+        }
+        if features.is_empty() {
+            return embedded_td;
+        }
+        let places = Tensor::from_slice(&places).to_kind(Kind::Int64).to_device(Device::Cpu);
+        embedded_td.index_copy(0, &places, &Tensor::cat(&features, 0).to_kind(embedded_td.kind()))
+    }
+}
