@@ -8,7 +8,7 @@ use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions, StepOutcome};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 const LEARNING_RATE: f64 = 0.01;
 

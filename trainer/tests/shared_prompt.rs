@@ -15,7 +15,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch, TokenScores};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 /// Grouped queries, biases, norms of heads, sliding windows, one key head.
 const FAMILIES: [&str; 9] = [

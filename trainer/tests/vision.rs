@@ -4,8 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
+use rlt_api::spec::LoraSpec;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::engine::DetokenizeError;
 use rlt_core::images::{ImageGrid, ImageLayout, PromptImage};
@@ -14,11 +18,13 @@ use rlt_core::mesh::SpShard;
 use rlt_core::rows::Rows;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, Prompt, TokenId};
-use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions};
-use rlt_trainer::parallel::Ranks;
+use rlt_torch::collectives::serve_store;
+use rlt_trainer::model::{Adapter, Decoder, ExportOptions, LoadOptions, Weights};
+use rlt_trainer::parallel::{RankEnvironment, Ranks, ShardedParameters};
 use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::Tensor;
 
 const MODELS: [&str; 2] = ["qwen2-vl", "qwen2.5-vl"];
@@ -118,9 +124,22 @@ impl Fixture {
 
 fn actor(decoder: Decoder, activation_checkpointing: bool) -> Actor {
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
-    let options =
-        ActorOptions { temperature: 1.0, head_chunk_tokens: 4, activation_checkpointing, max_grad_norm: 1.0 };
-    Actor::new(decoder, optimizer, options, Ranks::alone())
+    Actor::new(decoder, optimizer, options(activation_checkpointing), Ranks::alone())
+}
+
+fn options(activation_checkpointing: bool) -> ActorOptions {
+    ActorOptions { temperature: 1.0, head_chunk_tokens: 4, activation_checkpointing, max_grad_norm: 1.0 }
+}
+
+/// The mean negative log-likelihood of all tokens.
+fn likelihood() -> Objective {
+    Objective {
+        policy: Gpg {}.into(),
+        aggregation: Aggregation::TokenMean,
+        kl: None,
+        entropy_coefficient: 0.0,
+        positive: None,
+    }
 }
 
 fn max_error(got: &Tensor, expected: &Tensor) -> f64 {
@@ -182,13 +201,7 @@ fn logprobs_and_gradients_are_those_of_transformers_however_prompts_are_packed()
 }
 
 fn check_gradients(fixture: &Fixture, actor: &Actor, batch: &Batch, max_tokens: usize) -> f64 {
-    let objective = Objective {
-        policy: Gpg {}.into(),
-        aggregation: Aggregation::TokenMean,
-        kl: None,
-        entropy_coefficient: 0.0,
-        positive: None,
-    };
+    let objective = likelihood();
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     for micro_batch in MicroBatch::split(batch, &rows, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap() {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
@@ -303,4 +316,92 @@ fn an_export_holds_the_tower_as_it_came_and_computes_the_same() {
         let again = Decoder::load(&folder, &trainable).unwrap();
         assert_eq!(logprobs(again), logprobs(decoder));
     }
+}
+
+/// Gradients of the whole batch, gathered from two ranks that keep a shard each.
+#[test]
+fn two_ranks_with_shards_apply_the_update_of_one() {
+    const NAME: &str = "qwen2.5-vl";
+    let step = |actor: &mut Actor| {
+        let batch = Fixture::open(NAME).batch();
+        let plan = UpdatePlan {
+            objective: likelihood(),
+            groups_per_update: usize::MAX,
+            num_epochs: 1,
+            max_tokens: 200,
+            learning_rate: 0.01,
+            seed: 1,
+        };
+        let report = update(actor, &batch, &plan).unwrap();
+        let scores = actor.score(&batch, Adapter::On, 200).unwrap();
+        (report.updates.grad_norms[0], scores.logprobs)
+    };
+    let whole = step(&mut actor(Fixture::open(NAME).load(), false));
+    let sharded = on_ranks(2, |ranks| {
+        let weights = Weights::open(&Fixture::open(NAME).dir).unwrap();
+        let trainable = LoadOptions { trainable: true, ..LoadOptions::default() };
+        let mut decoder = Decoder::outline(weights.config(), &trainable).unwrap();
+        decoder.read_vision(&weights).unwrap();
+        let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
+        shards.read(&weights).unwrap();
+        let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default()).unwrap();
+        step(&mut Actor::new(decoder, optimizer, options(false), ranks.clone()).with_shards(shards))
+    });
+    for (norm, logprobs) in sharded {
+        let error = largest(&logprobs, &whole.1);
+        println!("gradient norms {norm} and {}, log-probs differ by {error:.1e}", whole.0);
+        assert!((norm - whole.0).abs() <= 1e-4 * whole.0 && error <= TOLERANCE, "{norm}, {error:.1e}");
+    }
+}
+
+/// Runs `body` on every rank, each a thread.
+fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let store = serve_store(0, 1, size).unwrap();
+    let environment = |rank| RankEnvironment {
+        rank,
+        world_size: size,
+        local_world_size: size,
+        master_address: "localhost".into(),
+        master_port: store.port(),
+        attempt: 1,
+    };
+    let run = |rank| body(Ranks::join(&environment(rank), Duration::from_secs(60)).unwrap());
+    thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// PEFT names modules as transformers has them in memory, and the tower has modules of the same last names.
+#[test]
+fn an_adapter_is_on_the_text_model_alone_and_is_stored_under_its_name_in_transformers() {
+    let fixture = Fixture::open("qwen2.5-vl");
+    let adapted = || {
+        let mut decoder = fixture.load();
+        decoder.attach_lora_spec(&LoraSpec::default(), 3).unwrap();
+        decoder
+    };
+    let decoder = adapted();
+    for (_, mut leaf) in decoder.trainable_parameters() {
+        let _ = tch::no_grad(|| leaf.fill_(0.1));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    decoder.save_adapter(folder.path(), None).unwrap();
+    let stored = Tensor::read_safetensors(folder.path().join("adapter_model.safetensors")).unwrap();
+    assert!(!stored.is_empty());
+    for (name, _) in &stored {
+        assert!(name.starts_with("base_model.model.model.language_model.layers."), "{name}");
+    }
+    let config = std::fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let targets = config["target_modules"].as_array().unwrap();
+    assert!(targets.iter().all(|one| one.as_str().unwrap().starts_with("model.language_model.layers.")));
+    let mut again = fixture.load();
+    again.load_adapter(folder.path()).unwrap();
+    let batch = fixture.batch();
+    let logprobs = |decoder| actor(decoder, false).score(&batch, Adapter::On, usize::MAX).unwrap().logprobs;
+    let expected = logprobs(decoder);
+    assert_eq!(logprobs(again), expected);
+    assert!(largest(&logprobs(adapted()), &expected) > 1e-3, "the adapter changes log-probs");
 }

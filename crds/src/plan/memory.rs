@@ -25,6 +25,7 @@ mod adapter;
 mod roles;
 mod rollout;
 mod shards;
+mod vision;
 
 use serde::Serialize;
 
@@ -229,6 +230,7 @@ impl MemoryPlan {
         let mut resident = resident(spec, model, &trained, &shards, batch);
         let judging_width = training.reward_model_precision().width();
         resident.push(roles::reward_models(spec, judges, judging_width, &shards));
+        resident.extend(vision::kept(spec, model));
         let generates = spec.algorithm.samples() || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
@@ -237,7 +239,8 @@ impl MemoryPlan {
             // Every rank samples whole sequences, also where it has a slice of each layer.
             let alone = Activations { width: rollout_width, ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
-            add(Phase::Rollout, rollout::terms((spec, memory), model, batch, &alone, &shards));
+            let terms = rollout::terms((spec, memory), model, batch, &alone, &shards);
+            add(Phase::Rollout, [terms, vision::pass(spec, model)].concat());
         }
         if !judges.is_empty() {
             let kept = rollout::kept((spec, memory), model, batch, &shards);

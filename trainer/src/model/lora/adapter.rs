@@ -60,7 +60,7 @@ impl Decoder {
 
     /// Replaces the attached adapter's weights by those in `dir`.
     pub(super) fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
-        let files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
+        let files = open_weights(dir)?;
         let matrices = self.adapter_parameters();
         let shape_of = |(name, tensor): &(String, Tensor)| TensorShape {
             name: name.clone(),
@@ -166,7 +166,8 @@ impl<'a> AdapterExport<'a> {
         let config = decoder.lora.as_ref().ok_or_else(no_adapter)?;
         write_json(&dir.join(CONFIG_FILE), &adapter_config(decoder, config, base_model))?;
         let matrices = decoder.saved_with_adapter();
-        let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
+        let name = |own: &str| stored_name(decoder, own);
+        let stored = matrices.iter().map(|(own, tensor)| (name(own), StoredAs::plain(tensor)));
         let file = TensorWriter::begin(&dir.join(WEIGHTS_FILE), &stored.collect::<Vec<_>>())?;
         Ok(Self { decoder, file })
     }
@@ -191,6 +192,29 @@ impl<'a> AdapterExport<'a> {
     pub fn finish(self) -> Result<(), LoraError> {
         Ok(self.file.finish()?)
     }
+}
+
+/// The matrices of the adapter in `dir`.
+pub(super) fn open_weights(dir: &Path) -> Result<WeightFiles, LoraError> {
+    let mut files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
+    files.rename(without_language_model);
+    Ok(files)
+}
+
+/// What transformers calls the text model beside a vision tower, in memory.
+const LANGUAGE_MODEL: &str = "model.language_model.layers.";
+
+/// The name of a module or matrix as PEFT has it, which adapts what transformers has in memory.
+fn stored_name(decoder: &Decoder, name: &str) -> String {
+    if decoder.config.vision.is_none() {
+        return name.to_owned();
+    }
+    name.replace("model.layers.", LANGUAGE_MODEL)
+}
+
+/// The same name here.
+fn without_language_model(name: &str) -> String {
+    name.replace(LANGUAGE_MODEL, "model.layers.")
 }
 
 /// Reads `adapter_config.json`, refusing by name what would change the numbers and is not implemented.
@@ -255,7 +279,7 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
         Value::String(pattern) => Ok(Some(ModuleMatch::Pattern(pattern.clone()))),
         Value::Array(items) if items.is_empty() => Ok(None),
         Value::Array(items) => {
-            let names = items.iter().map(|item| item.as_str().map(str::to_owned));
+            let names = items.iter().map(|item| item.as_str().map(without_language_model));
             Ok(Some(ModuleMatch::Names(names.collect::<Option<_>>().ok_or(EXPECTED)?)))
         }
         _ => Err(EXPECTED),
@@ -294,6 +318,12 @@ pub(super) fn continued(dir: &Path, config: &LoraConfig, is_resized: bool) -> Re
 /// The adapted modules as PEFT is to find them. In a mixture of experts it takes `all-linear` and patterns
 /// for every expert, too, so that there modules are named: by their last names where these mean the same.
 fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
+    if decoder.config.vision.is_some() {
+        // A name such as `up_proj` is the tower's, too.
+        let adapted = decoder.layers.iter().flat_map(|layer| &layer.projections);
+        let adapted = adapted.filter(|projection| projection.lora.is_some());
+        return adapted.map(|projection| stored_name(decoder, &projection.name)).collect();
+    }
     match &config.targets {
         ModuleMatch::Names(names) if names.is_empty() => Value::Null,
         ModuleMatch::Names(names) => json!(names),

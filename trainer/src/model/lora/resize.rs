@@ -12,16 +12,15 @@ use std::path::Path;
 use rlt_api::plan::model_config::TensorShape;
 use tch::{Kind, Tensor, no_grad};
 
-use super::adapter::WEIGHTS_FILE;
+use super::adapter::open_weights;
 use super::{LoraConfig, LoraError, dora, peft_names};
-use crate::model::checkpoint::WeightFiles;
 use crate::model::decoder::Decoder;
 use crate::model::projection::LoraPair;
 
 impl Decoder {
     /// Gives the attached adapter what the one in `dir`, stored as `stored` says, adds to the weights.
     pub(super) fn read_resized_adapter(&mut self, dir: &Path, stored: &LoraConfig) -> Result<(), LoraError> {
-        let files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
+        let files = open_weights(dir)?;
         files.check(&self.stored_shapes(stored)?, |_| false)?;
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };

@@ -1,0 +1,29 @@
+//! What a vision tower takes: its weights on every rank, the features of images that it keeps, and one pass
+//! over the largest image.
+//!
+//! Legend: p patches of an image, d and f widths of the tower and of its feed-forward blocks, b bytes of a
+//! number.
+
+use super::{FP32, MemoryTerm, frozen_width, term};
+use crate::plan::KEPT_FEATURES_BYTES;
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+
+/// Weights, b each as those of the text model are kept, and features of the images seen lately.
+pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+    let width = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
+    let features = if model.vision.is_some() { KEPT_FEATURES_BYTES } else { 0 };
+    vec![term("vision tower", width * model.num_vision_parameters()), term("image features", features)]
+}
+
+/// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it, and
+/// three of what is inside a feed-forward block. Nothing is kept for a backward pass. Rotations are fp32.
+pub(super) fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+    let Some(vision) = &model.vision else { return Vec::new() };
+    let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
+    let patches = u64::from(spec.data.max_prompt_tokens) * merged;
+    let [d, f, pixels] =
+        [vision.hidden_size, vision.intermediate_size, vision.patch_width()].map(|width| width as u64);
+    let numbers = 8 * d + (6 * d).max(3 * f);
+    vec![term("tower activations", patches * (2 * FP32 * pixels + FP32 * numbers))]
+}
