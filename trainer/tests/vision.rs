@@ -227,10 +227,17 @@ impl Detokenizer for Silent {
     }
 }
 
-fn generate(decoder: &Decoder, options: RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
+/// Completions, and how many sequences were preempted.
+fn generate(
+    decoder: &Decoder,
+    options: RolloutOptions,
+    requests: &[RolloutRequest],
+) -> (Vec<Vec<Completion>>, usize) {
     let mut engine = RolloutEngine::new(options);
     engine.sync_weights(decoder, 0).unwrap();
-    engine.generate(decoder, requests, &Silent, &mut |_| std::ops::ControlFlow::Continue(())).unwrap()
+    let mut go_on = |_| std::ops::ControlFlow::Continue(());
+    let completions = engine.generate(decoder, requests, &Silent, &mut go_on).unwrap();
+    (completions, engine.stats().num_preemptions)
 }
 
 fn request(prompt: &Prompt, seeds: u64, sampling: SamplingParams, max_new_tokens: usize) -> RolloutRequest {
@@ -253,7 +260,7 @@ fn greedy_completions_are_those_of_transformers() {
             let options = RolloutOptions { block_size: 4, max_prefill_tokens, ..RolloutOptions::default() };
             let prompts = [0, 1].map(|idx| fixture.prompt(idx));
             let requests = prompts.map(|prompt| request(&prompt, 1, SamplingParams::greedy(), 8));
-            let completions = generate(&decoder, options, &requests);
+            let (completions, _) = generate(&decoder, options, &requests);
             for (idx, samples) in completions.iter().enumerate() {
                 assert_eq!(
                     samples[0].tokens,
@@ -274,8 +281,9 @@ fn the_rollout_reports_the_log_probs_of_the_actor() {
         let prompts = [0, 1].map(|idx| fixture.prompt(idx));
         let requests = prompts.each_ref().map(|prompt| request(prompt, 4, SamplingParams::default(), 12));
         let options =
-            RolloutOptions { block_size: 4, max_cache_bytes: Some(48 << 10), ..RolloutOptions::default() };
-        let completions = generate(&decoder, options, &requests);
+            RolloutOptions { block_size: 4, max_cache_bytes: Some(40 << 10), ..RolloutOptions::default() };
+        let (completions, num_preemptions) = generate(&decoder, options, &requests);
+        assert!(num_preemptions > 0, "the cache is small");
         let mut batch = fixture.batch();
         let sampled = completions
             .iter()
@@ -301,11 +309,10 @@ fn an_export_holds_the_tower_as_it_came_and_computes_the_same() {
     for name in MODELS {
         let fixture = Fixture::open(name);
         let decoder = fixture.load();
-        let kept = std::env::var_os("RLT_TEST_KEEP_EXPORT").map(|folder| PathBuf::from(folder).join(name));
-        let temporary = tempfile::tempdir().unwrap();
-        let folder = kept.unwrap_or_else(|| temporary.path().to_owned());
-        decoder.export(&folder, &ExportOptions { merge_lora: true, dtype: tch::Kind::Float }).unwrap();
-        let again = Decoder::load(&folder, &LoadOptions::default()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        decoder.export(folder, &ExportOptions { merge_lora: true, dtype: tch::Kind::Float }).unwrap();
+        let again = Decoder::load(folder, &LoadOptions::default()).unwrap();
         assert_eq!(again.config, decoder.config);
         let prompt = fixture.prompt(0);
         assert!(again.image_features(&prompt.images).equal(&decoder.image_features(&prompt.images)));
@@ -313,8 +320,34 @@ fn an_export_holds_the_tower_as_it_came_and_computes_the_same() {
         let logprobs =
             |decoder| actor(decoder, false).score(&batch, Adapter::On, usize::MAX).unwrap().logprobs;
         let trainable = LoadOptions { trainable: true, ..LoadOptions::default() };
-        let again = Decoder::load(&folder, &trainable).unwrap();
+        let again = Decoder::load(folder, &trainable).unwrap();
         assert_eq!(logprobs(again), logprobs(decoder));
+    }
+}
+
+/// What transformers has called the weights in memory since 4.52, and some checkpoints on disk.
+#[test]
+fn weights_under_the_names_of_transformers_are_the_same_model() {
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture.dir.join("config.json"), folder.path().join("config.json")).unwrap();
+        let renamed = |name: String| match name.strip_prefix("model.") {
+            Some(rest) => format!("model.language_model.{rest}"),
+            None if name.starts_with("visual.") => format!("model.{name}"),
+            None => name,
+        };
+        let stored = Tensor::read_safetensors(fixture.dir.join("model.safetensors")).unwrap();
+        assert!(stored.iter().any(|(name, _)| name.starts_with("visual.")), "names as published");
+        let stored: Vec<_> = stored.into_iter().map(|(name, tensor)| (renamed(name), tensor)).collect();
+        Tensor::write_safetensors(&stored, folder.path().join("model.safetensors")).unwrap();
+        let again = Decoder::load(folder.path(), &LoadOptions::default()).unwrap();
+        let images = fixture.prompt(0).images.clone();
+        let decoder = fixture.load();
+        assert!(again.image_features(&images).equal(&decoder.image_features(&images)));
+        for ((name, got), (_, expected)) in again.named_parameters().iter().zip(decoder.named_parameters()) {
+            assert!(got.equal(&expected), "{name}");
+        }
     }
 }
 

@@ -251,3 +251,5 @@ impl ModelConfig {
 mod latent_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vision_tests;

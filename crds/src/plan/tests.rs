@@ -10,6 +10,7 @@ mod of_adapters;
 mod of_quantized_models;
 mod of_reward_models;
 mod of_roles;
+mod of_vision_models;
 mod on_machines;
 
 const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");

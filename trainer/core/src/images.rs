@@ -105,8 +105,8 @@ pub enum ImageError {
 }
 
 impl ImageLayout {
-    /// Lays out a prompt of `tokens` with images of `grids`, whose tokens are `image_token`; `merge` x `merge`
-    /// patches are one token.
+    /// Lays out a prompt of `tokens` with images of `grids`, whose tokens are `image_token`; `merge` x
+    /// `merge` patches are one token.
     ///
     /// # Errors
     /// [`ImageError`] unless the placeholders are those of the images, in their order.

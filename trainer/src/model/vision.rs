@@ -5,9 +5,10 @@
 //! patches [p, pixels] -> patch embedding -> blocks (rotary by row and column, windows) -> merger [n, hidden]
 //! ```
 //! The tower is frozen: it has no gradients, belongs to no optimizer, and every rank has the whole of it. So
-//! the features of an image stay the same for a whole run, and are kept by the image's digest. Shapes: p
-//! patches of an image, n = p / merge^2 tokens, d the tower's width. Never here: files of pixels, positions of
-//! tokens.
+//! the features of an image stay the same for a whole run, and are kept by the image's digest. Never here:
+//! files of pixels, positions of tokens.
+//!
+//! Shapes: p patches of an image, n = p / merge^2 tokens, d the tower's width.
 
 mod attention;
 mod block;

@@ -208,6 +208,10 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
         vision_end_token: token("vision_end_token_id", 151_653)?,
         document,
     };
+    let rope = tower.object("rope_parameters")?;
+    if rope.number("rope_theta")?.is_some_and(|theta| theta != 10_000.0) {
+        return Err(rope.unsupported("rope_theta", "10000 in vision_config"));
+    }
     // Rows and columns turn a quarter of a head's dims each, in pairs.
     if vision.hidden_size % (4 * vision.num_heads) != 0 {
         return Err(

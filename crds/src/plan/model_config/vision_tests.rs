@@ -1,0 +1,82 @@
+//! Configurations of vision-language models in both layouts, as they are read and written.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Qwen2.5-VL-3B-Instruct, fields of the text model outside.
+fn published() -> Value {
+    json!({
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vocab_size": 151936,
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "max_window_layers": 70, "sliding_window": 32768, "use_sliding_window": false, "tie_word_embeddings": true,
+        "eos_token_id": 151645, "image_token_id": 151655, "video_token_id": 151656,
+        "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {
+            "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+            "in_chans": 3, "out_hidden_size": 2048, "patch_size": 14, "spatial_merge_size": 2,
+            "spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+            "tokens_per_second": 2, "temporal_patch_size": 2
+        }
+    })
+}
+
+fn parsed(document: &Value) -> ModelConfig {
+    ModelConfig::from_json(document).unwrap()
+}
+
+#[test]
+fn a_published_model_has_the_parameters_that_its_tower_has() {
+    let config = parsed(&published());
+    let vision = config.vision.clone().unwrap();
+    assert_eq!(
+        (vision.blocks, vision.window_tokens(), vision.rope_sections),
+        (VisionBlocks::Gated, Some(4), [16, 24, 24])
+    );
+    assert!(vision.sees_all(7) && !vision.sees_all(8));
+    assert_eq!(vision.image_token, 151_655);
+    // 3 754 622 976 parameters of the model on the hub.
+    assert_eq!(config.num_vision_parameters() + config.parameter_count().total(), 3_754_622_976);
+}
+
+#[test]
+fn both_layouts_are_one_model_and_what_is_written_is_read_again() {
+    let flat = published();
+    let config = parsed(&flat);
+    let written = config.to_json("bfloat16");
+    assert_eq!(written["vision_config"], flat["vision_config"]);
+    assert_eq!(written["text_config"]["model_type"], "qwen2_5_vl_text");
+    assert_eq!(written["architectures"], flat["architectures"]);
+    assert_eq!(parsed(&written), config);
+}
+
+#[test]
+fn what_would_change_numbers_is_refused_by_name() {
+    let refused = |change: &dyn Fn(&mut Value), named: &str| {
+        let mut document = published();
+        change(&mut document);
+        let error = ModelConfig::from_json(&document).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    };
+    refused(
+        &|document| document["rope_scaling"]["mrope_section"] = json!([16, 24, 23]),
+        "`rope_scaling.mrope_section`",
+    );
+    refused(
+        &|document| document["vision_config"]["hidden_act"] = "gelu".into(),
+        "`vision_config.hidden_act`",
+    );
+    refused(
+        &|document| document["vision_config"]["out_hidden_size"] = 1024.into(),
+        "`vision_config.out_hidden_size`",
+    );
+    refused(
+        &|document| document["vision_config"]["rope_parameters"] = json!({"rope_theta": 5000.0}),
+        "`rope_parameters.rope_theta`",
+    );
+    refused(&|document| document["image_token_id"] = 151_936.into(), "`image_token_id`");
+    refused(&|document| document["quantization_config"] = json!({"bits": 4}), "`quantization_config`");
+    refused(&|document| drop(document.as_object_mut().unwrap().remove("vision_config")), "`vision_config`");
+}
