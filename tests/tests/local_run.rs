@@ -74,3 +74,5 @@ mod shown_data;
 mod symptoms;
 #[path = "local_run/traces.rs"]
 mod traces;
+#[path = "local_run/vision.rs"]
+mod vision;

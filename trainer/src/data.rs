@@ -14,6 +14,7 @@
 mod demonstration;
 mod error;
 mod feed;
+mod images;
 mod jsonl;
 mod loader;
 mod mixture;

@@ -42,6 +42,11 @@ pub struct DataSpec {
     /// The column with a whole conversation, for supervised training: the assistant's turns are learned.
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
+    /// The column with a prompt's images, for models with a vision tower: a list of paths, of objects with
+    /// `bytes` or `path`, or one of them. Each stands where a message has `<image>` or a part of type image. A
+    /// row without images is a text.
+    #[schemars(length(min = 1, max = 256))]
+    pub images_key: String,
     /// The column with the ground truth; a dot leads into an object. By default the first that a row has of
     /// `reward_model.ground_truth` (verl), `ground_truth`, `answer` and `solution` (TRL).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,6 +92,7 @@ impl Default for DataSpec {
             streaming: None,
             prompt_key: "prompt".into(),
             messages_key: "messages".into(),
+            images_key: "images".into(),
             ground_truth_key: None,
             data_source_key: "data_source".into(),
             system_prompt: None,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::prompt::{check_messages, encode, prompt_key, render, render_messages, tokenize_error};
 use super::rows::Row;
-use super::{DataError, Fitted};
+use super::{DataError, Fitted, images};
 use crate::data::tokenizer::Tokenizer;
 
 /// Columns that may hold the answer to the prompt column.
@@ -18,6 +18,7 @@ const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
 /// Reads supervised examples as `spec.data` describes them.
 pub(super) struct DemonstrationReader<'a> {
     messages_key: &'a str,
+    images_key: &'a str,
     prompt_key: &'a str,
     max_tokens: usize,
     overlong: OverlongPrompts,
@@ -28,6 +29,7 @@ impl<'a> DemonstrationReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer, max_tokens: usize) -> Self {
         Self {
             messages_key: &spec.messages_key,
+            images_key: &spec.images_key,
             prompt_key: prompt_key(spec),
             max_tokens,
             overlong: spec.overlong_prompts,
@@ -36,6 +38,7 @@ impl<'a> DemonstrationReader<'a> {
     }
 
     pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
+        images::refuse(row, self.images_key)?;
         let mut demonstration = match row.optional(self.messages_key) {
             Some(messages) => self.conversation(row, self.messages_key, messages, &[])?,
             None => self.prompt_and_response(row)?,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Split;
+use super::images::ImageError;
 use crate::data::tokenizer::TokenizerError;
 
 /// A row of a file, or a problem of a generated task.
@@ -43,6 +44,7 @@ impl DataError {
             | Self::EmptyPrompt { location }
             | Self::TooLong { location, .. }
             | Self::UnstableTemplate { location, .. }
+            | Self::Images { location, .. }
             | Self::NothingToLearn { location } => Some(location),
             _ => None,
         }
@@ -171,6 +173,15 @@ pub enum DataError {
         location: RowLocation,
         /// Position of the assistant's message.
         message_idx: usize,
+    },
+    /// The images of a row cannot be used.
+    #[error("read the images of {location}")]
+    Images {
+        /// Where.
+        location: RowLocation,
+        /// Why.
+        #[source]
+        source: ImageError,
     },
     /// A supervised example teaches nothing.
     #[error("mask {location}: no token of the assistant's remains to learn from")]

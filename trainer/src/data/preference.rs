@@ -21,7 +21,7 @@ use super::prompt::{
     check_messages, data_source, encode, ground_truth, prompt_key, render_messages, tokenize_error,
 };
 use super::rows::Row;
-use super::{DataError, Fitted};
+use super::{DataError, Fitted, images};
 use crate::data::tokenizer::Tokenizer;
 
 const CHOSEN: &str = "chosen";
@@ -93,6 +93,7 @@ impl<'a> PreferenceReader<'a> {
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<PreferenceExample>, DataError> {
+        images::refuse(row, &self.spec.images_key)?;
         let candidates = self.candidates(row)?;
         let texts = match candidates[0].content {
             Value::Array(_) => self.conversations(row, &candidates)?,

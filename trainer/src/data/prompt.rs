@@ -1,11 +1,14 @@
 //! One row as a tokenized prompt.
 
+use std::sync::Arc;
+
 use rlt_api::spec::{DataSpec, OverlongPrompts, TaskSpec};
-use rlt_core::types::Prompt;
+use rlt_core::images::PromptImage;
+use rlt_core::types::{Prompt, TokenId};
 use serde_json::{Value, json};
 
 use super::rows::Row;
-use super::{DataError, Fitted};
+use super::{DataError, Fitted, images};
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
 /// The `data_source` of rows that name none, where their data set has none either.
@@ -47,8 +50,10 @@ impl<'a> PromptReader<'a> {
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
-        let rendered = self.render(row)?;
+        let images = images::read(row, &self.spec.images_key, self.tokenizer.image_processor())?;
+        let rendered = self.render(row, images.len())?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
+        let tokens = self.place_images(row, tokens, &images)?;
         // A tokenizer's beginning-of-sequence token alone asks nothing.
         if tokens.is_empty() || rendered.text.is_empty() {
             return Err(DataError::EmptyPrompt { location: row.location.clone() });
@@ -61,13 +66,33 @@ impl<'a> PromptReader<'a> {
             data_source: data_source(row, self.spec)?,
             ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
-            images: Vec::new(),
+            images: images.into_iter().map(Arc::new).collect(),
         };
         self.fit(row, prompt)
     }
 
-    /// The prompt column, or without it the conversation up to the assistant's last turn.
-    fn render(&self, row: &Row) -> Result<Rendered, DataError> {
+    /// The token of each image once for each of its pieces; a text model's tokens as they are.
+    fn place_images(
+        &self,
+        row: &Row,
+        tokens: Vec<TokenId>,
+        images: &[PromptImage],
+    ) -> Result<Vec<TokenId>, DataError> {
+        match self.tokenizer.image_processor() {
+            None => Ok(tokens),
+            Some(processor) => {
+                let placed = images::placeholders::expand(tokens, images, processor);
+                placed.map_err(|source| images_error(row, source))
+            }
+        }
+    }
+
+    /// The prompt column, or without it the conversation up to the assistant's last turn, with places for
+    /// `num_images` images.
+    fn render(&self, row: &Row, num_images: usize) -> Result<Rendered, DataError> {
+        if num_images > 0 {
+            return self.render_with_images(row, num_images);
+        }
         let column = &self.spec.messages_key;
         let (None, Some(conversation)) = (row.optional(self.prompt_key), row.optional(column)) else {
             return render(self.tokenizer, row, self.prompt_key);
@@ -82,6 +107,26 @@ impl<'a> PromptReader<'a> {
         Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(asked).into() })
     }
 
+    /// A prompt that is a text is the message of a user, for the chat template writes the images' tokens.
+    fn render_with_images(&self, row: &Row, num_images: usize) -> Result<Rendered, DataError> {
+        let column = match row.optional(self.prompt_key) {
+            Some(_) => self.prompt_key,
+            None => &self.spec.messages_key,
+        };
+        let messages = match row.column(column)? {
+            Value::String(text) => vec![json!({ "role": "user", "content": text })],
+            Value::Array(messages) => messages.clone(),
+            other => return Err(row.wrong_type(column, other, "a text or a list of chat messages")),
+        };
+        let is_answer = messages.last().is_some_and(|last| last["role"] == "assistant");
+        let asked = &messages[..messages.len() - usize::from(is_answer)];
+        check_messages(row, column, asked)?;
+        let asked =
+            images::placeholders::split(asked, num_images).map_err(|source| images_error(row, source))?;
+        let text = render_messages(self.tokenizer, row, &asked, true)?;
+        Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(&asked).into() })
+    }
+
     fn fit(&self, row: &Row, prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
         let (num_tokens, max_tokens) = (prompt.tokens.len(), self.max_tokens);
         if num_tokens <= max_tokens {
@@ -91,6 +136,8 @@ impl<'a> PromptReader<'a> {
         let is_left = match self.overlong {
             OverlongPrompts::Filter => return Ok(Fitted::TooLong),
             OverlongPrompts::Error => return Err(DataError::TooLong { location, num_tokens, max_tokens }),
+            // An image is whole or not there.
+            _ if !prompt.images.is_empty() => return Ok(Fitted::TooLong),
             OverlongPrompts::TruncateLeft => true,
             OverlongPrompts::TruncateRight => false,
         };
@@ -177,6 +224,10 @@ fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {
         }
         Some(other) => Err(row.wrong_type("tools", other, expected)),
     }
+}
+
+fn images_error(row: &Row, source: images::ImageError) -> DataError {
+    DataError::Images { location: row.location.clone(), source }
 }
 
 pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {

@@ -26,6 +26,8 @@ use serde_json::{Map, Value, json};
 
 pub use chat::{ChatError, ChatRequest, ChatTemplate};
 
+use crate::data::images::{ImageError, ImageProcessor};
+
 /// The names of the special tokens that chat templates and stopping depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
@@ -47,6 +49,7 @@ pub struct Tokenizer {
     eos_ids: Vec<TokenId>,
     chat: Option<Arc<ChatTemplate>>,
     conversations: Arc<ConversationDefaults>,
+    images: Option<Arc<ImageProcessor>>,
     origin: Origin,
 }
 
@@ -97,6 +100,9 @@ pub enum TokenizerError {
         /// The library's complaint.
         message: String,
     },
+    /// The folder has a vision tower and no usable image processor.
+    #[error(transparent)]
+    Images(#[from] Box<ImageError>),
     /// The alphabet cannot be one.
     #[error("build a character tokenizer: {message}")]
     Alphabet {
@@ -253,6 +259,11 @@ impl Tokenizer {
     /// `data.templateVariables`).
     pub fn with_conversation_defaults(self, defaults: ConversationDefaults) -> Self {
         Self { conversations: Arc::new(defaults), ..self }
+    }
+
+    /// What makes patches of a prompt's images; `None` where the model reads text alone.
+    pub(crate) fn image_processor(&self) -> Option<&ImageProcessor> {
+        self.images.as_deref()
     }
 
     /// Whether a prompt that is a text becomes a conversation.

@@ -46,6 +46,7 @@ impl Tokenizer {
             eos_ids: vec![2],
             chat: None,
             conversations: Arc::default(),
+            images: None,
             origin: Origin::Memory,
         })
     }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat::ChatTemplate;
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
+use crate::data::images::ImageProcessor;
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -18,7 +19,7 @@ const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 /// Everything that belongs to a tokenizer and not to the model; copied as it is.
-const COPIED: [&str; 8] = [
+const COPIED: [&str; 12] = [
     DEFINITION,
     CONFIG,
     SPECIAL_TOKENS_MAP,
@@ -27,6 +28,10 @@ const COPIED: [&str; 8] = [
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 ];
 
 impl Tokenizer {
@@ -34,7 +39,8 @@ impl Tokenizer {
     ///
     /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json`, then
     /// `special_tokens_map.json`; the chat template from `chat_template.jinja`, then `tokenizer_config.json`;
-    /// further ending tokens from `generation_config.json`, then `config.json`.
+    /// further ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower has
+    /// an image processor, too.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
@@ -47,7 +53,8 @@ impl Tokenizer {
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
         let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
         let conversations = Arc::default();
-        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, conversations, origin })
+        let images = ImageProcessor::load(dir).map_err(Box::new)?.map(Arc::new);
+        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, conversations, images, origin })
     }
 
     /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.

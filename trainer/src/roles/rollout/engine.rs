@@ -239,12 +239,18 @@ fn run(
     (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&TpGroup>),
 ) -> Result<(), RolloutError> {
     let requests = drafts.requests();
+    // Behind a placeholder the model would wait for an image that nobody has.
+    let banned = runner.weights.frame.config.vision.as_ref().map(|vision| {
+        [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token]
+    });
+    let banned = banned.as_ref().map_or([].as_slice(), |banned| banned);
     while !scheduler.is_idle() {
         let logits_bv = run_step(scheduler, runner, stats)?;
         let running = scheduler.running();
         let params: Vec<&SamplingParams> =
             running.iter().map(|s| &requests[s.request_idx].sampling).collect();
-        let drawn = timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params))?;
+        let drawn =
+            timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, banned))?;
         let routes = runner.routes.take();
         for (row, sequence) in running.iter().enumerate() {
             drafts.log_routes(sequence.sample(), routes.iter().map(|digests| digests[row]));

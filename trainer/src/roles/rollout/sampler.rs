@@ -25,16 +25,20 @@ pub(super) fn digest(drawn: &[Drawn]) -> i64 {
     (digest >> 1) as i64
 }
 
-/// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters.
+/// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters. None of
+/// the tokens `banned` is drawn; the log-probs of the others are those of the whole vocabulary all the same.
 pub(super) fn draw_rows(
     logits_bv: &Tensor,
     sequences: &[Sequence],
     params: &[&SamplingParams],
+    banned: &[TokenId],
 ) -> Result<Vec<Drawn>, RolloutError> {
     let reach = |source| RolloutError::Tensor { what: "logits".into(), source };
     let logprobs_bv = scaled(logits_bv, params).log_softmax(1, Kind::Float).contiguous();
-    let probs_bv = if params.iter().any(|p| p.has_penalty()) {
-        scaled(&penalised(logits_bv, sequences, params)?, params).softmax(1, Kind::Float)
+    let has_penalty = params.iter().any(|p| p.has_penalty());
+    let probs_bv = if has_penalty || !banned.is_empty() {
+        let logits_bv = penalised(logits_bv, sequences, params)?;
+        scaled(&without(logits_bv, banned), params).softmax(1, Kind::Float)
     } else {
         logprobs_bv.exp()
     };
@@ -65,6 +69,15 @@ fn scaled(logits_bv: &Tensor, params: &[&SamplingParams]) -> Tensor {
         return logits_bv.shallow_clone();
     }
     logits_bv / Tensor::from_slice(&temperatures).unsqueeze(1)
+}
+
+/// Logits of which the tokens `banned` have none.
+fn without(mut logits_bv: Tensor, banned: &[TokenId]) -> Tensor {
+    if banned.is_empty() {
+        return logits_bv;
+    }
+    let ids: Vec<i64> = banned.iter().map(|token| i64::from(*token)).collect();
+    logits_bv.index_fill_(1, &Tensor::from_slice(&ids), f64::NEG_INFINITY)
 }
 
 /// A copy of the logits with each row's repetition penalty applied.

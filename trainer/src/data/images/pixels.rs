@@ -1,0 +1,52 @@
+//! Pixels of an image: decoded from PNG or JPEG, and resized as torchvision does it.
+
+use std::io::Cursor;
+
+use image::{ImageReader, Limits};
+use tch::{Device, Kind, Tensor};
+
+use super::ImageError;
+
+/// The longest side of an image that is decoded.
+const MAX_SIDE: u32 = 16_384;
+/// Memory that decoding may take.
+const MAX_BYTES: u64 = 1 << 29;
+
+/// RGB pixels, row by row.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Pixels {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    /// `[height, width, 3]`.
+    pub(super) rgb: Vec<u8>,
+}
+
+/// Decodes image number `image` of a row. Grey becomes RGB and alpha is dropped, as by PIL's `convert("RGB")`.
+pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
+    let failed = |source| ImageError::Decode { image, source };
+    let mut reader =
+        ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|e| failed(e.into()))?;
+    let mut limits = Limits::default();
+    (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
+    limits.max_alloc = Some(MAX_BYTES);
+    reader.limits(limits);
+    let rgb = reader.decode().map_err(failed)?.into_rgb8();
+    let (width, height) = (rgb.width() as usize, rgb.height() as usize);
+    Ok(Pixels { width, height, rgb: rgb.into_raw() })
+}
+
+impl Pixels {
+    /// The pixels as f32 `[3, height, width]` of another size: bicubic with antialiasing over bytes, as
+    /// `torchvision.transforms.v2.functional.resize` does it.
+    pub(super) fn resized(&self, height: usize, width: usize) -> Tensor {
+        let shape = [1, self.height as i64, self.width as i64, 3];
+        let nchw = Tensor::from_slice(&self.rgb).view(shape).permute([0, 3, 1, 2]);
+        let resized = if (height, width) == (self.height, self.width) {
+            nchw
+        } else {
+            nchw.internal_upsample_bicubic2d_aa([height as i64, width as i64], false, None, None)
+        };
+        debug_assert_eq!(resized.device(), Device::Cpu);
+        resized.squeeze_dim(0).to_kind(Kind::Float).contiguous()
+    }
+}

@@ -1,0 +1,73 @@
+//! Placeholders of images: `<image>` in a message's text becomes a part of type image, which the chat template
+//! writes as one token; that token is then repeated once for each piece of the image.
+
+use rlt_core::images::PromptImage;
+use rlt_core::types::TokenId;
+use serde_json::{Value, json};
+
+use super::{ImageError, ImageProcessor};
+
+/// What stands for an image in a text (verl's).
+const PLACEHOLDER: &str = "<image>";
+
+/// Messages with a part of type image for each placeholder in their texts.
+///
+/// # Errors
+/// [`ImageError::Count`] unless there are `images` of them.
+pub(in crate::data) fn split(messages: &[Value], images: usize) -> Result<Vec<Value>, ImageError> {
+    let messages: Vec<Value> = messages.iter().map(with_parts).collect();
+    let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
+    let placeholders = parts.filter(|part| part["type"] == "image").count();
+    if placeholders == images { Ok(messages) } else { Err(ImageError::Count { images, placeholders }) }
+}
+
+fn with_parts(message: &Value) -> Value {
+    let mut message = message.clone();
+    let parts = match &message["content"] {
+        Value::String(text) if text.contains(PLACEHOLDER) => text_parts(text),
+        Value::Array(parts) => parts
+            .iter()
+            .flat_map(|part| match part["text"].as_str() {
+                Some(text) if text.contains(PLACEHOLDER) => text_parts(text),
+                _ => vec![part.clone()],
+            })
+            .collect(),
+        _ => return message,
+    };
+    message["content"] = parts.into();
+    message
+}
+
+fn text_parts(text: &str) -> Vec<Value> {
+    let mut parts = Vec::new();
+    for (idx, piece) in text.split(PLACEHOLDER).enumerate() {
+        if idx > 0 {
+            parts.push(json!({ "type": "image" }));
+        }
+        if !piece.is_empty() {
+            parts.push(json!({ "type": "text", "text": piece }));
+        }
+    }
+    parts
+}
+
+/// `tokens` with the token of each image repeated as often as the image has pieces.
+///
+/// # Errors
+/// [`ImageError::Count`] unless there is one such token for each image: a text may hold it, too.
+pub(in crate::data) fn expand(
+    tokens: Vec<TokenId>,
+    images: &[PromptImage],
+    processor: &ImageProcessor,
+) -> Result<Vec<TokenId>, ImageError> {
+    let placeholders = tokens.iter().filter(|token| **token == processor.image_token).count();
+    if placeholders != images.len() {
+        return Err(ImageError::Count { images: images.len(), placeholders });
+    }
+    let mut pieces = images.iter().map(|image| processor.num_tokens(image));
+    let repeated = tokens.into_iter().flat_map(|token| {
+        let times = if token == processor.image_token { pieces.next().unwrap_or_default() } else { 1 };
+        std::iter::repeat_n(token, times)
+    });
+    Ok(repeated.collect())
+}

@@ -1,0 +1,165 @@
+//! Patches held against transformers' (`tests/fixtures/images/make.py`), images of rows, and their placeholders.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use super::pixels::{Pixels, decode};
+use super::placeholders::{expand, split};
+use super::*;
+use crate::data::RowLocation;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images")
+}
+
+/// The processor of the fixtures, whose model has the token 9 for images.
+fn processor() -> ImageProcessor {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({ "image_token_id": 9, "vision_config": { "patch_size": 14 } });
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let settings = json!({ "size": { "shortest_edge": 3136, "longest_edge": 18816 } });
+    fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+    ImageProcessor::load(folder.path()).unwrap().unwrap()
+}
+
+fn pixels(file: &Path) -> Pixels {
+    decode(&fs::read(file).unwrap(), 1).unwrap()
+}
+
+fn row(images: Value) -> Row {
+    let file: Arc<Path> = fixtures().join("rows.jsonl").into();
+    let fields = json!({ "images": images }).as_object().unwrap().clone();
+    Row { location: RowLocation { file: Some(file), number: 3 }, fields }
+}
+
+#[test]
+fn resized_pixels_are_those_of_transformers() {
+    let mut sizes = 0;
+    for entry in fs::read_dir(fixtures().join("resized")).unwrap() {
+        let name = entry.unwrap().file_name();
+        let (original, expected) =
+            (pixels(&fixtures().join(&name)), pixels(&fixtures().join("resized").join(&name)));
+        let size = processor().size(original.height, original.width).unwrap();
+        assert_eq!(size, (expected.height, expected.width), "{name:?}");
+        let ours = original.resized(size.0, size.1).permute([1, 2, 0]).contiguous();
+        let ours = Vec::<f32>::try_from(ours.view(-1)).unwrap();
+        let differences =
+            ours.iter().zip(&expected.rgb).filter(|(ours, theirs)| **ours != f32::from(**theirs));
+        assert_eq!(differences.count(), 0, "{name:?}");
+        sizes += 1;
+    }
+    assert_eq!(sizes, 12);
+}
+
+#[test]
+fn patches_are_those_of_transformers() {
+    let bytes = fs::read(fixtures().join("patches.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let expected = tensors.tensor("patches").unwrap();
+    let image = processor().process(&pixels(&fixtures().join("57x43.png")), 1).unwrap();
+    assert_eq!(expected.shape(), [image.grid.num_patches(), 1176]);
+    let expected = expected.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+    let difference =
+        expected.zip(&image.patches).map(|(theirs, ours)| (theirs - ours).abs()).fold(0.0, f32::max);
+    assert!(difference <= 1e-6, "{difference}");
+}
+
+#[test]
+fn an_image_is_read_from_a_path_from_bytes_and_from_a_url_of_data() {
+    let path = fixtures().join("56x56.png");
+    let encoded = BASE64_STANDARD.encode(fs::read(&path).unwrap());
+    let images = json!([
+        "56x56.png",
+        path.to_str().unwrap(),
+        { "path": "56x56.png", "bytes": null },
+        { "bytes": encoded, "path": "elsewhere.png" },
+        format!("data:image/png;base64,{encoded}"),
+    ]);
+    let images = read(&row(images), "images", Some(&processor())).unwrap();
+    assert!(images.iter().all(|image| image == &images[0]) && images.len() == 5);
+    let other = read(&row(json!("57x43.png")), "images", Some(&processor())).unwrap();
+    assert_ne!(other[0].digest, images[0].digest);
+    for none in [json!(null), json!([])] {
+        assert_eq!(read(&row(none), "images", None).unwrap(), []);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_an_image_is_said_with_its_row_and_its_number() {
+    let truncated = &fs::read(fixtures().join("200x201.png")).unwrap()[..2000];
+    // A header of 60,000 x 60,000 pixels, and nothing behind it.
+    let mut huge = fs::read(fixtures().join("56x56.png")).unwrap();
+    huge[16..24].copy_from_slice(&[0, 0, 0xea, 0x60, 0, 0, 0xea, 0x60]);
+    let bytes = |bytes: &[u8]| json!({ "bytes": BASE64_STANDARD.encode(bytes) });
+    let long = {
+        let mut file = std::io::Cursor::new(Vec::new());
+        image::RgbImage::new(1000, 2).write_to(&mut file, image::ImageFormat::Png).unwrap();
+        file.into_inner()
+    };
+    for (image, expected) in [
+        (json!("nowhere.png"), "read image 2 from"),
+        (json!(7), "read image 2: expected a path, or an object with `bytes` or `path`, found 7"),
+        (json!({ "bytes": "%" }), "read image 2: expected a path"),
+        (bytes(truncated), "decode image 2"),
+        (bytes(&huge), "decode image 2"),
+        (bytes(b"GIF89a"), "decode image 2"),
+        (bytes(&long), "resize image 2 of 1000 x 2 pixels: one side may be at most 200 times the other"),
+    ] {
+        let error = read(&row(json!(["56x56.png", image])), "images", Some(&processor())).unwrap_err();
+        assert!(error.to_string().ends_with("rows.jsonl row 3"), "{error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.starts_with(expected), "{source}");
+    }
+    let error = read(&row(json!(["56x56.png"])), "images", None).unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(source, "use the 1 images of the row: the model has no vision tower");
+}
+
+#[test]
+fn each_placeholder_becomes_a_part_and_each_image_the_tokens_of_its_pieces() {
+    let messages = [
+        json!({ "role": "system", "content": "look" }),
+        json!({ "role": "user", "content": "<image>What is <image>?" }),
+        json!({ "role": "user", "content": [{ "type": "image" }, { "type": "text", "text": "a" }] }),
+    ];
+    let parts = json!([{ "type": "image" }, { "type": "text", "text": "What is " }, { "type": "image" }, { "type": "text", "text": "?" }]);
+    let found = split(&messages, 3).unwrap();
+    assert_eq!((&found[0], &found[1]["content"], &found[2]), (&messages[0], &parts, &messages[2]));
+    let error = split(&messages, 2).unwrap_err().to_string();
+    assert!(error.starts_with("place 2 images of the row: its messages have 3 placeholders"), "{error}");
+
+    let processor = processor();
+    let images = ["56x56.png", "70x126.png"]
+        .map(|name| processor.process(&pixels(&fixtures().join(name)), 1).unwrap());
+    assert_eq!(images.each_ref().map(|image| processor.num_tokens(image)), [4, 12]);
+    let tokens = expand(vec![1, 9, 2, 9, 3], &images, &processor).unwrap();
+    assert_eq!(tokens, [&[1][..], &[9; 4], &[2], &[9; 12], &[3]].concat());
+    assert!(expand(vec![1, 9, 9, 9], &images, &processor).is_err());
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named_with_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = |config: Value, settings: Value| {
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        fs::write(folder.path().join("preprocessor_config.json"), settings.to_string()).unwrap();
+        ImageProcessor::load(folder.path())
+    };
+    assert!(load(json!({ "model_type": "llama" }), json!({})).unwrap().is_none());
+    let config = json!({ "image_token_id": 9, "vision_config": {} });
+    for (settings, expected) in [
+        (json!({ "patch_size": 0 }), "patch_size must be from 1 to 1024"),
+        (json!({ "max_pixels": -1 }), "max_pixels must be at least 1"),
+        (json!({ "image_mean": [0.5] }), "image_mean must be a list of three numbers"),
+    ] {
+        let error = load(config.clone(), settings).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("preprocessor_config.json: {expected}")), "{error}");
+    }
+    let error = load(json!({ "vision_config": {} }), json!({})).unwrap_err().to_string();
+    assert!(error.ends_with("config.json: image_token_id is no token id"), "{error}");
+}
