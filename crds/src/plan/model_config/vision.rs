@@ -213,7 +213,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
         return Err(rope.unsupported("rope_theta", "10000 in vision_config"));
     }
     // Rows and columns turn a quarter of a head's dims each, in pairs.
-    if vision.hidden_size % (4 * vision.num_heads) != 0 {
+    if !vision.hidden_size.is_multiple_of(4 * vision.num_heads) {
         return Err(
             tower.invalid("num_heads", "a divisor of the tower's width into heads of a multiple of 4")
         );

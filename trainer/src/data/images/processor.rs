@@ -97,7 +97,7 @@ impl ImageProcessor {
             ),
             // Of OpenAI's CLIP.
             mean: colours("image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
-            std: colours("image_std", [0.268_629_54, 0.261_302_58, 0.275_777_11])?,
+            std: colours("image_std", [0.268_629_54, 0.261_302_6, 0.275_777_1])?,
             rescale: settings.get("rescale_factor").and_then(Value::as_f64).unwrap_or(1.0 / 255.0),
             image_token,
         })
