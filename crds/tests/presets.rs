@@ -1,7 +1,7 @@
 //! `algorithm.preset`: each default of verl and of TRL, one by one, against a table; what the manifest says
 //! comes before them, and a kind that a project has no defaults for is refused.
 
-#![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
 #[path = "fixtures/specifications.rs"]
 #[expect(dead_code, reason = "the rules' tests use the rest")]
