@@ -36,6 +36,7 @@ mod quantize;
 mod random;
 mod rope;
 mod routes;
+pub(crate) mod tp_shards;
 mod vision;
 mod weights;
 

@@ -13,8 +13,8 @@
 //! model than that, and takes it over into the rollout a part at a time. A checkpoint is copied into its
 //! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
 //! tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
-//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest
-//! takes memory of a GPU's host, and of the GPU only while it is at hand; on the CPU it lies in a file.
+//! `workers.mesh.rolloutTp` a tensor-parallel shard of what it samples with: `rollout`. What `training.offload`
+//! moves takes memory of a GPU's host, and of the GPU only while it is fetched; on the CPU it is in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
@@ -35,7 +35,7 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, OffloadSpec};
 use activations::Activations;
 pub(super) use roles::has_critic;
-pub(super) use rollout::slice as rollout_slice;
+pub(super) use rollout::tp_shard as rollout_shard;
 use shards::Shards;
 
 /// Bytes of an fp32 number.
@@ -236,7 +236,7 @@ impl MemoryPlan {
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
-            // Every rank samples whole sequences, also where it has a slice of each layer.
+            // Every rank samples whole sequences, also where it has a shard of each layer.
             let alone = Activations { width: rollout_width, ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
             let terms = rollout::terms((spec, memory), model, batch, &alone, &shards);
@@ -323,10 +323,10 @@ fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Host, bytes }
 }
 
-/// What stays for the whole run: on the device, or where it rests on the host of a GPU, beside a CPU in a
-/// file.
-fn kept(spec: &ResolvedSpec, name: &'static str, rests: bool, bytes: u64) -> MemoryTerm {
-    match (rests, on_gpu(spec)) {
+/// What stays for the whole run: on the device, or where it is offloaded on the host of a GPU, beside a CPU
+/// in a file.
+fn kept(spec: &ResolvedSpec, name: &'static str, is_offloaded: bool, bytes: u64) -> MemoryTerm {
+    match (is_offloaded, on_gpu(spec)) {
         (true, true) => on_host(name, bytes),
         (true, false) => term(name, 0),
         (false, _) => term(name, bytes),
@@ -439,18 +439,18 @@ fn logprob(
 fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    (budget, inputs_rest): ((u32, u32), bool),
+    (budget, inputs_offloaded): ((u32, u32), bool),
     (activations, shards): (&Activations<'_>, &Shards),
 ) -> Vec<MemoryTerm> {
     let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
-    let resting = if inputs_rest && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
+    let offloaded = if inputs_offloaded && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
     let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
     let kept = vec![
         shards.gradients(of_one_layer),
-        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_rest)),
-        on_host("activations", tokens * resting),
+        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_offloaded)),
+        on_host("activations", tokens * offloaded),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),
     ];
     let layers = vec![

@@ -114,7 +114,7 @@ fn full_training_keeps_sixteen_bytes_a_parameter_and_four_more_for_a_reference()
     assert_eq!(bytes(&memory, Phase::Update, "reference weights"), 0);
     let with_kl = |spec: &mut Value| spec["algorithm"]["kind"] = "GRPO".into();
     assert_eq!(term(with_kl, Phase::Logprob, "reference weights"), 4 * num_parameters);
-    assert_eq!(term(with_kl, Phase::Update, "reference weights"), 0, "on the CPU it rests in a file");
+    assert_eq!(term(with_kl, Phase::Update, "reference weights"), 0, "on the CPU it is offloaded to a file");
     let on_gpu = |spec: &mut Value| {
         with_kl(spec);
         spec["workers"]["device"] = "Cuda".into();
@@ -445,7 +445,7 @@ fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
 }
 
 #[test]
-fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
+fn a_degree_of_rollout_shards_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
     // 14 query heads look at 2 key heads, beside a feed-forward block 4864 wide.
     let misfit = |rollout_tp: u32| {
         let mut spec = spec();
@@ -489,7 +489,7 @@ fn a_model_that_normalises_over_all_heads_is_not_sliced_and_long_rope_has_an_end
 }
 
 #[test]
-fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
+fn what_is_offloaded_counts_while_it_is_fetched_and_beside_a_gpu_on_its_host() {
     let num_parameters = 494_032_768_u64;
     let outer = 151_936 * 896 + 896;
     let layer = (num_parameters - outer) / 24;
@@ -503,27 +503,27 @@ fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
         }
     };
     let all = || json!({"parameters": true, "optimizer": true, "activations": true});
-    let resting = |phase, name| term(with(all(), "Cpu"), phase, name);
+    let offloaded = |phase, name| term(with(all(), "Cpu"), phase, name);
     for name in ["weights", "optimizer state", "reference weights", "critic", "critic's optimizer state"] {
-        assert_eq!(resting(Phase::Logprob, name), 0, "{name}");
+        assert_eq!(offloaded(Phase::Logprob, name), 0, "{name}");
         let beside_gpu = |offload| planned(with(offload, "Cuda")).memory.unwrap();
         let (away, here) = (beside_gpu(all()), beside_gpu(json!({})));
         let lies = |memory: &MemoryPlan| place(memory, Phase::Logprob, name);
         assert_eq!((lies(&away), lies(&here)), (Some(Place::Host), Some(Place::Device)), "{name}");
         assert_eq!(bytes(&away, Phase::Logprob, name), bytes(&here, Phase::Logprob, name), "{name}");
     }
-    assert_eq!(resting(Phase::Update, "gathered weights"), 4 * (outer + 2 * layer));
-    assert_eq!(resting(Phase::Update, "gathered gradients"), 0);
-    assert_eq!(resting(Phase::Update, "gradients"), 4 * num_parameters);
-    assert_eq!(resting(Phase::Optimizer, "fetched weights"), 4 * outer);
-    assert_eq!(resting(Phase::Optimizer, "fetched moments"), 2 * 4 * 151_936 * 896);
+    assert_eq!(offloaded(Phase::Update, "gathered weights"), 4 * (outer + 2 * layer));
+    assert_eq!(offloaded(Phase::Update, "gathered gradients"), 0);
+    assert_eq!(offloaded(Phase::Update, "gradients"), 4 * num_parameters);
+    assert_eq!(offloaded(Phase::Optimizer, "fetched weights"), 4 * outer);
+    assert_eq!(offloaded(Phase::Optimizer, "fetched moments"), 2 * 4 * 151_936 * 896);
     // Sampling outweighs taking the model over. What it samples with is a copy of its own.
-    assert_eq!(resting(Phase::Rollout, "gathered weights"), 0);
-    assert_eq!(resting(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
+    assert_eq!(offloaded(Phase::Rollout, "gathered weights"), 0);
+    assert_eq!(offloaded(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
     // Of 24 layer inputs two, beside both sides of the final norm.
-    assert_eq!(resting(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
+    assert_eq!(offloaded(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
     // Alone and in fp32 a layer comes to where it is computed with; otherwise it is cast or gathered there.
-    assert_eq!(resting(Phase::Update, "fetched weights"), 0);
+    assert_eq!(offloaded(Phase::Update, "fetched weights"), 0);
     let changed = |field: &'static str, value: Value| {
         move |spec: &mut Value| {
             with(all(), "Cpu")(spec);

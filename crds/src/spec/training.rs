@@ -66,8 +66,8 @@ pub struct TrainingSpec {
     /// models above a billion parameters, unless the device holds everything that layers keep; never on CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation_checkpointing: Option<bool>,
-    /// What rests away from the device while it is not needed, of actor and critic alike: less memory, more
-    /// time, the same numbers.
+    /// What is offloaded from the device while it is not needed, of actor and critic alike: less memory,
+    /// more time, the same numbers.
     pub offload: OffloadSpec,
     /// Seed of everything random but the generated task.
     pub seed: u64,
@@ -198,16 +198,16 @@ impl TrainingSpec {
     }
 }
 
-/// What rests away from the device while it is not needed: in pinned memory of a GPU's host, and where a CPU
-/// computes in files without a name in the run folder, which must lie on a disk and not in memory.
+/// What is offloaded from the device while it is not needed: to pinned memory of a GPU's host, and where a
+/// CPU computes to files without a name in the run folder, which must be on a disk and not in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OffloadSpec {
-    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is there while it
-    /// computes, the next one on its way.
+    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is on the device
+    /// while it computes, and the next one is prefetched.
     pub parameters: bool,
-    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are there for its
-    /// update.
+    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are fetched for
+    /// its update.
     pub optimizer: bool,
     /// The layers' inputs between forward and backward pass; needs `activationCheckpointing`, without which
     /// layers keep more.

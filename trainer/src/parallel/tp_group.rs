@@ -1,5 +1,5 @@
 //! Tensor-parallel groups of the rollout: each rank multiplies with its shard of every layer, and results
-//! are all-reduced or all-gathered here. Which rows and columns a shard has is `rollout::tp_shards`; which
+//! are all-reduced or all-gathered here. Which rows and columns a shard has is `model::tp_shards`; which
 //! rank samples and judges which prompt is `rlt_core::tensor_parallel`.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -44,7 +44,6 @@ mod role;
 mod routes;
 mod runner;
 mod sampler;
-mod tp_shards;
 mod weights;
 mod wide_heads;
 

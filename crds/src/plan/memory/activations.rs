@@ -128,12 +128,12 @@ impl Activations<'_> {
     }
 
     /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around
-    /// the final norm its input and output (b 2h). Of inputs that rest, that of the layer that computes and
+    /// the final norm its input and output (b 2h). Of offloaded inputs, that of the layer that computes and
     /// the next one's.
-    pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_rest: bool) -> u64 {
+    pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_offloaded: bool) -> u64 {
         let (hidden, ..) = self.sizes();
         let inside = self.num_layers() * self.kept_in_layer(checkpointing);
-        let num_inputs = if inputs_rest { self.num_layers().min(2) } else { self.num_layers() };
+        let num_inputs = if inputs_offloaded { self.num_layers().min(2) } else { self.num_layers() };
         (num_inputs + 2) * self.width * hidden + inside
     }
 

@@ -38,14 +38,14 @@ pub(super) fn loading(
     terms
 }
 
-/// The reference where it stays: on a GPU or its host. On the CPU it rests in a file while nobody reads it.
+/// The reference where it stays: on a GPU or its host. On the CPU it is in a file while nobody reads it.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
     kept(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
 }
 
-/// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory
-/// of the parts.
+/// The reference where it does not stay, while it is read. An offloaded one is fetched unit by unit, in the
+/// memory of the units.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let stays = on_gpu(spec) || spec.training.reference_is_offloaded();
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
@@ -74,7 +74,7 @@ fn has_reference(spec: &ResolvedSpec) -> bool {
     spec.model.lora.is_none() && spec.algorithm.reads_reference()
 }
 
-/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the
+/// Weights and both moments, 4 and 8 / s unless offloaded, for each parameter that it trains: those that the
 /// actor does, less a head of its own and with a value head, h. The base of an adapter is the actor's.
 pub(super) fn critic(
     spec: &ResolvedSpec,
@@ -98,7 +98,7 @@ pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, as wide as they are computed with: b P / s of each, unless they rest.
+/// Reward models, as wide as they are computed with: b P / s of each, unless offloaded.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],

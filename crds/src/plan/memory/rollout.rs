@@ -1,7 +1,7 @@
-//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where ranks
-//! share the model, first the parts from which weights are packed, and then embeddings of its own; the packed
-//! copy is the one that is whole. Ranks that sample as one, n of them, have a slice of the packed weights
-//! each and keys and values of its heads, for the sequences of all.
+//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where parameters
+//! are sharded, first the FSDP units from which weights are packed, and then embeddings of its own; the packed
+//! copy is the one that is whole. The n ranks of a rollout tensor-parallel group have a shard of the packed
+//! weights each and keys and values of its heads, for the sequences of all.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -34,14 +34,14 @@ pub(super) fn terms(
     let budget = u64::from(spec.rollout.max_batched_tokens);
     let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(budget);
     let vocab = model.vocab_size as u64;
-    let slice = slice(spec, model);
-    let activations = Activations { model: &slice, ..*activations };
+    let shard = tp_shard(spec, model);
+    let activations = Activations { model: &shard, ..*activations };
     let sampling = vec![
-        kv_cache((spec, memory), &slice, batch, activations.width),
+        kv_cache((spec, memory), &shard, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
     ];
-    let weights = weights((model, &slice), activations.width, shards);
+    let weights = weights((model, &shard), activations.width, shards);
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
@@ -57,22 +57,22 @@ pub(super) fn taking_over(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let slice = slice(spec, model);
-    let mut packed = weights((model, &slice), width, shards);
+    let shard = tp_shard(spec, model);
+    let mut packed = weights((model, &shard), width, shards);
     if !(on_gpu(spec) && shards.comes_in_parts()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
-    packed[0].bytes -= width * largest_layer(&slice);
+    packed[0].bytes -= width * largest_layer(&shard);
     // Parts are packed from where they were gathered, but for an adapter.
     let folded = term("packing temporaries", folding(spec, model, width));
     [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
 }
 
 /// While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded in
-/// before a slice is cut.
+/// before a shard is cut.
 fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
-    let slice = slice(spec, model);
-    let original = if spec.model.lora.is_some() { model } else { &slice };
+    let shard = tp_shard(spec, model);
+    let original = if spec.model.lora.is_some() { model } else { &shard };
     let packed = width * packing_temporaries(original, width);
     let folded = if on_gpu(spec) { folding(spec, model, width) } else { 0 };
     term("packing temporaries", packed.max(folded))
@@ -87,12 +87,12 @@ fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
 
 /// The model as wide as this rank samples with it: q / n, f / n and v / n, and k / n of at least one head. A
 /// GPU's kernels read a head in steps; one of another width is padded with zeros.
-pub(in crate::plan) fn slice(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
-    let mut slice = model.sliced(spec.workers.mesh.rollout_tp as usize);
+pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
+    let mut shard = model.tp_sharded(spec.workers.mesh.rollout_tp as usize);
     if on_gpu(spec) {
-        slice.head_dim = slice.head_dim.next_multiple_of(GPU_HEAD_STEP);
+        shard.head_dim = shard.head_dim.next_multiple_of(GPU_HEAD_STEP);
     }
-    slice
+    shard
 }
 
 /// What stays until all completions of a step are there and judged.
@@ -102,17 +102,17 @@ pub(super) fn kept(
     batch: &BatchPlan,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let (slice, width) = (slice(spec, model), width(spec));
-    [weights((model, &slice), width, shards), vec![kv_cache((spec, memory), &slice, batch, width)]].concat()
+    let (shard, width) = (tp_shard(spec, model), width(spec));
+    [weights((model, &shard), width, shards), vec![kv_cache((spec, memory), &shard, batch, width)]].concat()
 }
 
 /// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h), and
 /// what is quantized, which a rank that has all of it samples with as it is.
-fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
-    let quantized = if shards.comes_in_parts() { slice.quantized().bytes } else { 0 };
+    let quantized = if shards.comes_in_parts() { shard.quantized().bytes } else { 0 };
     vec![
-        term("rollout weights", width * packed_weights(slice) + quantized),
+        term("rollout weights", width * packed_weights(shard) + quantized),
         term("rollout embeddings", width * embeddings),
     ]
 }
@@ -121,14 +121,14 @@ fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
 /// the packed weights.
 fn kv_cache(
     (spec, memory): (&ResolvedSpec, Option<u64>),
-    slice: &ModelConfig,
+    shard: &ModelConfig,
     batch: &BatchPlan,
     width: u64,
 ) -> MemoryTerm {
-    let wanted = width * cache_numbers(spec, slice, batch);
+    let wanted = width * cache_numbers(spec, shard, batch);
     let allowed = memory_of_rank(spec, memory).map_or(u64::MAX, |memory| {
         let of_rollout = (memory * spec.rollout.memory_fraction) as u64;
-        of_rollout.saturating_sub(width * packed_weights(slice))
+        of_rollout.saturating_sub(width * packed_weights(shard))
     });
     term("KV cache", wanted.min(allowed))
 }
@@ -155,10 +155,10 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     computed + FP32 * (3 + divided + penalised)
 }
 
-/// A packed copy of a slice of every projection and of the head: L (projections) + v / n h; of no quantized
+/// A packed copy of a shard of every projection and of the head: L (projections) + v / n h; of no quantized
 /// one.
-fn packed_weights(slice: &ModelConfig) -> u64 {
-    slice.matrices_of_layers() - slice.quantized().numbers + (slice.vocab_size * slice.hidden_size) as u64
+fn packed_weights(shard: &ModelConfig) -> u64 {
+    shard.matrices_of_layers() - shard.quantized().numbers + (shard.vocab_size * shard.hidden_size) as u64
 }
 
 fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
@@ -169,14 +169,14 @@ fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
 
 /// 2 L k numbers, or L times the width of a latent and the turned keys, for each slot of the blocks that the
 /// engine asks for, in a step or in an evaluation.
-fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) -> u64 {
+fn cache_numbers(spec: &ResolvedSpec, shard: &ModelConfig, batch: &BatchPlan) -> u64 {
     let blocks = |num_prompts: u64, samples_per_prompt: u64| {
         blocks_wanted(spec, share(spec, num_prompts), samples_per_prompt, batch.concurrent_sequences)
     };
     let step = blocks(batch.prompts_per_step, batch.samples_per_prompt);
     let evaluation = blocks(num_held_out_prompts(spec), spec.rollout.held_out.samples_per_prompt.into());
     let slots = step.max(evaluation) * u64::from(KV_BLOCK_TOKENS);
-    slice.num_layers as u64 * slice.cached_numbers() as u64 * slots
+    shard.num_layers as u64 * shard.cached_numbers() as u64 * slots
 }
 
 /// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others

@@ -1,6 +1,6 @@
-//! What a rank holds of a model that several share, or whose weights rest (`training.offload.parameters`):
-//! its part at rest, and whole parts of the model while they are computed with. Zero where every rank has a
-//! copy of its own at hand.
+//! What a rank holds of a model that is sharded, or whose weights are offloaded
+//! (`training.offload.parameters`): its shard, and whole FSDP units while they are computed with. Zero where
+//! every rank keeps a whole copy on its device.
 
 use super::{FP32, MemoryTerm, Trained, comes_in_parts, frozen_width, larger, on_gpu, term};
 use crate::plan::model_config::{ModelConfig, QuantizedSize};
@@ -14,7 +14,7 @@ const FETCHED: &str = "fetched weights";
 pub(super) struct Shards {
     dp_shard: u64,
     /// Whether a rank's part of any role is offloaded while nobody needs it.
-    rests: bool,
+    is_offloaded: bool,
     /// Whether roles are gathered unit by unit.
     by_unit: bool,
     /// Of one layer, adapter included.
@@ -48,7 +48,7 @@ impl Shards {
             spec.rollout.precision.is_none_or(|precision| precision == spec.training.precision);
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
-            rests: spec.training.is_any_offloaded(),
+            is_offloaded: spec.training.is_any_offloaded(),
             by_unit: comes_in_parts(spec),
             layer: count.per_layer + adapter_layer,
             quantized: model.quantized_in_layer(0),
@@ -140,15 +140,15 @@ impl Shards {
         term("gathered gradients", if self.dp_shard == 1 { 0 } else { bytes })
     }
 
-    /// What the optimizer has at hand of weights and moments that rest: a rank's part of what is outside of
+    /// What the optimizer fetches of offloaded weights and moments: a rank's part of what is outside of
     /// the layers, or of a layer, and both moments of a tensor in it and of the next one. The neighbours of
     /// those outside of the layers are norms.
-    pub(super) fn updated(&self, moments_rest: bool) -> Vec<MemoryTerm> {
+    pub(super) fn updated(&self, moments_offloaded: bool) -> Vec<MemoryTerm> {
         let (in_layer, outside) = self.largest_trained;
         let moments =
-            |num: u64, largest: u64| if moments_rest { num * FP32 * self.part_of(largest) } else { 0 };
+            |num: u64, largest: u64| if moments_offloaded { num * FP32 * self.part_of(largest) } else { 0 };
         let of = |unit: u64, moments: u64| {
-            let weights = if self.rests { self.kept_width * self.part_of(unit) } else { 0 };
+            let weights = if self.is_offloaded { self.kept_width * self.part_of(unit) } else { 0 };
             vec![term(FETCHED, weights), term("fetched moments", moments)]
         };
         // What is quantized is never updated.
@@ -159,21 +159,21 @@ impl Shards {
     }
 
     /// A rank's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
-    /// Nothing where it never goes.
+    /// Nothing where it is not offloaded.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let outer = self.kept_width * self.part_of(self.outer);
         let part = outer.max(self.part_of_layer(self.kept_width));
-        term(FETCHED, if self.rests { part } else { 0 })
+        term(FETCHED, if self.is_offloaded { part } else { 0 })
     }
 
     /// In a pass the rank's part of the layer that comes next, 4 / s, until it is gathered or cast: a
     /// rank alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
-    /// the layers has come before there is anything else. On GPUs a part that does not rest is cast before
-    /// it is gathered.
+    /// the layers has come before there is anything else. On GPUs a shard that is not offloaded is cast
+    /// before it is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;
-        let bytes = match self.rests {
+        let bytes = match self.is_offloaded {
             true if !comes_in_place => self.part_of_layer(self.kept_width),
             false if is_cast => self.part_of_layer(width),
             _ => 0,

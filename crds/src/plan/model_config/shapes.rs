@@ -238,22 +238,22 @@ impl ModelConfig {
         self.parameters().into_iter().flat_map(|parameter| parameter.stored).collect()
     }
 
-    /// The model as wide as each of `num_slices` ranks multiplies with it that hold its weights together: its
+    /// The model as wide as each of `num_shards` ranks multiplies with it that hold its weights together: its
     /// query heads, the key heads that these look at, at least one, its part of the feed-forward block and of
     /// the head's rows, rounded up. The residual stream is as wide as ever.
     #[must_use]
-    pub fn sliced(&self, num_slices: usize) -> Self {
-        let sliced = |experts: &Experts| Experts {
-            intermediate_size: experts.intermediate_size / num_slices,
-            shared_intermediate_size: experts.shared_intermediate_size.map(|width| width / num_slices),
+    pub fn tp_sharded(&self, num_shards: usize) -> Self {
+        let sharded = |experts: &Experts| Experts {
+            intermediate_size: experts.intermediate_size / num_shards,
+            shared_intermediate_size: experts.shared_intermediate_size.map(|width| width / num_shards),
             ..experts.clone()
         };
         Self {
-            experts: self.experts.as_ref().map(sliced),
-            num_heads: self.num_heads / num_slices,
-            num_kv_heads: (self.num_kv_heads / num_slices).max(1),
-            intermediate_size: self.intermediate_size / num_slices,
-            vocab_size: self.vocab_size.div_ceil(num_slices),
+            experts: self.experts.as_ref().map(sharded),
+            num_heads: self.num_heads / num_shards,
+            num_kv_heads: (self.num_kv_heads / num_shards).max(1),
+            intermediate_size: self.intermediate_size / num_shards,
+            vocab_size: self.vocab_size.div_ceil(num_shards),
             ..self.clone()
         }
     }

@@ -202,7 +202,7 @@ impl<'a> Passes<'a> {
         if is_gpu { 0.0 } else { HOST_SECONDS_OF_TOKEN * tokens.computed }
     }
 
-    /// Weights that rest come from the host once a pass.
+    /// Offloaded weights are fetched from the host once a pass.
     fn moved_weights(&self, tokens: Tokens) -> f64 {
         let part = (self.body() + self.head()) / self.dp_shard;
         tokens.num_passes * 4.0 * part
@@ -215,14 +215,14 @@ impl<'a> Passes<'a> {
     }
 
     /// The same in micro-batches of a budget for each of so many ranks, with what of the role is offloaded.
-    fn update_under(&self, budget: (u32, u32), rests: OffloadSpec) -> Update {
+    fn update_under(&self, budget: (u32, u32), offload: OffloadSpec) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
         let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
         let own_part = self.trained / self.dp_shard;
-        let forward = self.forward(tokens, 1.0, rests.parameters);
+        let forward = self.forward(tokens, 1.0, offload.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
         let work = Work {
             products: num_updates * ((1.0 + backward + again) * layers + (1.0 + backward) * head),
@@ -231,8 +231,8 @@ impl<'a> Passes<'a> {
             exchanged: num_updates * (self.exchanged(tokens, 2.0) + self.summed(own_part)),
             moved: num_updates
                 * (2.0 * forward.moved
-                    + if rests.optimizer { 16.0 * own_part } else { 0.0 }
-                    + if rests.activations { 2.0 * inputs } else { 0.0 }),
+                    + if offload.optimizer { 16.0 * own_part } else { 0.0 }
+                    + if offload.activations { 2.0 * inputs } else { 0.0 }),
             host_seconds: num_updates * 3.0 * forward.host_seconds,
             ..Work::in_numbers(self.numbers)
         };

@@ -12,7 +12,7 @@ use super::PhaseSpeed;
 use super::work::{Kind, Work};
 use crate::plan::batch::{BatchPlan, share};
 use crate::plan::machine::Machine;
-use crate::plan::memory::rollout_slice;
+use crate::plan::memory::rollout_shard;
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
@@ -42,7 +42,7 @@ pub(super) fn of_step(
     batch: &BatchPlan,
     machine: &Machine,
 ) -> Rollout {
-    let slice = rollout_slice(spec, model);
+    let slice = rollout_shard(spec, model);
     let prompts = share(spec, batch.prompts_per_step) as f64;
     let samples = prompts * batch.samples_per_prompt as f64;
     let together = (batch.concurrent_sequences as f64).min(samples);

@@ -315,11 +315,11 @@ proptest! {
     }
 
     #[test]
-    fn what_rests_never_takes_more_of_the_device(spec in jobs(), which in 1u32..8) {
+    fn offload_never_takes_more_of_the_device(spec in jobs(), which in 1u32..8) {
         let mut spec = spec;
         spec["workers"]["device"] = "Cuda".into();
         let is = |bit: u32| which & bit != 0;
-        // Where nothing rests layers are kept as they are.
+        // Checkpointing in both plans: they differ by the offload alone.
         spec["training"]["activationCheckpointing"] = true.into();
         let here = memory_of(&spec);
         spec["training"]["offload"] =

@@ -8,7 +8,7 @@ use rlt_api::plan::model_config::HiddenActivation;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
-use super::tp_shards::Cut;
+use crate::model::tp_shards::TpCut;
 use crate::model::{Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, gated_activation_packed};
 
 /// Router and experts of a layer, packed.
@@ -28,7 +28,7 @@ impl PackedExperts {
     /// Packs those of `layer` in `kind`, or this rank's `cut` of each; `None` where it has none.
     pub(super) fn pack(
         layer: &DecoderLayer,
-        cut: &Cut<'_>,
+        cut: &TpCut<'_>,
         (kind, shares): (Kind, bool),
         rows_hint: i64,
         block: &mut Block,

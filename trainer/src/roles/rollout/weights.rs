@@ -20,9 +20,9 @@ use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::{PackedLatent, RolloutLatent};
 use super::product::Product;
-use super::tp_shards::Cut;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
+use crate::model::tp_shards::TpCut;
 use crate::model::{
     Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, LatentProducts, Mixture,
     ProjectionWeights, Projections, RouteLog, Routes,
@@ -84,7 +84,7 @@ impl RolloutWeights {
             return Err(failed("the vision tower".into())(no_kernels_for_images()));
         }
         let digest = WeightDigest::of_known(policy, known)?;
-        let cut = Cut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
+        let cut = TpCut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
@@ -171,7 +171,7 @@ impl RolloutWeights {
 struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
-    cut: Cut<'a>,
+    cut: TpCut<'a>,
     head_layout: HeadLayout,
     rows_hint: i64,
     block: Block,

@@ -17,10 +17,10 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::tensor_parallel::TpShard;
 use tch::Tensor;
 
-use crate::model::ProjectionWeights;
+use super::ProjectionWeights;
 
 /// How a decoder is cut.
-pub(super) struct Cut<'a> {
+pub(crate) struct TpCut<'a> {
     shard: TpShard,
     config: &'a ModelConfig,
 }
@@ -32,19 +32,19 @@ enum Kept {
     Columns(Range<usize>),
 }
 
-impl<'a> Cut<'a> {
-    pub(super) fn new(shard: TpShard, config: &'a ModelConfig) -> Self {
+impl<'a> TpCut<'a> {
+    pub(crate) fn new(shard: TpShard, config: &'a ModelConfig) -> Self {
         Self { shard, config }
     }
 
     /// The model as wide as the shard is.
-    pub(super) fn config(&self) -> ModelConfig {
-        self.config.sliced(self.shard.num_shards)
+    pub(crate) fn config(&self) -> ModelConfig {
+        self.config.tp_sharded(self.shard.num_shards)
     }
 
     /// The shard of a layer's weights, q, k, v, o and the feed-forward block's gate, up and down where it has
     /// one; views of them.
-    pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
+    pub(crate) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let (shard, config) = (self.shard, self.config);
         // The block beside experts has a width of its own.
         let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
@@ -75,14 +75,14 @@ impl<'a> Cut<'a> {
     }
 
     /// The shard of an expert's gate above up, [2 width, hidden]: own rows of both.
-    pub(super) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
+    pub(crate) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
         let own = self.shard.of(weight.size()[0] as usize / 2);
         let halves = weight.unflatten(0, [2, -1]);
         halves.narrow(1, own.start as i64, own.len() as i64).flatten(0, 1)
     }
 
     /// The shard of an expert's down, [hidden, width]: own columns.
-    pub(super) fn expert_down(&self, weight: &Tensor) -> Tensor {
+    pub(crate) fn expert_down(&self, weight: &Tensor) -> Tensor {
         let own = self.shard.of(weight.size()[1] as usize);
         weight.narrow(1, own.start as i64, own.len() as i64)
     }
@@ -105,7 +105,7 @@ impl<'a> Cut<'a> {
 
     /// The shard of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the
     /// first.
-    pub(super) fn head(&self, weight_vd: &Tensor) -> Tensor {
+    pub(crate) fn head(&self, weight_vd: &Tensor) -> Tensor {
         let rows = self.shard.of(self.config.vocab_size);
         let missing = (self.shard.longest(self.config.vocab_size) - rows.len()) as i64;
         let own_vd = weight_vd.detach().narrow(0, rows.start as i64, rows.len() as i64);
