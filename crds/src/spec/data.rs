@@ -43,8 +43,8 @@ pub struct DataSpec {
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
     /// The column with a prompt's images, for models with a vision tower: a list of paths, of objects with
-    /// `bytes` or `path`, or one of them. Each stands where a message has `<image>` or a part of type image. A
-    /// row without images is a text.
+    /// `bytes` or `path`, or one of them. Each stands where a message has `<image>` or a part of type
+    /// image. A row without images is a text.
     #[schemars(length(min = 1, max = 256))]
     pub images_key: String,
     /// The column with the ground truth; a dot leads into an object. By default the first that a row has of

@@ -23,8 +23,10 @@ const MAX_KL: f64 = 1.0;
 const KL_GROWTH: f64 = 5.0;
 /// Share of completions that reach the limit.
 const MAX_CUT_OFF: f64 = 0.5;
-/// Seconds of a step by those of the steps before.
+/// Seconds of a step by those of the steps before, and how many more they have to be: nobody waits for
+/// milliseconds.
 const SLOWDOWN: f64 = 3.0;
+const MIN_SLOWDOWN_SECONDS: f64 = 0.5;
 
 type Detector = fn(&Course) -> Option<String>;
 
@@ -136,7 +138,7 @@ fn length_explosion(course: &Course) -> Option<String> {
 
 fn slowdown(course: &Course) -> Option<String> {
     let (last, before) = course.seconds_last_and_before(None)?;
-    if course.num_steps() < 2 * WINDOW || last <= SLOWDOWN * before {
+    if course.num_steps() < 2 * WINDOW || last <= SLOWDOWN * before || last - before < MIN_SLOWDOWN_SECONDS {
         return None;
     }
     let growth = |phase: &str| {

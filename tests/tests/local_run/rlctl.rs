@@ -106,8 +106,8 @@ fn validate_goes_on_past_files_that_cannot_be_read() {
     let (folder, missing) = (place.file(""), place.file("nothing.yaml"));
     let files = [&folder, &missing, &good].map(|path| path.to_str().unwrap());
     let ended = rlctl(&[&["validate", "-f"][..], &files].concat())
-        .expect(2, &["job.yaml: valid", "nothing.yaml: can"]);
-    assert_eq!(ended.stdout.lines().count(), 3, "{}", ended.stdout);
+        .expect(2, &["job.yaml: valid", "warning: neither spec.workers.storage", "nothing.yaml: can"]);
+    assert_eq!(ended.stdout.lines().count(), 4, "{}", ended.stdout);
     let ended = rlctl(&[&["validate", "-o", "json", "-f"][..], &files].concat()).expect(2, &[]);
     let verdicts: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(verdicts[1]["valid"], false);

@@ -36,13 +36,14 @@ pub(super) struct Change {
 }
 
 impl Warnings {
-    /// Of a run in `folder` that goes on from the steps in its `metrics.jsonl`.
-    pub(super) fn open(folder: &Path) -> Self {
+    /// Of a run in `folder` that goes on from the steps in its `metrics.jsonl`. What was warned of before the
+    /// folder was known stands in it, too.
+    pub(super) fn open(self, folder: &Path) -> Self {
         let mut course = Course::default();
         // A log that cannot be read is a tracker's error, said there.
         let steps = read_steps(&folder.join("metrics.jsonl")).unwrap_or_default();
         steps.iter().for_each(|step| push(&mut course, step));
-        let state = State { folder: Some(folder.to_owned()), course, ..State::default() };
+        let state = State { folder: Some(folder.to_owned()), course, ..self.0.into_inner() };
         state.keep();
         Self(RefCell::new(state))
     }
@@ -128,8 +129,11 @@ mod tests {
     #[test]
     fn a_symptom_is_told_once_kept_beside_what_stands_and_taken_back_when_it_has_gone() {
         let folder = tempfile::tempdir().unwrap();
-        let warnings = Warnings::open(folder.path());
+        let warnings = Warnings::default();
+        // Devices are chosen before the run has a folder.
         assert_eq!(warnings.stand("computes on the CPU"), "computes on the CPU");
+        let warnings = warnings.open(folder.path());
+        assert_eq!(kept(folder.path()), ["computes on the CPU"]);
         let until = |last: u64, equal: f64| -> Vec<Change> {
             let steps = last - 19..=last;
             steps.filter_map(|idx| warnings.end_step(&step(idx, Stage::Training, equal))).collect()
@@ -149,7 +153,7 @@ mod tests {
         let lines =
             (1..=9).map(|idx| serde_json::to_string(&step(idx, Stage::Training, 1.0)).unwrap() + "\n");
         std::fs::write(folder.path().join("metrics.jsonl"), lines.collect::<String>()).unwrap();
-        let warnings = Warnings::open(folder.path());
+        let warnings = Warnings::default().open(folder.path());
         assert!(warnings.end_step(&step(10, Stage::ColdStart, 1.0)).is_none());
         assert!(warnings.end_step(&step(10, Stage::Training, 1.0)).is_some());
     }

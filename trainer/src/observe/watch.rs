@@ -58,7 +58,7 @@ impl Watchers {
         }
         self.completions_per_step = spec.completions_per_step as usize;
         self.trackers = Some(trackers);
-        self.warnings = Warnings::open(folder.root());
+        self.warnings = std::mem::take(&mut self.warnings).open(folder.root());
     }
 
     /// A stage of `num_steps` steps begins, `num_done` of them finished before.

@@ -21,7 +21,8 @@ pub(super) struct Pixels {
     pub(super) rgb: Vec<u8>,
 }
 
-/// Decodes image number `image` of a row. Grey becomes RGB and alpha is dropped, as by PIL's `convert("RGB")`.
+/// Decodes image number `image` of a row. Grey becomes RGB and alpha is dropped, as by PIL's
+/// `convert("RGB")`.
 pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     let failed = |source| ImageError::Decode { image, source };
     let mut reader =

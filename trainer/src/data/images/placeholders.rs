@@ -1,5 +1,5 @@
-//! Placeholders of images: `<image>` in a message's text becomes a part of type image, which the chat template
-//! writes as one token; that token is then repeated once for each piece of the image.
+//! Placeholders of images: `<image>` in a message's text becomes a part of type image, which the chat
+//! template writes as one token; that token is then repeated once for each piece of the image.
 
 use rlt_core::images::PromptImage;
 use rlt_core::types::TokenId;

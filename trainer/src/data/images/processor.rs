@@ -34,8 +34,8 @@ pub(crate) struct ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// The processor of a model's folder; `None` where the model has no vision tower. What its file leaves out is
-    /// as in transformers' `Qwen2VLImageProcessor`.
+    /// The processor of a model's folder; `None` where the model has no vision tower. What its file leaves
+    /// out is as in transformers' `Qwen2VLImageProcessor`.
     ///
     /// # Errors
     /// [`ImageError::Processor`] with the file.
@@ -134,8 +134,8 @@ impl ImageProcessor {
         Ok(PromptImage { digest, grid, patches })
     }
 
-    /// Height and width of the resized image: whole merged patches, an area within bounds, and nearly the same
-    /// proportions (`smart_resize` of `image_processing_qwen2_vl.py`). `None` beyond the largest aspect.
+    /// Height and width of the resized image: whole merged patches, an area within bounds, and nearly the
+    /// same proportions (`smart_resize` of `image_processing_qwen2_vl.py`). `None` beyond the largest aspect.
     pub(super) fn size(&self, height: usize, width: usize) -> Option<(usize, usize)> {
         let (h, w) = (height as f64, width as f64);
         if h.max(w) / h.min(w) > MAX_ASPECT {

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::ImageError;
 
-/// The bytes of image number `image` of a row. `item` is a path, `data:image/png;base64,..`, or an object with
-/// `bytes` (base64) or `path`; paths are relative to `folder`, that of the data file.
+/// The bytes of image number `image` of a row. `item` is a path, `data:image/png;base64,..`, or an object
+/// with `bytes` (base64) or `path`; paths are relative to `folder`, that of the data file.
 pub(super) fn bytes_of(item: &Value, image: usize, folder: Option<&Path>) -> Result<Vec<u8>, ImageError> {
     let text = |key: &str| item.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let no_image = || ImageError::NoImage { image, found: item.to_string().chars().take(80).collect() };

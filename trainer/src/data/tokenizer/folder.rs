@@ -39,8 +39,8 @@ impl Tokenizer {
     ///
     /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json`, then
     /// `special_tokens_map.json`; the chat template from `chat_template.jinja`, then `tokenizer_config.json`;
-    /// further ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower has
-    /// an image processor, too.
+    /// further ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower
+    /// has an image processor, too.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.

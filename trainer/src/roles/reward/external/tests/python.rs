@@ -91,7 +91,7 @@ fn a_function_in_python_judges_and_what_breaks_it_is_no_verdict() {
         ("43", Fine, 0.0, ""),
         ("ok", Fine, 0.5, "half"),
         ("wrong", Wrong, -1.0, "no"),
-        ("late", Timeout, 0.0, "says that time ran out"),
+        ("late", Timeout, 0.0, "ran out of time"),
         ("raise", Infra, 0.0, "KeyError: 'no level'"),
         ("none", Infra, 0.0, "returned no value"),
         ("nan", Infra, 0.0, "ValueError"),
