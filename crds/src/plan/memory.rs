@@ -13,8 +13,9 @@
 //! model than that, and takes it over into the rollout a part at a time. A checkpoint is copied into its
 //! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
 //! tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
-//! `workers.mesh.rolloutTp` a tensor-parallel shard of what it samples with: `rollout`. What `training.offload`
-//! moves takes memory of a GPU's host, and of the GPU only while it is fetched; on the CPU it is in a file.
+//! `workers.mesh.rolloutTp` a tensor-parallel shard of what it samples with: `rollout`. What
+//! `training.offload` moves takes memory of a GPU's host, and of the GPU only while it is fetched; on the CPU
+//! it is in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a

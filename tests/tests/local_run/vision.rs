@@ -138,7 +138,10 @@ fn images_that_cannot_be_used_end_a_job_with_their_row() {
     place.train(&job(&model, &rows, json!({}))).expect(78, &said);
     let text = tiny_with(json!({
         "data": { "task": null, "train": [rows] , "maxPromptTokens": 64 },
-        "model": { "tokenizer": { "characters": "0123456789+=<>imagewhc?" } },
+        "model": {
+            "architecture": { "maxPositionEmbeddings": 128 },
+            "tokenizer": { "characters": "0123456789+=<>imagewhc?" },
+        },
     }));
     let said = ["rows.jsonl row 1", "the model has no vision tower"];
     Place::new().train(&text).expect(78, &said);

@@ -26,7 +26,8 @@ pub(super) fn digest(drawn: &[Drawn]) -> i64 {
 }
 
 /// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters. None
-/// of the tokens `banned` is drawn; the log-probs of the others are those of the whole vocabulary all the same.
+/// of the tokens `banned` is drawn; the log-probs of the others are those of the whole vocabulary all the
+/// same.
 pub(super) fn draw_rows(
     logits_bv: &Tensor,
     sequences: &[Sequence],
