@@ -78,7 +78,7 @@ const ILL: [(SymptomKind, Values, Values); 9] = [
     (
         SymptomKind::Slowdown,
         &[("timing_s/step", 9.0), ("timing_s/gen", 8.0)],
-        &[("timing_s/step", 9.0), ("timing_s/testing", 7.0)],
+        &[("timing_s/testing", 7.0), ("timing_s/save_checkpoint", 7.0)],
     ),
 ];
 
