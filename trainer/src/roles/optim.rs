@@ -52,9 +52,9 @@ pub enum OptimError {
         /// What the kernel said.
         source: rlt_torch::Error,
     },
-    /// There is no place for moments to rest.
+    /// The storage that moments are offloaded to could not be made.
     #[error("failed to make offload storage for the optimizer's moments")]
-    Rest {
+    OffloadStorage {
         /// The file, and what the system said.
         source: rlt_torch::Error,
     },

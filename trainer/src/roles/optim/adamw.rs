@@ -97,8 +97,8 @@ impl AdamW {
         folder: &Path,
     ) -> Result<Self, OptimError> {
         let Some((_, first)) = parameters.first() else { return Self::new(parameters, options) };
-        let storage =
-            OffloadStorage::new(folder, first.device()).map_err(|source| OptimError::Rest { source })?;
+        let storage = OffloadStorage::new(folder, first.device())
+            .map_err(|source| OptimError::OffloadStorage { source })?;
         Self::with_moments(parameters, options, Some(storage))
     }
 
