@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
+.PHONY: docs kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,15 @@ generate: ## Write what follows from code: CRD, field reference, the chart's rol
 	cargo run --quiet --package rlt-api --features kube --bin crdgen
 	cargo run --quiet --package rlt-operator --bin chartgen
 	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test chart the_plain_bundle
+
+MDBOOK := 0.5.4
+
+# Pages link to files outside of docs/ too: these are copied to the same place beside the site.
+docs: ## Build the site from docs/: target/site/docs/index.html (compiles mdBook once; needs cargo alone)
+	@target/tools/bin/mdbook --version 2>/dev/null | grep -qxF "mdbook v$(MDBOOK)" || cargo install --locked \
+		--root target/tools mdbook --version $(MDBOOK) --no-default-features --features search
+	@rm -rf target/site && target/tools/bin/mdbook build docs
+	@grep -ohE '\]\(\.\./[^)#]+' docs/*.md | sed 's/^](\.\.\///' | sort -u | xargs cp -r --parents -t target/site
 
 bench: libtorch ## Measure beside the peers (makes a Python venv for them)
 	trainer/benches/run.sh

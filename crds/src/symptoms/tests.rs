@@ -129,10 +129,19 @@ fn every_field_that_is_named_is_one_of_the_specification() {
     }
 }
 
+/// The section of a symptom is what stands between its heading and the next one.
 #[test]
-fn every_symptom_has_a_section_in_the_documentation() {
+fn every_symptom_has_a_section_in_the_documentation_with_the_fields_that_it_names() {
     let page = include_str!("../../../docs/troubleshooting.md");
     for kind in SymptomKind::ALL {
-        assert!(page.contains(&format!("`{}`", kind.name())), "{}", kind.name());
+        let name = kind.name();
+        let behind = page.split_once(&format!("\n## `{name}`\n"));
+        let section = behind.and_then(|(_, text)| text.split("\n## ").next()).unwrap_or_default();
+        for part in ["**Reported when**", "**Look at**", "**Change**"] {
+            assert!(section.contains(part), "{name} has no {part}");
+        }
+        for field in kind.changes().iter().flat_map(|change| change.split('`')) {
+            assert!(!field.starts_with("spec.") || section.contains(field), "{name} does not say {field}");
+        }
     }
 }
