@@ -1,4 +1,4 @@
-//! Defaults for the pods of jobs: a cluster's, which lie below a namespace's, which lie below what a job
+//! Defaults for the pods of jobs: a cluster's, which are below a namespace's, which are below what a job
 //! says. They are a part of `spec.workers` in YAML; what a job trains has no defaults but the built-in ones.
 
 use std::collections::BTreeMap;
@@ -144,7 +144,7 @@ fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
     fields.into()
 }
 
-/// How items of a list are told apart, by its path, which begins with `spec.workers`.
+/// How items of a list are distinguished, by its path, which begins with `spec.workers`.
 fn items_of(path: &[String]) -> Option<Items> {
     let path: Vec<&str> = path.iter().skip(2).map(String::as_str).collect();
     match path[..] {

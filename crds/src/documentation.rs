@@ -8,7 +8,7 @@ use crate::spec::RLTrainingJobSpec;
 
 /// A field as its type documents it.
 pub(crate) struct Documented {
-    /// Its path from `spec`, with `[]` where it lies within the items of a list.
+    /// Its path from `spec`, with `[]` where it is within the items of a list.
     pub(crate) path: String,
     /// What it is, on one line.
     pub(crate) description: String,

@@ -25,7 +25,7 @@ pub enum ExitCode {
     Diverged = 77,
     /// The job cannot work on this model, data or machine; trying again cannot help.
     BadConfig = 78,
-    /// No complete checkpoint could be read although one was asked for.
+    /// No complete checkpoint could be read although one was requested.
     CorruptCheckpoint = 79,
     /// Stopped by a signal or a deadline after saving a checkpoint; starting again resumes.
     Preempted = 80,

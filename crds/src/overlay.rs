@@ -18,12 +18,12 @@ const KEYED_LISTS: [(&str, &str); 11] = [
     ("resourceClaims", "name"),
 ];
 
-/// The key by which items of a list of a pod are told apart; `None` where the list is one value.
+/// The key by which items of a list of a pod are distinguished; `None` where the list is one value.
 pub(crate) fn pod_key(list: &str) -> Option<&'static str> {
     KEYED_LISTS.iter().find(|(name, _)| *name == list).map(|(_, key)| *key)
 }
 
-/// How the items of a list are told apart.
+/// How the items of a list are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Items {
     /// By this key; items of one key are merged.
@@ -40,7 +40,7 @@ pub fn overlay(base: &mut Value, over: &Value) {
 
 /// How one value is laid over another one.
 pub(crate) struct Overlay<'a> {
-    /// How the items of the list at a path are told apart; `None` where the list is one value.
+    /// How the items of the list at a path are distinguished; `None` where the list is one value.
     pub(crate) items_of: &'a dyn Fn(&[String]) -> Option<Items>,
     /// Hears the path of every value that came from above.
     pub(crate) taken: &'a mut dyn FnMut(&[String], &Value),

@@ -72,7 +72,7 @@ pub enum LeaseError {
     Ended,
 }
 
-/// An election that goes on in the background.
+/// An election that continues in the background.
 #[derive(Debug)]
 pub struct Election {
     leadership: watch::Receiver<bool>,

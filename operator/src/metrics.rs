@@ -184,7 +184,7 @@ impl Metrics {
         }
     }
 
-    /// How long ago each watch was last begun, or first asked for where it never was.
+    /// How long ago each watch was last begun, or first requested where it never was.
     pub fn watch_ages(&self) -> Vec<(String, Duration)> {
         self.watches.ages()
     }

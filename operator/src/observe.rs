@@ -34,7 +34,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     /// What the trainer of a job reported last.
     fn latest(&self, job: &JobKey) -> Option<Report>;
 
-    /// Jobs that are to be reconciled because of a report. To be asked for once.
+    /// Jobs that are to be reconciled because of a report. To be requested once.
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
         stream::pending().boxed()
     }

@@ -57,7 +57,7 @@ pub struct Process {
     pub metrics: Metrics,
     /// What ranks reported.
     pub reports: Reports,
-    /// The status channel, where one is asked for.
+    /// The status channel, where one is requested.
     pub channel: Option<Channel>,
     /// To be set once all objects were seen.
     pub synced: watch::Sender<bool>,

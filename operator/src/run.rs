@@ -24,7 +24,7 @@ pub enum RunError {
     Signals(#[source] std::io::Error),
 }
 
-/// Works until the process is asked to stop, or leads no more.
+/// Works until the process is told to stop, or leads no more.
 ///
 /// # Errors
 /// [`RunError`] when no work is possible.

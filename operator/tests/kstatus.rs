@@ -50,7 +50,7 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
     })
 }
 
-/// A job's life: what it is asked for, what its worker does next.
+/// A job's life: what it is requested, what its worker does next.
 struct Life {
     status: RLTrainingJobStatus,
     run_policy: Value,

@@ -171,7 +171,7 @@ fn a_template_is_laid_over_the_pod_and_what_it_adds_is_as_restricted() {
     assert_eq!(spec.share_process_namespace, Some(true));
 }
 
-/// What a job asks for, the field that is refused, and the settings that allow it.
+/// What a job requests, the field that is refused, and the settings that allow it.
 type Asked = (Value, &'static str, Privileges);
 
 fn allowing(privilege: Privilege) -> Privileges {

@@ -87,7 +87,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Whether a spare waits, and the job would not begin anew.
+/// Whether a spare waits, and the job would not begin again.
 fn is_prepared(status: &RLTrainingJobStatus) -> bool {
     let mut groups = status.worker_groups.iter();
     groups.any(|group| group.name == "spare" && group.ready == 1) && !status.checkpoints.is_empty()

@@ -100,7 +100,7 @@ fn answer(mut stream: &TcpStream, served: [Served<'_>; 2], requests: &Mutex<Vec<
     Ok(())
 }
 
-/// Status, etag and body of what lies at `path`.
+/// Status, etag and body of what is at `path`.
 fn respond(path: &str, (kind, prefix, files): Served<'_>) -> Option<(&'static str, String, Vec<u8>)> {
     let found = |body: String| Some(("200 OK", "none".to_owned(), body.into_bytes()));
     let info = |sha: &str| found(format!("{{\"id\": \"{REPO}\", \"_id\": \"1\", \"sha\": \"{sha}\"}}"));

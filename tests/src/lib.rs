@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub use python_module::python_module;
 pub use tiny::tiny_job;
 
-/// Whether a metric depends on the machine, or on how rows are dealt out to ranks: two runs of one job may
+/// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may
 /// differ in it.
 pub fn depends_on_machine(metric: &str) -> bool {
     [
@@ -86,7 +86,7 @@ pub fn binary(name: &str) -> PathBuf {
 pub fn fresh_binary(name: &str) -> PathBuf {
     static OPERATOR: OnceLock<bool> = OnceLock::new();
     static OTHERS: OnceLock<bool> = OnceLock::new();
-    // `rlctl` starts the trainer that lies beside it.
+    // `rlctl` starts the trainer that is beside it.
     let is_built = match name {
         "rlt-operator" => OPERATOR.get_or_init(|| {
             is_fresh("rlt-operator", &["crds/", "operator/src/", "operator/objects/src/"])

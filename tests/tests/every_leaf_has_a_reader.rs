@@ -1,4 +1,4 @@
-//! Every field of the specification is read by code that acts on it. A field that nobody reads is a lie to
+//! Every field of the specification is read by code that acts on it. A field that nobody reads is a are to
 //! whoever sets it.
 //!
 //! The scan is of source text. A field counts as read where it is taken from a value named like its group

@@ -53,7 +53,7 @@ fn write_plainly(path: &Path) -> Duration {
 }
 
 /// Saves on so many threads; how long the slowest of them kept its tensors, how long all took, and where it
-/// lies.
+/// is.
 fn save(
     folder: &Path,
     step: u64,

@@ -37,7 +37,7 @@ pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
 pub use crate::run::recipe::{Recipe, Recipes};
 
-/// The recipes that a manifest asks for.
+/// The recipes that a manifest requests.
 pub fn of(spec: &ResolvedSpec) -> Recipes {
     let supervised =
         |batch_size: u32| -> Box<dyn Recipe> { Box::new(Supervised { batch_size: batch_size as usize }) };

@@ -133,10 +133,10 @@ pub struct PolicyGradient {
     /// Correction for the difference between sampling and trained policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub importance_correction: Option<ImportanceCorrectionSpec>,
-    /// Sampling anew for groups without differing rewards.
+    /// Sampling again for groups without differing rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
-    /// Drawing samples anew by their rewards.
+    /// Drawing samples again by their rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reweighting: Option<ReweightingSpec>,
 }

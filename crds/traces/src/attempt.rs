@@ -1,4 +1,4 @@
-//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over goes on with
+//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over continues with
 //! the same one.
 
 use std::sync::LazyLock;

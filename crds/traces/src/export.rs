@@ -46,7 +46,7 @@ enum TracesError {
 }
 
 /// Starts what listens to this process: `lines` of its log by `levels`, and spans as the environment says,
-/// under the name `service` where that gives none. Without a `service`, or where the environment asks for
+/// under the name `service` where that gives none. Without a `service`, or where the environment requests
 /// what is not spoken here, which is logged, spans go nowhere.
 pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
 where

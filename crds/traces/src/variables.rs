@@ -16,7 +16,7 @@ pub(crate) enum Endpoint {
     Off,
     /// To this collector, over HTTP in protobuf.
     Collector(String),
-    /// The environment asks for a protocol that is not spoken here.
+    /// The environment requests a protocol that is not spoken here.
     OtherProtocol(String),
 }
 

@@ -1,4 +1,4 @@
-//! What is measured: everything, unless the environment asks for less.
+//! What is measured: everything, unless the environment requests less.
 
 use std::time::Duration;
 

@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// What a failed call means to the person who asked for it.
+    /// What a failed call means to the person who requested it.
     pub(crate) fn explain(&self, act: String, name: &str, error: kube::Error) -> ClusterError {
         match error {
             kube::Error::Api(status) if status.code == 404 && status.message.starts_with(NO_SUCH_JOB) => {

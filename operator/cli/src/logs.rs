@@ -1,4 +1,4 @@
-//! `rlctl logs`: what a worker of a job writes, over restarts if asked for.
+//! `rlctl logs`: what a worker of a job writes, over restarts if requested.
 
 mod choice;
 

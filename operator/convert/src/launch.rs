@@ -91,7 +91,7 @@ impl Launch {
                 _ if self.project == Project::OpenInstruct && argument.ends_with(".yaml") => {
                     self.files.push(argument.clone());
                 }
-                // Hydra's own: where its settings lie.
+                // Hydra's own: where its settings are.
                 _ if self.project == Project::Verl && argument.starts_with("--") => {}
                 _ => self.arguments.push(argument.clone()),
             }

@@ -21,7 +21,7 @@ use scope::Scope;
 
 /// Commands and loops that are evaluated at most: a script that does not end is an error.
 const MAX_COMMANDS: usize = 100_000;
-/// Functions, substitutions and compound commands that may lie within each other.
+/// Functions, substitutions and compound commands that may be within each other.
 const MAX_DEPTH: usize = 64;
 
 /// Why a script cannot be evaluated.

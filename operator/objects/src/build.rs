@@ -70,7 +70,7 @@ impl Settings {
 pub struct PodSettings {
     /// What they may have beyond Pod Security's level `restricted`.
     pub privileges: Privileges,
-    /// What lies below the defaults of their namespace.
+    /// What is below the defaults of their namespace.
     pub defaults: Defaults,
 }
 

@@ -59,7 +59,7 @@ impl PodDefaults {
         }
     }
 
-    /// Replaces those of a namespace, or of all, after they were listed anew.
+    /// Replaces those of a namespace, or of all, after they were listed again.
     pub fn replace(&self, namespace: Option<&str>, listed: Vec<(String, NamespaceDefaults)>) {
         let mut all = self.lock();
         all.retain(|known, _| namespace.is_some_and(|namespace| namespace != known));

@@ -142,7 +142,7 @@ struct Entry {
 
 impl PreparedJobs {
     /// The prepared job, from memory where its generation and the defaults of its namespace are known. A job
-    /// that was prepared goes on with what it had while the defaults cannot be read.
+    /// that was prepared continues with what it had while the defaults cannot be read.
     ///
     /// # Errors
     /// What is wrong with its specification, or with defaults.

@@ -1,5 +1,5 @@
 //! What pods of jobs may have beyond Pod Security's level `restricted`: the cluster's settings beside what a
-//! job asks for. By default nothing. Pure.
+//! job requests. By default nothing. Pure.
 
 use std::fmt;
 
@@ -75,7 +75,7 @@ pub enum Privilege {
     ServiceAccountAnnotations,
 }
 
-/// What a job asks for, and where.
+/// What a job requests, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asked {
     path: String,
@@ -114,7 +114,7 @@ impl What {
 }
 
 impl Privileges {
-    /// What a job of a namespace asks for and may not have: the field, and the setting that refuses it.
+    /// What a job of a namespace requests and may not have: the field, and the setting that refuses it.
     pub fn refused(&self, namespace: &str, workers: &WorkersSpec) -> Vec<String> {
         let asked = asked(workers).into_iter();
         asked.filter_map(|one| self.refusal(namespace, &one)).collect()
@@ -156,7 +156,7 @@ fn privilege(path: String, privilege: Privilege) -> Asked {
     Asked { path, what: What::Privilege(privilege) }
 }
 
-/// Everything that a job asks for. The pod that the operator makes by itself has none of it.
+/// Everything that a job requests. The pod that the operator makes by itself has none of it.
 fn asked(workers: &WorkersSpec) -> Vec<Asked> {
     let pod = &workers.pod;
     let path = |field: &str| format!("spec.workers.pod.{field}");

@@ -14,7 +14,7 @@ pub use workload::{Assignment, PodSetUpdate, Workload};
 
 use crate::job::Job;
 
-/// The label by which a job asks for a queue.
+/// The label by which a job requests a queue.
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// The label by which a job names its priority in the queue.
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
@@ -23,10 +23,10 @@ pub const PREBUILT_LABEL: &str = "kueue.x-k8s.io/prebuilt-workload-name";
 /// The value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
 pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
-/// The queue that a job asks for, and its Workload.
+/// The queue that a job requests, and its Workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queueing {
-    /// The queue that the job asks for.
+    /// The queue that the job requests.
     pub queue: Option<String>,
     /// The name of the Workload that somebody else created for the job.
     pub prebuilt: Option<String>,
@@ -38,7 +38,7 @@ pub struct Queueing {
     pub wanted: Option<String>,
 }
 
-/// The job asks for no queue.
+/// The job requests no queue.
 pub const NO_QUEUE: Queueing =
     Queueing { queue: None, prebuilt: None, is_served: false, workload: None, wanted: None };
 
@@ -57,7 +57,7 @@ pub enum WorkloadAction {
     Finish(Arc<Workload>, bool, String),
 }
 
-/// The queue that a job asks for.
+/// The queue that a job requests.
 pub fn asked_for(job: &Job) -> Option<&str> {
     label(job, QUEUE_LABEL)
 }

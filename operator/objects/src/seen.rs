@@ -35,7 +35,7 @@ pub struct SeenPodSpec {
     pub node_name: Option<String>,
 }
 
-/// The metadata of a `K`, all that is asked for.
+/// The metadata of a `K`, all that is requested.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(bound = "")]
 pub struct SeenMetadata<K> {

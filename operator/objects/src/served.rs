@@ -1,4 +1,4 @@
-//! The optional APIs of a cluster: Kueue and gang schedulers. Who asks for them, and when, is the operator's.
+//! The optional APIs of a cluster: Kueue and gang schedulers. Who requests them, and when, is the operator's.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
 use kube::core::{ApiResource, GroupVersionKind};

@@ -84,7 +84,7 @@ pub(super) async fn assign(
                 }
                 Ok(())
             }
-            // The watch tells that it is gone, and the attempt is decided anew.
+            // The watch tells that it is gone, and the attempt is decided again.
             Err(error) if error::is_done(&error) => Ok(()),
             Err(source) => Err(ApplyError::Call { act: "assign pod", name: name.to_string(), source }),
         }

@@ -22,7 +22,7 @@ const WATCHES_PER_CONNECTION: usize = 50;
 pub(super) enum Lane {
     /// Calls with an answer at once, at most [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT) at a time.
     Calls,
-    /// The calls by which a replica is elected and goes on leading.
+    /// The calls by which a replica is elected and continues leading.
     Leases,
     /// Watches, each for as long as its answer is read.
     Watches,

@@ -1,5 +1,5 @@
 //! Lets calls through at a rate, and so many at a time. Of those that wait, the one goes first whose time has
-//! come first: when it was asked for, and what it can wait by its importance. So a crowd of important calls
+//! come first: when it was requested, and what it can wait by its importance. So a crowd of important calls
 //! holds up the others that long and no longer.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ struct State {
     is_closed: bool,
 }
 
-/// The process is asked to stop, or leads no more: whatever is not done, another leader will do.
+/// The process is told to stop, or leads no more: whatever is not done, another leader will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the operator is asked to stop, or leads no more")]
 pub struct Closed;

@@ -59,7 +59,7 @@ impl MatchedRule<'_> {
         }
     }
 
-    /// Why the job ends; `None` where it goes on. The failure is counted already.
+    /// Why the job ends; `None` where it continues. The failure is counted already.
     pub(super) fn forbids(&self, status: &RLTrainingJobStatus) -> Option<String> {
         let (title, limit) = (self.title(), self.policy.max_restarts);
         let by_rule = format!("by spec.runPolicy.failurePolicy, {title}");

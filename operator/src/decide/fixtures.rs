@@ -66,7 +66,7 @@ pub(crate) fn now() -> Timestamp {
 /// No node is known.
 static NO_NODES: NodeStates = NodeStates::new();
 
-/// What a decision is made from where a test says no more: a job that asks for no queue and reports nothing.
+/// What a decision is made from where a test says no more: a job that requests no queue and reports nothing.
 pub(crate) fn input<'a>(
     prepared: &'a Prepared,
     status: &'a RLTrainingJobStatus,

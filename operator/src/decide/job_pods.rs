@@ -110,7 +110,7 @@ impl<'a> JobPods<'a> {
         status.worker_groups = groups.into_iter().chain(self.status_of_spares(made)).collect();
     }
 
-    /// The spares by their numbers, where the job asks for some: those are ready that have loaded everything.
+    /// The spares by their numbers, where the job requests some: those are ready that have loaded everything.
     fn status_of_spares(&self, made: &[WorkerId]) -> Option<WorkerGroupStatus> {
         let desired = self.num_spares?;
         let made = made.iter().filter(|id| *id.group == *SPARE_GROUP).count() as u32;

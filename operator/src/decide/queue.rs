@@ -50,7 +50,7 @@ pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
     decision
 }
 
-/// Requeue delay of a job that asks for a queue in a cluster without Kueue.
+/// Requeue delay of a job that requests a queue in a cluster without Kueue.
 const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
 /// What to change about the Workload.

@@ -8,7 +8,7 @@
 //! Who gets which ranks is in the status before any pod is changed. A spare takes the ranks of a worker only
 //! once no process of that worker can run; and an attempt in place creates no worker's pod, so that a gang is
 //! never waited for in part. Where a pod is lost before it took part, the attempt fails, and the next one is
-//! decided anew.
+//! decided again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Assignment {
     pub attempt: u32,
 }
 
-/// Decides, when an attempt has failed, whether the next one goes on in the pods that are there.
+/// Decides, when an attempt has failed, whether the next one continues in the pods that are there.
 pub(super) fn plan_attempt(reconcile: &mut Reconcile<'_>, failure: &Failure) {
     let promoted = promotions(reconcile, failure);
     reconcile.status.attempt_in_place = promoted.is_some();

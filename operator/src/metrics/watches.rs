@@ -18,14 +18,14 @@ type Key = (String, Option<String>);
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// When it was first asked for.
+    /// When it was first requested.
     asked_at: Instant,
     /// When the API server last began to answer.
     begun_at: Option<(Instant, SystemTime)>,
 }
 
 impl Watches {
-    /// A watch is about to be asked for.
+    /// A watch is about to be requested.
     pub(super) fn asked(&self, call: &Call) {
         let state = State { asked_at: Instant::now(), begun_at: None };
         self.lock().entry(key(call)).or_insert(state);
@@ -49,7 +49,7 @@ impl Watches {
         }
     }
 
-    /// How long ago each watch was last begun, or first asked for where it never was.
+    /// How long ago each watch was last begun, or first requested where it never was.
     pub(super) fn ages(&self) -> Vec<(String, Duration)> {
         let age = |(key, state): (&Key, &State)| {
             let (resource, namespace) = key;

@@ -11,9 +11,9 @@ use rcgen::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long the authority is valid; it is made anew once a tenth of that is left.
+/// How long the authority is valid; it is made again once a tenth of that is left.
 const AUTHORITY_VALID_FOR: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// How long the certificate is valid; it is made anew once a third of that is left.
+/// How long the certificate is valid; it is made again once a third of that is left.
 const CERTIFICATE_VALID_FOR: Duration = Duration::from_secs(90 * 24 * 3600);
 
 const AUTHORITY_CERTIFICATE: &str = "ca.crt";
@@ -64,7 +64,7 @@ impl Certificates {
         (&self.server.certificate, &self.server.key)
     }
 
-    /// When the certificate should be made anew.
+    /// When the certificate should be made again.
     pub fn renew_after(&self) -> Timestamp {
         self.server.renew_after
     }

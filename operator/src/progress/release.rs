@@ -6,7 +6,7 @@ use rlt_channel::Progress;
 
 use super::reports::JobReport;
 
-/// Time between two status writes that only progress asks for.
+/// Time between two status writes that only progress requests.
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 /// When a report is released to those who write statuses.

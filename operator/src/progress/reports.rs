@@ -227,7 +227,7 @@ impl Entry {
         }
     }
 
-    /// Ranks that go on reporting.
+    /// Ranks that continue reporting.
     fn num_ranks(&self) -> usize {
         self.sequences.len().saturating_sub(self.newest.endings.len())
     }

@@ -158,7 +158,7 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
 ) {
     pin_mut!(events);
     while let Some(event) = events.next().await {
-        // A watch that breaks is begun anew, from a list.
+        // A watch that breaks is begun again, from a list.
         let Ok(event) = event else { continue };
         let (object, is_gone) = match event {
             Event::Apply(object) | Event::InitApply(object) => (object, false),

@@ -33,7 +33,7 @@ impl TestNamespace {
     /// The calls of a user besides lists and watches.
     fn calls_of(&self, user: &str) -> Vec<Call> {
         let calls = self.cluster.calls().unwrap().into_iter();
-        // What a cluster serves is asked for once, whatever jobs there are.
+        // What a cluster serves is requested once, whatever jobs there are.
         let is_about_jobs = |call: &Call| !call.resource.is_empty() && !is_stream(call);
         calls.filter(|call| call.user == user && is_about_jobs(call)).collect()
     }

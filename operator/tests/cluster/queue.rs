@@ -151,7 +151,7 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
     assert!(status.failures_by_cause.is_empty(), "to be sent away is no failure");
     test.workload("patient", |workload| holds(workload, "Requeued") || holds(workload, "Evicted")).await;
     test.when_pods("patient", <[_]>::is_empty).await;
-    // It ends, says so, and whoever waited goes on.
+    // It ends, says so, and whoever waited continues.
     test.annotate_all("urgent", "exit-code", "0").await;
     test.when_true("urgent", ConditionType::Complete).await;
     test.workload("urgent", |workload| holds(workload, "Finished")).await;

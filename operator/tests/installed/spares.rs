@@ -128,7 +128,7 @@ async fn a_spare_takes_the_ranks_of_a_pod_that_is_killed_and_the_other_pod_stays
     })
     .await;
 
-    // A second loss, of a pod that was a spare, before the new spare runs: all pods are made anew.
+    // A second loss, of a pod that was a spare, before the new spare runs: all pods are made again.
     let killed = json!({"terminated": {"exitCode": 137, "reason": "Error"}});
     team.set("quickstart-spare-0", "10.0.0.12", killed).await;
     let again = team.pod("quickstart-trainer-1").await;

@@ -1,4 +1,4 @@
-//! A job that asks for GPUs, in a pod of a real node whose driver is a stand-in: it waits for a GPU, and then
+//! A job that requests GPUs, in a pod of a real node whose driver is a stand-in: it waits for a GPU, and then
 //! trains on it to its end.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! A folder that pods and the test share, and runs that lie in it.
+//! A folder that pods and the test share, and runs that are in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

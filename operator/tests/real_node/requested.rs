@@ -1,4 +1,4 @@
-//! What a pod gets from its cluster because its job asks for it: a Secret, scratch space, a runtime, devices
+//! What a pod gets from its cluster because its job requests it: a Secret, scratch space, a runtime, devices
 //! by name and by claim, a capability.
 
 use std::fs;

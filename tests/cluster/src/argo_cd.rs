@@ -13,7 +13,7 @@ use crate::objects;
 use crate::process::{Place, Process};
 use crate::program::{ARGO_CD, HELM};
 
-/// Its own namespace, in which Applications lie.
+/// Its own namespace, in which Applications are.
 pub(crate) const NAMESPACE: &str = "argocd";
 const REDIS: &str = "127.0.0.1:6379";
 const REPOSITORIES: &str = "127.0.0.1:8081";
@@ -94,7 +94,7 @@ fn installation(settings: &BTreeMap<String, String>) -> Vec<Value> {
     objects
 }
 
-/// Variables of its programs, whose files all lie in `folder`.
+/// Variables of its programs, whose files all are in `folder`.
 fn environment(cluster: &Cluster, folder: &Path) -> Result<Vec<(&'static str, String)>, ClusterError> {
     for made in ["tls", "ssh", "tmp"] {
         let path = folder.join(made);

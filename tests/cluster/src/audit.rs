@@ -30,7 +30,7 @@ pub struct Call {
     pub answered_at: String,
 }
 
-/// A reader of the log that goes on where it stopped before.
+/// A reader of the log that continues where it stopped before.
 #[derive(Debug)]
 pub struct CallLog {
     path: PathBuf,

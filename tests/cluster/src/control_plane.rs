@@ -15,7 +15,7 @@ use crate::slot::Slot;
 /// Longest that a program may take to come up; usually it is a second or two. Builds beside it take the
 /// processor.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often readiness is asked for.
+/// How often readiness is requested.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Why the control plane does not serve.
@@ -203,7 +203,7 @@ fn api_server_flags(slot: &Slot, options: &Options) -> Result<Vec<String>, Contr
         write(&folder.join("audit-policy.json"), &policy.to_string())?;
         flags.push(format!("--audit-policy-file={}", path("audit-policy.json")));
         flags.push(format!("--audit-log-path={}", path("audit.log")));
-        // In MiB; by default it begins anew at a hundred, and who reads it loses its place.
+        // In MiB; by default it begins again at a hundred, and who reads it loses its place.
         flags.push("--audit-log-maxsize=100000".into());
     }
     Ok(flags)

@@ -1,6 +1,6 @@
 //! A real node: containerd, kubelet, service addresses and names. Pods on it are processes of this machine.
 //!
-//! Everything it keeps lies in the cluster's folder, its control groups below the cluster's name, its network
+//! Everything it keeps is in the cluster's folder, its control groups below the cluster's name, its network
 //! in the cluster's namespace; so the sweep that ends a control plane ends a node too.
 
 mod containerd;

@@ -91,7 +91,7 @@ pub(crate) fn skip(reason: &str) {
     let _ = noted.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// Cargo's folder of builds, known from where the test itself lies (`target/<profile>/deps/<test>`).
+/// Cargo's folder of builds, known from where the test itself is (`target/<profile>/deps/<test>`).
 fn target_folder() -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();
     test.ancestors().nth(3).map_or_else(PathBuf::new, Path::to_path_buf)

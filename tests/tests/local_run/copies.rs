@@ -1,5 +1,5 @@
 //! Checkpoints are copied to an object store beside the training, and a run whose folder is lost goes on from
-//! there; a store that fails, hangs or is not there never stops a run that can go on, and never takes a
+//! there; a store that fails, hangs or is not there never stops a run that can continue, and never takes a
 //! checkpoint with it.
 
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
     let child = start(&place, &patient, &server);
     place.wait_for_steps(12);
     assert!(whole_copies(&server).is_empty(), "all steps are done without the store");
-    // One question for the copy and five tries of its first file, then the question anew.
+    // One question for the copy and five tries of its first file, then the question again.
     while server.num_requests() < 7 {
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -48,7 +48,7 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
     }
 }
 
-/// The mean is that of all steps, so that a run that begins anew with it, or loses it, would differ.
+/// The mean is that of all steps, so that a run that begins again with it, or loses it, would differ.
 #[test]
 fn a_resumed_run_goes_on_with_the_running_mean_of_rewards() {
     for kind in ["DPO", "OnlineDPO"] {

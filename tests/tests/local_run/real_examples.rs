@@ -129,7 +129,7 @@ fn scale_down(spec: &mut Value) {
     }
 }
 
-/// Trains the example `name` in small; where the run lies.
+/// Trains the example `name` in small; where the run is.
 fn train(name: &str, changes: Value) -> Place {
     let place = Place::new();
     let mut manifest = in_small(&place, name);

@@ -1,5 +1,5 @@
 //! Ranks that end before their time are started again, and the run comes out as if nothing had happened; what
-//! cannot heal, or was asked for, is not tried again.
+//! cannot heal, or was requested, is not tried again.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

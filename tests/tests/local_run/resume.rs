@@ -62,7 +62,7 @@ pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     (whole, resumed)
 }
 
-/// A run that `name` ends early, and a second process that goes on.
+/// A run that `name` ends early, and a second process that continues.
 fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let (whole, resumed) = (Place::new(), Place::new());
     let manifest = with_steps(changes, 40);
@@ -80,7 +80,7 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     assert_same_run(&whole, &resumed);
 }
 
-/// A signal's frame on the stack of a thread that computes would lie where the code of products keeps its
+/// A signal's frame on the stack of a thread that computes would be where the code of products keeps its
 /// numbers.
 fn assert_no_computing_thread_takes_signals(pid: u32) {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap().path());
@@ -171,7 +171,7 @@ fn half_precision_is_resumed_with_the_scales_of_its_losses() {
     let (whole, resumed) = (state(&whole), state(&resumed));
     for role in ["loss_scale", "critic_loss_scale"] {
         assert_eq!(whole[role], resumed[role], "{role}");
-        // One begun anew has its first factor, and has counted the last three updates alone.
+        // One begun again has its first factor, and has counted the last three updates alone.
         let (factor, num_good) = (whole[role]["factor"].as_f64(), whole[role]["numGood"].as_u64());
         assert!(num_good >= Some(1) && (factor < Some(65536.0) || num_good > Some(3)), "{whole}");
     }

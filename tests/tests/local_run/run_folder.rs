@@ -181,7 +181,7 @@ fn space_of(folder: &Path) -> u64 {
 
 #[test]
 fn a_disk_that_fills_during_the_export_ends_the_run_retryably_and_room_lets_it_end() {
-    // Without a reference policy, whose file would take more room than the export while the run goes on.
+    // Without a reference policy, whose file would take more room than the export while the run continues.
     let wide = json!({
         "model": { "architecture": { "hiddenSize": 128, "intermediateSize": 512 } },
         "algorithm": { "kl": { "placement": "None" } }

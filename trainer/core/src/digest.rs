@@ -1,4 +1,4 @@
-//! A 64-bit digest of numbers as they lie in memory, fast enough to run over all weights of a model in every
+//! A 64-bit digest of numbers as they are in memory, fast enough to run over all weights of a model in every
 //! step.
 //!
 //! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files

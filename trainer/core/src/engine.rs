@@ -1,5 +1,5 @@
 //! The paged rollout engine's pure half: which sequence runs when, and in which blocks its keys and values
-//! lie.
+//! are.
 //!
 //! ```text
 //!   add(request) -> waiting --admit--> running --finish--> back to the caller

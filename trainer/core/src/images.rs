@@ -46,7 +46,7 @@ pub struct PromptImage {
     pub patches: Vec<f32>,
 }
 
-/// Where the images of a prompt lie, and at which positions its tokens are turned.
+/// Where the images of a prompt are, and at which positions its tokens are turned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageLayout {
     /// The first token of each image.
@@ -54,7 +54,7 @@ pub struct ImageLayout {
     /// Position of each token by time, height and width. Text has the same one thrice; the tokens of an image
     /// share that of its first and count rows and columns from there (Wang et al. 2024, arXiv 2409.12191).
     pub positions: [Vec<i64>; 3],
-    /// The position of the first token behind the prompt: behind an image text goes on at the largest
+    /// The position of the first token behind the prompt: behind an image text continues at the largest
     /// position, which is less than the number of tokens.
     pub next_position: i64,
 }

@@ -29,7 +29,7 @@ pub enum PartitionError {
     TooFewItems {
         /// Items given.
         num_items: usize,
-        /// Parts asked for.
+        /// Parts requested.
         num_parts: usize,
     },
     /// Parts of equal size are impossible.
@@ -37,12 +37,12 @@ pub enum PartitionError {
     Uneven {
         /// Items given.
         num_items: usize,
-        /// Parts asked for.
+        /// Parts requested.
         num_parts: usize,
     },
 }
 
-/// By what items are dealt out to shares.
+/// By what items are distributed to shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// Even work.

@@ -47,7 +47,7 @@ impl TpShard {
     }
 }
 
-/// How prompts are dealt out to ranks, of which `num_shards` neighbours each sample as one.
+/// How prompts are distributed to ranks, of which `num_shards` neighbours each sample as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleAssignment {
     num_samplers: usize,

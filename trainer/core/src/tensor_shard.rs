@@ -64,7 +64,7 @@ impl<'a> TensorShard<'a> {
         self.range.start / row_len..self.range.end.div_ceil(row_len)
     }
 
-    /// Where it lies in [`Self::rows`], counted in numbers from their start.
+    /// Where it is in [`Self::rows`], counted in numbers from their start.
     pub fn place_in_rows(&self) -> Range<usize> {
         let before = self.rows().start * self.row_len();
         self.range.start - before..self.range.end - before
@@ -96,7 +96,7 @@ fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
     };
     let whole = range.start.div_ceil(row_len)..range.end / row_len;
     if whole.is_empty() {
-        // Neither its start nor its end is a row's, or both lie within one: at most two rows are touched.
+        // Neither its start nor its end is a row's, or both are within one: at most two rows are touched.
         let border = (whole.start * row_len).clamp(range.start, range.end);
         let parts = [range.start..border, border..range.end].into_iter().filter(|part| !part.is_empty());
         return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();

@@ -37,7 +37,7 @@ pub struct WorkerArgs {
     pub overwrite: bool,
 }
 
-/// Makes the recipes that a manifest asks for.
+/// Makes the recipes that a manifest requests.
 pub type ChooseRecipes = fn(&ResolvedSpec) -> Recipes;
 
 impl WorkerArgs {
@@ -195,7 +195,7 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 
-/// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it
+/// Parts of the manifest that may change between a run and its continuation: how long it continues, what it
 /// leaves behind, who watches, and on what it runs.
 const CONTINUABLE: [&[&str]; 11] = [
     &["metadata"],

@@ -3,7 +3,7 @@
 //! Epoch `e` visits item `Permutation::new(len, seed, e).get(i)` at position `i` (see
 //! [`rlt_core::permutation`]), or item `i` without shuffling; with weights that is a draw of the
 //! [mixture](super::mixture). A batch never spans two epochs: when fewer items are left in an epoch than
-//! asked for, they are skipped and the next epoch begins, as a data loader with `drop_last` does; only a data
+//! requested, they are skipped and the next epoch begins, as a data loader with `drop_last` does; only a data
 //! set smaller than the batch is run through several times within one. The state is four numbers and a
 //! digest.
 //!

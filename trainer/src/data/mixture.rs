@@ -1,10 +1,10 @@
 //! How an epoch is made of data sets with weights.
 //!
 //! An epoch has as many draws as all data sets have items together. Of them each data set has a fixed
-//! number, its quota, by its weight. Its draws go on where the last epoch has left off: draw `k` of a data
+//! number, its quota, by its weight. Its draws continue where the last epoch has left off: draw `k` of a data
 //! set of `n` items, counted over all epochs, is item `k % n` of its pass `k / n`, and each pass has an order
 //! of its own. So a data set with a small share comes whole before any item of it comes twice, and every draw
-//! is a function of weights, seed, epoch and position: nothing has to be kept to go on from any of them.
+//! is a function of weights, seed, epoch and position: nothing has to be kept to continue from any of them.
 
 use rlt_core::permutation::{Permutation, splitmix64};
 

@@ -15,7 +15,7 @@ pub enum SeedUse {
     Weights = 4,
     /// Order of the data.
     Data = 5,
-    /// Which samples are drawn anew.
+    /// Which samples are drawn again.
     Reweighting = 6,
 }
 

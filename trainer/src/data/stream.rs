@@ -2,7 +2,7 @@
 //!
 //! A lane is a sequence of files that is read again and again. Its rows are taken in blocks of `blockRows`
 //! items; a block is shuffled, and so are the files of each pass. Where a lane stands is the place in its
-//! files at which the present block begins, and the number of items that were taken of it: to go on from
+//! files at which the present block begins, and the number of items that were taken of it: to continue from
 //! there the block is read again. Without weights all data sets are one lane; with weights each has its own,
 //! and the next item is taken from the one that is furthest behind its share.
 

@@ -1,5 +1,5 @@
 //! The frozen or trained weight of a linear layer: dense, or in 4 or 8 bits. Whatever of it is stored,
-//! sharded or digested is named tensors; whatever is computed asks for a product.
+//! sharded or digested is named tensors; whatever is computed requests a product.
 
 use rlt_api::plan::model_config::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};

@@ -1,7 +1,7 @@
 //! Weights on disk: one safetensors file or several with an index, checked against the configuration before a
 //! single weight is read.
 //!
-//! Files are read at the offsets of what is asked for, a chunk at a time. Nothing is mapped into memory: a
+//! Files are read at the offsets of what is requested, a chunk at a time. Nothing is mapped into memory: a
 //! file that shrinks under a map kills the process, while a short read is an error with a name.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -130,7 +130,7 @@ fn router_of<'a>(experts: Option<&'a ExpertWeights>, name: &str) -> Option<Merge
     experts.filter(|experts| experts.router_name() == name).map(Merged::Router)
 }
 
-/// A model folder that is being written, one part of the model after the other: only the part at hand is
+/// A model folder that is being written, one part of the model after the other: only the current part is
 /// read.
 #[derive(Debug)]
 pub struct Export<'a> {
@@ -286,7 +286,7 @@ pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError
     written.map_err(|source| ModelError::Write { path: path.to_owned(), source })
 }
 
-/// The header of a safetensors file in which the tensors lie one after the other, padded so that they are
+/// The header of a safetensors file in which the tensors are one after the other, padded so that they are
 /// aligned.
 fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     let mut header = serde_json::Map::new();

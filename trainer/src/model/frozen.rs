@@ -107,7 +107,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Gives the memory of weights that lie in a file back until they are read again; nothing changes
+    /// Gives the memory of weights that are in a file back until they are read again; nothing changes
     /// otherwise.
     pub fn release_pages(&self) {
         if let Some(file) = &self.offload_file {

@@ -164,7 +164,7 @@ fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubE
     builder.build_sync().map_err(failed)
 }
 
-/// A repository at a commit, and where its files lie here.
+/// A repository at a commit, and where its files are here.
 struct Snapshot<T: RepoType> {
     repo: String,
     repository: HFRepositorySync<T>,

@@ -73,7 +73,7 @@ pub enum LoraError {
     BadRank {
         /// What would do.
         expected: &'static str,
-        /// The rank asked for.
+        /// The rank requested.
         got: usize,
     },
     /// A pattern is not a regular expression.
@@ -158,7 +158,7 @@ pub enum LoraError {
         /// Where it should have gone.
         dir: PathBuf,
     },
-    /// A field of `adapter_config.json` is absent, of another type, or asks for something not implemented.
+    /// A field of `adapter_config.json` is absent, of another type, or requests something not implemented.
     #[error("reading {path}: field `{field}`: expected {expected}, got {got}", path = path.display())]
     BadConfig {
         /// The file.

@@ -97,7 +97,7 @@ impl PackedInput {
         (input, std::array::from_fn(|_| next()))
     }
 
-    /// The same stream with images whose tokens lie at `places`, and with positions of three axes.
+    /// The same stream with images whose tokens are at `places`, and with positions of three axes.
     #[must_use]
     pub(crate) fn with_images(
         self,

@@ -23,7 +23,7 @@ pub enum Adapter {
 pub struct Dropout {
     /// Seeds the draws of all projections.
     pub seed: u64,
-    /// Where the tokens at hand begin in their stream: what is dropped of a token depends on its place there
+    /// Where the current tokens begin in their stream: what is dropped of a token depends on its place there
     /// alone.
     pub first_token: usize,
 }

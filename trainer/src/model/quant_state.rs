@@ -1,5 +1,5 @@
 //! Quantized weights as bitsandbytes stores them, checked before one of them is read, and read at the offsets
-//! of what is asked for.
+//! of what is requested.
 //!
 //! ```text
 //! 4 bits  X.weight, X.weight.absmax, X.weight.quant_map [16]
@@ -122,7 +122,7 @@ fn table_of(format: QuantizationFormat) -> &'static [f32] {
     }
 }
 
-/// Rows must lie one behind the other.
+/// Rows must be one behind the other.
 fn check_int8(files: &WeightFiles, module: &str) -> Result<(), ModelError> {
     let name = format!("{module}.weight_format");
     let Some((path, _, num_bytes)) = files.find(&name) else { return Ok(()) };
@@ -241,7 +241,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// Writes what `tensor_shard` asks for of a stored tensor of the quantized weight of `module` over `values`.
+/// Writes what `tensor_shard` requests of a stored tensor of the quantized weight of `module` over `values`.
 pub(super) fn fill(
     files: &WeightFiles,
     quantization: &Quantization,

@@ -23,7 +23,7 @@ pub(super) struct PartOf {
     pub(super) tensor: QuantizedTensor,
 }
 
-/// The tensors of all quantized weights, and the weight that was quantized last: its tensors are asked for
+/// The tensors of all quantized weights, and the weight that was quantized last: its tensors are requested
 /// one after the other.
 #[derive(Debug, Default)]
 pub(super) struct QuantizedParts {
@@ -49,7 +49,7 @@ impl QuantizedParts {
         self.parts.get(name)
     }
 
-    /// Writes what `tensor_shard` asks for of `part` over `values`; `read` gives the whole weight.
+    /// Writes what `tensor_shard` requests of `part` over `values`; `read` gives the whole weight.
     pub(super) fn fill(
         &self,
         config: &ModelConfig,

@@ -30,7 +30,7 @@ impl TensorRandom {
     pub(crate) fn normal(&mut self, num: usize, std: f64) -> Vec<f32> {
         let mut values = Vec::with_capacity(num + 1);
         while values.len() < num {
-            // 1 - u lies in (0, 1], where the logarithm is finite.
+            // 1 - u is in (0, 1], where the logarithm is finite.
             let radius = std * (-2.0 * (1.0 - self.unit()).ln()).sqrt();
             let (sin, cos) = (TAU * self.unit()).sin_cos();
             values.extend([(radius * cos) as f32, (radius * sin) as f32]);

@@ -29,7 +29,7 @@ struct Table {
 
 impl RopeTables {
     /// Turns heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as they
-    /// are. What is turned has its dims in another order where pairs do not lie half a head apart; scores do
+    /// are. What is turned has its dims in another order where pairs are not half a head apart; scores do
     /// not change, as queries and keys are in the same.
     pub(crate) fn turn(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
         let Some(Table { cos_td, sin_td }) = rope_idx.and_then(|idx| self.tables.get(idx)) else {
@@ -77,7 +77,7 @@ impl Ropes {
         &self.frequencies
     }
 
-    /// Which dim of a head lies at each place while it is turned, i64 [head_dim].
+    /// Which dim of a head is at each place while it is turned, i64 [head_dim].
     pub(crate) fn dim_order(&self) -> Option<&Tensor> {
         self.dim_order.as_ref()
     }
@@ -106,7 +106,7 @@ impl Ropes {
     }
 }
 
-/// The dim of a head at each place where pairs lie half a head apart, turned ones first; `None` where they
+/// The dim of a head at each place where pairs are half a head apart, turned ones first; `None` where they
 /// lie so already.
 fn dim_order(config: &ModelConfig) -> Option<Vec<i64>> {
     let (head_dim, rotary_dim) = (config.rope_head_dim() as i64, config.rotary_dim as i64);

@@ -79,7 +79,7 @@ impl VisionTower {
     }
 
     /// The features of images, one below the other, `[n, hidden]` in the compute dtype. Those of an image
-    /// that was asked for before are read again.
+    /// that was requested before are read again.
     pub(crate) fn features(&self, images: &[Arc<PromptImage>]) -> Tensor {
         let features: Vec<Tensor> = images.iter().map(|image| self.features_of(image)).collect();
         Tensor::cat(&features, 0)

@@ -1,4 +1,4 @@
-//! The weights of a model by name, read or drawn where they are asked for: all of a tensor, or the part of it
+//! The weights of a model by name, read or drawn where they are requested: all of a tensor, or the part of it
 //! that one of several ranks keeps. What they are for is not known here.
 
 use std::collections::BTreeMap;
@@ -172,7 +172,7 @@ impl Weights {
         self.stored.contains_key(name) || self.quantized.get(name).is_some()
     }
 
-    /// Writes what `tensor_shard` asks for over `values`, `[len]`, of any floating-point dtype and on any
+    /// Writes what `tensor_shard` requests over `values`, `[len]`, of any floating-point dtype and on any
     /// device. Beside them there is never more than a chunk of the model.
     ///
     /// # Errors
@@ -205,7 +205,7 @@ impl Weights {
         }
     }
 
-    /// The same of a parameter that is `stored` as other tensors: of each what it asks for.
+    /// The same of a parameter that is `stored` as other tensors: of each what it requests.
     fn fill_from(
         &self,
         stored: &[TensorShape],

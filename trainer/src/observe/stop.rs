@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Why a run was asked to end before its last step.
+/// Why a run was told to end before its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// SIGTERM or SIGINT arrived: preemption, eviction, or a person at the terminal.
@@ -23,7 +23,7 @@ pub enum StopReason {
 pub enum Outcome {
     /// All steps are done.
     Complete,
-    /// It was asked to stop; a checkpoint of the last complete step was saved.
+    /// It was told to stop; a checkpoint of the last complete step was saved.
     Stopped(StopReason),
 }
 

@@ -1,4 +1,4 @@
-//! What people have to know although a run goes on: the warnings that stand, and symptoms that its metrics
+//! What people have to know although a run continues: the warnings that stand, and symptoms that its metrics
 //! show, kept in the run folder and handed to whoever tells people. What is a symptom `rlt-api` decides.
 
 use std::cell::RefCell;
@@ -85,7 +85,7 @@ impl State {
         self.all().join("; ")
     }
 
-    /// A run goes on although nobody may read its warnings there.
+    /// A run continues although nobody may read its warnings there.
     fn keep(&self) {
         let Some(folder) = &self.folder else { return };
         let (file, all) = (folder.join(WARNINGS), self.all());

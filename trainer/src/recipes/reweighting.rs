@@ -1,4 +1,4 @@
-//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are drawn anew before its updates, by
+//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are drawn again before its updates, by
 //! weights that follow from their rewards. Formulas are in `rlt-core`.
 
 use rlt_api::resolved;
@@ -13,7 +13,7 @@ use crate::roles::Roles;
 /// verl's `weight_pow`.
 const DEFAULT_POWER: f64 = 2.0;
 
-/// Draws samples anew; may be nothing at all.
+/// Draws samples again; may be nothing at all.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyFiltration(Option<Reweighting>);
 

@@ -16,7 +16,7 @@ use crate::roles::{Roles, StepError};
 pub struct GroupSampling {
     /// Prompts of one batch, and groups of the step.
     pub num_prompts: usize,
-    /// Which groups are sampled anew; `None` keeps all.
+    /// Which groups are sampled again; `None` keeps all.
     pub dynamic: Option<DynamicSamplingSpec>,
 }
 
@@ -33,7 +33,7 @@ impl GroupSampling {
     /// The groups of the present step.
     ///
     /// # Errors
-    /// [`StepError::Interrupted`] when a rank was asked to stop, and as rollout and rewards.
+    /// [`StepError::Interrupted`] when a rank was told to stop, and as rollout and rewards.
     pub fn groups(&self, roles: &mut Roles, data: &mut Data) -> Result<Vec<RolloutGroup>, StepError> {
         let max_batches = self.dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
         let mut groups: Vec<RolloutGroup> = Vec::new();
@@ -49,7 +49,7 @@ impl GroupSampling {
                 Some(dynamic) if !(is_last && groups.is_empty()) => {
                     groups.extend(judged.into_iter().filter(|group| has_different_rewards(group, dynamic)));
                 }
-                // Without dynamic sampling, or where no group of any batch differs: the step goes on with
+                // Without dynamic sampling, or where no group of any batch differs: the step continues with
                 // what it has.
                 _ => groups.extend(judged),
             }

@@ -56,7 +56,7 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
     Ok((metrics.len() > 1).then_some(Evaluation { reward, metrics }))
 }
 
-/// What the rewards of sampled completions say; `None` when the run was asked to stop.
+/// What the rewards of sampled completions say; `None` when the run was told to stop.
 fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);

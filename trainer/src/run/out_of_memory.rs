@@ -1,4 +1,4 @@
-//! A device whose memory ran out: which phase asked for how much, what was free, and which fields give more
+//! A device whose memory ran out: which phase requested how much, what was free, and which fields give more
 //! room.
 //!
 //! libtorch says so wherever it allocates, by an error or, inside of a model's pass, by a panic; both are
@@ -11,7 +11,7 @@ use crate::observe::phases;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 
-/// Words of libtorch's allocator, before what was asked for.
+/// Words of libtorch's allocator, before what was requested.
 const ASKED: &str = "Tried to allocate ";
 /// After what is free.
 const FREE: &str = " is free";

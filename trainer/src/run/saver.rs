@@ -124,7 +124,7 @@ impl Saver {
     }
 }
 
-/// Lets the training go on where all that failed is a checkpoint.
+/// Lets the training continue where all that failed is a checkpoint.
 pub(crate) fn tolerate(step: u64, result: Result<(), TrainError>) -> Result<(), TrainError> {
     match result {
         Err(TrainError::Checkpoint(error)) => {

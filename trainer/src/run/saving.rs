@@ -41,7 +41,7 @@ struct UnderWay {
 pub(crate) enum Patience {
     /// It is looked at again later.
     None,
-    /// Nothing else goes on before it has ended.
+    /// Nothing else continues before it has ended.
     Until,
 }
 

@@ -196,7 +196,7 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let path = run.folder.checkpoints().display().to_string();
     let mut notes = match fetched {
         Ok(notes) => notes,
-        // What is here is enough to go on from.
+        // What is here is enough to continue from.
         Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
             vec![format!("copies of checkpoints could not be looked at: {error}")]
         }

@@ -10,7 +10,7 @@
 //!
 //! A checkpoint is written beside its final place by all processes together, each its own file, synced, and
 //! committed by one process with one rename, so a kill of any of them at any instruction leaves the previous
-//! one selected. Tensors are described by their global shape and by pieces that say which part of it lies
+//! one selected. Tensors are described by their global shape and by pieces that say which part of it is
 //! where; nothing in the format knows how many processes wrote it. Loading parses JSON and copies bytes: no
 //! code is executed.
 //!

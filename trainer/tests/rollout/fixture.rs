@@ -84,7 +84,7 @@ pub(crate) fn tokens(completions: &[Vec<Completion>]) -> Vec<Vec<TokenId>> {
 ///
 /// What a prefill computes again a decode may have computed first, with additions in another order: log-probs
 /// agree to rounding, which these models' large random weights amplify to some 1e-5, and a draw moves when
-/// its number lies within that much of a boundary. That is one of thousands of samples, on one machine or
+/// its number is within that much of a boundary. That is one of thousands of samples, on one machine or
 /// another.
 #[derive(Default)]
 pub(crate) struct SameSamples {

@@ -1,5 +1,5 @@
 //! The rollout on a device in numbers of 16 bits: as close to what the actor computes in fp32 as on the CPU,
-//! to the same bits by graphs, and on ranks that sample as one.
+//! to the same bits by graphs, and on ranks of a rollout TP group.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! Ranks that are threads here, and the engines of those that sample as one.
+//! Ranks that are threads here, and the engines of those of its rollout TP group.
 
 use std::thread;
 use std::time::Duration;

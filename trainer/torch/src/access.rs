@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
-/// Start and number of the elements, after checking that they lie as `kind` without gaps where the CPU can
+/// Start and number of the elements, after checking that they are as `kind` without gaps where the CPU can
 /// read them.
 fn elements<T>(act: &'static str, tensor: &Tensor, kind: Kind) -> Result<(*mut T, usize), Error> {
     if tensor.device() != Device::Cpu || tensor.kind() != kind || !tensor.is_contiguous() {
@@ -30,7 +30,7 @@ fn shared<'a, T>(act: &'static str, tensor: &'a Tensor, kind: Kind) -> Result<&'
 /// they are borrowed.
 ///
 /// # Errors
-/// When the tensor lies elsewhere, has another dtype or gaps.
+/// When the tensor is elsewhere, has another dtype or gaps.
 pub fn f32_slice(tensor: &Tensor) -> Result<&[f32], Error> {
     shared("reading f32 elements", tensor, Kind::Float)
 }
@@ -82,7 +82,7 @@ pub(crate) fn i64_slice_mut(tensor: &mut Tensor) -> Result<&mut [i64], Error> {
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
-/// Start and number of a tensor's bytes, after checking that they lie without gaps where the CPU can read
+/// Start and number of a tensor's bytes, after checking that they are without gaps where the CPU can read
 /// them.
 fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {
     let (data, len) = elements(act, tensor, tensor.kind())?;

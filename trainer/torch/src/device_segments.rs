@@ -91,7 +91,7 @@ fn argument(expected: &str, got: impl ToString) -> Error {
     Error::Argument { act: "packed attention", expected: expected.to_owned(), got: got.to_string() }
 }
 
-/// Pairs of i32 as the i64 that lie in their place; an odd one out gets a zero beside it.
+/// Pairs of i32 as the i64 that are in their place; an odd one out gets a zero beside it.
 fn in_pairs(numbers: &[i32]) -> Vec<i64> {
     let pair = |pair: &[i32]| {
         let [low, high] = [0, 1].map(|at| pair.get(at).copied().unwrap_or(0).to_ne_bytes());

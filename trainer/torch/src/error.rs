@@ -70,7 +70,7 @@ pub enum Error {
     Memory {
         /// What was tried.
         act: &'static str,
-        /// How much was asked for.
+        /// How much was requested.
         num_bytes: usize,
         /// The cause.
         source: std::io::Error,

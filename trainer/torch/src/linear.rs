@@ -36,7 +36,7 @@ enum Weight {
 impl PackedLinear {
     /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about
     /// `rows_hint` rows. A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the
-    /// weight itself is kept. A float32 copy lies in `block` where one is given and has room for it
+    /// weight itself is kept. A float32 copy is in `block` where one is given and has room for it
     /// ([`Self::packed_bytes`]).
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl PackedLinear {
 
     /// Writes `x weight^T + bias` for `x` `[rows, in]` to `out` `[rows, out]`: one product, nothing is
     /// allocated.
-    /// Only for weights that lie as given, as they do on GPUs.
+    /// Only for weights that are as given, as they do on GPUs.
     ///
     /// # Errors
     /// When shapes or dtypes do not fit, or the weight is packed.
@@ -112,17 +112,17 @@ impl PackedLinear {
         product.map(drop).map_err(|error| Error::Libtorch { act, message: error.to_string() })
     }
 
-    /// The weight `[out, in]` where it lies as given.
+    /// The weight `[out, in]` where it is as given.
     pub fn plain_weight(&self) -> Option<&Tensor> {
         if let Weight::Plain(weight) = &self.weight { Some(weight) } else { None }
     }
 
-    /// Whether the weight lies packed in a second copy.
+    /// Whether the weight is packed in a second copy.
     pub fn is_packed(&self) -> bool {
         !matches!(self.weight, Weight::Plain(_))
     }
 
-    /// Bytes of the weight as it lies here.
+    /// Bytes of the weight as it is here.
     pub fn num_bytes(&self) -> usize {
         let (Weight::Panels { panels: weight, .. } | Weight::Packed(weight) | Weight::Plain(weight)) =
             &self.weight;

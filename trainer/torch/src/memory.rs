@@ -12,7 +12,7 @@ const STATUS: &str = "/proc/self/status";
 const MEMINFO: &str = "/proc/meminfo";
 const CLEAR_REFS: &str = "/proc/self/clear_refs";
 
-/// Shapes of products whose code stays, of oneDNN and of what lies between it and libtorch; both begin with
+/// Shapes of products whose code stays, of oneDNN and of what is between it and libtorch; both begin with
 /// 1024.
 const KEPT_SHAPES: &str = "64";
 const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];

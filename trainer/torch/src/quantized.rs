@@ -124,7 +124,7 @@ pub struct NestedScales {
 }
 
 impl QuantizedMatrix {
-    /// A weight of this `size`, [out, in], from tensors that lie as [`Self::codes`] and the others say; they
+    /// A weight of this `size`, [out, in], from tensors that are as [`Self::codes`] and the others say; they
     /// may have no memory yet.
     pub fn new(
         size: [i64; 2],

@@ -1,5 +1,5 @@
 //! Memory that many tensors share and that goes back to the kernel in one piece: a block of large pages for
-//! weights that are read again and again, and a file without a name for weights that mostly lie still.
+//! weights that are read again and again, and a file without a name for weights that mostly are still.
 
 use crate::Error;
 use crate::access::{from_owner, tensor_from_bytes};
@@ -64,7 +64,7 @@ impl Block {
         if tensor.device() != Device::Cpu || end > self.map.len {
             return Ok(tch::no_grad(|| tensor.detach().contiguous().copy()));
         }
-        // SAFETY: start..end lies within the mapping and was not handed out before.
+        // SAFETY: start..end is within the mapping and was not handed out before.
         let data = unsafe { self.map.start.add(start) };
         let mut kept = from_owner(data.cast(), Arc::clone(&self.map), &tensor.size(), tensor.kind())?;
         self.used = end;
@@ -84,7 +84,7 @@ pub struct TensorFile {
 
 impl TensorFile {
     /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives
-    /// each back as it lies there, in order. They are changed by [`Self::rewrite`] alone.
+    /// each back as it is there, in order. They are changed by [`Self::rewrite`] alone.
     ///
     /// # Errors
     /// When the file cannot be written or mapped, for instance on a full disk.
@@ -120,7 +120,7 @@ impl TensorFile {
     /// and number of elements. Whoever reads it afterwards reads them.
     ///
     /// # Errors
-    /// When `place` does not lie here or has another dtype or length, and when the file cannot be written.
+    /// When `place` is not here or has another dtype or length, and when the file cannot be written.
     pub fn rewrite(&self, place: &Tensor, values: &Tensor) -> Result<(), Error> {
         let act = "rewriting tensors in a file of";
         let plain = values.detach().to_device(Device::Cpu).contiguous();

@@ -2,7 +2,7 @@
 //! it.
 //!
 //! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux lays a
-//! signal's frame down where that points, and so over whatever is there on the heap: training would go on
+//! signal's frame down where that points, and so over whatever is there on the heap: training would continue
 //! with wrong numbers, or die of a damaged heap later.
 
 use std::ffi::c_int;

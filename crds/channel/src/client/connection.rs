@@ -1,4 +1,4 @@
-//! One call on its way: files read anew, TLS, the answer.
+//! One call on its way: files read again, TLS, the answer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub(super) enum SendError {
     Timeout { seconds: f64 },
 }
 
-/// A connection that is made when it is needed, and made anew after every failure: certificates and the
+/// A connection that is made when it is needed, and made again after every failure: certificates and the
 /// process behind the address may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Connection {

@@ -31,7 +31,7 @@ struct State {
 /// Whether more is to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// The process goes on.
+    /// The process continues.
     Open,
     /// The last state waits for its acknowledgement.
     Closing,

@@ -10,9 +10,9 @@ use crate::{Source, environment};
 pub struct Settings {
     /// `https://host:port`.
     pub address: String,
-    /// PEM file of the authority behind the operator's certificate; read anew for every connection.
+    /// PEM file of the authority behind the operator's certificate; read again for every connection.
     pub ca_file: PathBuf,
-    /// File of the token; read anew for every report.
+    /// File of the token; read again for every report.
     pub token_file: PathBuf,
     /// Who reports.
     pub source: Source,

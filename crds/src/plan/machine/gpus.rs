@@ -16,7 +16,7 @@ const GIGA: f64 = 1e9;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("GPU {name:?} is not known: expected one of {}", known())]
 pub struct UnknownGpu {
-    /// What was asked for.
+    /// What was requested.
     pub name: String,
 }
 

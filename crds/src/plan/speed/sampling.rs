@@ -5,7 +5,7 @@
 //! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
 //! FLOP of a step    2 b packed weights / n + 4 b (p + c / 2) L q / n
 //! ```
-//! b sequences together, p prompt tokens, c completion tokens, n ranks that sample as one, L layers, q
+//! b sequences together, p prompt tokens, c completion tokens, n ranks of a rollout TP group, L layers, q
 //! query width, v vocabulary.
 
 use super::PhaseSpeed;

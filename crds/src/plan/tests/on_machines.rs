@@ -1,4 +1,4 @@
-//! What a plan says about a machine: what is chosen for it, what lies where, what fits, and how long it
+//! What a plan says about a machine: what is chosen for it, what is where, what fits, and how long it
 //! takes.
 
 use proptest::prelude::*;

@@ -44,7 +44,7 @@ pub(crate) struct Summary {
     /// How far the training is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) progress: Option<Progress>,
-    /// The checkpoint from which a restart goes on.
+    /// The checkpoint from which a restart continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<CheckpointStatus>,
     /// Ended attempts by what ended them.

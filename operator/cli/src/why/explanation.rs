@@ -220,7 +220,7 @@ pub(super) fn when_true(status: &RLTrainingJobStatus, type_: ConditionType) -> O
     status.conditions.iter().find(|one| one.type_ == type_ && one.status == ConditionStatus::True)
 }
 
-/// The checkpoint from which the job goes on.
+/// The checkpoint from which the job continues.
 pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
     let latest = status.checkpoints.iter().find(|one| one.latest).or(status.checkpoints.last())?;
     Some(format!("the last complete checkpoint is of step {}", latest.step))

@@ -1,4 +1,4 @@
-//! One explanation for each way in which a job waits, fails or goes on.
+//! One explanation for each way in which a job waits, fails or continues.
 
 use rlt_objects::job::Job;
 use rlt_objects::labels;

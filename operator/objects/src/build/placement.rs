@@ -48,13 +48,13 @@ pub struct Placement {
     tolerations: Vec<Toleration>,
     gates: Vec<PodSchedulingGate>,
     affinity: Option<Affinity>,
-    /// Neighbours that lie in one domain.
+    /// Neighbours that are in one domain.
     slice: Option<Slice>,
     /// The PodGroup of Kubernetes' own kind.
     group: Option<String>,
 }
 
-/// Neighbours by index that lie in one domain.
+/// Neighbours by index that are in one domain.
 #[derive(Clone, Debug, PartialEq)]
 struct Slice {
     label: String,
@@ -88,7 +88,7 @@ impl Placement {
         if let Some((workload, flavors)) = admission {
             placement.admit(group, workload, flavors);
         }
-        // A spare belongs to no slice, and lies near to the workers whose ranks it may take.
+        // A spare belongs to no slice, and is near to the workers whose ranks it may take.
         let group = if group.is_spare() { input.first_group().unwrap_or(group) } else { group };
         if placement.gates.is_empty() && !is_spare {
             placement.slice = slice(input, group, attempt);
@@ -132,7 +132,7 @@ impl Placement {
     /// The pod in its place.
     ///
     /// # Errors
-    /// When the job asks for other nodes than the queue has set aside.
+    /// When the job requests other nodes than the queue has set aside.
     pub fn place(&self, mut pod: Pod) -> Result<Pod, PlacementConflict> {
         let metadata = &mut pod.metadata;
         metadata.labels.get_or_insert_default().extend(self.labels.clone());

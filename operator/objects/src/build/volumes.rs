@@ -125,7 +125,7 @@ fn scratch() -> Volume {
     Volume { name: "tmp".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
 }
 
-/// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has
+/// Where it is requested, and where GPUs or several ranks may need more than the 64 MiB that a container has
 /// anyway.
 fn shared_memory(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Volume> {
     let size = input.prepared.job.spec().workers.resources.shared_memory.clone();

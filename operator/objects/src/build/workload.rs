@@ -1,5 +1,5 @@
 //! The Workload by which Kueue knows a job: how many pods of which size, for which queue. What does not
-//! concern a queue, such as an image, is left out, so that a new operator does not ask anew for what it has.
+//! concern a queue, such as an image, is left out, so that a new operator does not ask again for what it has.
 
 use std::collections::BTreeMap;
 

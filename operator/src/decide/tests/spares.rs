@@ -164,7 +164,7 @@ fn a_pod_that_is_lost_before_it_took_part_ends_the_attempt() {
     let deleted = Worker { is_deleting: true, ..following(runs(0)) };
     let decision = with(1, &status, vec![deleted, spare(0)]);
     assert_eq!(decision.status.attempt, Some(3));
-    // With a spare left it goes on in place, and the promoted one keeps its ranks.
+    // With a spare left it continues in place, and the promoted one keeps its ranks.
     let kept = Worker { group: "trainer".into(), idx: 1, attempt: 2, ..following(spare(0)) };
     let lost = Worker { attempt: 2, ..failed(0, 137, 9) };
     let again = with(1, &status, vec![lost, following(kept), spare(1)]);

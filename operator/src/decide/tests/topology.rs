@@ -32,7 +32,7 @@ fn labels(racks: [&str; 4]) -> NodeLabels {
         .collect()
 }
 
-/// The decision, and how many nodes it asked for.
+/// The decision, and how many nodes it requested.
 fn placed(
     prepared: &Prepared,
     status: &RLTrainingJobStatus,

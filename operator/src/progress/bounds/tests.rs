@@ -171,7 +171,7 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     )
 }
 
-/// A thousand cases a test; `PROPTEST_CASES` asks for more, to fuzz for an hour.
+/// A thousand cases a test; `PROPTEST_CASES` requests more, to fuzz for an hour.
 fn cases() -> ProptestConfig {
     let asked = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 1000 };

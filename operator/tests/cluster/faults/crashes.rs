@@ -1,4 +1,4 @@
-//! An operator that dies at any call of a job's life, and another one that goes on.
+//! An operator that dies at any call of a job's life, and another one that continues.
 
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;

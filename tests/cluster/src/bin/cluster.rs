@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use rlt_cluster::{Cluster, Options};
 
-/// In the folder of a cluster that waits to be asked for its end.
+/// In the folder of a cluster that waits to be requested its end.
 const SOCKET: &str = "up.sock";
 const USAGE: &str =
     "usage: cluster up [--chart FOLDER] [IMAGE.tar ...]   start a cluster with a real node, these images loaded and this chart
@@ -106,7 +106,7 @@ fn up(images: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Owns a cluster until it is asked to end it. Says on its first line how to call `kubectl`.
+/// Owns a cluster until it is told to end it. Says on its first line how to call `kubectl`.
 fn own(arguments: &[&str]) -> Result<(), Failure> {
     let (chart, images) = match arguments {
         ["--chart", chart, images @ ..] => (Some(chart), images),
@@ -164,7 +164,7 @@ fn down() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sockets of clusters that wait to be asked for their end.
+/// Sockets of clusters that wait to be requested their end.
 fn sockets() -> impl Iterator<Item = PathBuf> {
     let folders = std::fs::read_dir(rlt_cluster::ROOT).into_iter().flatten().flatten();
     folders.map(|folder| folder.path().join(SOCKET)).filter(|socket| socket.exists())

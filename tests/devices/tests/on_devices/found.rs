@@ -39,7 +39,7 @@ fn train(folder: &Path, workers: &Value, variables: &Variables) -> Output {
     command.envs(variables.clone()).output().unwrap()
 }
 
-/// The code with which a job ends that asks for GPUs, and what it says.
+/// The code with which a job ends that requests GPUs, and what it says.
 fn refused(workers: &Value, variables: &Variables) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let output = train(folder.path(), workers, variables);

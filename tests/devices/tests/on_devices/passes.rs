@@ -196,7 +196,7 @@ fn scoring_waits_once_for_all_micro_batches() {
         };
         let (few, many, split) = (asked(FEW, LARGE), asked(MANY, LARGE), asked(MANY, SMALL));
         assert_eq!(few.launches, many.launches, "launches of one micro-batch");
-        // Where the numbers have come by the time that they are asked for, nobody waits.
+        // Where the numbers have come by the time that they are requested, nobody waits.
         assert!([few.waits, many.waits, split.waits].iter().all(|waits| *waits <= 1), "{few:?} {split:?}");
         assert_eq!([few.host_to_device, few.device_to_host], [1, 1]);
     });

@@ -21,7 +21,7 @@ pub enum RejectionLevel {
 /// How far apart the policies are on a token, and how far is too far. x is the log-ratio, clamped to +-20.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divergence {
-    /// k1 = -x, kept while exp(k1), the **inverse** ratio, lies in `[lower, upper]`.
+    /// k1 = -x, kept while exp(k1), the **inverse** ratio, is in `[lower, upper]`.
     K1 {
         /// Smallest inverse ratio kept.
         lower: f64,

@@ -77,7 +77,7 @@ fn best_fit(items: &[usize], lens: &[usize], capacity: usize) -> Vec<Vec<usize>>
     bins
 }
 
-/// Takes one of the bins with this much room; 0 where there is none, which [`best_fit`] never asks for.
+/// Takes one of the bins with this much room; 0 where there is none, which [`best_fit`] never requests.
 fn take(by_room: &mut BTreeMap<usize, Vec<usize>>, room: usize) -> usize {
     let Some(bins) = by_room.get_mut(&room) else { return 0 };
     let bin = bins.pop().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Emptying a few bins and filling them anew until there are few enough.
+//! Emptying a few bins and filling them again until there are few enough.
 
 use super::fill::fullest_first;
 use crate::permutation::splitmix64;

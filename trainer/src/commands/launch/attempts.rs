@@ -15,7 +15,7 @@ use crate::commands::worker::{self, WorkerArgs};
 use crate::parallel::RankEnvironment;
 use crate::storage::checkpoint::CheckpointStore;
 
-/// Runs attempts until one ends well, a signal asks for the end, or no further one may follow.
+/// Runs attempts until one ends well, a signal requests the end, or no further one may follow.
 pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, LaunchError> {
     let mut stop = StopSignal::listen(grace_period(job))?;
     let root = args.root(job);
@@ -45,7 +45,7 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
             Next::End { why } => return Err(LaunchError::Rank { failed, hint: why }),
         };
         if stop.sleep(after) {
-            // What was saved before the failure is where the next run goes on.
+            // What was saved before the failure is where the next run continues.
             return Ok(ExitCode::Preempted);
         }
         attempt += 1;
@@ -68,7 +68,7 @@ pub(super) fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, 
     }
 }
 
-/// Removes what an earlier run left, where that is asked for. No attempt may do so after another.
+/// Removes what an earlier run left, where that is requested. No attempt may do so after another.
 fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<WorkerArgs, LaunchError> {
     if args.overwrite {
         worker::start_afresh(root, job).map_err(Box::new)?;
@@ -87,7 +87,7 @@ fn all_here(store: &rlt_torch::collectives::Store, attempt: u64, count: usize) -
     }
 }
 
-/// The digest of the checkpoint that a new attempt would go on from.
+/// The digest of the checkpoint that a new attempt would continue from.
 pub(super) fn newest_checkpoint(root: &Path) -> Option<String> {
     let committed = CheckpointStore::follow(&root.join("checkpoints")).committed().ok()?;
     committed.into_iter().next_back().map(|checkpoint| checkpoint.digest)

@@ -21,9 +21,9 @@ use crate::parallel::RankEnvironment;
 
 /// Between two looks at the workers.
 const POLL: Duration = Duration::from_millis(20);
-/// How long ranks may go on after one whose own end says what happened, to say what they saw of it.
+/// How long ranks may continue after one whose own end says what happened, to say what they saw of it.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
-/// How long ranks may go on after one that has lost another: long enough for all to notice and to say whom
+/// How long ranks may continue after one that has lost another: long enough for all to notice and to say whom
 /// they miss.
 const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
 
@@ -34,7 +34,7 @@ pub(super) struct Children {
     folder: TempDir,
     /// The process group of each worker.
     groups: Vec<Pid>,
-    /// How long the others may go on after a rank whose own end says what happened.
+    /// How long the others may continue after a rank whose own end says what happened.
     grace_with_cause: Duration,
 }
 

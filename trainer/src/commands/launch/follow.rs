@@ -1,5 +1,5 @@
 //! A pod that may be given another attempt: its launcher asks the operator in which attempt the pod is, and
-//! starts its ranks anew in place.
+//! starts its ranks again in place.
 //!
 //! ```text
 //! environment, or a spare that waits -> ranks run -> they ended, or another attempt has begun
@@ -46,7 +46,7 @@ enum Next {
     Ranks(RankEnvironment),
     /// Nothing: the job has ended, or nobody answers.
     Nothing,
-    /// Nothing: a signal asked for the end.
+    /// Nothing: a signal requested the end.
     Stopped,
 }
 

@@ -100,7 +100,7 @@ impl End {
         self.is_failure() && !self.has_lost_a_peer()
     }
 
-    /// Whether no rank can go on without this one.
+    /// Whether no rank can continue without this one.
     pub(super) fn ends_all(&self) -> bool {
         self.is_failure() || self.cut == Cut::BySignal
     }

@@ -1,4 +1,4 @@
-//! Streams against the rows of their files: order, memory, and going on from any place.
+//! Streams against the rows of their files: order, memory, and continuing from any place.
 
 use std::cell::Cell;
 use std::fs;

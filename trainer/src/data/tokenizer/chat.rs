@@ -19,7 +19,7 @@ use super::python::{JsonStyle, json_dumps, str_text};
 /// conversation of a thousand turns takes well below a million.
 const FUEL: u64 = 50_000_000;
 
-/// The template used when no other is asked for.
+/// The template used when no other is requested.
 const DEFAULT: &str = "default";
 /// The template used when there are tools, where a folder has one of this name.
 const TOOL_USE: &str = "tool_use";

@@ -60,7 +60,7 @@ pub enum DatasetFilesError {
     /// There is no such configuration.
     #[error("config: {config:?} is unknown, expected one of {known:?}")]
     UnknownConfig {
-        /// The one that was asked for.
+        /// The one that was requested.
         config: String,
         /// Those that are known.
         known: Vec<String>,

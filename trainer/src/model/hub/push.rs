@@ -326,7 +326,7 @@ fn unread(path: &Path) -> impl FnOnce(io::Error) -> PushError {
     move |source| PushError::Read { path, source }
 }
 
-/// The headers that an answer of the hub asks for.
+/// The headers that an answer of the hub requests.
 fn headers_of(action: &Value) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for (name, value) in action["header"].as_object().into_iter().flatten() {

@@ -2,7 +2,7 @@
 //! for: none of them may lead out of the snapshot's folder.
 //!
 //! Of what the server says, only names of files and their contents are used. Its entity tags and commits are
-//! not, of which other clients make paths: files lie in the snapshot itself and not behind links.
+//! not, of which other clients make paths: files are in the snapshot itself and not behind links.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
 
 /// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
-/// formats. All of it lies at the top; a star stands for any letters.
+/// formats. All of it is at the top; a star stands for any letters.
 const WANTED: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -32,7 +32,7 @@ const NUM_CONCURRENT: usize = 4;
 /// Why the files of a commit are not there.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The server lists a file that would lie elsewhere.
+    /// The server lists a file that would be elsewhere.
     #[error("file name {name:?}: expected names below the repository's folder, without `.` and `..`")]
     BadName {
         /// The name.
@@ -44,7 +44,7 @@ pub enum SnapshotError {
     /// The server refuses, or gives no answer.
     #[error("{act}")]
     Hub {
-        /// What was asked for.
+        /// What was requested.
         act: String,
         /// What the hub said.
         source: Box<HFError>,

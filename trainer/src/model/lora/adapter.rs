@@ -144,7 +144,7 @@ impl Decoder {
     }
 }
 
-/// An adapter's folder that is being written, one part of the model after the other: only the part at hand is
+/// An adapter's folder that is being written, one part of the model after the other: only the current part is
 /// read.
 #[derive(Debug)]
 pub struct AdapterExport<'a> {

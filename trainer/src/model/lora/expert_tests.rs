@@ -190,7 +190,7 @@ fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_w
     loaded.load_adapter(dir.path()).unwrap();
     assert_eq!(loaded.lora().unwrap().patterns, config.patterns);
     assert_eq!(hidden(&loaded, Adapter::On), hidden(&saved, Adapter::On));
-    // A job that goes on from it has its patterns.
+    // A job that continues from it has its patterns.
     let path = Some(dir.path().to_string_lossy().into_owned());
     let spec = LoraSpec {
         rank: 3,

@@ -1,4 +1,4 @@
-//! An adapter that goes on at another rank or scaling than it was stored with.
+//! An adapter that continues at another rank or scaling than it was stored with.
 //!
 //! ```text
 //! larger rank    A = [A0; fresh rows]    B = [s0 / s B0, 0]      the product stays what it was

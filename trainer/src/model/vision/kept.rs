@@ -9,7 +9,7 @@ use tch::Tensor;
 #[derive(Debug, Default)]
 pub(super) struct KeptFeatures {
     features: HashMap<u64, Tensor>,
-    /// Digests, the one that was asked for the longest time ago first.
+    /// Digests, the one that was requested the longest time ago first.
     order: VecDeque<u64>,
     bytes: u64,
 }
@@ -23,7 +23,7 @@ impl KeptFeatures {
         Some(features)
     }
 
-    /// Keeps features, and drops those that were asked for the longest time ago until all fit.
+    /// Keeps features, and drops those that were requested the longest time ago until all fit.
     pub(super) fn insert(&mut self, digest: u64, features: &Tensor) {
         self.bytes += bytes(features);
         self.features.insert(digest, features.shallow_clone());

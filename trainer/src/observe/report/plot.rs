@@ -10,7 +10,7 @@ use super::html::{escape, number};
 use super::run::Points;
 use super::scale::Scale;
 
-/// Points drawn per line at most; more cannot be told apart.
+/// Points drawn per line at most; more cannot be distinguished.
 const MAX_POINTS: usize = 600;
 /// From this many points on a noisy line is drawn faintly behind its moving average.
 const MIN_SMOOTHED: usize = 30;

@@ -83,7 +83,7 @@ impl Run {
             let (whole, parts): (Vec<_>, Vec<_>) = timings.partition(|(name, _)| *name == "timing_s/step");
             let sum =
                 |timings: Vec<(&String, &f64)>| timings.into_iter().map(|(_, seconds)| seconds).sum::<f64>();
-            // Evaluations and checkpoints may lie within the time of their step or after it.
+            // Evaluations and checkpoints may be within the time of their step or after it.
             f64::max(sum(whole), sum(parts))
         };
         self.steps.iter().map(of_step).sum()

@@ -46,7 +46,7 @@ impl Scale {
         Some(Self { low: f64::from(low), high: f64::from(high), logarithmic: true, ticks })
     }
 
-    /// Where a value lies between the ends, from 0 to 1. What is not positive lies at the bottom of decades.
+    /// Where a value is between the ends, from 0 to 1. What is not positive is at the bottom of decades.
     pub(super) fn place(&self, value: f64) -> f64 {
         let value = match (self.logarithmic, value > 0.0) {
             (true, true) => value.log10(),

@@ -21,7 +21,7 @@ const PHASES: [(&str, &str); 11] = [
     ("save_checkpoint", "checkpoint"),
 ];
 
-/// Phases that may lie within the measured time of a step or after it.
+/// Phases that may be within the measured time of a step or after it.
 const AFTER_THE_STEP: [&str; 2] = ["evaluation", "checkpoint"];
 
 /// A heading and its figures.
@@ -230,7 +230,7 @@ fn phases(run: &Run) -> Vec<Series> {
     let within = stack_heights(layers.iter().filter(|layer| !AFTER_THE_STEP.contains(&&*layer.label)));
     let rest = |(step, seconds): (f64, f64)| {
         let of = |heights: &BTreeMap<u64, f64>| heights.get(&(step as u64)).copied().unwrap_or(0.0);
-        // Where all phases together exceed the step's own time, the last ones lie after it.
+        // Where all phases together exceed the step's own time, the last ones are after it.
         let inner = if of(&accounted) > seconds { of(&within) } else { of(&accounted) };
         (step, (seconds - inner).max(0.0))
     };

@@ -1,4 +1,4 @@
-//! Where the values of shards come from, and where those of a frozen model lie: each rank asks for its own
+//! Where the values of shards come from, and where those of a frozen model are: each rank requests its own
 //! pieces alone, so that no rank has the whole of a model on the way. What the values mean is not known here.
 
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ impl ShardedParameters {
     }
 
     /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`:
-    /// a moment of it. Where the piece is empty nothing is asked for.
+    /// a moment of it. Where the piece is empty nothing is requested.
     ///
     /// # Errors
     /// What `fill` fails with.
@@ -96,7 +96,7 @@ impl ShardedParameters {
         tensor_shard.map_or(Ok(()), |tensor_shard| fill(&tensor_shard, values))
     }
 
-    /// What of the trained parameter `name` lies in this rank's piece of it; `None` where nothing does.
+    /// What of the trained parameter `name` is in this rank's piece of it; `None` where nothing does.
     pub(crate) fn tensor_shard_of<'a>(&'a self, name: &'a str) -> Option<TensorShard<'a>> {
         let tensor_shard =
             self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
@@ -139,7 +139,7 @@ impl ShardedParameters {
         })
     }
 
-    /// The file that the shards of a frozen model lie in; `None` where they can be written to.
+    /// The file that the shards of a frozen model are in; `None` where they can be written to.
     pub(crate) fn file(&self) -> Option<&TensorFile> {
         self.offload_file.as_ref()
     }
@@ -201,7 +201,7 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).any(Flat::is_offloaded)
     }
 
-    /// Gives the memory of shards that lie in a file back until they are read again; nothing changes
+    /// Gives the memory of shards that are in a file back until they are read again; nothing changes
     /// otherwise.
     pub(crate) fn release_pages(&self) {
         if let Some(file) = &self.offload_file {

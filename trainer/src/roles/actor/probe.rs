@@ -32,7 +32,7 @@ pub enum ProbeError {
          worker's own tokens; set it to 1"
     )]
     Differs {
-        /// The field that asks for shared streams.
+        /// The field that requests shared streams.
         field: &'static str,
         /// Tokens that were tried.
         num_tokens: usize,

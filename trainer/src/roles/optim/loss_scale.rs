@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(scale.factor(), FIRST_FACTOR);
         scale.grow();
         assert_eq!(scale.factor(), 2.0 * FIRST_FACTOR);
-        // An overflow begins the count anew.
+        // An overflow begins the count again.
         (0..GROWTH_INTERVAL - 1).for_each(|_| scale.grow());
         assert!(scale.back_off());
         scale.grow();

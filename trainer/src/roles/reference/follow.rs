@@ -18,7 +18,7 @@ impl FrozenPolicy {
     /// not depend on how it is shared.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or the file in which the weights lie cannot be written.
+    /// [`RankError`] when a rank is lost, or the file in which the weights are cannot be written.
     pub fn follow(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
         if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
             return own.fill_beside_role(
@@ -37,7 +37,7 @@ impl FrozenPolicy {
     }
 }
 
-/// Mixes what `tensor_shard` is of the whole tensor `theirs` into `values`, `[len]`, which lie in `file`
+/// Mixes what `tensor_shard` is of the whole tensor `theirs` into `values`, `[len]`, which are in `file`
 /// where there is one. Beside them there is never more than a chunk.
 fn mix(
     (tensor_shard, values): (&TensorShard<'_>, &Tensor),
@@ -52,7 +52,7 @@ fn mix(
             let of_actor = place.empty_like();
             copy_tensor_shard(&chunk, theirs, &of_actor);
             // Products and their sum, each rounded: whether libtorch fuses them depends on where a number
-            // lies.
+            // is.
             of_actor * alpha + &place * (1.0 - alpha)
         });
         match file {

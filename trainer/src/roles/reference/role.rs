@@ -178,7 +178,7 @@ impl ReferenceRole {
     /// ranks take part.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or the file in which the reference lies cannot be written.
+    /// [`RankError`] when a rank is lost, or the file in which the reference is cannot be written.
     pub(crate) fn follow(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
         let Some(ReferenceSyncSpec { every_steps, alpha }) = self.sync else { return Ok(()) };
         let Reference::Frozen(Some(copy)) = &self.reference else { return Ok(()) };

@@ -73,7 +73,7 @@ pub(super) struct DeviceDecoder<'a> {
     passes: HashMap<usize, Pass>,
     uses_graphs: bool,
     num_steps: usize,
-    /// Number of the last step among ranks that sample as one.
+    /// Number of the last step among ranks of a rollout TP group.
     sequence: u64,
     /// Whether this rank wants the end.
     wants_end: bool,
@@ -100,11 +100,11 @@ struct Pass {
 
 /// A step whose tokens are not read yet.
 pub(super) struct Launched {
-    /// Where they will lie.
+    /// Where they will are.
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
-    /// Its number among ranks that sample as one.
+    /// Its number among ranks of a rollout TP group.
     sequence: u64,
 }
 
@@ -281,7 +281,7 @@ impl<'a> DeviceDecoder<'a> {
         })
     }
 
-    /// Whether this rank was asked to end.
+    /// Whether this rank was told to end.
     pub(super) fn wants_end(&self) -> bool {
         self.wants_end
     }

@@ -1,5 +1,5 @@
 //! Images of requests while the engine computes them: the features that replace embeddings of their tokens,
-//! and positions by time, height and width. A completion goes on at the largest position of its prompt.
+//! and positions by time, height and width. A completion continues at the largest position of its prompt.
 
 use rlt_core::images::ImageLayout;
 use tch::{Device, Kind, Tensor};
@@ -18,7 +18,7 @@ pub(super) struct Stretch {
     pub(super) len: usize,
 }
 
-/// The images of the requests of a call, and where they lie.
+/// The images of the requests of a call, and where they are.
 #[derive(Debug)]
 pub(super) struct RequestImages<'a> {
     requests: &'a [RolloutRequest],

@@ -39,7 +39,7 @@ impl MemoryShare {
         let scale = 10f64.powi(3 - exact.log10().floor() as i32);
         let rounded_up = (exact * scale).ceil();
         let fraction = rounded_up / scale;
-        // A decimal fraction may lie a hair below what it stands for.
+        // A decimal fraction may be a hair below what it stands for.
         let is_enough = Self { fraction, ..*self }.bytes() >= bytes;
         if is_enough { fraction } else { (rounded_up + 1.0) / scale }
     }

@@ -45,7 +45,7 @@ pub(crate) struct Found {
 
 impl Located {
     /// Fetches what is on the hub, at the commits of the record in the run's `folder` where that has them: a
-    /// branch that moved in between must not change the data of a run that goes on.
+    /// branch that moved in between must not change the data of a run that continues.
     pub(crate) fn find(spec: &DataSpec, folder: Option<&Path>) -> Result<Self, TrainError> {
         let record = folder.map(recorded).transpose()?.unwrap_or_default();
         let mut located = Self { spec: spec.clone(), found: Vec::new() };

@@ -27,7 +27,7 @@ pub(super) struct Placement {
 /// Prepares the whole process for the job and says where its tensors live.
 ///
 /// # Errors
-/// [`TrainError::NoCuda`] and [`TrainError::TooFewGpus`] for a job that asks for GPUs, [`TrainError::Ranks`]
+/// [`TrainError::NoCuda`] and [`TrainError::TooFewGpus`] for a job that requests GPUs, [`TrainError::Ranks`]
 /// when a rank is lost.
 pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, TrainError> {
     rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));

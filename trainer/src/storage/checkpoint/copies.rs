@@ -8,7 +8,7 @@
 //! Copying happens on a thread of its own and fails alone: the training neither waits for it nor ends with
 //! it.
 //!
-//! Which checkpoint a run goes on from is decided in `store`, by the same order for both.
+//! Which checkpoint a run continues from is decided in `store`, by the same order for both.
 
 mod error;
 mod fetch;

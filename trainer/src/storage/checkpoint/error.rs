@@ -97,7 +97,7 @@ pub enum CheckpointError {
     UnknownTensor {
         /// The checkpoint's folder.
         path: PathBuf,
-        /// The name asked for.
+        /// The name requested.
         name: String,
     },
     /// A tensor's dtype cannot be stored.

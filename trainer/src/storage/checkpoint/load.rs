@@ -40,7 +40,7 @@ impl Checkpoint {
     }
 
     /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its
-    /// manifest: of its tensors no more is read than what is asked for.
+    /// manifest: of its tensors no more is read than what is requested.
     ///
     /// # Errors
     /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is
@@ -64,7 +64,7 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_path_buf(), manifest, state })
     }
 
-    /// The folder it lies in.
+    /// The folder it is in.
     pub fn path(&self) -> &Path {
         &self.folder
     }
@@ -122,7 +122,7 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads what `tensor_shard` asks for over `values`, `[len]`, recording no gradient. Beside them there is
+    /// Reads what `tensor_shard` requests over `values`, `[len]`, recording no gradient. Beside them there is
     /// never more than a chunk of the tensor.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint holds, where each byte lies, and the digests that prove it.
+//! `manifest.json`: what a checkpoint holds, where each byte is, and the digests that prove it.
 //!
 //! Pure values: nothing here opens a file.
 

@@ -46,7 +46,7 @@ impl TensorPart {
         self.values.size() == self.shape
     }
 
-    /// Where its numbers lie.
+    /// Where its numbers are.
     pub(super) fn tensor_shard(&self) -> TensorShard<'_> {
         TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() }
     }

@@ -41,7 +41,7 @@ pub struct UnsyncedShard {
 pub struct WrittenShard {
     name: String,
     file: FileEntry,
-    /// What of each tensor lies in it.
+    /// What of each tensor is in it.
     tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -66,7 +66,7 @@ impl UnsyncedShard {
         let mut num_bytes = header.len() as u64;
         let mut buffer = Vec::new();
         for idx in order {
-            // What lies in a file takes memory from when it is read until nobody has it any more.
+            // What is in a file takes memory from when it is read until nobody has it any more.
             if let Some(part) = parts[idx].take() {
                 num_bytes += write_values(&mut *file, &path, &part, &mut buffer)?;
             }
@@ -75,7 +75,7 @@ impl UnsyncedShard {
         Ok(Self { name, path, file, num_bytes, tensors: entries })
     }
 
-    /// Makes the file survive a power loss, and digests what lies in it.
+    /// Makes the file survive a power loss, and digests what is in it.
     ///
     /// # Errors
     /// [`CheckpointError`]: the disk is full or broken, or the file is not what was written.
@@ -204,7 +204,7 @@ fn header_bytes(json: &str) -> Vec<u8> {
     bytes
 }
 
-/// The boxes that the part is made of; they lie in the file as they follow each other.
+/// The boxes that the part is made of; they are in the file as they follow each other.
 fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
     let pieces = part.tensor_shard().regions().into_iter().map(|region| {
         let piece =

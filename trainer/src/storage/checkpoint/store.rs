@@ -291,7 +291,7 @@ impl CheckpointStore {
     }
 
     /// Every checkpoint that exists and has a manifest that can be read, in the order in which they were
-    /// saved: the last one is the one that a restart goes on from.
+    /// saved: the last one is the one that a restart continues from.
     ///
     /// # Errors
     /// The folder cannot be listed.

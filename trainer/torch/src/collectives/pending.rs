@@ -15,7 +15,7 @@ pub(super) trait Work: Send {
     /// When a rank is lost or too late.
     fn wait(&mut self) -> Result<(), CollectiveError>;
 
-    /// The same for one whose outcome nobody asks for.
+    /// The same for one whose outcome nobody requests.
     fn settle(&mut self);
 }
 

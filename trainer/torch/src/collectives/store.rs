@@ -42,7 +42,7 @@ pub enum StoreError {
         /// What is there.
         got: String,
     },
-    /// What was asked for can not be done.
+    /// What was requested can not be done.
     #[error("the store refuses {act} {name}: {why}")]
     Refused {
         /// What was tried.

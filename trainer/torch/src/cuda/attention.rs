@@ -168,7 +168,7 @@ struct Tiles {
 impl Tiles {
     fn of(group: i64, head_dim: i64, element: i64) -> Self {
         let heads = (group.clamp(1, GROUP_MAX) as u64).next_power_of_two() as i64;
-        // A row is padded by 16 bytes, so that neighbouring keys lie in different banks.
+        // A row is padded by 16 bytes, so that neighbouring keys are in different banks.
         let row = head_dim * element + 16;
         let keys = (STAGE_BYTES / (2 * row) / 8 * 8).clamp(8, 64);
         let reduction = THREADS * 2 * heads * 4;

@@ -1,4 +1,4 @@
-//! The digest of a tensor where it lies: `rlt_core::digest::digest64`.
+//! The digest of a tensor where it is: `rlt_core::digest::digest64`.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -12,7 +12,7 @@ const CHUNK: usize = 4096;
 const CHUNKS_A_BLOCK: usize = 16;
 
 /// Digests of tensors, one word each, as `rlt_core::digest::digest64` has them of the f32 numbers; of
-/// half-width numbers in pairs as they lie, or of an odd number of them widened to f32.
+/// half-width numbers in pairs as they are, or of an odd number of them widened to f32.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDigest<'a> {
     /// Any dense tensor of f32, bf16 or f16.

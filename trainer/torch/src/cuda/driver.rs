@@ -27,7 +27,7 @@ pub enum Attribute {
     ComputeCapabilityMajor = 75,
     /// Second number of the compute capability.
     ComputeCapabilityMinor = 76,
-    /// Largest dynamic shared memory of a block, after it was asked for.
+    /// Largest dynamic shared memory of a block, after it was requested.
     MaxSharedMemoryPerBlockOptin = 97,
 }
 

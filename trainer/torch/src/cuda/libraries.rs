@@ -1,4 +1,4 @@
-//! CUDA's libraries as this process finds them: where each lies, and its version in its own words.
+//! CUDA's libraries as this process finds them: where each is, and its version in its own words.
 
 use std::ffi::{CStr, c_int};
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ struct Known {
     version: Version,
 }
 
-/// libtorch's CUDA half comes first: the others lie where it looks for them.
+/// libtorch's CUDA half comes first: the others are where it looks for them.
 const KNOWN: [Known; 5] = [
     Known { name: "libtorch_cuda", files: &[c"libtorch_cuda.so"], version: Version::None },
     Known {

@@ -47,7 +47,7 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// Where the file of kernels may lie, first to last.
+/// Where the file of kernels may be, first to last.
 fn candidates() -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os("RLT_KERNELS") {
         return vec![path.into()];

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::driver::open;
 use super::libraries::loaded_from;
 
-/// A library of libtorch's that every process has loaded: CUDA's half lies beside it.
+/// A library of libtorch's that every process has loaded: CUDA's half is beside it.
 const NEIGHBOUR: &str = "libtorch_cpu.so";
 
 /// What `file` needs, itself or through what it needs, and nobody can find; sorted. Empty where `file` itself

@@ -34,7 +34,7 @@ pub struct SamplingRow {
 }
 
 impl SamplingRow {
-    /// The row as it lies on the device: a row of an i64 tensor.
+    /// The row as it is on the device: a row of an i64 tensor.
     pub fn words(&self) -> [i64; SAMPLING_ROW_WORDS] {
         let last = u64::from(self.temperature.to_bits()) | u64::from(self.top_k) << 32;
         let bits = |number: f64| number.to_bits() as i64;
@@ -43,7 +43,7 @@ impl SamplingRow {
 }
 
 /// Draws a token for each row: the very draw of `rlt_core::sampling` at `draw(seed, step)`, equal unless the
-/// draw lies within float noise of a boundary.
+/// draw is within float noise of a boundary.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
     /// `[rows, vocabulary]`; f32, bf16 or f16.

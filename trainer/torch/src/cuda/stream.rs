@@ -78,7 +78,7 @@ impl Stream {
     /// recorded behind it before you read `to`; both must live until then.
     ///
     /// # Errors
-    /// When kinds or sizes differ, a tensor has gaps or lies on the wrong side, or the driver fails.
+    /// When kinds or sizes differ, a tensor has gaps or is on the wrong side, or the driver fails.
     pub fn copy_to_host(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
         let num_bytes = self.copied_bytes("a copy to the host", to, from)?;
         let driver = Driver::get()?;
@@ -143,7 +143,7 @@ impl Stream {
         driver.check("calling the host in stream order", code)
     }
 
-    /// Lets what comes later in this stream wait until `event` has happened; the thread goes on.
+    /// Lets what comes later in this stream wait until `event` has happened; the thread continues.
     ///
     /// # Errors
     /// When the driver fails.

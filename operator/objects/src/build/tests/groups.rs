@@ -1,4 +1,4 @@
-//! A job of two groups of workers, which no manifest asks for yet: each group has objects of its own.
+//! A job of two groups of workers, which no manifest requests yet: each group has objects of its own.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What any number of ranks has saved together any number goes on from.
+//! What any number of ranks has saved together any number continues from.
 
 use std::collections::BTreeMap;
 use std::path::Path;

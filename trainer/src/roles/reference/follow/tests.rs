@@ -107,7 +107,7 @@ fn a_reference_that_follows_becomes_the_mixture_bit_for_bit_wherever_it_lies() {
     let whole = Keeping { dp_shard: 1, own_dp_shard: None, is_offloaded: false, compute: Kind::Float };
     let sharded = Keeping { dp_shard: 2, ..whole };
     let folder = tempfile::tempdir().unwrap();
-    // Where no file can be made it lies in memory.
+    // Where no file can be made it is in memory.
     let nowhere = folder.path().join("nowhere");
     for compute in [Kind::Float, Kind::BFloat16] {
         let expected = expected(compute);

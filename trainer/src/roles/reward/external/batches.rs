@@ -24,7 +24,7 @@ struct Entry {
 
 impl BatchServer {
     /// One verdict for each sample. Verdicts of an answer that lacks some of the samples are kept, and only
-    /// the others are asked for again.
+    /// the others are requested again.
     pub(super) async fn judge(&self, samples: &[ExternalSample]) -> Vec<Verdict> {
         let known = std::sync::Mutex::new(vec![None; samples.len()]);
         let known_now = || known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -59,7 +59,7 @@ struct Snapshot {
     pages: Vec<(usize, Box<[u8]>)>,
     globals: Vec<Val>,
     clock_ns: u64,
-    /// The function that goes on, by its place in the table, and the object that it is a method of.
+    /// The function that continues, by its place in the table, and the object that it is a method of.
     function: u64,
     receiver: i32,
 }
@@ -218,7 +218,7 @@ impl Interpreter {
 }
 
 impl Process {
-    /// Gives the first message and goes on to the look at the clock that follows its answer.
+    /// Gives the first message and continues to the look at the clock that follows its answer.
     fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), Broken> {
         self.push(preparation);
         self.store.data_mut().stops_at_clock = true;
@@ -278,7 +278,7 @@ impl Snapshot {
         let more = self.num_pages.saturating_sub(num_pages);
         memory.grow(&mut *store, more as u64).map_err(|error| wrong(&error))?;
         let data = memory.data_mut(&mut *store);
-        // What the module begins with lies where the copy may have nothing.
+        // What the module begins with is where the copy may have nothing.
         data[..num_pages * PAGE].fill(0);
         for (idx, page) in &self.pages {
             data[idx * PAGE..][..page.len()].copy_from_slice(page);
@@ -292,7 +292,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Calls the function that goes on.
+    /// Calls the function that continues.
     fn resume(&self, process: &mut Process) -> Result<State, Broken> {
         let table = process.instance.get_table(&process.store, exports::TABLE);
         let function = match table.and_then(|table| table.get(&process.store, self.function)) {

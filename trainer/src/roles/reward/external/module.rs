@@ -50,7 +50,7 @@ pub enum WasmError {
     /// It is no module, or uses what is not supported.
     #[error("compile the module")]
     Module(#[source] Error),
-    /// It asks for something from outside.
+    /// It requests something from outside.
     #[error("the module imports {module:?} {name:?}; a sandbox gives nothing, so it must import nothing")]
     Import {
         /// The import's module.
@@ -64,7 +64,7 @@ pub enum WasmError {
         /// What it has to export.
         expected: &'static str,
     },
-    /// It is no interpreter, or does not come to the point where it asks for a sample.
+    /// It is no interpreter, or does not come to the point where it requests a sample.
     #[error("start the interpreter: {message}")]
     Start {
         /// What it wrote, or what stopped it.

@@ -1,7 +1,7 @@
 //! Which sequence has which row of the batch on the device, and what changes there between two steps.
 //!
 //! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device itself
-//! moves every row that goes on by one token; the host writes what it alone knows: rows that begin, move or
+//! moves every row that continues by one token; the host writes what it alone knows: rows that begin, move or
 //! end, and new blocks. No tensor here.
 
 use std::collections::{HashMap, HashSet};
@@ -13,7 +13,7 @@ use rlt_torch::cuda::SAMPLING_ROW_WORDS;
 /// Words (i32) of a row's sampling parameters.
 const PARAMETER_WORDS: usize = 2 * SAMPLING_ROW_WORDS;
 
-/// Where what lies in the state.
+/// Where what is in the state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) max_rows: usize,
@@ -129,7 +129,7 @@ pub(super) struct Rows {
 /// The token that a row is fed next.
 enum Fed {
     Known(TokenId),
-    /// It lies on the device, in another row.
+    /// It is on the device, in another row.
     In(usize),
 }
 

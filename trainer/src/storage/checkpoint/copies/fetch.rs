@@ -1,4 +1,4 @@
-//! From the store into the local folder: the newest copy that is whole, and newer than all that lies there.
+//! From the store into the local folder: the newest copy that is whole, and newer than all that is there.
 
 use std::fs;
 use std::path::Path;

@@ -29,7 +29,7 @@ const MAX_PARTS: u64 = 9000;
 /// Parts on their way at the same time.
 const NUM_CONCURRENT: usize = 4;
 
-/// Where the copies of one run lie. All of its calls belong to one thread's runtime.
+/// Where the copies of one run are. All of its calls belong to one thread's runtime.
 pub(super) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -66,7 +66,7 @@ impl Place {
         Arc::clone(&self.sent)
     }
 
-    /// The folders of checkpoints, whole or not. What else lies there, under names of others, is nobody's
+    /// The folders of checkpoints, whole or not. What else is there, under names of others, is nobody's
     /// business here: it is neither fetched nor removed.
     pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
@@ -256,7 +256,7 @@ fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
     Ok((store, path))
 }
 
-/// One request is tried again for some seconds; a whole copy is tried again for as long as the run goes on.
+/// One request is tried again for some seconds; a whole copy is tried again for as long as the run continues.
 fn retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {

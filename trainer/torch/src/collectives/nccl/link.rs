@@ -131,7 +131,7 @@ impl Link {
         told(act, call(self.lock().0))
     }
 
-    /// Whether all that was asked for so far is in the stream.
+    /// Whether all that was requested so far is in the stream.
     pub(super) fn is_settled(&self) -> Result<bool, String> {
         let mut is_settled = false;
         // SAFETY: a live communicator and a place for the answer.

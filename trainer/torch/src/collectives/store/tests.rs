@@ -26,7 +26,7 @@ fn all_clients_see_one_content() {
         error.to_string(),
         "the store refuses to add to failure: the sum of what is there and what is added is no number"
     );
-    // A refusal is an answer: the connection goes on.
+    // A refusal is an answer: the connection continues.
     assert_eq!(client.try_clone().unwrap().get("attempt").unwrap(), client.get("attempt").unwrap());
 }
 

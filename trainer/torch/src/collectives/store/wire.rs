@@ -14,7 +14,7 @@ pub(super) const GREETING: [u8; 8] = *b"rltstor1";
 /// each.
 const MAX_BYTES: usize = 16 << 20;
 
-/// What a client asks for.
+/// What a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Operation {

@@ -79,7 +79,7 @@ fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
     });
 }
 
-/// More changes than threads; what is not counted or lies outside of the state changes nothing.
+/// More changes than threads; what is not counted or is outside of the state changes nothing.
 #[test]
 fn words_are_written_and_copied_as_changes_say() {
     in_every_order(|kernels| {

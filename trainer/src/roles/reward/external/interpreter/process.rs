@@ -1,4 +1,4 @@
-//! A running interpreter: it goes on until it waits for input, ends, or is stopped.
+//! A running interpreter: it continues until it waits for input, ends, or is stopped.
 
 use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Val};
 
@@ -62,7 +62,7 @@ impl Process {
         self.store.data_mut().close_input();
     }
 
-    /// Lets it go on where it was stopped.
+    /// Lets it continue where it was stopped.
     pub(in super::super) fn proceed(&mut self) -> Result<State, Broken> {
         let Some(suspended) = self.suspended.take() else {
             return Err(Broken::Wrong("it has ended".into()));
@@ -85,7 +85,7 @@ impl Process {
         self.advance(called)
     }
 
-    /// Whether it can go on.
+    /// Whether it can continue.
     pub(in super::super) fn is_suspended(&self) -> bool {
         self.suspended.is_some()
     }

@@ -1,6 +1,6 @@
 //! WASI preview 1 as the sandbox gives it: arguments, three streams of bytes in memory, a clock that moves
 //! when it is read, and random bytes that follow from the input. There are no files, no sockets and no
-//! processes: what asks for them gets the error of a descriptor that is not open.
+//! processes: what requests them gets the error of a descriptor that is not open.
 
 use std::collections::VecDeque;
 

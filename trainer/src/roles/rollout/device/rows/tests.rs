@@ -33,7 +33,7 @@ impl Device {
         self.state[self.layout.start_of(array) + row]
     }
 
-    /// The kernels' part: every row with a sequence gets `token` and goes on by one.
+    /// The kernels' part: every row with a sequence gets `token` and continues by one.
     fn advance(&mut self, bucket: usize, token: impl Fn(usize) -> i32) {
         for row in 0..bucket {
             let position = self.word(PerRow::Position, row);
