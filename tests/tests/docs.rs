@@ -115,7 +115,8 @@ fn the_table_of_contents_has_every_page_once() {
     let pages = pages();
     let mut listed = links(&pages["docs/SUMMARY.md"]);
     listed.sort();
-    let files = pages.keys().filter_map(|path| path.strip_prefix("docs/")).filter(|name| *name != "SUMMARY.md");
+    let files =
+        pages.keys().filter_map(|path| path.strip_prefix("docs/")).filter(|name| *name != "SUMMARY.md");
     assert_eq!(listed, files.map(str::to_owned).collect::<Vec<_>>());
     for (page, source) in INCLUDED {
         assert_eq!(pages[page], format!("{{{{#include ../{source}}}}}\n"), "{page}");
