@@ -84,7 +84,7 @@ fn sampled(
 
 /// Families of every kind: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied heads;
 /// norms behind blocks, over all heads, scales, heads turned in part, by neighbours, or not at all.
-const ON_DEVICE: [&str; 13] = [
+const ON_DEVICE: [&str; 16] = [
     "llama",
     "llama-untied-sharded-bf16",
     "mistral",
@@ -96,7 +96,10 @@ const ON_DEVICE: [&str; 13] = [
     "phi4-longrope",
     "granite",
     "smollm3",
+    "glm",
     "glm4",
+    "exaone4",
+    "ernie4-5",
     "seed-oss",
 ];
 

@@ -17,6 +17,7 @@ mod quantization;
 mod rope;
 mod routing;
 mod shapes;
+mod unknown;
 mod vision;
 mod windows;
 mod write;
@@ -26,7 +27,7 @@ pub use crate::spec::ModelFamily as Family;
 pub use experts::{ExpertNames, Experts, SharedBlock, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
-pub use norms::{BlockNorms, QkNorm};
+pub use norms::{BlockNorms, NormKind, QkNorm};
 pub use quantization::{BLOCK_SIZES, Quantization, QuantizedPart, QuantizedSize, QuantizedTensor};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
 pub use routing::{ExpertGroups, RouterScores, Routing};
@@ -72,7 +73,9 @@ pub struct ModelConfig {
     pub latent: Option<LatentAttention>,
     /// Longest sequence the model was made for, in tokens.
     pub max_position_embeddings: usize,
-    /// Added to the mean square in every RMS norm.
+    /// What every norm computes.
+    pub norm_kind: NormKind,
+    /// Added to the mean square in every RMS norm, and to the variance in every layer norm.
     pub rms_norm_eps: f64,
     /// The rotary embeddings that layers use, each once.
     pub ropes: Vec<RopeConfig>,
@@ -94,9 +97,12 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Which projections share a tensor.
     pub fused_projections: FusedProjections,
-    /// Where RMS norms stand around attention and feed-forward block.
+    /// Whether the feed-forward block reads what attention reads, and both are added to the residual stream
+    /// at once.
+    pub parallel_blocks: bool,
+    /// Where norms stand around attention and feed-forward block.
     pub block_norms: BlockNorms,
-    /// The RMS norm that queries and keys pass before the rotary embedding.
+    /// The norm that queries and keys pass before the rotary embedding.
     pub qk_norm: QkNorm,
     /// What is added to a norm's stored weight: 1 for Gemma, 0 elsewhere.
     pub norm_offset: f64,
@@ -104,10 +110,14 @@ pub struct ModelConfig {
     pub embedding_scale: f64,
     /// What queries are multiplied by before the softmax; `head_dim^-0.5` unless the family says otherwise.
     pub attention_scale: f64,
+    /// The c of c tanh(s / c), which scores s count as; `None` where they count as they are.
+    pub attention_softcap: Option<f64>,
     /// What the output of attention and feed-forward block is multiplied by before the residual sum.
     pub residual_scale: f64,
     /// What logits are multiplied by.
     pub logit_scale: f64,
+    /// The same of logits, behind their scale.
+    pub logit_softcap: Option<f64>,
     /// Whether checkpoints may have layers behind the last one, which predict further tokens and are not
     /// loaded.
     pub has_prediction_layers: bool,
@@ -139,10 +149,12 @@ pub enum ModelConfigError {
         got: &'static str,
     },
     /// The model is of a family that the trainer does not run.
-    #[error("model configuration: unknown architecture {got:?}, known ones are {known}")]
+    #[error("model configuration: unknown architecture {got:?}; {parts}; known architectures are {known}")]
     UnknownArchitecture {
         /// What the configuration names.
         got: String,
+        /// Which of its parts are not known.
+        parts: String,
         /// Known class names, separated by commas.
         known: String,
     },
@@ -238,6 +250,18 @@ impl ModelConfig {
             self.eos_token_ids = ids;
         }
         Ok(self)
+    }
+
+    /// What of the model no kernel for GPUs computes yet; `None` where nothing is. Experts, vision towers and
+    /// quantized weights are none of it.
+    pub fn cpu_part(&self) -> Option<&'static str> {
+        let parts = [
+            (self.attention_softcap.is_some(), "softcapped attention scores"),
+            (self.logit_softcap.is_some(), "softcapped logits"),
+            (self.norm_kind == NormKind::Layer, "layer norms"),
+            (self.parallel_blocks, "feed-forward blocks beside attention"),
+        ];
+        parts.into_iter().find_map(|(has, part)| has.then_some(part))
     }
 
     /// Longest sequence in tokens whose positions have the frequencies that the model was read with: LongRoPE

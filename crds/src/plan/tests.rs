@@ -476,6 +476,10 @@ fn a_model_that_normalises_over_all_heads_is_not_sliced_and_long_rope_has_an_end
     assert_eq!(misfit(&over_heads, 64, json!({ "sp": 2 })), None);
     let sliced = misfit(&over_heads, 64, json!({ "rolloutTp": 2 })).unwrap();
     assert!(sliced.starts_with("spec.workers.mesh.rolloutTp: 2 ranks cannot share"), "{sliced}");
+    let each_head = ModelConfig { qk_norm: QkNorm::EachHead, ..qwen() };
+    assert_eq!(misfit(&each_head, 64, json!({ "sp": 2 })), None);
+    let sliced = misfit(&each_head, 64, json!({ "rolloutTp": 2 })).unwrap();
+    assert!(sliced.contains("weights of its own") && sliced.ends_with("expected 1"), "{sliced}");
     let mut long = qwen();
     long.ropes[0].scaling = RopeScaling::LongRope {
         short_factors: vec![1.0; 32],

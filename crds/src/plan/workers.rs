@@ -91,6 +91,25 @@ pub enum Misfit {
         /// The model's family.
         family: Family,
     },
+    /// Some parts of models run on CPUs alone.
+    #[error(
+        "spec.workers.device: {family:?} has {part}, which have no kernels for GPUs yet: expected Cpu, got Cuda"
+    )]
+    PartOnGpu {
+        /// The model's family.
+        family: Family,
+        /// Which part.
+        part: &'static str,
+    },
+    /// transformers could not load what would be exported.
+    #[error(
+        "spec.algorithm: {family:?} has no classifiers in transformers, as which a reward model is exported: \
+         expected an algorithm that trains a policy, got a reward model"
+    )]
+    NoClassifier {
+        /// The model's family.
+        family: Family,
+    },
     /// Quantized weights take part in less than others.
     #[error("{field}: the model's linear layers have 4 or 8 bits: expected {expected}, got {got}")]
     Quantized {
@@ -166,9 +185,17 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     if coefficient != 0.0 && model.experts.is_none() {
         return Err(Misfit::NoRouters { family: model.family, got: coefficient.to_string() });
     }
+    if spec.algorithm.head() != OutputHead::Vocabulary && !model.family.has_classifier() {
+        return Err(Misfit::NoClassifier { family: model.family });
+    }
     let field = "spec.workers.mesh.rolloutTp";
-    if mesh.rollout_tp > 1 && model.qk_norm == QkNorm::AllHeads {
-        let shared = "the layers of a model that normalises queries and keys over all heads".to_owned();
+    let unshared = match model.qk_norm {
+        QkNorm::None | QkNorm::Head => None,
+        QkNorm::AllHeads => Some("normalises queries and keys over all heads"),
+        QkNorm::EachHead => Some("normalises each head of queries and keys by weights of its own"),
+    };
+    if let Some(what) = unshared.filter(|_| mesh.rollout_tp > 1) {
+        let shared = format!("the layers of a model that {what}");
         return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected: "1".to_owned() });
     }
     let width = sliced_width(model);
@@ -190,8 +217,11 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
 /// Checks that a model can be computed on a device, `Auto` being none yet.
 ///
 /// # Errors
-/// [`Misfit::ExpertsOnGpu`], [`Misfit::Quantized`] and [`Misfit::Vision`].
+/// [`Misfit::ExpertsOnGpu`], [`Misfit::Quantized`], [`Misfit::Vision`] and [`Misfit::PartOnGpu`].
 pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
+    if let (Device::Cuda, Some(part)) = (device, model.cpu_part()) {
+        return Err(Misfit::PartOnGpu { family: model.family, part });
+    }
     match (device, &model.experts, &model.quantization) {
         (Device::Cuda, Some(_), _) => Err(Misfit::ExpertsOnGpu { family: model.family }),
         (Device::Cuda, None, Some(_)) => Err(Misfit::Quantized {

@@ -79,6 +79,8 @@ pub enum ModelFamily {
     Qwen3,
     /// Gemma 1: scaled embeddings, GELU, norms around 1.
     Gemma,
+    /// Gemma 2: attention scores and logits are softcapped, and every other layer slides.
+    Gemma2,
     /// Gemma 3, text: norms before and behind each block, and two rotary embeddings by window.
     Gemma3,
     /// Phi-3, Phi-3.5 and Phi-4: fused projections.
@@ -91,10 +93,20 @@ pub enum ModelFamily {
     Granite,
     /// SmolLM3: no rotary embedding in every fourth layer.
     SmolLm3,
+    /// GLM-4 9B: fused gate and up, half of each head turned.
+    Glm,
     /// GLM-4 (0414): norms before and behind each block, half of each head turned.
     Glm4,
     /// Seed-OSS: biases on the query, key and value projections, heads of 128.
     SeedOss,
+    /// Command R: layer norms, and feed-forward blocks beside attention.
+    Cohere,
+    /// Command R7B and A: Command R with windows, and no rotary embedding in layers without one.
+    Cohere2,
+    /// EXAONE 4: norms behind the blocks, and of each head of queries and keys.
+    Exaone4,
+    /// ERNIE 4.5, dense: Llama whose rotary embedding turns neighbouring dims.
+    Ernie45,
     /// Mixtral: Mistral whose feed-forward blocks are experts.
     Mixtral,
     /// Qwen2-MoE: Qwen2 with experts beside a feed-forward block behind a gate.

@@ -213,7 +213,8 @@ fn score_packed(
     let chunk = (LOGITS_AT_ONCE / decoder.config.vocab_size).clamp(16, 4096);
     tch::no_grad(|| {
         let hidden_td = decoder.hidden_states(&input, Adapter::On);
-        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(), &targets, temperature, chunk)
+        let by = decoder.distribution(temperature);
+        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(), &targets, by, chunk)
     })
 }
 

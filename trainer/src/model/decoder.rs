@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
 use rlt_core::images::PromptImage;
+use rlt_torch::TokenDistribution;
 use tch::{Device, Kind, Tensor};
 
 use super::error::ModelError;
@@ -126,8 +127,8 @@ impl Decoder {
 
     /// What the head reads, [tokens, hidden] to [tokens, hidden]: the norm, times what logits are scaled by.
     pub fn final_norm(&self, hidden_td: &Tensor) -> Tensor {
-        let ModelConfig { rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
-        let normed_td = ops::rms_norm(hidden_td, &self.norm, rms_norm_eps, norm_offset);
+        let ModelConfig { norm_kind, rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
+        let normed_td = ops::norm(norm_kind, hidden_td, &self.norm, (rms_norm_eps, norm_offset));
         if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
     }
 
@@ -155,7 +156,20 @@ impl Decoder {
     /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final
     /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
     pub fn logits(&self, hidden_td: &Tensor) -> Tensor {
-        hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>)
+        self.capped(hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>))
+    }
+
+    /// What the cap makes of products of hidden states and head, rounded once as by the chunked head; the
+    /// very tensor where there is none.
+    pub(crate) fn capped(&self, logits: Tensor) -> Tensor {
+        let Some(cap) = self.config.logit_softcap else { return logits };
+        let wide = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+        ((logits.to_kind(wide) / cap).tanh() * cap).to_kind(logits.kind())
+    }
+
+    /// How the chunked head makes a distribution of these products.
+    pub fn distribution(&self, temperature: f64) -> TokenDistribution {
+        TokenDistribution { temperature, softcap: self.config.logit_softcap }
     }
 
     /// The numbers of a classifier's head, f32 [labels, tokens], for `hidden_td` after the final norm.

@@ -160,6 +160,14 @@ pub enum ModelError {
         /// Where they were to be.
         device: tch::Device,
     },
+    /// Some parts of models are computed on CPUs alone.
+    #[error("loading a model of {family:?} on a GPU: expected a CPU, as {part} have no kernels for GPUs yet")]
+    PartOnGpu {
+        /// The model's family.
+        family: rlt_api::plan::model_config::Family,
+        /// Which part.
+        part: &'static str,
+    },
     /// The job asks for another quantization than the model has.
     #[error("spec.model.quantization")]
     Quantization(#[source] ModelConfigError),

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use rlt_api::plan::model_config::{HiddenActivation, LatentAttention, ProductRows};
-use rlt_torch::{DeviceSegments, Segments};
+use rlt_torch::{AttentionScores, DeviceSegments, Segments};
 use tch::Tensor;
 
 use super::balance::{self, RouterTap};
@@ -133,6 +133,10 @@ pub(crate) struct LayerShape {
     pub(crate) head_dim: i64,
     pub(crate) activation: HiddenActivation,
     pub(crate) attention_scale: f64,
+    /// The cap of attention scores.
+    pub(crate) attention_softcap: Option<f64>,
+    /// Whether the feed-forward block reads what attention reads.
+    pub(crate) parallel_blocks: bool,
     /// What the output of either block is multiplied by before the residual sum.
     pub(crate) residual_scale: f64,
     pub(crate) window: Option<i64>,
@@ -173,11 +177,11 @@ impl DecoderLayer {
         context: &LayerContext,
     ) -> Tensor {
         if let Some(segments) = &context.segments {
-            let (scale, window) = (self.attention_scale(), self.window());
+            let AttentionScores { scale, window, .. } = self.scores();
             return rlt_torch::packed_attention(q_thd, k_tkd, v_tkd, segments, scale, window);
         }
         let segments = Segments { cu_seqlens: &context.cu_seqlens, prefixes: &context.prefixes };
-        rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.attention_scale(), self.window())
+        rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.scores())
     }
 
     /// The layer behind attention: each token by itself, from the residual stream before the layer, [tokens,
@@ -239,8 +243,12 @@ impl DecoderLayer {
             None => attended_thd.flatten(1, 2),
         };
         let attention_td = projections.output(&attended)?;
+        let beside_td = self.shape.parallel_blocks.then(|| hidden_td.shallow_clone());
         let hidden_td = self.add(hidden_td, norms.apply(norms.after_attention.as_ref(), attention_td));
-        let normed_td = norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone());
+        let normed_td = match beside_td {
+            Some(input_td) => norms.apply(norms.before_attention.as_ref(), input_td),
+            None => norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone()),
+        };
         let mlp_td = match projections.feed_forward() {
             FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
             FeedForward::Experts { experts, beside } => self.mix(&normed_td, &experts, beside.as_ref())?,
@@ -284,6 +292,16 @@ impl DecoderLayer {
     /// What queries are multiplied with before the softmax.
     pub fn attention_scale(&self) -> f64 {
         self.shape.attention_scale
+    }
+
+    /// How products of queries and keys become weights.
+    pub fn scores(&self) -> AttentionScores<'_> {
+        AttentionScores {
+            scale: self.shape.attention_scale,
+            window: self.shape.window,
+            softcap: self.shape.attention_softcap,
+            sinks: None,
+        }
     }
 
     /// The gate's function.

@@ -115,6 +115,9 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
     if config.quantization.is_some() && (options.trainable || options.device != Device::Cpu) {
         return Err(ModelError::QuantizedUse { trainable: options.trainable, device: options.device });
     }
+    if let (Device::Cuda(_), Some(part)) = (options.device, config.cpu_part()) {
+        return Err(ModelError::PartOnGpu { family: config.family, part });
+    }
     let placed = |name: &str, shape: &[i64]| {
         Ok(place(name, shape, stored_as(name, options))?.set_requires_grad(options.trainable))
     };
@@ -167,7 +170,7 @@ fn build_layer(
         let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
         projections.push(Projection { name, weight, bias, lora: None });
     }
-    let norm = |name: &str, width: usize| placed(&format!("{layer}.{name}.weight"), &[width as i64]);
+    let norm = |name: &str, shape: &[i64]| placed(&format!("{layer}.{name}.weight"), shape);
     let norms = LayerNorms::new(config, norm)?;
     let experts = ExpertWeights::new(config, layer_idx, placed)?;
     Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, projections, experts })
@@ -185,6 +188,8 @@ fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
         head_dim: config.head_dim as i64,
         activation: config.hidden_activation,
         attention_scale: config.attention_scale,
+        attention_softcap: config.attention_softcap,
+        parallel_blocks: config.parallel_blocks,
         residual_scale: config.residual_scale,
         window: config.layer_windows[layer_idx].map(|window| window as i64),
         rope_idx: config.layer_ropes[layer_idx],

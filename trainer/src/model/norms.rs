@@ -1,7 +1,9 @@
 //! The norms of a decoder layer by their place: of the residual stream before and behind its blocks, and of
 //! queries and keys.
 
-use rlt_api::plan::model_config::{BlockNorms, LATENT_NORM_EPS, LatentAttention, ModelConfig, QkNorm};
+use rlt_api::plan::model_config::{
+    BlockNorms, LATENT_NORM_EPS, LatentAttention, ModelConfig, NormKind, QkNorm,
+};
 use tch::Tensor;
 
 use super::error::ModelError;
@@ -33,6 +35,7 @@ pub(crate) struct LayerNorms {
 /// What the norms of a layer share.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
+    kind: NormKind,
     eps: f64,
     offset: f64,
     /// Whether queries and keys are normalised over all heads of a token, not each head by itself.
@@ -40,22 +43,24 @@ struct Numbers {
 }
 
 impl LayerNorms {
-    /// Those of `config`, their weights `[width]` by `of` from name and width.
+    /// Those of `config`, their weights by `of` from name and dims.
     pub(super) fn new(
         config: &ModelConfig,
-        of: impl Fn(&str, usize) -> Result<Tensor, ModelError>,
+        of: impl Fn(&str, &[i64]) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
-        let norm = |name: Option<&'static str>, width: usize| {
-            name.map(|name| of(name, width).map(|weight| Norm { name, weight })).transpose()
+        let norm = |name: Option<&'static str>, shape: &[usize]| {
+            let shape: Vec<i64> = shape.iter().map(|dim| *dim as i64).collect();
+            name.map(|name| of(name, &shape).map(|weight| Norm { name, weight })).transpose()
         };
-        let stream = |name| norm(name, config.hidden_size);
+        let stream = |name| norm(name, &[config.hidden_size]);
         let BlockNorms { before_attention, after_attention, before_mlp, after_mlp } = config.block_norms;
-        let widths = config.qk_norm_widths();
+        let shapes = config.qk_norm_shapes();
         let latents = config.latent.as_ref().map(LatentAttention::norms);
         let of_latent = |named: Option<(&'static str, usize)>| {
-            named.map_or(Ok(None), |(name, width)| norm(Some(name), width))
+            named.map_or(Ok(None), |(name, width)| norm(Some(name), &[width]))
         };
-        let of_heads = |name, idx: usize| widths.map_or(Ok(None), |widths| norm(Some(name), widths[idx]));
+        let of_heads =
+            |name, idx: usize| shapes.as_ref().map_or(Ok(None), |shapes| norm(Some(name), &shapes[idx]));
         Ok(Self {
             before_attention: stream(before_attention)?,
             after_attention: stream(after_attention)?,
@@ -66,6 +71,7 @@ impl LayerNorms {
             query_latent: of_latent(latents.and_then(|(queries, _)| queries))?,
             key_latent: of_latent(latents.map(|(_, keys)| keys))?,
             numbers: Numbers {
+                kind: config.norm_kind,
                 eps: config.rms_norm_eps,
                 offset: config.norm_offset,
                 over_heads: config.qk_norm == QkNorm::AllHeads,
@@ -108,7 +114,10 @@ impl LayerNorms {
     /// `x` [tokens, hidden] behind the norm of a place; the very tensor where there is none.
     pub(super) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
         match norm {
-            Some(norm) => ops::rms_norm(&x, &norm.weight, self.numbers.eps, self.numbers.offset),
+            Some(Norm { weight, .. }) => {
+                let Numbers { kind, eps, offset, .. } = self.numbers;
+                ops::norm(kind, &x, weight, (eps, offset))
+            }
             None => x,
         }
     }

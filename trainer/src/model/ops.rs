@@ -1,13 +1,34 @@
 //! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, with weights cast to the
 //! dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
 
-use rlt_api::plan::model_config::HiddenActivation;
+use rlt_api::plan::model_config::{HiddenActivation, NormKind};
 use rlt_torch::Activation;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// Root-mean-square norm over the last dim of `x`; `offset` is added to the weight.
 pub(super) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> Tensor {
     rlt_torch::rms_norm(x, &weight_d.to_kind(x.kind()), eps, offset)
+}
+
+/// Mean-and-variance norm over the last dim of `x`, in f32, times the weight `[width]` or `[heads, width]`;
+/// rounded once.
+fn layer_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
+    let width = x.size().last().copied().unwrap_or(0);
+    let normed = x.to_kind(wide(x.kind())).layer_norm([width], None::<&Tensor>, None::<&Tensor>, eps, false);
+    (normed * weight.to_kind(wide(x.kind()))).to_kind(x.kind())
+}
+
+/// f32, or f64 where numbers are that.
+fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { kind } else { Kind::Float }
+}
+
+/// The norm of a kind over the last dim of `x`, with what is added under the root and to the weight.
+pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, (eps, offset): (f64, f64)) -> Tensor {
+    match kind {
+        NormKind::Rms => rms_norm(x, weight, eps, offset),
+        NormKind::Layer => layer_norm(x, weight, eps),
+    }
 }
 
 /// `activation(gate) * up`.

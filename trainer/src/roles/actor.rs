@@ -266,7 +266,7 @@ impl Actor {
             predicting_cd,
             &self.decoder.compute_head_weight(),
             &micro_batch.targets,
-            self.options.temperature,
+            self.decoder.distribution(self.options.temperature),
             self.options.head_chunk_tokens,
             self.outer_gradients.head().as_mut(),
             &mut per_chunk,

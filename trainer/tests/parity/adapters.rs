@@ -12,12 +12,13 @@ use crate::models::FAMILIES;
 
 /// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections;
 /// experts and routers, gate and up of experts by a rank and an alpha of their own; experts alone; latents.
-const ADAPTED: [&str; 7] = ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe", "deepseek-v3"];
+const ADAPTED: [&str; 9] =
+    ["llama", "qwen3", "gemma", "gemma2", "cohere", "phi3", "mixtral", "qwen3-moe", "deepseek-v3"];
 
 /// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
 /// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none
 /// slides, and what another field says for each layer or nobody reads.
-const REWRITTEN: [&str; 10] = [
+const REWRITTEN: [&str; 11] = [
     "dtype",
     "torch_dtype",
     "transformers_version",
@@ -25,6 +26,7 @@ const REWRITTEN: [&str; 10] = [
     "pretraining_tp",
     "max_window_layers",
     "sliding_window",
+    "sliding_window_pattern",
     "_sliding_window_pattern",
     "no_rope_layer_interval",
     "original_max_position_embeddings",

@@ -66,6 +66,20 @@ fn heads_of_any_even_width_and_exact_gelu_sample_on_a_device_what_they_do_on_the
 }
 
 #[test]
+fn models_of_parts_without_kernels_are_refused_on_a_device_by_name() {
+    on_device(
+        "odd_models_on_device::models_of_parts_without_kernels_are_refused_on_a_device_by_name",
+        || {
+            let on_device = LoadOptions { device: DEVICE, ..LoadOptions::default() };
+            for (family, part) in [("gemma2", "softcapped attention scores"), ("cohere2", "layer norms")] {
+                let refused = Decoder::load(&folder(family), &on_device).unwrap_err().to_string();
+                assert!(refused.contains(part) && refused.contains("expected a CPU"), "{refused}");
+            }
+        },
+    );
+}
+
+#[test]
 fn heads_that_are_too_wide_for_a_device_are_refused_by_name() {
     on_device("odd_models_on_device::heads_that_are_too_wide_for_a_device_are_refused_by_name", || {
         let folder = tempfile::tempdir().unwrap();

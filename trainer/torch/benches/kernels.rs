@@ -4,7 +4,8 @@
 //! OMP_NUM_THREADS sets the threads.
 
 use rlt_torch::{
-    Activation, AdamWStep, MatmulPrecision, PackedLinear, QuantFormat, QuantLayout, QuantizedMatrix, Segments,
+    Activation, AdamWStep, AttentionScores, MatmulPrecision, PackedLinear, QuantFormat, QuantLayout,
+    QuantizedMatrix, Segments,
 };
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -93,7 +94,8 @@ fn attention() {
     let grad = randn(&[num_tokens, 9, 64]);
     let flops = LENS.iter().map(|&l| f64::from(l) * f64::from(l + 1) / 2.0 * 64.0 * 9.0 * 4.0).sum::<f64>();
     let composed = || segments(&q, &k, &v, &cu);
-    let fused = || rlt_torch::varlen_attention(&q, &k, &v, Segments::alone(&cu), 0.125, None);
+    let fused =
+        || rlt_torch::varlen_attention(&q, &k, &v, Segments::alone(&cu), AttentionScores::new(0.125, None));
     compare(
         "varlen attention forward",
         flops,
@@ -167,7 +169,13 @@ impl Layer {
         let normed = rlt_torch::rms_norm(x, &self.norms[0], 1e-5, 0.0);
         let [q, k, v] = [0, 1, 2].map(|idx| self.product(&normed, idx).unflatten(1, [-1, 64]));
         let [q, k] = [q, k].map(|t| rlt_torch::apply_rope(&t, &self.cos, &self.sin));
-        let attended = rlt_torch::varlen_attention(&q, &k, &v, Segments::alone(&self.cu), 0.125, None);
+        let attended = rlt_torch::varlen_attention(
+            &q,
+            &k,
+            &v,
+            Segments::alone(&self.cu),
+            AttentionScores::new(0.125, None),
+        );
         let x = x + self.product(&attended.flatten(1, 2), 3);
         let normed = rlt_torch::rms_norm(&x, &self.norms[1], 1e-5, 0.0);
         let (gate, up) = (self.product(&normed, 4), self.product(&normed, 5));
@@ -270,7 +278,16 @@ fn decoding() {
         drop(Tensor::scaled_dot_product_attention(&q.unsqueeze(2), &k, &v, none, 0.0, false, 0.125, false));
     };
     let flops = (num * context * 9 * 64 * 4) as f64;
-    let ours = || drop(rlt_torch::paged_attention(&q, &k_cache, &v_cache, &tables, &lens, 0.125, None));
+    let ours = || {
+        drop(rlt_torch::paged_attention(
+            &q,
+            &k_cache,
+            &v_cache,
+            &tables,
+            &lens,
+            AttentionScores::new(0.125, None),
+        ))
+    };
     compare("paged attention, 16 x 100 keys", flops, ours, composed);
 }
 

@@ -4,6 +4,8 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <vector>
 
 #include "border.h"
@@ -21,6 +24,19 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 namespace rlt {
+
+// How the products of queries and keys become weights (`RawScores` in border.rs).
+struct Scores {
+  double scale;
+  int64_t window;  // 0: none
+  double softcap;  // 0: none
+  Tensor* sinks;   // [H], or null
+
+  std::optional<Tensor> sinks_if_any() const {
+    return sinks == nullptr ? std::nullopt : std::optional<Tensor>(*sinks);
+  }
+};
+
 namespace {
 
 // A thread's scratch memory; kept between calls while small, since fresh pages cost more than the arithmetic.
@@ -53,14 +69,26 @@ void share_out(int64_t n, Work work) {
 
 Tensor head_rows(const Tensor& t) { return t.stride(2) == 1 || t.size(2) == 1 ? t : t.contiguous(); }
 
-Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, double scale, int64_t window) {
+Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, double scale, int64_t window,
+                         double softcap) {
   Attention a{};
   a.dtype = dtype_of(q), a.q = q.data_ptr(), a.k = k.data_ptr(), a.v = v.data_ptr();
   a.q_t = q.stride(0), a.q_h = q.stride(1), a.k_t = k.stride(0), a.k_h = k.stride(1);
   a.v_t = v.stride(0), a.v_h = v.stride(1), a.num_tokens = q.size(0), a.heads = q.size(1);
   a.kv_heads = k.size(1), a.dim = q.size(2), a.window = window, a.scale = float(scale);
+  a.softcap = float(softcap);
   return a;
 }
+
+// Sinks as kernels read them: [H] in float, kept alive by what is returned.
+Tensor sinks_in_float(const std::optional<Tensor>& sinks, int64_t heads) {
+  if (!sinks) return {};
+  TORCH_CHECK(sinks->dim() == 1 && sinks->size(0) == heads, "attention of ", heads,
+              " heads expected a sink for each, got ", sinks->sizes());
+  return sinks->detach().to(at::kFloat).contiguous();
+}
+
+const float* data_of(const Tensor& sinks) { return sinks.defined() ? sinks.const_data_ptr<float>() : nullptr; }
 
 // How the stream divides: offsets of its segments, and for each the segment that it continues or -1 (no
 // entries: none does).
@@ -143,11 +171,14 @@ int64_t pieces_wanted(const Attention& a, const std::vector<Tree>& trees, int64_
 
 struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any,
-                        const Segments& segments, double scale, int64_t window) {
+                        const std::optional<Tensor>& sinks_any, const Segments& segments, double scale,
+                        int64_t window, double softcap) {
     Tensor q = head_rows(q_any), k = head_rows(k_any), v = head_rows(v_any);
     Tensor out = at::empty(q.sizes(), q.options());
     Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
-    Attention a = attention_args(q, k, v, scale, window);
+    const Tensor sinks = sinks_in_float(sinks_any, q.size(1));
+    Attention a = attention_args(q, k, v, scale, window, softcap);
+    a.sinks = data_of(sinks);
     a.out = out.data_ptr(), a.lse = lse.data_ptr<float>();
     const auto trees = trees_of(segments);
     a.parts = parts_wanted(a, trees);
@@ -156,11 +187,12 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
       kernels().attention_forward(a, items[i],
                                   scratch_of(kernels().attention_scratch(a, items[i].longest, false)));
     });
-    ctx->save_for_backward({q, k, v, out, lse});
+    ctx->save_for_backward({q, k, v, out, lse, sinks});
     ctx->saved_data["cu_seqlens"] = segments.cu_seqlens.vec();
     ctx->saved_data["prefixes"] = segments.prefixes.vec();
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["window"] = window;
+    ctx->saved_data["softcap"] = softcap;
     return out;
   }
 
@@ -168,8 +200,8 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     Tensor grad = head_rows(grads[0]), dq = at::empty(q.sizes(), q.options());
-    Attention a =
-        attention_args(q, k, v, ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
+    Attention a = attention_args(q, k, v, ctx->saved_data["scale"].toDouble(),
+                                 ctx->saved_data["window"].toInt(), ctx->saved_data["softcap"].toDouble());
     const auto cu_seqlens = ctx->saved_data["cu_seqlens"].toIntVector();
     const auto prefixes = ctx->saved_data["prefixes"].toIntVector();
     const auto trees = trees_of({cu_seqlens, prefixes});
@@ -188,13 +220,40 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
                                    scratch_of(kernels().attention_scratch(a, items[i].longest, true)));
     });
     if (split) dk = dk.sum(0).to(k.scalar_type()), dv = dv.sum(0).to(k.scalar_type());
-    return {dq, dk, dv, Tensor(), Tensor(), Tensor()};
+    return {dq, dk, dv, grad_sinks(saved[5], saved[4], saved[3], grad), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+
+  // A sink's weight is e^(sink - lse), and its value nothing: dsink = -sum of weight times (dO . O).
+  static Tensor grad_sinks(const Tensor& sinks, const Tensor& lse, const Tensor& out, const Tensor& grad) {
+    if (!sinks.defined()) return {};
+    const Tensor delta = (grad.to(at::kFloat) * out.to(at::kFloat)).sum(-1);
+    return -((sinks - lse).exp() * delta).sum(0);
   }
 };
 
+// Attention of one sequence through ATen: q [1, H, L, D], k and v [1, K, S, D], `mask` true where a key is seen.
+Tensor attend_composed(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask,
+                       bool is_causal, const Scores& by) {
+  if (by.softcap == 0.0 && by.sinks == nullptr)
+    return at::scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, by.scale, true);
+  const int64_t group = q.size(1) / k.size(1), len = q.size(2), num_keys = k.size(2);
+  Tensor scores = at::matmul(q, k.repeat_interleave(group, 1).transpose(2, 3)) * by.scale;
+  if (by.softcap != 0.0) scores = (scores / by.softcap).tanh() * by.softcap;
+  std::optional<Tensor> seen = mask;
+  if (is_causal) seen = at::ones({len, num_keys}, q.options().dtype(at::kBool)).tril();
+  if (seen) scores = scores.masked_fill(seen->logical_not(), -std::numeric_limits<double>::infinity());
+  if (by.sinks != nullptr) {
+    const Tensor column = by.sinks->to(scores.scalar_type()).view({1, -1, 1, 1}).expand({1, -1, len, 1});
+    scores = at::cat({scores, column}, 3);
+  }
+  const Tensor weights = at::softmax(scores, -1).narrow(3, 0, num_keys);
+  return at::matmul(weights, v.repeat_interleave(group, 1));
+}
+
 // The same through ATen, segment by segment: for devices without a kernel of ours.
 Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
-                       double scale, int64_t window) {
+                       const Scores& by) {
+  const int64_t window = by.window;
   std::vector<Tensor> outs;
   for (size_t s = 0; s < segments.size(); ++s) {
     const Span own = segments.span(s);
@@ -215,8 +274,8 @@ Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, const 
       mask = back.ge(0);
       if (window > 0) mask = mask->logical_and(back.lt(window));
     }
-    Tensor out = at::scaled_dot_product_attention(batched(q.narrow(0, own.begin, len)), context(k),
-                                                  context(v), mask, 0.0, !mask.has_value(), scale, true);
+    Tensor out = attend_composed(batched(q.narrow(0, own.begin, len)), context(k), context(v), mask,
+                                 !mask.has_value(), by);
     outs.push_back(out.squeeze(0).transpose(0, 1));
   }
   return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
@@ -237,7 +296,7 @@ void check_segments(const Segments& segments, int64_t num_tokens) {
 }
 
 Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
-                        double scale, int64_t window) {
+                        const Scores& by) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
               "varlen attention expected q [T, H, D] and k, v [T, K, D] with K dividing H, got ", q.sizes(),
@@ -246,8 +305,8 @@ Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
               "varlen attention expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(), " and ",
               v.scalar_type());
   check_segments(segments, q.size(0));
-  if (!kernel_ready(q)) return varlen_composed(q, k, v, segments, scale, window);
-  return VarlenFunction::apply(q, k, v, segments, scale, window);
+  if (!kernel_ready(q)) return varlen_composed(q, k, v, segments, by);
+  return VarlenFunction::apply(q, k, v, by.sinks_if_any(), segments, by.scale, by.window, by.softcap);
 }
 
 void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
@@ -258,8 +317,8 @@ void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
 }
 
 // Gathers each query's context and attends densely: for devices without a kernel of ours.
-Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache,
-                      const Tensor& v_cache) {
+Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                      const Scores& by) {
   std::vector<Tensor> outs;
   for (int64_t b = 0; b < q.size(0); ++b) {
     const int64_t len = a.context_lens[b], num_blocks = (len + a.block_size - 1) / a.block_size;
@@ -272,8 +331,7 @@ Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_
       return rows.transpose(0, 1).unsqueeze(0);
     };
     Tensor query = q[b].unsqueeze(1).unsqueeze(0);
-    Tensor out = at::scaled_dot_product_attention(query, context(k_cache), context(v_cache), {}, 0.0, false,
-                                                  a.scale, true);
+    Tensor out = attend_composed(query, context(k_cache), context(v_cache), {}, false, by);
     outs.push_back(out.reshape({1, a.heads, a.dim}));
   }
   return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
@@ -281,7 +339,7 @@ Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_
 
 Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor& v_cache,
                        const int32_t* const* tables, const int64_t* table_lens, const int32_t* context_lens,
-                       int64_t num_queries, double scale, int64_t window) {
+                       int64_t num_queries, const Scores& by) {
   check_caches(k_cache, v_cache);
   TORCH_CHECK(q_any.dim() == 3 && q_any.size(0) == num_queries && q_any.size(2) == k_cache.size(3) &&
                   k_cache.size(2) > 0 && q_any.size(1) % k_cache.size(2) == 0 &&
@@ -291,8 +349,10 @@ Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor&
   Tensor q = head_rows(q_any);
   PagedAttention a{};
   a.dtype = dtype_of(q), a.block_size = k_cache.size(1), a.heads = q.size(1), a.kv_heads = k_cache.size(2);
-  a.dim = q.size(2), a.window = window, a.scale = float(scale), a.block_tables = tables,
-  a.context_lens = context_lens;
+  a.dim = q.size(2), a.window = by.window, a.scale = float(by.scale), a.softcap = float(by.softcap);
+  a.block_tables = tables, a.context_lens = context_lens;
+  const Tensor sinks = sinks_in_float(by.sinks_if_any(), a.heads);
+  a.sinks = data_of(sinks);
   for (int64_t b = 0; b < num_queries; ++b) {
     const int64_t len = context_lens[b], needed = (len + a.block_size - 1) / a.block_size;
     TORCH_CHECK(len > 0 && needed <= table_lens[b], "query ", b, " has a context of ", len,
@@ -301,7 +361,7 @@ Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor&
       TORCH_CHECK(tables[b][i] >= 0 && tables[b][i] < k_cache.size(0), "query ", b, " names block ",
                   tables[b][i], " of a cache of ", k_cache.size(0));
   }
-  if (!kernel_ready(q)) return paged_composed(a, q, k_cache, v_cache);
+  if (!kernel_ready(q)) return paged_composed(a, q, k_cache, v_cache, by);
   Tensor out = at::empty(q.sizes(), q.options());
   a.q = q.data_ptr(), a.q_b = q.stride(0), a.q_h = q.stride(1), a.out = out.data_ptr();
   a.k_cache = k_cache.data_ptr(), a.v_cache = v_cache.data_ptr();
@@ -346,19 +406,18 @@ void write_rows(const Tensor& cache, const Tensor& rows, at::IntArrayRef slots) 
 
 extern "C" {
 char* rlt_varlen_attention(Tensor* q, Tensor* k, Tensor* v, const int64_t* cu_seqlens, size_t num_cu,
-                           const int64_t* prefixes, size_t num_prefixes, double scale, int64_t window,
-                           Tensor** out) {
+                           const int64_t* prefixes, size_t num_prefixes, const rlt::Scores* by, Tensor** out) {
   return rlt::guarded([&] {
     const rlt::Segments segments{{cu_seqlens, num_cu}, {prefixes, num_prefixes}};
-    *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, segments, scale, window));
+    *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, segments, *by));
   });
 }
 char* rlt_paged_attention(Tensor* q, Tensor* k_cache, Tensor* v_cache, const int32_t* const* tables,
                           const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries,
-                          double scale, int64_t window, Tensor** out) {
+                          const rlt::Scores* by, Tensor** out) {
   return rlt::guarded([&] {
     *out = rlt::owned(rlt::paged_attention(*q, *k_cache, *v_cache, tables, table_lens, context_lens,
-                                           num_queries, scale, window));
+                                           num_queries, *by));
   });
 }
 char* rlt_write_kv(Tensor* k_cache, Tensor* v_cache, Tensor* k, Tensor* v, const int64_t* slots,

@@ -20,10 +20,16 @@ struct ChunkRows {
   const float *grad_logprob, *grad_entropy;
 };
 
-HeadRow head_row(const Tensor& logits, const ChunkRows& rows, double temperature) {
+// How logits become a distribution: softmax of what the cap makes of them by the temperature. A cap of 0 is none.
+struct Distribution {
+  double temperature, softcap;
+};
+
+HeadRow head_row(const Tensor& logits, const ChunkRows& rows, const Distribution& by) {
   HeadRow a{};
   a.dtype = dtype_of(logits), a.logits = logits.data_ptr(), a.row_stride = logits.stride(0);
-  a.vocabulary = logits.size(1), a.targets = rows.targets, a.inv_temperature = float(1.0 / temperature);
+  a.vocabulary = logits.size(1), a.targets = rows.targets, a.inv_temperature = float(1.0 / by.temperature);
+  a.softcap = float(by.softcap);
   a.max = rows.max, a.log_sum = rows.log_sum, a.logprob = rows.logprob, a.entropy = rows.entropy;
   a.grad_logprob = rows.grad_logprob, a.grad_entropy = rows.grad_entropy;
   return a;
@@ -40,37 +46,39 @@ void copy_out(float* to, const Tensor& from) {
   std::memcpy(to, host.data_ptr<float>(), size_t(host.numel()) * sizeof(float));
 }
 
-void statistics_composed(const Tensor& logits, const ChunkRows& rows, double temperature) {
-  Tensor logp = at::log_softmax(logits.to(at::kFloat) / temperature, 1);
+void statistics_composed(Tensor logits, const ChunkRows& rows, const Distribution& by) {
+  if (by.softcap != 0.0) logits.div_(by.softcap).tanh_().mul_(by.softcap);
+  Tensor logp = at::log_softmax(logits.to(at::kFloat) / by.temperature, 1);
   copy_out(rows.logprob, logp.gather(1, target_column(rows, logits.size(0), logits)).squeeze(1));
   copy_out(rows.entropy, -(logp.exp() * logp).sum(1));
 }
 
-void gradient_composed(Tensor logits, const ChunkRows& rows, double temperature) {
+void gradient_composed(Tensor logits, const ChunkRows& rows, const Distribution& by) {
   const int64_t n = logits.size(0);
-  Tensor logp = at::log_softmax(logits.to(at::kFloat) / temperature, 1), p = logp.exp();
-  Tensor g = (on_device(rows.grad_logprob, n, logits) / temperature).unsqueeze(1);
-  Tensor h = (on_device(rows.grad_entropy, n, logits) / temperature).unsqueeze(1);
+  Tensor logp = at::log_softmax(logits.to(at::kFloat) / by.temperature, 1), p = logp.exp();
+  Tensor g = (on_device(rows.grad_logprob, n, logits) / by.temperature).unsqueeze(1);
+  Tensor h = (on_device(rows.grad_entropy, n, logits) / by.temperature).unsqueeze(1);
   Tensor grad = p * (-g - h * (logp - (p * logp).sum(1, true)));
   grad.scatter_add_(1, target_column(rows, n, logits), g);
+  if (by.softcap != 0.0) grad.mul_(1.0 - (logits.to(at::kFloat) / by.softcap).square());
   logits.copy_(grad);
 }
 
 void chunk_forward(const Tensor& hidden, const Tensor& weight, Tensor logits, const ChunkRows& rows,
-                   double temperature) {
+                   const Distribution& by) {
   at::mm_out(logits, hidden, weight.t());
-  if (!kernel_ready(logits)) return statistics_composed(logits, rows, temperature);
-  const HeadRow a = head_row(logits, rows, temperature);
+  if (!kernel_ready(logits)) return statistics_composed(logits, rows, by);
+  const HeadRow a = head_row(logits, rows, by);
   at::parallel_for(0, logits.size(0), 1, [&](int64_t b, int64_t e) { kernels().head_statistics(a, b, e); });
 }
 
 void chunk_backward(const Tensor& hidden, const Tensor& weight, const Tensor& logits, const ChunkRows& rows,
-                    double temperature, Tensor grad_hidden, Tensor* grad_weight) {
+                    const Distribution& by, Tensor grad_hidden, Tensor* grad_weight) {
   if (kernel_ready(logits)) {
-    const HeadRow a = head_row(logits, rows, temperature);
+    const HeadRow a = head_row(logits, rows, by);
     at::parallel_for(0, logits.size(0), 1, [&](int64_t b, int64_t e) { kernels().head_gradient(a, b, e); });
   } else {
-    gradient_composed(logits, rows, temperature);
+    gradient_composed(logits, rows, by);
   }
   at::mm_out(grad_hidden, logits, weight);
   if (grad_weight == nullptr) return;
@@ -85,17 +93,18 @@ void chunk_backward(const Tensor& hidden, const Tensor& weight, const Tensor& lo
 
 extern "C" {
 char* rlt_head_chunk_forward(Tensor* hidden, Tensor* weight, Tensor* logits, const rlt::ChunkRows* rows,
-                             double temperature) {
+                             double temperature, double softcap) {
   return rlt::guarded([&] {
     at::NoGradGuard no_grad;
-    rlt::chunk_forward(*hidden, *weight, *logits, *rows, temperature);
+    rlt::chunk_forward(*hidden, *weight, *logits, *rows, {temperature, softcap});
   });
 }
 char* rlt_head_chunk_backward(Tensor* hidden, Tensor* weight, Tensor* logits, const rlt::ChunkRows* rows,
-                              double temperature, Tensor* grad_hidden, Tensor* grad_weight) {
+                              double temperature, double softcap, Tensor* grad_hidden, Tensor* grad_weight) {
   return rlt::guarded([&] {
     at::NoGradGuard no_grad;
-    rlt::chunk_backward(*hidden, *weight, *logits, *rows, temperature, *grad_hidden, grad_weight);
+    rlt::chunk_backward(*hidden, *weight, *logits, *rows, {temperature, softcap}, *grad_hidden,
+                        grad_weight);
   });
 }
 }

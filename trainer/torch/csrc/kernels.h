@@ -54,10 +54,11 @@ struct Rope {
 
 struct HeadRow {
   Dtype dtype;
-  void* logits;  // [rows, vocabulary], overwritten by the gradient
+  void* logits;  // [rows, vocabulary], overwritten by what the cap makes of them, then by the gradient
   int64_t row_stride, vocabulary;
   const int64_t* targets;
   float inv_temperature;
+  float softcap;  // logits z count as softcap tanh(z / softcap); 0: as they are
   float *max, *log_sum, *logprob, *entropy;  // [rows]; max in units of logits / temperature
   const float *grad_logprob, *grad_entropy;  // [rows]
 };
@@ -68,8 +69,10 @@ struct Attention {
   int64_t q_t, q_h, k_t, k_h, v_t, v_h;              // strides of token and head
   int64_t num_tokens, heads, kv_heads, dim, window;  // window 0: none
   float scale;
-  void* out;   // [T, H, D] contiguous
-  float* lse;  // [T, H]
+  float softcap;       // scores s count as softcap tanh(s / softcap); 0: as they are
+  const float* sinks;  // [H], a score of each head that has no key and no value; null: none
+  void* out;           // [T, H, D] contiguous
+  float* lse;          // [T, H], sinks included
   const void* grad_out;
   int64_t g_t, g_h;
   void* grad_q;           // [T, H, D] contiguous
@@ -101,6 +104,8 @@ struct PagedAttention {
   const void *k_cache, *v_cache;  // [num_blocks, block_size, K, D] contiguous
   int64_t block_size, heads, kv_heads, dim, window;
   float scale;
+  float softcap;                       // as of Attention
+  const float* sinks;                  // as of Attention
   const int32_t* const* block_tables;  // one row per query
   const int32_t* context_lens;
   void* out;  // [B, H, D] contiguous

@@ -1,7 +1,9 @@
 //! Attention over packed segments (differentiable) and of single queries over a paged cache (decoding).
 //! A sliding window w lets query i see key j when i - w < j <= i, as transformers defines it.
 
-use crate::border::{check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from};
+use crate::border::{
+    RawScores, check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from,
+};
 use crate::device_segments::{DeviceSegments, packed_attention};
 use crate::error::or_panic;
 use tch::Tensor;
@@ -23,26 +25,58 @@ impl<'a> Segments<'a> {
     }
 }
 
+/// How the products of queries and keys become weights. With s = scale q . k, and c tanh(s / c) in its place
+/// where there is a cap c, the weight of key j is e^s_j / (sum over the visible keys e^s + e^sink).
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionScores<'a> {
+    /// What products are multiplied by.
+    pub scale: f64,
+    /// How many tokens a query sees, itself included; `None` sees all before it.
+    pub window: Option<i64>,
+    /// The cap (Gemma 2).
+    pub softcap: Option<f64>,
+    /// A learned score of each query head that has no key and no value, `[H]` (GPT-OSS). Differentiable.
+    pub sinks: Option<&'a Tensor>,
+}
+
+impl<'a> AttentionScores<'a> {
+    /// Without a cap and without sinks.
+    pub fn new(scale: f64, window: Option<i64>) -> Self {
+        Self { scale, window, softcap: None, sinks: None }
+    }
+
+    fn as_raw(&self) -> RawScores {
+        RawScores {
+            scale: self.scale,
+            window: self.window.unwrap_or(0),
+            softcap: self.softcap.unwrap_or(0.0),
+            sinks: self.sinks.map_or(std::ptr::null_mut(), raw),
+        }
+    }
+}
+
 /// Causal attention inside each segment of a packed stream. A segment that continues another, its prefix,
 /// sees all of that first, as if both were one sequence; other tokens never see each other. So a prefix that
 /// many segments continue, a prompt with its completions, is computed once.
 ///
 /// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
 /// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`.
-/// Differentiable in q, k and v, on the CPU with the same sums in the same order in every run. Memory grows
-/// with T, never with its square. On a GPU [`packed_attention`] spares every layer the copy of its segments.
+/// Differentiable in q, k, v and sinks, on the CPU with the same sums in the same order in every run. Memory
+/// grows with T, never with its square. On a GPU [`packed_attention`] spares every layer the copy of its
+/// segments.
 ///
 /// # Panics
-/// When shapes, dtypes or segments do not fit.
+/// When shapes, dtypes or segments do not fit, and on a GPU where scores have a cap or sinks.
 pub fn varlen_attention(
     q_thd: &Tensor,
     k_tkd: &Tensor,
     v_tkd: &Tensor,
     segments: Segments<'_>,
-    scale: f64,
-    window: Option<i64>,
+    scores: AttentionScores<'_>,
 ) -> Tensor {
     if q_thd.device().is_cuda() {
+        let AttentionScores { scale, window, softcap, sinks } = scores;
+        assert!(softcap.is_none() && sinks.is_none(), "attention with a cap or sinks expected a CPU");
         let on_device = DeviceSegments::new(segments, q_thd.device());
         return packed_attention(q_thd, k_tkd, v_tkd, &on_device, scale, window);
     }
@@ -60,8 +94,7 @@ pub fn varlen_attention(
                 cu_seqlens.len(),
                 prefixes.as_ptr(),
                 prefixes.len(),
-                scale,
-                window.unwrap_or(0),
+                &scores.as_raw(),
                 out,
             )
         }
@@ -83,8 +116,7 @@ pub fn paged_attention(
     v_cache: &Tensor,
     block_tables: &[&[i32]],
     context_lens: &[i32],
-    scale: f64,
-    window: Option<i64>,
+    scores: AttentionScores<'_>,
 ) -> Tensor {
     assert_eq!(
         block_tables.len(),
@@ -105,8 +137,7 @@ pub fn paged_attention(
                 table_lens.as_ptr(),
                 context_lens.as_ptr(),
                 tables.len() as i64,
-                scale,
-                window.unwrap_or(0),
+                &scores.as_raw(),
                 out,
             )
         }

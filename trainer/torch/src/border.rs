@@ -20,6 +20,15 @@ pub(crate) struct ChunkRows {
     pub(crate) grad_entropy: *const f32,
 }
 
+/// `Scores` in attention.cpp.
+#[repr(C)]
+pub(crate) struct RawScores {
+    pub(crate) scale: f64,
+    pub(crate) window: i64,
+    pub(crate) softcap: f64,
+    pub(crate) sinks: *mut C_tensor,
+}
+
 /// `AdamWSettings` in runtime.cpp.
 #[repr(C)]
 pub(crate) struct AdamWSettings {
@@ -186,8 +195,7 @@ unsafe extern "C" {
         num_cu: usize,
         prefixes: *const i64,
         num_prefixes: usize,
-        scale: f64,
-        window: i64,
+        scores: *const RawScores,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_packed_attention(
@@ -211,8 +219,7 @@ unsafe extern "C" {
         table_lens: *const i64,
         context_lens: *const i32,
         num_queries: i64,
-        scale: f64,
-        window: i64,
+        scores: *const RawScores,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_write_kv(
@@ -229,6 +236,7 @@ unsafe extern "C" {
         logits: *mut C_tensor,
         rows: *const ChunkRows,
         temperature: f64,
+        softcap: f64,
     ) -> Outcome;
     pub(crate) fn rlt_head_chunk_backward(
         hidden: *mut C_tensor,
@@ -236,6 +244,7 @@ unsafe extern "C" {
         logits: *mut C_tensor,
         rows: *const ChunkRows,
         temperature: f64,
+        softcap: f64,
         grad_hidden: *mut C_tensor,
         grad_weight: *mut C_tensor,
     ) -> Outcome;

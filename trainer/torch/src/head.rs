@@ -12,7 +12,25 @@ use tch::Tensor;
 /// without a target carry zeros, and what is returned for them is ignored.
 pub type PerChunk<'a> = dyn FnMut(Range<usize>, &[f32], &[f32]) -> (Vec<f32>, Vec<f32>) + 'a;
 
-/// Log-probabilities of `targets` and entropies under `softmax(hidden weight^T / temperature)`, no gradient.
+/// How products z of hidden states and head become the distribution of a token:
+/// `softmax(z / temperature)`, with `c tanh(z / c)` in place of z where there is a cap c.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenDistribution {
+    /// Divides logits; above 0.
+    pub temperature: f64,
+    /// The cap of logits (Gemma 2).
+    pub softcap: Option<f64>,
+}
+
+impl From<f64> for TokenDistribution {
+    /// That of a temperature, without a cap.
+    fn from(temperature: f64) -> Self {
+        Self { temperature, softcap: None }
+    }
+}
+
+/// Log-probabilities of `targets` and entropies under the distribution `by` of `hidden weight^T`, no
+/// gradient.
 ///
 /// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is
 /// nothing to predict (both values are then 0 and no product is computed). `chunk` is the number of rows of
@@ -20,15 +38,15 @@ pub type PerChunk<'a> = dyn FnMut(Range<usize>, &[f32], &[f32]) -> (Vec<f32>, Ve
 /// are float32 or wider.
 ///
 /// # Errors
-/// When shapes do not fit, a target lies outside the vocabulary or the temperature is not positive.
+/// When shapes do not fit, a target lies outside the vocabulary, or temperature or cap are not positive.
 pub fn head_forward(
     hidden_td: &Tensor,
     weight_vd: &Tensor,
     targets: &[i64],
-    temperature: f64,
+    by: impl Into<TokenDistribution>,
     chunk: usize,
 ) -> Result<(Vec<f32>, Vec<f32>), Error> {
-    let head = Head::new(hidden_td, weight_vd, targets, temperature, chunk)?;
+    let head = Head::new(hidden_td, weight_vd, targets, by.into(), chunk)?;
     let mut logprobs = vec![0.0; targets.len()];
     let mut entropies = vec![0.0; targets.len()];
     for tokens in head.chunks() {
@@ -50,12 +68,12 @@ pub fn head_forward_backward(
     hidden_td: &Tensor,
     weight_vd: &Tensor,
     targets: &[i64],
-    temperature: f64,
+    by: impl Into<TokenDistribution>,
     chunk: usize,
     mut grad_weight: Option<&mut Tensor>,
     per_chunk: &mut PerChunk<'_>,
 ) -> Result<Tensor, Error> {
-    let head = Head::new(hidden_td, weight_vd, targets, temperature, chunk)?;
+    let head = Head::new(hidden_td, weight_vd, targets, by.into(), chunk)?;
     if let Some(grad) = &grad_weight
         && grad.size() != weight_vd.size()
     {
@@ -98,7 +116,7 @@ struct Head<'a> {
     targets: &'a [i64],
     /// Tokens with a target, in order.
     active: Vec<i64>,
-    temperature: f64,
+    by: TokenDistribution,
     chunk: usize,
     logits: Tensor,
 }
@@ -122,7 +140,7 @@ impl<'a> Head<'a> {
         hidden_td: &Tensor,
         weight_vd: &Tensor,
         targets: &'a [i64],
-        temperature: f64,
+        by: TokenDistribution,
         chunk: usize,
     ) -> Result<Head<'a>, Error> {
         let (hidden_size, weight_size) = (hidden_td.size(), weight_vd.size());
@@ -138,8 +156,10 @@ impl<'a> Head<'a> {
                 format!("{hidden_size:?} and {weight_size:?} of {kinds:?}"),
             ));
         }
-        if !(temperature > 0.0 && temperature.is_finite()) {
-            return Err(argument("a positive temperature".into(), temperature.to_string()));
+        let numbers = [("a positive temperature", Some(by.temperature)), ("a positive cap", by.softcap)];
+        let is_legal = |number: f64| number > 0.0 && number.is_finite();
+        if let Some((expected, Some(got))) = numbers.into_iter().find(|(_, n)| !n.is_none_or(is_legal)) {
+            return Err(argument(expected.into(), got.to_string()));
         }
         if let Some(at) = targets.iter().position(|&target| target >= weight_size[0]) {
             return Err(argument(
@@ -152,7 +172,7 @@ impl<'a> Head<'a> {
         let rows = chunk.min(active.len()) as i64;
         let logits = Tensor::empty([rows, weight_size[0]], (hidden_td.kind(), hidden_td.device()));
         let (hidden, weight) = (hidden_td.detach(), weight_vd.detach());
-        Ok(Head { hidden, weight, targets, active, temperature, chunk, logits })
+        Ok(Head { hidden, weight, targets, active, by, chunk, logits })
     }
 
     /// Ranges that tile all tokens, each with at most `chunk` active ones.
@@ -194,7 +214,8 @@ impl<'a> Head<'a> {
             // SAFETY: borrowed tensors and arrays of one entry a row that live for the call.
             check("the head's forward", unsafe {
                 let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
-                rlt_head_chunk_forward(hidden, weight, logits, &rows, self.temperature)
+                let TokenDistribution { temperature, softcap } = self.by;
+                rlt_head_chunk_forward(hidden, weight, logits, &rows, temperature, softcap.unwrap_or(0.0))
             })?;
         }
         Ok(chunk)
@@ -212,7 +233,9 @@ impl<'a> Head<'a> {
         // SAFETY: borrowed tensors (the weight's gradient may be null) and arrays of one entry a row.
         check("the head's backward", unsafe {
             let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
-            rlt_head_chunk_backward(hidden, weight, logits, &rows, self.temperature, raw(&grad), grad_weight)
+            let TokenDistribution { temperature, softcap } = self.by;
+            let (softcap, grad) = (softcap.unwrap_or(0.0), raw(&grad));
+            rlt_head_chunk_backward(hidden, weight, logits, &rows, temperature, softcap, grad, grad_weight)
         })?;
         let index = Tensor::from_slice(&chunk.rows).to_device(grad_hidden.device());
         let _ = grad_hidden.index_copy_(0, &index, &grad);

@@ -42,7 +42,7 @@ mod upload;
 pub use access::{
     f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec,
 };
-pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
+pub use attention::{AttentionScores, Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
 pub use cached_attention::{CachedSegments, cached_attention};
 pub use cuda::{load_cuda, missing_cuda};
@@ -52,7 +52,7 @@ pub use error::Error;
 pub use experts::ExpertRows;
 pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
-pub use head::{PerChunk, head_forward, head_forward_backward};
+pub use head::{PerChunk, TokenDistribution, head_forward, head_forward_backward};
 pub use host_calls::HostCalls;
 pub use linear::PackedLinear;
 pub use memory::{

@@ -64,10 +64,10 @@ impl Activations<'_> {
     }
 
     /// Norms of the residual stream: of one before a block its output is kept, which the block's products
-    /// read; of one behind a block its input.
+    /// read; of one behind a block its input. Where both blocks read the same norm, each has its output.
     fn num_norms(&self) -> u64 {
         let (before, behind) = self.model.block_norms.counts();
-        before + behind
+        before + behind + u64::from(self.model.parallel_blocks)
     }
 
     /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the

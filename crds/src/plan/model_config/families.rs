@@ -1,10 +1,16 @@
 //! Model families: what each calls itself, which defaults its configuration class in transformers 5 has, and
 //! how it differs from Llama. A family is a file of this folder and a line of [`FAMILIES`].
 
+mod cohere;
+mod cohere2;
 mod deepseek_v2;
 mod deepseek_v3;
+mod ernie4_5;
+mod exaone4;
 mod gemma;
+mod gemma2;
 mod gemma3;
+mod glm;
 mod glm4;
 mod granite;
 mod llama;
@@ -91,14 +97,20 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Qwen25Vl, &qwen2_vl::QWEN2_5_VL),
     (Family::Qwen3, &qwen3::QWEN3),
     (Family::Gemma, &gemma::GEMMA),
+    (Family::Gemma2, &gemma2::GEMMA2),
     (Family::Gemma3, &gemma3::GEMMA3),
     (Family::Phi3, &phi3::PHI3),
     (Family::Olmo2, &olmo2::OLMO2),
     (Family::Olmo3, &olmo3::OLMO3),
     (Family::Granite, &granite::GRANITE),
     (Family::SmolLm3, &smollm3::SMOLLM3),
+    (Family::Glm, &glm::GLM),
     (Family::Glm4, &glm4::GLM4),
     (Family::SeedOss, &seed_oss::SEED_OSS),
+    (Family::Cohere, &cohere::COHERE),
+    (Family::Cohere2, &cohere2::COHERE2),
+    (Family::Exaone4, &exaone4::EXAONE4),
+    (Family::Ernie45, &ernie4_5::ERNIE4_5),
     (Family::Mixtral, &mixtral::MIXTRAL),
     (Family::Qwen2Moe, &qwen2_moe::QWEN2_MOE),
     (Family::Qwen3Moe, &qwen3_moe::QWEN3_MOE),
@@ -125,6 +137,11 @@ impl Family {
     /// The `model_type` of the configuration.
     pub fn model_type(self) -> &'static str {
         self.definition().model_type
+    }
+
+    /// Whether transformers has classifiers on bodies of the family.
+    pub fn has_classifier(self) -> bool {
+        !matches!(self, Self::Cohere | Self::Cohere2 | Self::Ernie45)
     }
 
     /// Whether models of the family have a vision tower, so that manifests cannot describe new ones.

@@ -51,14 +51,14 @@ impl OutputHead {
 }
 
 impl ModelConfig {
-    /// The same body with another head. Labels are computed from the final norm itself: what scales the
-    /// logits of tokens does not reach them.
+    /// The same body with another head. Labels are computed from the final norm itself: what scales and caps
+    /// the logits of tokens does not reach them.
     #[must_use]
     pub fn with_head(self, head: OutputHead) -> Self {
         match head {
             OutputHead::Vocabulary => Self { head, ..self },
             OutputHead::Sequence | OutputHead::Tokens => {
-                Self { head, tie_word_embeddings: false, logit_scale: 1.0, ..self }
+                Self { head, tie_word_embeddings: false, logit_scale: 1.0, logit_softcap: None, ..self }
             }
         }
     }

@@ -1,4 +1,13 @@
-//! Where a decoder layer has its RMS norms, and what they are called in a checkpoint.
+//! What the norms of a decoder layer compute, where they stand, and what they are called in a checkpoint.
+
+/// What a norm computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps)` times the weight.
+    Rms,
+    /// `(x - mean(x)) / sqrt(var(x) + eps)` times the weight; no bias.
+    Layer,
+}
 
 /// The norms of a layer's residual stream by their place, each with its module name inside the layer. A place
 /// without a name has no norm.
@@ -30,6 +39,21 @@ impl BlockNorms {
         after_mlp: Some("post_feedforward_layernorm"),
     };
 
+    /// Cohere's: one before both blocks, which stand side by side.
+    pub const ONE: Self = Self {
+        before_attention: Some("input_layernorm"),
+        after_attention: None,
+        before_mlp: None,
+        after_mlp: None,
+    };
+    /// Gemma's from its second version on: one before each block, and one behind.
+    pub const AROUND: Self = Self {
+        before_attention: Some("input_layernorm"),
+        after_attention: Some("post_attention_layernorm"),
+        before_mlp: Some("pre_feedforward_layernorm"),
+        after_mlp: Some("post_feedforward_layernorm"),
+    };
+
     /// The names of all norms, in the order in which a token passes them.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
         [self.before_attention, self.after_attention, self.before_mlp, self.after_mlp].into_iter().flatten()
@@ -49,6 +73,8 @@ pub enum QkNorm {
     None,
     /// Each head by itself, one weight of `head_dim` for all.
     Head,
+    /// Each head by itself, with a weight `[heads, head_dim]`.
+    EachHead,
     /// All heads of a token together, one weight as wide as they are.
     AllHeads,
 }

@@ -4,9 +4,10 @@ use serde_json::{Value, json};
 
 use super::families::Defaults;
 use super::fields::Fields;
-use super::norms::{BlockNorms, QkNorm};
+use super::norms::{BlockNorms, NormKind, QkNorm};
 use super::quantization;
 use super::rope::{self, Context};
+use super::unknown::{ACTIVATIONS, described, unknown_parts};
 use super::vision;
 use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
@@ -97,6 +98,7 @@ impl Sizes {
             head_dim: self.head_dim,
             latent: None,
             max_position_embeddings: 2048,
+            norm_kind: NormKind::Rms,
             rms_norm_eps: 1e-5,
             ropes: vec![RopeConfig { theta: 10_000.0, scaling: RopeScaling::None }],
             layer_ropes: vec![Some(0); self.num_layers],
@@ -108,13 +110,16 @@ impl Sizes {
             output_bias: false,
             mlp_bias: false,
             fused_projections: FusedProjections::default(),
+            parallel_blocks: false,
             block_norms: BlockNorms::BEFORE,
             qk_norm: QkNorm::None,
             norm_offset: 0.0,
             embedding_scale: 1.0,
             attention_scale: (self.head_dim as f64).powf(-0.5),
+            attention_softcap: None,
             residual_scale: 1.0,
             logit_scale: 1.0,
+            logit_softcap: None,
             has_prediction_layers: false,
             quantization: None,
             vision: None,
@@ -189,6 +194,9 @@ pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigErr
     let found = OutputHead::of_classifier(document);
     let (_, family) = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.to_owned(),
+        parts: described(
+            &Fields::root(document).map_or_else(|_| Vec::new(), |fields| unknown_parts(&fields)),
+        ),
         known: listed(Family::classifier),
     })?;
     let fields = Fields::root(document)?;
@@ -217,6 +225,7 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
     };
     let family = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.or(fields.text("model_type").ok().flatten()).unwrap_or_default().to_owned(),
+        parts: described(&unknown_parts(fields)),
         known: listed(Family::architecture),
     })?;
     match fields.text("model_type")? {
@@ -242,7 +251,7 @@ fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, Mo
         // One formula under the names it had in turn.
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(HiddenActivation::GeluTanh),
         "gelu" => Ok(HiddenActivation::Gelu),
-        _ => Err(fields.unsupported(field, "silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast")),
+        _ => Err(fields.unsupported(field, &ACTIVATIONS.join(", "))),
     }
 }
 

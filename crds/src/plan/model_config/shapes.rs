@@ -179,24 +179,26 @@ impl ModelConfig {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
 
-    /// The RMS norms of a decoder layer: module name and width.
-    pub fn layer_norms(&self) -> Vec<(&'static str, usize)> {
-        let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, self.hidden_size)).collect();
-        if let Some([queries, keys]) = self.qk_norm_widths() {
+    /// The norms of a decoder layer: module name and dims of the weight.
+    pub fn layer_norms(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, vec![self.hidden_size])).collect();
+        if let Some([queries, keys]) = self.qk_norm_shapes() {
             norms.extend([("self_attn.q_norm", queries), ("self_attn.k_norm", keys)]);
         }
         if let Some((queries, keys)) = self.latent.as_ref().map(LatentAttention::norms) {
-            norms.extend(queries.into_iter().chain([keys]));
+            norms.extend(queries.into_iter().chain([keys]).map(|(name, width)| (name, vec![width])));
         }
         norms
     }
 
-    /// Widths of the norms of queries and keys.
-    pub fn qk_norm_widths(&self) -> Option<[usize; 2]> {
+    /// Dims of the weights of the norms of queries and keys.
+    pub fn qk_norm_shapes(&self) -> Option<[Vec<usize>; 2]> {
+        let heads = [self.num_heads, self.num_kv_heads];
         match self.qk_norm {
             QkNorm::None => None,
-            QkNorm::Head => Some([self.head_dim; 2]),
-            QkNorm::AllHeads => Some([self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim]),
+            QkNorm::Head => Some([(); 2].map(|()| vec![self.head_dim])),
+            QkNorm::EachHead => Some(heads.map(|heads| vec![heads, self.head_dim])),
+            QkNorm::AllHeads => Some(heads.map(|heads| vec![heads * self.head_dim])),
         }
     }
 
@@ -228,7 +230,8 @@ impl ModelConfig {
             parameters.extend(experts.parameters(&layer, self.hidden_size));
         }
         let norms = self.layer_norms().into_iter();
-        let norm = |(norm, width)| ParameterShape::alone(format!("{layer}.{norm}.weight"), &[width]);
+        let norm =
+            |(norm, shape): (_, Vec<usize>)| ParameterShape::alone(format!("{layer}.{norm}.weight"), &shape);
         parameters.extend(norms.map(norm));
         parameters
     }
@@ -261,7 +264,8 @@ impl ModelConfig {
     /// Exact numbers of parameters.
     pub fn parameter_count(&self) -> ParameterCount {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;
-        let norms: u64 = self.layer_norms().iter().map(|(_, width)| *width as u64).sum();
+        let width = |(_, shape): &(_, Vec<usize>)| shape.iter().product::<usize>() as u64;
+        let norms: u64 = self.layer_norms().iter().map(width).sum();
         let of_layer = |layer_idx| self.matrices_of_layer(layer_idx) + norms;
         ParameterCount {
             embedding,

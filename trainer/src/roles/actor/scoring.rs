@@ -226,8 +226,9 @@ impl Actor {
                 return Ok(TokenNumbers::OnDevice(head.forward()?));
             }
             let targets = &micro_batch.targets;
+            let by = decoder.distribution(temperature);
             let (logprobs, entropies) =
-                rlt_torch::head_forward(predicting_cd, &weight_vd, targets, temperature, chunk)?;
+                rlt_torch::head_forward(predicting_cd, &weight_vd, targets, by, chunk)?;
             Ok(TokenNumbers::Here([logprobs, entropies]))
         }
     }

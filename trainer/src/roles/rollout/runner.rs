@@ -84,16 +84,15 @@ impl Context {
     fn attention(&self) -> Attention<'_> {
         match self {
             Self::Stream { cu_seqlens } => Box::new(move |layer, [q_thd, k_tkd, v_tkd], _| {
-                let (scale, window) = (layer.attention_scale(), layer.window());
                 let segments = Segments::alone(cu_seqlens);
-                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, scale, window)
+                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, layer.scores())
             }),
             Self::Cache { block_tables, table_of_row, context_lens } => {
                 let tables: Vec<&[i32]> =
                     table_of_row.iter().map(|&table| block_tables[table].as_slice()).collect();
                 Box::new(move |layer, [q_bhd, _, _], LayerCache { keys, values }| {
-                    let (scale, window) = (layer.attention_scale(), layer.window());
-                    rlt_torch::paged_attention(q_bhd, keys, values, &tables, context_lens, scale, window)
+                    let scores = layer.scores();
+                    rlt_torch::paged_attention(q_bhd, keys, values, &tables, context_lens, scores)
                 })
             }
         }

@@ -141,13 +141,12 @@ impl RolloutWeights {
     /// Scores of every token [b, v], from hidden states [b, d] after the final norm.
     pub(super) fn logits(&self, normed_bd: &Tensor) -> Result<Tensor, RankError> {
         let own = self.head.forward(normed_bd);
-        match &self.ranks {
-            None => Ok(own),
+        let all = match &self.ranks {
+            None => own,
             // The last shards may end in rows that fill them up.
-            Some(ranks) => {
-                Ok(ranks.all_gather_columns(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64))
-            }
-        }
+            Some(ranks) => ranks.all_gather_columns(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64),
+        };
+        Ok(self.frame.capped(all))
     }
 
     /// Memory of what is packed.

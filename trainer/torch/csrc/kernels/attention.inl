@@ -67,6 +67,12 @@ static inline void fill_outside(float* row, const Visible& seen, int64_t padded,
   for (; j < padded; j += W) store(row + j, splat(fill));
 }
 
+// What the cap makes of scores times `scale`.
+static inline void cap_scores(float* row, int64_t padded, float scale, float softcap) {
+  const float inverse = scale / softcap;
+  for (int64_t j = 0; j < padded; j += W) store(row + j, vtanh(load(row + j) * inverse) * softcap);
+}
+
 // Turns scores into e^(score - max) in place, zero where nothing is seen; returns by how much earlier sums
 // must shrink.
 static float online_softmax(float* row, const Visible& seen, int64_t padded, float& max, float& sum) {
@@ -86,6 +92,12 @@ static float online_softmax(float* row, const Visible& seen, int64_t padded, flo
   sum = sum * shrink + sum_of(total);
   max = next;
   return shrink;
+}
+
+// A softmax that has seen nothing but the sink of its head, where there are sinks.
+static inline void begin_softmax(const float* sinks, int64_t head, float& max, float& sum) {
+  max = sinks != nullptr ? sinks[head] : -__builtin_inff();
+  sum = sinks != nullptr ? 1.0f : 0.0f;
 }
 
 struct ForwardScratch {
@@ -129,11 +141,12 @@ static void attend(const Attention& a, int64_t head, const Span& span, int64_t b
     const int64_t m = lesser(QUERY_BLOCK, span.len() - at), t0 = span.begin + at, i0 = before + at;
     pack_rows(rows_at<T>(a.q, a.q_t, a.q_h, t0, head), a.q_t, m, a.dim, a.scale, s.queries, wide);
     __builtin_memset(s.acc, 0, size_t(m * wide) * 4);
-    for (int64_t r = 0; r < m; ++r) s.max[r] = -__builtin_inff(), s.sum[r] = 0.0f;
+    for (int64_t r = 0; r < m; ++r) begin_softmax(a.sinks, head, s.max[r], s.sum[r]);
     for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
       const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
       gemm<false>(m, round_up(n, W), a.dim, s.queries, wide, 1, s.keys_t + j0, s.panel, s.scores, KEY_BLOCK);
       for (int64_t r = 0; r < m; ++r) {
+        if (a.softcap != 0.0f) cap_scores(s.scores + r * KEY_BLOCK, round_up(n, W), 1.0f, a.softcap);
         const float shrink = online_softmax(s.scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
                                             round_up(n, W), s.max[r], s.sum[r]);
         if (shrink != 1.0f)
@@ -173,9 +186,24 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
   }
 }
 
+// The same through a cap: P = e^(c t - lse) with t = tanh(scale s / c), dS = scale P (dP - delta) (1 - t^2).
+static void capped_softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen,
+                                    int64_t padded, float lse, float delta) {
+  cap_scores(scores, padded, a.scale, a.softcap);
+  fill_outside(scores, seen, padded, -__builtin_inff());
+  const float inverse = 1.0f / a.softcap;
+  for (int64_t j = 0; j < padded; j += W) {
+    const vf capped = load(scores + j), p = vexp(capped - lse);
+    const vf t = vmax(capped * inverse, splat(-1.0f));  // of what is not seen, minus infinity
+    store(scores + j, p);
+    store(grads + j, p * (load(grads + j) - delta) * (1.0f - t * t) * a.scale);
+  }
+}
+
 // From scores and dP to P (in scores) and dS (in grads): P = e^(scale s - lse), dS = scale P (dP - delta).
 static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen,
                              int64_t padded, float lse, float delta) {
+  if (a.softcap != 0.0f) return capped_softmax_backward(a, scores, grads, seen, padded, lse, delta);
   fill_outside(scores, seen, padded, -__builtin_inff());
   for (int64_t j = 0; j < padded; j += W) {
     vf p = vexp(load(scores + j) * a.scale - lse);

@@ -5,19 +5,34 @@
 //   logp_t = u_t - M - log S                    H = log S - sum p (u - M)
 //   d logp_t / dz_j = (1[j = t] - p_j) / T      dH / dz_j = -p_j (logp_j + H) / T
 // so dz_j = (g_logp (1[j = t] - p_j) - g_H p_j (logp_j + H)) / T, written over the logits.
+//
+// With a cap c the products y count as z = c tanh(y / c), which replaces them, and dz / dy = 1 - (z / c)^2.
 
 constexpr int64_t HEAD_BLOCK =
     4096;  // one block of logits stays in the first-level cache between its two readings
 
 template <class T>
+static void cap_row(T* z, int64_t n, float softcap) {
+  const float inverse = 1.0f / softcap;
+  for (int64_t i = 0; i < n; i += W) store_at(z, vtanh(load_at(z, i, n) * inverse) * softcap, i, n);
+}
+
+// 1 - (z / c)^2, or 1 without a cap.
+static inline vf cap_slope(vf z, float inv_softcap) {
+  const vf t = z * inv_softcap;
+  return 1.0f - t * t;
+}
+
+template <class T>
 static void head_statistics_t(const HeadRow& a, int64_t begin, int64_t end) {
   const int64_t n = a.vocabulary;
   for (int64_t r = begin; r < end; ++r) {
-    const T* z = static_cast<const T*>(a.logits) + r * a.row_stride;
+    T* z = static_cast<T*>(a.logits) + r * a.row_stride;
     double sum = 0.0, weighted = 0.0, top = -__builtin_inf();  // sum e^(u-top), sum e^(u-top) (u-top)
     for (int64_t b = 0; b < n; b += HEAD_BLOCK) {
       const int64_t len = lesser(HEAD_BLOCK, n - b);
       const int64_t whole = len / W * W;
+      if (a.softcap != 0.0f) cap_row(z + b, len, a.softcap);
       vf high = splat(-__builtin_inff());
       for (int64_t i = 0; i < whole; i += W) high = vmax(load(z + b + i), high);
       float block_max = max_of(high);
@@ -65,14 +80,16 @@ static void head_gradient_t(const HeadRow& a, int64_t begin, int64_t end) {
     const float g = a.grad_logprob[r] * a.inv_temperature, h = a.grad_entropy[r] * a.inv_temperature;
     const float target_logit = to_float(z[a.targets[r]]);
     const float max = a.max[r], log_sum = a.log_sum[r], entropy = a.entropy[r];
+    const float inv_softcap = a.softcap != 0.0f ? 1.0f / a.softcap : 0.0f;
     for (int64_t i = 0; i < n; i += W) {
-      vf logp = (load_at(z, i, n) * a.inv_temperature - max) - log_sum;
+      const vf capped = load_at(z, i, n);
+      vf logp = (capped * a.inv_temperature - max) - log_sum;
       vf p = vexp(logp);
       vf d = h == 0.0f ? p * -g : p * (-g - h * (logp + entropy));
-      store_at(z, d, i, n);
+      store_at(z, d * cap_slope(capped, inv_softcap), i, n);
     }
     const float logp = target_logit * a.inv_temperature - max - log_sum;
     const vf at_target = splat(g) + exp_one(logp) * (-g - h * (logp + entropy));
-    store_part(z + a.targets[r], at_target, 1);
+    store_part(z + a.targets[r], at_target * cap_slope(splat(target_logit), inv_softcap), 1);
   }
 }

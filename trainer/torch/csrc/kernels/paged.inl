@@ -92,7 +92,9 @@ static void paged_attention_t(const PagedAttention& a, int64_t query, int64_t kv
   for (int64_t g0 = 0; g0 < group; g0 += 64) {
     const int64_t groups = lesser(64, group - g0);
     for (int64_t g = 0; g < groups; ++g) {
-      float max = -__builtin_inff(), sum = 0.0f;
+      float max, sum;
+      begin_softmax(a.sinks, kv_head * group + g0 + g, max, sum);
+      if (a.softcap != 0.0f) cap_scores(scores + (g0 + g) * row, row, 1.0f, a.softcap);
       online_softmax(scores + (g0 + g) * row, Visible{first, len}, row, max, sum);
       inverse[g] = 1.0f / sum;
     }

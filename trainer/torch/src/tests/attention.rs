@@ -1,12 +1,12 @@
 //! Packed and paged attention against dense masked softmax, values and gradients, on random lengths.
 
 use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
-use crate::{Segments, backward, paged_attention, varlen_attention, write_kv};
+use crate::{AttentionScores, Segments, backward, paged_attention, varlen_attention, write_kv};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
 /// Dense attention over the whole stream, with everything invisible masked away.
-fn dense(q: &Tensor, k: &Tensor, v: &Tensor, cu_seqlens: &[i32], scale: f64, window: Option<i64>) -> Tensor {
+fn dense([q, k, v]: [&Tensor; 3], cu_seqlens: &[i32], by: AttentionScores<'_>) -> Tensor {
     let (num_tokens, heads, kv_heads) = (q.size()[0], q.size()[1], k.size()[1]);
     let segment: Vec<i64> = cu_seqlens
         .windows(2)
@@ -17,16 +17,31 @@ fn dense(q: &Tensor, k: &Tensor, v: &Tensor, cu_seqlens: &[i32], scale: f64, win
         (Tensor::from_slice(&segment), Tensor::arange(num_tokens, (Kind::Int64, Device::Cpu)));
     let back = at.unsqueeze(1) - at.unsqueeze(0);
     let mut seen = segment.unsqueeze(1).eq_tensor(&segment.unsqueeze(0)).logical_and(&back.ge(0));
-    if let Some(window) = window {
+    if let Some(window) = by.window {
         seen = seen.logical_and(&back.lt(window));
     }
     let widen = |t: &Tensor| t.repeat_interleave_self_int(heads / kv_heads, 1, None).transpose(0, 1);
-    let scores = q.transpose(0, 1).matmul(&widen(k).transpose(1, 2)) * scale;
-    let weights = scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY).softmax(-1, None);
+    let scores = q.transpose(0, 1).matmul(&widen(k).transpose(1, 2)) * by.scale;
+    let scores = by.softcap.map_or(scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
+    let scores = scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+    let column = |sinks: &Tensor| sinks.view([-1, 1, 1]).expand([heads, num_tokens, 1], false);
+    let scores = by.sinks.map_or(scores.shallow_clone(), |sinks| Tensor::cat(&[&scores, &column(sinks)], -1));
+    let weights = scores.softmax(-1, None).narrow(-1, 0, num_tokens);
     weights.matmul(&widen(v)).transpose(0, 1)
 }
 
 fn check_against_dense(lens: &[i32], heads: i64, kv_heads: i64, dim: i64, window: Option<i64>) {
+    for (softcap, has_sinks) in [(None, false), (Some(1.5), false), (None, true)] {
+        check_scores_against_dense(lens, (heads, kv_heads, dim), window, (softcap, has_sinks));
+    }
+}
+
+fn check_scores_against_dense(
+    lens: &[i32],
+    (heads, kv_heads, dim): (i64, i64, i64),
+    window: Option<i64>,
+    (softcap, has_sinks): (Option<f64>, bool),
+) {
     let cu_seqlens: Vec<i32> = std::iter::once(0)
         .chain(lens.iter().scan(0, |at, len| {
             *at += len;
@@ -38,17 +53,25 @@ fn check_against_dense(lens: &[i32], heads: i64, kv_heads: i64, dim: i64, window
     let grad = randn(&[num_tokens, heads, dim], 99);
     let scale = 1.0 / (dim as f64).sqrt();
     let [ours, plain] = [inputs.each_ref().map(leaf), inputs.each_ref().map(leaf)];
-    let out = varlen_attention(&ours[0], &ours[1], &ours[2], Segments::alone(&cu_seqlens), scale, window);
-    let reference = dense(&plain[0], &plain[1], &plain[2], &cu_seqlens, scale, window);
+    let sinks = [0, 1].map(|_| leaf(&randn(&[heads], 5)));
+    let by = |idx: usize| AttentionScores {
+        softcap,
+        sinks: has_sinks.then_some(&sinks[idx]),
+        ..AttentionScores::new(scale, window)
+    };
+    let out = varlen_attention(&ours[0], &ours[1], &ours[2], Segments::alone(&cu_seqlens), by(0));
+    let reference = dense([&plain[0], &plain[1], &plain[2]], &cu_seqlens, by(1));
     backward(&out, &grad);
     backward(&reference, &grad);
     assert!(relative_difference(&out, &reference) < 1e-5, "values, {lens:?} window {window:?}");
-    for (name, a, b) in [("q", 0, 0), ("k", 1, 1), ("v", 2, 2)].map(|(n, i, j)| (n, &ours[i], &plain[j])) {
+    let mut pairs = vec![("q", &ours[0], &plain[0]), ("k", &ours[1], &plain[1]), ("v", &ours[2], &plain[2])];
+    pairs.extend(has_sinks.then_some(("sinks", &sinks[0], &sinks[1])));
+    for (name, a, b) in pairs {
         // One visible key makes the gradient of q an exact zero, of which only rounding is left.
         let off = largest_difference(&a.grad(), &b.grad()) / b.grad().abs().max().double_value(&[]).max(1.0);
         assert!(
             off < 1e-5,
-            "gradient of {name} off by {off}, {lens:?} {heads}/{kv_heads}x{dim} window {window:?}"
+            "gradient of {name} off by {off}, {lens:?} {heads}/{kv_heads}x{dim} window {window:?} cap {softcap:?}"
         );
     }
 }
@@ -83,9 +106,16 @@ fn packed_equals_alone_and_a_fused_projection_needs_no_copy() {
         let fused = randn(&[90, (6 + 2 + 2) * 16], 3);
         let heads = |from: i64, num: i64| fused.narrow(1, from * 16, num * 16).unflatten(1, [num, 16]);
         let (q, k, v) = (heads(0, 6), heads(6, 2), heads(8, 2));
-        let packed = varlen_attention(&q, &k, &v, Segments::alone(&[0, 31, 90]), 0.25, None);
+        let packed =
+            varlen_attention(&q, &k, &v, Segments::alone(&[0, 31, 90]), AttentionScores::new(0.25, None));
         let part = |t: &Tensor| t.narrow(0, 31, 59).contiguous();
-        let alone = varlen_attention(&part(&q), &part(&k), &part(&v), Segments::alone(&[0, 59]), 0.25, None);
+        let alone = varlen_attention(
+            &part(&q),
+            &part(&k),
+            &part(&v),
+            Segments::alone(&[0, 59]),
+            AttentionScores::new(0.25, None),
+        );
         assert!(relative_difference(&packed.narrow(0, 31, 59), &alone) < 1e-6);
     });
 }
@@ -153,10 +183,17 @@ fn check_against_whole(
     let grad = randn(&[stream.num_tokens(), heads, dim], 98).to_kind(kind);
     let scale = 1.0 / (dim as f64).sqrt();
     let [tree, plain] = [inputs.each_ref().map(leaf), inputs.each_ref().map(leaf)];
-    let out = varlen_attention(&tree[0], &tree[1], &tree[2], stream.segments(), scale, window);
+    let out = varlen_attention(
+        &tree[0],
+        &tree[1],
+        &tree[2],
+        stream.segments(),
+        AttentionScores::new(scale, window),
+    );
     let (cu_seqlens, tokens, own) = stream.whole();
     let [q, k, v] = plain.each_ref().map(|t| t.index_select(0, &tokens));
-    let reference = varlen_attention(&q, &k, &v, Segments::alone(&cu_seqlens), scale, window);
+    let reference =
+        varlen_attention(&q, &k, &v, Segments::alone(&cu_seqlens), AttentionScores::new(scale, window));
     let reference = reference.index_select(0, &own);
     backward(&out, &grad);
     backward(&reference, &grad);
@@ -207,7 +244,7 @@ fn the_number_of_threads_changes_no_bit_of_a_branch() {
     let run = |num_threads: i32| {
         let before = tch::get_num_threads();
         tch::set_num_threads(num_threads);
-        let out = varlen_attention(&q, &k, &v, stream.segments(), 0.25, None);
+        let out = varlen_attention(&q, &k, &v, stream.segments(), AttentionScores::new(0.25, None));
         tch::set_num_threads(before);
         out
     };
@@ -222,7 +259,7 @@ fn the_number_of_threads_changes_no_bit_of_a_branch() {
 fn a_prefix_of_a_prefix_is_refused() {
     let [q, k, v] = [1, 1, 1].map(|h| randn(&[6, h, 8], h));
     let segments = Segments { cu_seqlens: &[0, 2, 4, 6], prefixes: &[None, Some(0), Some(1)] };
-    let _ = varlen_attention(&q, &k, &v, segments, 1.0, None);
+    let _ = varlen_attention(&q, &k, &v, segments, AttentionScores::new(1.0, None));
 }
 
 #[test]
@@ -231,8 +268,20 @@ fn bf16_stays_within_its_rounding_of_f32() {
         let [q, k, v] = [4, 2, 2].map(|h| randn(&[70, h, 32], h).to_kind(Kind::BFloat16));
         let wide = |t: &Tensor| t.to_kind(Kind::Float);
         let (a, b) = ([leaf(&q), leaf(&k), leaf(&v)], [leaf(&wide(&q)), leaf(&wide(&k)), leaf(&wide(&v))]);
-        let out = varlen_attention(&a[0], &a[1], &a[2], Segments::alone(&[0, 70]), 0.17, Some(40));
-        let reference = varlen_attention(&b[0], &b[1], &b[2], Segments::alone(&[0, 70]), 0.17, Some(40));
+        let out = varlen_attention(
+            &a[0],
+            &a[1],
+            &a[2],
+            Segments::alone(&[0, 70]),
+            AttentionScores::new(0.17, Some(40)),
+        );
+        let reference = varlen_attention(
+            &b[0],
+            &b[1],
+            &b[2],
+            Segments::alone(&[0, 70]),
+            AttentionScores::new(0.17, Some(40)),
+        );
         backward(&out, &out.ones_like());
         backward(&reference, &reference.ones_like());
         // bf16 keeps 8 bits: half a step of the largest element, and the backward reads the rounded output
@@ -248,16 +297,27 @@ fn bf16_stays_within_its_rounding_of_f32() {
 fn f64_takes_the_composed_path() {
     let [q, k, v] = [4, 2, 2].map(|h| randn(&[33, h, 8], h));
     let wide = |t: &Tensor| t.to_kind(Kind::Double);
+    let (sinks, segments) = (randn(&[4], 3), Segments::alone(&[0, 12, 33]));
     for window in [None, Some(5)] {
-        let ours = varlen_attention(&q, &k, &v, Segments::alone(&[0, 12, 33]), 0.3, window);
-        let composed =
-            varlen_attention(&wide(&q), &wide(&k), &wide(&v), Segments::alone(&[0, 12, 33]), 0.3, window);
-        assert!(relative_difference(&ours, &composed) < 1e-6);
+        for (softcap, sinks) in [(None, None), (Some(0.7), None), (Some(0.7), Some(&sinks))] {
+            let by = AttentionScores { softcap, sinks, ..AttentionScores::new(0.3, window) };
+            let ours = varlen_attention(&q, &k, &v, segments, by);
+            let composed = varlen_attention(&wide(&q), &wide(&k), &wide(&v), segments, by);
+            assert!(relative_difference(&ours, &composed) < 1e-6);
+        }
     }
 }
 
 /// Writes two sequences into scattered blocks and compares decoding with the last row of packed attention.
 fn paged_case(kind: Kind, dim: i64, window: Option<i64>, tolerance: f64) {
+    let sinks = randn(&[6], 4);
+    for (softcap, sinks) in [(None, None), (Some(0.7), None), (None, Some(&sinks))] {
+        let by = AttentionScores { softcap, sinks, ..AttentionScores::new(0.2, window) };
+        paged_case_of(kind, dim, by, tolerance);
+    }
+}
+
+fn paged_case_of(kind: Kind, dim: i64, by: AttentionScores<'_>, tolerance: f64) {
     let (heads, kv_heads, block_size) = (6, 2, 4);
     let lens = [13usize, 5];
     let tables: [&[i32]; 2] = [&[7, 2, 9, 4], &[3, 0]];
@@ -270,14 +330,14 @@ fn paged_case(kind: Kind, dim: i64, window: Option<i64>, tolerance: f64) {
         .collect();
     write_kv(&mut k_cache, &mut v_cache, &k, &v, &slots);
     let last = |t: &Tensor| Tensor::cat(&[t.narrow(0, 12, 1), t.narrow(0, 17, 1)], 0);
-    let out = paged_attention(&last(&q), &k_cache, &v_cache, &tables, &[13, 5], 0.2, window);
-    let reference = last(&varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), 0.2, window));
-    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
+    let out = paged_attention(&last(&q), &k_cache, &v_cache, &tables, &[13, 5], by);
+    let reference = last(&varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), by));
+    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {by:?}");
     // Several queries of one sequence: rows with one table and rising contexts.
     let rows: Vec<&[i32]> = vec![tables[0]; 3];
-    let out = paged_attention(&q.narrow(0, 10, 3), &k_cache, &v_cache, &rows, &[11, 12, 13], 0.2, window);
-    let reference = varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), 0.2, window).narrow(0, 10, 3);
-    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
+    let out = paged_attention(&q.narrow(0, 10, 3), &k_cache, &v_cache, &rows, &[11, 12, 13], by);
+    let reference = varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), by).narrow(0, 10, 3);
+    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {by:?}");
 }
 
 #[test]
@@ -296,7 +356,14 @@ fn paged_decoding_equals_packed_attention() {
 #[should_panic(expected = "names block 10")]
 fn a_block_outside_the_cache_is_refused() {
     let cache = Tensor::zeros([10, 4, 1, 8], (Kind::Float, Device::Cpu));
-    let _ = paged_attention(&randn(&[1, 1, 8], 1), &cache, &cache, &[&[10]], &[2], 1.0, None);
+    let _ = paged_attention(
+        &randn(&[1, 1, 8], 1),
+        &cache,
+        &cache,
+        &[&[10]],
+        &[2],
+        AttentionScores::new(1.0, None),
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The chunked head against dense autograd over all logits.
 
 use super::{leaf, on_every_isa, randn, relative_difference};
-use crate::{Error, backward, head_forward, head_forward_backward};
+use crate::{Error, TokenDistribution, backward, head_forward, head_forward_backward};
 use tch::{Kind, Tensor};
 
 const NUM_TOKENS: usize = 23;
@@ -12,8 +12,15 @@ fn targets() -> Vec<i64> {
 }
 
 /// Log-probabilities of the targets and entropies, dense and differentiable; zeros where there is no target.
-fn dense(hidden: &Tensor, weight: &Tensor, targets: &[i64], temperature: f64) -> (Tensor, Tensor) {
-    let logp = (hidden.matmul(&weight.tr()) / temperature).log_softmax(-1, None);
+fn dense(
+    hidden: &Tensor,
+    weight: &Tensor,
+    targets: &[i64],
+    by: impl Into<TokenDistribution>,
+) -> (Tensor, Tensor) {
+    let (TokenDistribution { temperature, softcap }, logits) = (by.into(), hidden.matmul(&weight.tr()));
+    let logits = softcap.map_or(logits.shallow_clone(), |cap| (&logits / cap).tanh() * cap);
+    let logp = (logits / temperature).log_softmax(-1, None);
     let (index, active) =
         (Tensor::from_slice(targets), Tensor::from_slice(targets).ge(0).to_kind(hidden.kind()));
     let chosen = logp.gather(1, &index.clamp_min(0).unsqueeze(1), false).squeeze_dim(1) * &active;
@@ -28,11 +35,14 @@ fn derivatives(seed: i64) -> [Vec<f32>; 2] {
 #[test]
 fn values_and_gradients_equal_dense_autograd() {
     on_every_isa(|| {
-        for (temperature, chunk) in [(1.0, 7), (0.6, 1000), (1.7, 1)] {
+        for (temperature, softcap, chunk) in
+            [(1.0, None, 7), (0.6, None, 1000), (1.7, None, 1), (0.6, Some(4.0), 7), (1.3, Some(30.0), 1000)]
+        {
+            let by = TokenDistribution { temperature, softcap };
             let (h0, w0, targets) =
                 (randn(&[NUM_TOKENS as i64, 48], 1), randn(&[VOCABULARY, 48], 2) * 0.3, targets());
             let (hidden, weight) = (leaf(&h0.to_kind(Kind::Double)), leaf(&w0.to_kind(Kind::Double)));
-            let (logprobs, entropies) = dense(&hidden, &weight, &targets, temperature);
+            let (logprobs, entropies) = dense(&hidden, &weight, &targets, by);
             let [grad_logprobs, grad_entropies] = derivatives(3);
             let wide = |values: &[f32]| Tensor::from_slice(values).to_kind(Kind::Double);
             let loss =
@@ -48,18 +58,11 @@ fn values_and_gradients_equal_dense_autograd() {
                 got.1.extend_from_slice(e);
                 (grad_logprobs[tokens.clone()].to_vec(), grad_entropies[tokens].to_vec())
             };
-            let grad_hidden = head_forward_backward(
-                &h0,
-                &w0,
-                &targets,
-                temperature,
-                chunk,
-                Some(&mut grad_weight),
-                &mut per_chunk,
-            )
-            .unwrap();
+            let grad_hidden =
+                head_forward_backward(&h0, &w0, &targets, by, chunk, Some(&mut grad_weight), &mut per_chunk)
+                    .unwrap();
             assert_eq!(seen, NUM_TOKENS);
-            let (l, e) = head_forward(&h0, &w0, &targets, temperature, chunk).unwrap();
+            let (l, e) = head_forward(&h0, &w0, &targets, by, chunk).unwrap();
             assert_eq!((&l, &e), (&got.0, &got.1), "one pass or two, the same values");
             // f32 products against f64 ones; logits here reach about 10.
             assert!(relative_difference(&Tensor::from_slice(&l), &logprobs) < 1e-5);
@@ -106,6 +109,7 @@ fn f64_and_bf16_follow_the_same_formula() {
     let (hidden, weight, targets) =
         (randn(&[NUM_TOKENS as i64, 32], 1), randn(&[400, 32], 2) * 0.3, vec![17; NUM_TOKENS]);
     let [grad_logprobs, grad_entropies] = derivatives(3);
+    let by = TokenDistribution { temperature: 0.8, softcap: Some(3.0) };
     let run = |kind: Kind| {
         let mut grad_weight = weight.zeros_like();
         let mut per_chunk = |tokens: std::ops::Range<usize>, _: &[f32], _: &[f32]| {
@@ -113,8 +117,8 @@ fn f64_and_bf16_follow_the_same_formula() {
         };
         let (h, w) = (hidden.to_kind(kind), weight.to_kind(kind));
         let grad =
-            head_forward_backward(&h, &w, &targets, 0.8, 6, Some(&mut grad_weight), &mut per_chunk).unwrap();
-        let (logprobs, entropies) = head_forward(&h, &w, &targets, 0.8, 6).unwrap();
+            head_forward_backward(&h, &w, &targets, by, 6, Some(&mut grad_weight), &mut per_chunk).unwrap();
+        let (logprobs, entropies) = head_forward(&h, &w, &targets, by, 6).unwrap();
         (grad, grad_weight, Tensor::from_slice(&logprobs), Tensor::from_slice(&entropies))
     };
     let (single, double, half) = (run(Kind::Float), run(Kind::Double), run(Kind::BFloat16));
@@ -148,6 +152,8 @@ fn what_cannot_work_is_refused_with_its_numbers() {
     refused(head_forward(&hidden, &weight, &[1, 9], 1.0, 2).unwrap_err(), "9 at token 1");
     refused(head_forward(&hidden, &weight, &[1], 1.0, 2).unwrap_err(), "[2, 8]");
     refused(head_forward(&hidden, &weight, &[1, 2], 0.0, 2).unwrap_err(), "positive temperature");
+    let capped = TokenDistribution { temperature: 1.0, softcap: Some(-1.0) };
+    refused(head_forward(&hidden, &weight, &[1, 2], capped, 2).unwrap_err(), "positive cap");
     let mut short = |_: std::ops::Range<usize>, _: &[f32], _: &[f32]| (vec![1.0], vec![]);
     let error = head_forward_backward(&hidden, &weight, &[1, 2], 1.0, 2, None, &mut short).unwrap_err();
     refused(error, "2 derivatives");

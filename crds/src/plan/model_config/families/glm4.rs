@@ -4,21 +4,24 @@
 use super::super::{BlockNorms, FusedProjections, RopePairing};
 use super::{Defaults, Definition, write_attention_bias};
 
+/// Those of GLM-4.
+pub(super) const DEFAULTS: Defaults = Defaults {
+    num_kv_heads: Some(2),
+    head_dim: Some(128),
+    max_positions: 131_072,
+    rms_norm_eps: 1.5625e-7,
+    partial_rotary_factor: 0.5,
+    bos: None,
+    eos: &[151_329, 151_336, 151_338],
+    pad: Some(151_329),
+    ..Defaults::LLAMA
+};
+
 pub(super) const GLM4: Definition = Definition {
     architecture: "Glm4ForCausalLM",
     classifier: "Glm4ForSequenceClassification",
     model_type: "glm4",
-    defaults: Defaults {
-        num_kv_heads: Some(2),
-        head_dim: Some(128),
-        max_positions: 131_072,
-        rms_norm_eps: 1.5625e-7,
-        partial_rotary_factor: 0.5,
-        bos: None,
-        eos: &[151_329, 151_336, 151_338],
-        pad: Some(151_329),
-        ..Defaults::LLAMA
-    },
+    defaults: DEFAULTS,
     shape: |config| {
         config.qkv_bias = true;
         config.rope_pairing = RopePairing::Neighbours;

@@ -119,8 +119,7 @@ fn assert_is_the_cpus(
         &wide(&v_cache),
         &per_row,
         &batch.lens,
-        scale,
-        batch.window,
+        crate::AttentionScores::new(scale, batch.window),
     );
     assert_near(&format!("attention of {heads}/{kv_heads} x {dim}"), &out, &expected.to_kind(kind));
 }

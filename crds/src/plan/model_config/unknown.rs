@@ -1,0 +1,68 @@
+//! Models of families that are not known: which of their parts is not, as far as the configuration says.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+
+/// Fields that describe a part that no known family has, and the part.
+const PARTS: &[(&str, &str)] = &[
+    ("linear_num_value_heads", "gated delta nets"),
+    ("linear_attn_config", "linear attention"),
+    ("mamba_d_state", "state-space layers"),
+    ("mamba_num_heads", "state-space layers"),
+    ("ssm_state_size", "state-space layers"),
+    ("state_size", "state-space layers"),
+    ("conv_L_cache", "short convolutions"),
+    ("lru_width", "recurrent layers"),
+    ("index_topk", "attention to an index's choice of tokens"),
+    ("altup_num_inputs", "alternating updates of the residual stream"),
+    ("hc_mult", "several residual streams"),
+    ("vision_config", "a vision tower of its own"),
+    ("audio_config", "an audio tower"),
+    ("n_positions", "learned absolute positions"),
+    ("alibi", "positions by ALiBi"),
+    ("new_decoder_architecture", "fused attention and parallel blocks of Falcon"),
+];
+
+/// Types of layers that are known.
+const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// Activations that are known.
+pub(super) const ACTIVATIONS: [&str; 6] =
+    ["silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"];
+
+/// The parts by field, such as `gated delta nets (linear_num_value_heads)`. Where there are none, all that
+/// the configuration says is known of other families, in another combination.
+pub(super) fn unknown_parts(fields: &Fields<'_>) -> Vec<String> {
+    let is_there = |field: &str| {
+        let absent = [Value::Null, Value::Bool(false)];
+        fields.get(field).is_some_and(|value| !absent.contains(value))
+    };
+    let mut parts: Vec<String> = PARTS
+        .iter()
+        .filter(|(field, _)| is_there(field))
+        .map(|(field, part)| format!("{part} (`{field}`)"))
+        .collect();
+    if is_there("is_encoder_decoder") {
+        parts.push("an encoder (`is_encoder_decoder`)".to_owned());
+    }
+    for field in ["hidden_act", "hidden_activation"] {
+        let name = fields.get(field).and_then(Value::as_str).filter(|name| !ACTIVATIONS.contains(name));
+        parts.extend(name.map(|name| format!("the activation {name:?} (`{field}`)")));
+    }
+    let types = fields.get("layer_types").and_then(Value::as_array);
+    let mut unknown: Vec<&str> = types.into_iter().flatten().filter_map(Value::as_str).collect();
+    unknown.retain(|name| !LAYER_TYPES.contains(name));
+    unknown.sort_unstable();
+    unknown.dedup();
+    parts.extend(unknown.iter().map(|name| format!("layers of {name:?} (`layer_types`)")));
+    parts
+}
+
+/// The parts in a sentence behind the name of the architecture.
+pub(super) fn described(parts: &[String]) -> String {
+    match parts {
+        [] => "its fields name no part that is not known, but how its layers combine them is not".to_owned(),
+        parts => format!("not known of it: {}", parts.join(", ")),
+    }
+}
