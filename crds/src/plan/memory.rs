@@ -276,7 +276,7 @@ impl MemoryPlan {
         let own = updated(&own, offload, &shards);
         let by_critic = |pass: &Pass, offload| updated(pass, offload, &of_critic);
         let update = fullest(own, training.critic_micro_batch_tokens(), &by_critic);
-        let gathered = at_hand(&|shards| shards.gathered(widest(None)).to_vec());
+        let gathered = at_hand(&|shards| shards.gathered_in_update(widest(None)).to_vec());
         add(Phase::Update, [gathered, gradients.clone(), update].concat());
         let moved = at_hand(&|shards| shards.updated(offloads_moments));
         add(Phase::Optimizer, [gradients, moved].concat());

@@ -120,6 +120,16 @@ pub enum Misfit {
         /// What is there.
         got: String,
     },
+    /// More layers are to stay gathered than the model has.
+    #[error(
+        "spec.training.unshardedLayers: the model has {num_layers} layers: expected 1 to {num_layers}, got {got}"
+    )]
+    UnshardedLayers {
+        /// How many are asked for.
+        got: u32,
+        /// How many there are.
+        num_layers: usize,
+    },
     /// Models with a vision tower take part in less than others.
     #[error("{field}: {family:?} has a vision tower: expected {expected}, got {got}")]
     Vision {
@@ -179,6 +189,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
     check_device(spec.workers.device, model)?;
+    check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
     check_vision(spec, model)?;
     let coefficient = spec.training.router_aux_loss_coef;
@@ -236,6 +247,15 @@ pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
             got: "Cuda".to_owned(),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Checks that there are as many layers as are to stay gathered.
+fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let num_layers = model.num_layers;
+    match spec.training.unsharded_layers.filter(|layers| *layers as usize > num_layers) {
+        Some(got) => Err(Misfit::UnshardedLayers { got, num_layers }),
+        None => Ok(()),
     }
 }
 

@@ -37,6 +37,9 @@ pub struct ResolvedTraining {
     pub deterministic: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation_checkpointing: Option<bool>,
+    pub reshard_after_forward: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unsharded_layers: Option<u32>,
     pub offload: OffloadSpec,
     pub seed: u64,
     pub max_consecutive_non_finite: u32,
@@ -123,6 +126,8 @@ impl ResolvedTraining {
             router_aux_loss_coef: spec.router_aux_loss_coef,
             deterministic: spec.deterministic,
             activation_checkpointing: spec.activation_checkpointing,
+            reshard_after_forward: spec.reshard_after_forward,
+            unsharded_layers: spec.unsharded_layers,
             offload: spec.offload,
             seed: spec.seed,
             max_consecutive_non_finite: spec.max_consecutive_non_finite,
@@ -133,6 +138,13 @@ impl ResolvedTraining {
 }
 
 impl ResolvedTraining {
+    /// How many of `num_layers` layers, the last ones, stay gathered between forward and backward pass. The
+    /// very last always does: its backward pass follows at once.
+    pub fn layers_kept_unsharded(&self, num_layers: usize) -> usize {
+        let last = self.unsharded_layers.map_or(1, |layers| layers as usize).min(num_layers);
+        if self.reshard_after_forward { last } else { num_layers }
+    }
+
     /// Most tokens of a forward and backward pass of the critic.
     pub fn critic_micro_batch_tokens(&self) -> u32 {
         let own = self.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch);

@@ -45,7 +45,8 @@ pub(crate) fn change_rule(root: &Value) -> Value {
 const STATUS_IS_WRITTEN: &str = "self.status.writes != oldSelf.status.writes";
 
 /// Fields of `spec.training` that a run may be continued with another value of.
-const CONTINUABLE: [&str; 4] = ["steps", "epochs", "evaluateEvery", "offload"];
+const CONTINUABLE: [&str; 6] =
+    ["steps", "epochs", "evaluateEvery", "offload", "reshardAfterForward", "unshardedLayers"];
 
 const NEVER: &str = "cannot be changed, because the run could not be continued under it: make a new job";
 
@@ -59,8 +60,8 @@ const CHANGE_RULES: [ChangeRule; 8] = [
     ChangeRule {
         field: "of spec.training",
         section: "spec.training",
-        message: "only steps, epochs, evaluateEvery and offload can be changed, because the run could not be \
-                  continued otherwise: make a new job",
+        message: "only steps, epochs, evaluateEvery, offload, reshardAfterForward and unshardedLayers can be \
+                  changed, because the run could not be continued otherwise: make a new job",
         cel: same_training,
     },
     ChangeRule {

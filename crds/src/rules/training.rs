@@ -75,6 +75,18 @@ fn at_least_of(spec: &RLTrainingJobSpec, sp: u32) -> String {
     format!("at least {}", longest(spec).div_ceil(sp.into()))
 }
 
+/// Whether layers of a role that is trained are gathered of shards, or fetched from offload storage.
+fn gathers_layers(spec: &RLTrainingJobSpec) -> bool {
+    let (mesh, training) = (&spec.workers.mesh, &spec.training);
+    let offload_of_critic = training.critic_role().offload.is_some_and(|offload| offload.parameters);
+    mesh.dp_shard > 1 || mesh.dp_shard_of_critic() > 1 || training.offload.parameters || offload_of_critic
+}
+
+const CEL_GATHERS_LAYERS: &str = "self.workers.mesh.dpShard > 1 || \
+     (has(self.workers.mesh.criticDpShard) && self.workers.mesh.criticDpShard > 1) || \
+     self.training.offload.parameters || (has(self.training.roles) && has(self.training.roles.critic) && \
+     has(self.training.roles.critic.offload) && self.training.roles.critic.offload.parameters)";
+
 /// Ranks that share the smallest update under the actor's budget.
 fn update_sp(spec: &RLTrainingJobSpec) -> u32 {
     let critic = (spec.workers.mesh.critic_sp, spec.training.critic_role().max_tokens_per_micro_batch);
@@ -399,6 +411,41 @@ pub(super) const RULES: &[Rule] = &[
             !spec.training.offload.activations || spec.training.activation_checkpointing == Some(true)
         }),
         allowed: Some(|_| "false, or activationCheckpointing true".into()),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.reshardAfterForward",
+        reads: &[
+            "training.reshardAfterForward",
+            "training.unshardedLayers",
+            "training.offload.parameters",
+            "training.roles.critic.offload.parameters",
+            "workers.mesh.dpShard",
+            "workers.mesh.criticDpShard",
+        ],
+        message: "reshardAfterForward false and unshardedLayers need layers that are gathered: share them by \
+                  workers.mesh.dpShard or criticDpShard, or move them by training.offload.parameters",
+        cel: || {
+            format!(
+                "(self.training.reshardAfterForward && !has(self.training.unshardedLayers)) || {CEL_GATHERS_LAYERS}"
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let is_default = spec.training.reshard_after_forward && spec.training.unsharded_layers.is_none();
+            is_default || gathers_layers(spec)
+        }),
+        allowed: Some(|_| "true, without unshardedLayers".into()),
+    },
+    Rule {
+        scope: "spec.training",
+        at: "unshardedLayers",
+        reads: &["unshardedLayers", "reshardAfterForward"],
+        message: "with reshardAfterForward false all layers stay gathered: remove unshardedLayers",
+        cel: || "self.reshardAfterForward || !has(self.unshardedLayers)".into(),
+        holds: Check::Spec(|spec| {
+            spec.training.reshard_after_forward || spec.training.unsharded_layers.is_none()
+        }),
+        allowed: None,
     },
     Rule {
         scope: "spec.training",

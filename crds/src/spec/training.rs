@@ -66,6 +66,17 @@ pub struct TrainingSpec {
     /// models above a billion parameters, unless the device holds everything that layers keep; never on CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation_checkpointing: Option<bool>,
+    /// Whether the weights of a layer that are gathered of shards, or fetched from offload storage, are freed
+    /// between its forward and its backward pass and gathered again (`reshard_after_forward` of FSDP2 and
+    /// verl), of actor and critic alike. With false an update gathers every layer once instead of twice and
+    /// holds all of them at once. The numbers are the same.
+    pub reshard_after_forward: bool,
+    /// The last layers that stay gathered between forward and backward pass while the others are freed: so
+    /// many at most are held at once. They are the last because the backward pass begins with them, so that
+    /// each waits the shortest time. By default 1, for which there is nothing to free in between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10000))]
+    pub unsharded_layers: Option<u32>,
     /// What is offloaded from the device while it is not needed, of actor and critic alike: less memory,
     /// more time, the same numbers.
     pub offload: OffloadSpec,
@@ -100,6 +111,8 @@ impl Default for TrainingSpec {
             router_aux_loss_coef: 0.0,
             deterministic: false,
             activation_checkpointing: None,
+            reshard_after_forward: true,
+            unsharded_layers: None,
             offload: OffloadSpec::default(),
             seed: 42,
             max_consecutive_non_finite: 5,

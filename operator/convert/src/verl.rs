@@ -9,7 +9,7 @@ use crate::draft::Draft;
 use crate::key::{Outcome, Table};
 use crate::launch::Launch;
 use crate::rewards::is_hub_name;
-use crate::settings::Settings;
+use crate::settings::{Settings, is_true};
 
 /// verl's own defaults where ours differ or follow from something else: what a script leaves out it means.
 const DEFAULTS: [(&str, &str); 26] = [
@@ -265,7 +265,12 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     };
     let actor = sp("actor").unwrap_or(1).max(1);
     // There ranks that share tokens share the weights, too; here the two are axes of their own.
-    mesh(draft, "dpShard", shard.unwrap_or((ranks / actor).max(1)), 1);
+    let shard = shard.unwrap_or((ranks / actor).max(1));
+    mesh(draft, "dpShard", shard, 1);
+    let reshards = settings.get("actor_rollout_ref.actor.fsdp_config.reshard_after_forward");
+    if shard > 1 && reshards.is_some_and(|reshards| !is_true(reshards)) {
+        draft.set("spec.training.reshardAfterForward", false);
+    }
     mesh(draft, "sp", actor, 1);
     let logprobs = sp("rollout").unwrap_or(actor);
     mesh(draft, "logprobSp", logprobs, actor);

@@ -119,6 +119,8 @@ pub struct ShardedParameters {
     compute: Kind,
     /// The file that shards of a frozen model lie in.
     offload_file: Option<TensorFile>,
+    /// Layers, the last ones, that stay whole between forward and backward pass.
+    unsharded_layers: usize,
     /// One at a time, so that no more than one layer's gradient waits beside the one that is computed.
     scattering: RefCell<Option<Scattering>>,
 }
@@ -150,7 +152,25 @@ impl ShardedParameters {
         let mut unit =
             |parameters: NamedTensors| UnitParameters::new(parameters, &ranks, compute, place.as_mut());
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
-        Ok(Self { layers, outer, ranks, compute, offload_file: None, scattering: RefCell::new(None) })
+        let scattering = RefCell::new(None);
+        Ok(Self { layers, outer, ranks, compute, offload_file: None, unsharded_layers: 1, scattering })
+    }
+
+    /// The same, of which the last `unsharded_layers` layers stay whole between forward and backward pass
+    /// (FSDP2's `reshard_after_forward`); at least the very last does, whose backward pass follows at once.
+    #[must_use]
+    pub fn keeping_unsharded(self, unsharded_layers: usize) -> Self {
+        Self { unsharded_layers: unsharded_layers.max(1), ..self }
+    }
+
+    /// How many layers stay whole between forward and backward pass.
+    pub(crate) fn unsharded_layers(&self) -> usize {
+        self.unsharded_layers
+    }
+
+    /// Whether a layer stays whole between its forward and its backward pass.
+    pub(crate) fn stays_unsharded(&self, layer_idx: usize) -> bool {
+        layer_idx + self.unsharded_layers >= self.layers.len()
     }
 
     /// Trainable parameters of another role on the frozen ones of `base`, which are its very shards.

@@ -64,9 +64,22 @@ pub(super) fn actor_with_offload(
     dp_shard: usize,
     offload: &Offload,
 ) -> Actor {
+    actor_keeping_unsharded(decoder, options, ranks, (dp_shard, 1), offload)
+}
+
+/// The same, whose last layers stay whole between forward and backward pass.
+pub(super) fn actor_keeping_unsharded(
+    decoder: Decoder,
+    options: ActorOptions,
+    ranks: &Ranks,
+    (dp_shard, unsharded_layers): (usize, usize),
+    offload: &Offload,
+) -> Actor {
     let offload_to = offload.parameters();
     let shards = (dp_shard > 1 || offload_to.is_some()).then(|| {
-        ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(dp_shard).unwrap()), offload_to).unwrap()
+        let mesh = Rc::new(ranks.on_mesh(dp_shard).unwrap());
+        let shards = ShardedParameters::new(&decoder, mesh, offload_to).unwrap();
+        shards.keeping_unsharded(unsharded_layers)
     });
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
     let optimizer = offload.optimizer(trained, AdamWOptions::default()).unwrap();

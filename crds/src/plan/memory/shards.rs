@@ -17,6 +17,8 @@ pub(super) struct Shards {
     is_offloaded: bool,
     /// Whether roles are gathered unit by unit.
     by_unit: bool,
+    /// Layers that stay gathered between forward and backward pass.
+    unsharded_layers: u64,
     /// Of one layer, adapter included.
     layer: u64,
     /// What of them is quantized, of the largest layer.
@@ -50,6 +52,7 @@ impl Shards {
             dp_shard: spec.workers.mesh.dp_shard.into(),
             is_offloaded: spec.training.is_any_offloaded(),
             by_unit: comes_in_parts(spec),
+            unsharded_layers: spec.training.layers_kept_unsharded(model.num_layers) as u64,
             layer: count.per_layer + adapter_layer,
             quantized: model.quantized_in_layer(0),
             outer,
@@ -106,6 +109,14 @@ impl Shards {
     /// bytes a number.
     pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
         let gathered = width * self.outer + 2 * self.layer_bytes(width);
+        [self.term(GATHERED, gathered), self.on_its_way(width)]
+    }
+
+    /// In an update what is outside of the layers and the layers that wait for their backward pass, or the
+    /// layer that computes and the one that comes next, `width` bytes a number.
+    pub(super) fn gathered_in_update(&self, width: u64) -> [MemoryTerm; 2] {
+        let layers = self.unsharded_layers.max(2);
+        let gathered = width * self.outer + layers * self.layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 

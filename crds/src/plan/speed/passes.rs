@@ -224,13 +224,14 @@ impl<'a> Passes<'a> {
         let own_part = self.trained / self.dp_shard;
         let forward = self.forward(tokens, 1.0, offload.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
+        let gathers = self.gathers_of_update();
         let work = Work {
             products: num_updates * ((1.0 + backward + again) * layers + (1.0 + backward) * head),
             bytes: num_updates * ((1.0 + backward + again) * forward.bytes + OPTIMIZER_BYTES * own_part),
             operations: num_updates * (3.0 + again) * forward.operations,
-            exchanged: num_updates * (self.exchanged(tokens, 2.0) + self.summed(own_part)),
+            exchanged: num_updates * (self.exchanged(tokens, gathers) + self.summed(own_part)),
             moved: num_updates
-                * (2.0 * forward.moved
+                * (gathers * forward.moved
                     + if offload.optimizer { 16.0 * own_part } else { 0.0 }
                     + if offload.activations { 2.0 * inputs } else { 0.0 }),
             host_seconds: num_updates * 3.0 * forward.host_seconds,
@@ -238,6 +239,14 @@ impl<'a> Passes<'a> {
         };
         let model_flop = num_updates * (1.0 + backward) * (layers + head);
         Update { work, model_flop, tokens: num_updates * tokens.computed * tokens.sp }
+    }
+
+    /// How often an update gathers the weights: once, and those of layers that do not wait gathered for
+    /// their backward pass a second time. What is outside of the layers stays for the whole pass.
+    fn gathers_of_update(&self) -> f64 {
+        let kept = self.spec.training.layers_kept_unsharded(self.model.num_layers) as f64;
+        let again = self.body() * (self.layers() - kept) / self.layers();
+        1.0 + again / (self.body() + self.head())
     }
 
     /// Bytes of gradients, fp32, that a rank sends so that all have the sum.

@@ -3,6 +3,7 @@
 mod offloaded;
 mod saved;
 mod taken;
+mod unsharded;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +18,9 @@ use tch::{Kind, Tensor};
 use crate::model::{
     Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
-use crate::parallel::tests::{actor_with_offload, on_ranks, trained_parameters, whole_parameters};
+use crate::parallel::tests::{
+    actor_keeping_unsharded, actor_with_offload, on_ranks, trained_parameters, whole_parameters,
+};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};

@@ -25,6 +25,8 @@ struct Layout {
     size: usize,
     dp_shard: usize,
     sp: usize,
+    /// Layers that stay gathered between forward and backward pass.
+    unsharded: usize,
     lora: bool,
     compute: Kind,
 }
@@ -93,17 +95,17 @@ impl Sizes {
         self.outer + self.layers.iter().sum::<f64>()
     }
 
-    /// What comes for a pass forward and back: everything once, and every layer but the last, which stays,
-    /// again.
-    fn of_update_pass(&self) -> f64 {
-        self.all() + self.layers[..LAYERS - 1].iter().sum::<f64>()
+    /// What comes for a pass forward and back: everything once, and every layer but the last ones, which
+    /// stay, again.
+    fn of_update_pass(&self, unsharded: usize) -> f64 {
+        self.all() + self.layers[..LAYERS - unsharded].iter().sum::<f64>()
     }
 }
 
 /// The fewest bytes that a rank sends in a step with the weights' sync, log-probs and one update, in
 /// `num_passes` micro-batches of together `num_tokens` tokens of this rank.
 fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens: usize) -> f64 {
-    let Layout { size, dp_shard, sp, lora, compute } = layout;
+    let Layout { size, dp_shard, sp, unsharded, lora, compute } = layout;
     let number = compute.elt_size_in_bytes();
     let (computed, exact) = (Sizes::of(decoder, number), Sizes::of(decoder, EXACT as usize));
     // Of what `ranks` have in equal parts each sends its own to all others, of what they add up each its part
@@ -113,7 +115,7 @@ fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens:
     // An adapter is folded into weights as they are kept.
     let synced = of_others(dp_shard) * if lora { exact.all() } else { computed.all() };
     let scored = num_passes * of_others(dp_shard) * computed.all();
-    let updated = num_passes * of_others(dp_shard) * computed.of_update_pass();
+    let updated = num_passes * of_others(dp_shard) * computed.of_update_pass(unsharded);
     let gradients = num_passes * of_others(dp_shard) * computed.gradients;
     // Shards of gradients are added up over the copies of the model and handed back.
     let copies = 2.0 * of_others(size / dp_shard) * computed.gradients / dp_shard as f64;
@@ -137,7 +139,8 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
         activation_checkpointing: false,
         max_grad_norm: 1.0,
     };
-    let mut actor = actor_on_mesh(decoder, options, ranks, layout.dp_shard);
+    let degrees = (layout.dp_shard, layout.unsharded);
+    let mut actor = actor_keeping_unsharded(decoder, options, ranks, degrees, &Offload::default());
     let before = ranks.traffic();
     let parts = actor.units();
     parts.visit(parts.dtype_to_sample(parts.decoder().compute_kind()), |_| Ok::<(), RankError>(())).unwrap();
@@ -156,7 +159,9 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
 
 #[test]
 fn a_step_moves_hardly_more_bytes_than_its_layout_needs() {
-    let layout = |size, dp_shard, sp| Layout { size, dp_shard, sp, lora: false, compute: Kind::Float };
+    let layout =
+        |size, dp_shard, sp| Layout { size, dp_shard, sp, unsharded: 1, lora: false, compute: Kind::Float };
+    let keeping = |unsharded, layout| Layout { unsharded, ..layout };
     let with_adapter = |layout| Layout { lora: true, ..layout };
     let in_bf16 = |layout| Layout { compute: Kind::BFloat16, ..layout };
     for layout in [
@@ -168,6 +173,9 @@ fn a_step_moves_hardly_more_bytes_than_its_layout_needs() {
         with_adapter(layout(2, 2, 1)),
         with_adapter(layout(2, 1, 2)),
         with_adapter(layout(4, 1, 4)),
+        keeping(2, layout(2, 2, 1)),
+        keeping(LAYERS, layout(4, 2, 2)),
+        keeping(LAYERS, with_adapter(layout(4, 4, 1))),
         in_bf16(layout(2, 2, 1)),
         in_bf16(with_adapter(layout(4, 2, 2))),
     ] {

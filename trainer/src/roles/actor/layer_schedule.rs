@@ -11,9 +11,13 @@
 //!
 //! ```text
 //! FSDP         the outer unit is unsharded for the whole pass
-//!   forward    unshard layer, prefetch the next, compute, reshard          (the last layer stays unsharded)
+//!   forward    unshard layer, prefetch the next, compute, reshard     (the last layers stay unsharded)
 //!   backward   unshard layer, prefetch the previous, compute, reduce-scatter its gradient, reshard
 //! ```
+//! How many layers stay unsharded between forward and backward pass is the shards' to say: the very last, the
+//! last `training.unshardedLayers`, or all with `training.reshardAfterForward: false`. They are the last
+//! because the backward pass begins with them.
+//!
 //! ```text
 //! offload      with activation checkpointing: layer inputs alone are kept, in offload storage
 //!   forward    compute, offload the input
@@ -82,10 +86,11 @@ impl Model<'_> {
         self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Outer))
     }
 
-    /// Lets every layer `compute` while it is here, first to last.
+    /// Lets every layer `compute` while it is here, first to last. Those that wait for a backward pass stay
+    /// where `backward_follows`.
     fn forward(
         &self,
-        last_stays: bool,
+        backward_follows: bool,
         mut compute: impl FnMut(&DecoderLayer) -> Result<(), RankError>,
     ) -> Result<(), RankError> {
         let layers = self.decoder.layers();
@@ -93,7 +98,9 @@ impl Model<'_> {
             let next = Some(idx + 1).filter(|next| *next < layers.len());
             self.bring(idx, next)?;
             compute(layer)?;
-            if let (Some(shards), true) = (self.shards, next.is_some() || !last_stays) {
+            if let Some(shards) =
+                self.shards.filter(|shards| !(backward_follows && shards.stays_unsharded(idx)))
+            {
                 shards.reshard(FsdpUnit::Layer(idx))?;
             }
         }

@@ -157,7 +157,9 @@ fn shards(
     offload: &Offload,
 ) -> Result<ShardedParameters, TrainError> {
     let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
+    let unsharded_layers = spec.training.layers_kept_unsharded(decoder.layers().len());
     let shards = ShardedParameters::new(decoder, ranks, offload.parameters())?;
+    let shards = shards.keeping_unsharded(unsharded_layers);
     shards.read(weights)?;
     if spec.model.lora.as_ref().is_some_and(|lora| lora.adapter_path.is_none()) {
         shards.start_adapter(decoder, |name| name)?;
