@@ -55,8 +55,8 @@ fn layers_that_stay_unsharded_train_as_those_that_are_gathered_again_bit_for_bit
 
 #[test]
 fn the_last_layers_stay_and_none_of_them_is_left_whole_by_an_update() {
-    on_ranks(2, |ranks| {
-        for unsharded in 1..=LAYERS {
+    for unsharded in 1..=LAYERS {
+        on_ranks(2, |ranks| {
             let offload = Offload::default();
             let mut actor =
                 actor_keeping_unsharded(decoder(FULL), actor_options(FULL), &ranks, (2, unsharded), &offload);
@@ -66,6 +66,6 @@ fn the_last_layers_stay_and_none_of_them_is_left_whole_by_an_update() {
             assert_eq!(staying.collect::<Vec<_>>(), (LAYERS - unsharded..LAYERS).collect::<Vec<_>>());
             update(&mut actor, &batch(), &plan(FULL, 0)).unwrap();
             assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
-        }
-    });
+        });
+    }
 }
