@@ -102,10 +102,13 @@ fn what_the_page_says_of_671_billion_parameters_on_64_gpus_is_what_the_plan_says
 #[test]
 fn more_gpus_do_not_make_room_for_whole_layers_of_experts() {
     let all = json!({"optimizer": true, "parameters": true, "activations": true});
-    for lora in [false, true] {
-        let largest = memory(lora, &all, 128);
-        assert!(largest.peak_device_bytes > available(), "an adapter: {lora}");
-        let of_layers = gib(&largest, Phase::Update, &["gathered weights", "fetched weights"]);
-        assert!(PAGE.contains(&format!("{of_layers:.1} GiB")), "the page lacks {of_layers:.1} GiB");
-    }
+    let on_1024 = |lora| memory(lora, &all, 128);
+    assert!(on_1024(true).peak_device_bytes > available(), "an adapter");
+    let largest = on_1024(false);
+    assert!(largest.peak_device_bytes > available(), "all weights");
+    let of_layers = gib(&largest, Phase::Update, &["gathered weights", "fetched weights"]);
+    assert!(
+        PAGE.contains(&format!("on 1024 GPUs too {of_layers:.1} GiB")),
+        "the page lacks {of_layers:.1} GiB"
+    );
 }
