@@ -209,6 +209,7 @@ fn a_setting_that_counts_as_converted_changes_the_manifest() {
         "critic.ulysses_sequence_parallel_size=2 algorithm.adv_estimator=gae",
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2 actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.fsdp_config.fsdp_size=4",
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False trainer.n_gpus_per_node=4",
         "actor_rollout_ref.model.lora_rank=8",
         "data.truncation=left",
         "data.train_max_samples=100",
