@@ -27,6 +27,7 @@ mod latent;
 mod layer;
 mod load;
 mod lora;
+mod mxfp4;
 mod norms;
 mod ops;
 mod packed;
@@ -54,7 +55,7 @@ pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projecti
 pub use load::read_config;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch, Patterns};
 pub(crate) use norms::Norm;
-pub(crate) use ops::{activation_of, gated_activation_packed};
+pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};
 pub use packed::{PackedImages, PackedInput};
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};

@@ -24,7 +24,7 @@ mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
-pub use experts::{ExpertNames, Experts, SharedBlock, stored_ranges};
+pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
 pub use norms::{BlockNorms, NormKind, QkNorm};
@@ -112,6 +112,8 @@ pub struct ModelConfig {
     pub attention_scale: f64,
     /// The c of c tanh(s / c), which scores s count as; `None` where they count as they are.
     pub attention_softcap: Option<f64>,
+    /// Whether each query head has a learned score that has no key and no value.
+    pub attention_sinks: bool,
     /// What the output of attention and feed-forward block is multiplied by before the residual sum.
     pub residual_scale: f64,
     /// What logits are multiplied by.
@@ -257,6 +259,7 @@ impl ModelConfig {
     pub fn cpu_part(&self) -> Option<&'static str> {
         let parts = [
             (self.attention_softcap.is_some(), "softcapped attention scores"),
+            (self.attention_sinks, "attention sinks"),
             (self.logit_softcap.is_some(), "softcapped logits"),
             (self.norm_kind == NormKind::Layer, "layer norms"),
             (self.parallel_blocks, "feed-forward blocks beside attention"),

@@ -188,6 +188,10 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         let expected = legal_degrees(heads, |sp| deals_out_heads(sp, heads));
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
+    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| *sp > 1 && model.attention_sinks) {
+        let shared = "the attention of a model with a sink for each head".to_owned();
+        return Err(Misfit::Degree { field, degree, shared, expected: "1".to_owned() });
+    }
     check_device(spec.workers.device, model)?;
     check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
@@ -201,6 +205,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
     let field = "spec.workers.mesh.rolloutTp";
     let unshared = match model.qk_norm {
+        _ if model.attention_sinks => Some("has a sink for each head and experts with biases"),
         QkNorm::None | QkNorm::Head => None,
         QkNorm::AllHeads => Some("normalises queries and keys over all heads"),
         QkNorm::EachHead => Some("normalises each head of queries and keys by weights of its own"),

@@ -113,6 +113,8 @@ pub enum ModelFamily {
     Qwen2Moe,
     /// Qwen3-MoE: Qwen3 with experts in place of feed-forward blocks.
     Qwen3Moe,
+    /// GPT-OSS: attention sinks, experts with biases and a clamped gate.
+    GptOss,
     /// DeepSeek-V2: latent attention, experts beside a shared block.
     DeepseekV2,
     /// DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid.

@@ -220,11 +220,13 @@ impl WeightFiles {
     }
 
     fn stored(&self, name: &str, expected: &[usize]) -> Result<&StoredTensor, ModelError> {
-        self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
-            path: self.dir.clone(),
-            tensor: name.to_owned(),
-            expected: expected.to_vec(),
-        })
+        self.tensors.get(name).ok_or_else(|| self.missing(name, expected))
+    }
+
+    /// That no tensor of this name is stored.
+    pub(crate) fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
+        let (path, tensor) = (self.dir.clone(), name.to_owned());
+        ModelError::MissingTensor { path, tensor, expected: expected.to_vec() }
     }
 }
 

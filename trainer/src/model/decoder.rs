@@ -267,6 +267,8 @@ impl DecoderLayer {
         if let Some(experts) = &self.experts {
             parameters.extend(experts.parameters().map(|(name, weight)| (name, weight.shallow_clone())));
         }
+        let sinks = self.sinks.iter();
+        parameters.extend(sinks.map(|sinks| (format!("{layer}.self_attn.sinks"), sinks.shallow_clone())));
         for norm in self.norms.iter() {
             parameters.push((format!("{layer}.{}.weight", norm.name), norm.weight.shallow_clone()));
         }

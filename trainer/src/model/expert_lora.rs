@@ -111,7 +111,7 @@ impl ExpertWeights {
 
     /// Full name of the router's weight.
     pub(super) fn router_name(&self) -> String {
-        format!("{}.gate.weight", self.module)
+        format!("{}.{}.weight", self.module, self.router_module)
     }
 
     /// The tensors that have adapters, each with the names of its two matrices. PEFT wraps a module once for

@@ -9,7 +9,7 @@
 //! Shapes: t tokens, d hidden width, e experts, k experts a token, n = t k rows, i width of an expert.
 
 use rlt_api::plan::model_config::{
-    ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
+    ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
 };
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
@@ -158,6 +158,9 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
 /// What the bias of the choice is called inside the module.
 const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 
+/// What biases are called inside the module: of the router, of gate and up, of down.
+const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"];
+
 /// Router and experts of one layer.
 #[derive(Debug)]
 pub(crate) struct ExpertWeights {
@@ -166,14 +169,20 @@ pub(crate) struct ExpertWeights {
     pub(crate) mixture: Mixture,
     /// How many layers before this one have experts.
     pub(super) place: usize,
+    /// What the router is called inside the module.
+    pub(super) router_module: &'static str,
     /// [e, d].
     pub(crate) router: Tensor,
     /// Of the choice, f32 [e]: never trained here.
     pub(crate) choice_bias: Option<Tensor>,
-    /// Gate above up, [e, 2 i, d].
+    /// What the experts compute, and how these lie.
+    pub(crate) form: ExpertForm,
+    /// Gate above up, [e, 2 i, d]; clamped experts have [e, d, 2 i], gate and up side by side.
     pub(crate) gate_up: Tensor,
-    /// [e, d, i].
+    /// [e, d, i]; of clamped experts [e, i, d].
     pub(crate) down: Tensor,
+    /// Of the router [e], of gate and up [e, 2 i], of down [e, d]; clamped experts have them.
+    pub(crate) biases: Option<[Tensor; 3]>,
     /// Adapters of `gate_up` and `down`.
     pub(super) lora: [Option<ExpertLora>; 2],
     /// The adapter of `router`.
@@ -191,14 +200,27 @@ impl ExpertWeights {
         let [num, width, hidden] =
             [experts.num_experts, experts.intermediate_size, config.hidden_size].map(|size| size as i64);
         let module = format!("model.layers.{layer_idx}.mlp");
+        let transposed = experts.form == ExpertForm::Clamped;
+        let laid = |outputs, inputs| if transposed { [num, inputs, outputs] } else { [num, outputs, inputs] };
+        let biases = match experts.form {
+            ExpertForm::Gated => None,
+            ExpertForm::Clamped => Some([
+                of(&format!("{module}.{}", BIASES[0]), &[num])?,
+                of(&format!("{module}.{}", BIASES[1]), &[num, 2 * width])?,
+                of(&format!("{module}.{}", BIASES[2]), &[num, hidden])?,
+            ]),
+        };
         Ok(Some(Self {
-            router: of(&format!("{module}.gate.weight"), &[num, hidden])?,
+            router_module: experts.names.router,
+            router: of(&format!("{module}.{}.weight", experts.names.router), &[num, hidden])?,
             choice_bias: match experts.routing.has_choice_bias {
                 true => Some(of(&format!("{module}.{CHOICE_BIAS}"), &[num])?.set_requires_grad(false)),
                 false => None,
             },
-            gate_up: of(&format!("{module}.experts.gate_up_proj"), &[num, 2 * width, hidden])?,
-            down: of(&format!("{module}.experts.down_proj"), &[num, hidden, width])?,
+            gate_up: of(&format!("{module}.experts.gate_up_proj"), &laid(2 * width, hidden))?,
+            down: of(&format!("{module}.experts.down_proj"), &laid(hidden, width))?,
+            form: experts.form,
+            biases,
             mixture: Mixture::of(experts),
             place: experts.layers[..layer_idx].iter().filter(|has_experts| **has_experts).count(),
             lora: [None, None],
@@ -211,19 +233,25 @@ impl ExpertWeights {
     pub(super) fn parameters(&self) -> impl Iterator<Item = (String, &Tensor)> {
         let Self { module, router, gate_up, down, choice_bias, .. } = self;
         let weights = [
-            (format!("{module}.gate.weight"), router),
+            (self.router_name(), router),
             (format!("{module}.experts.gate_up_proj"), gate_up),
             (format!("{module}.experts.down_proj"), down),
         ];
         weights
             .into_iter()
             .chain(choice_bias.iter().map(move |bias| (format!("{module}.{CHOICE_BIAS}"), bias)))
+            .chain(
+                BIASES
+                    .into_iter()
+                    .zip(self.biases.iter().flatten())
+                    .map(move |(name, bias)| (format!("{module}.{name}"), bias)),
+            )
     }
 
     /// The same, to be replaced.
     pub(super) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        let Self { router, gate_up, down, choice_bias, .. } = self;
-        [router, gate_up, down].into_iter().chain(choice_bias)
+        let Self { router, gate_up, down, choice_bias, biases, .. } = self;
+        [router, gate_up, down].into_iter().chain(choice_bias).chain(biases.iter_mut().flatten())
     }
 
     /// The same experts with other weights.
@@ -232,10 +260,13 @@ impl ExpertWeights {
             module: self.module.clone(),
             mixture: self.mixture,
             place: self.place,
+            router_module: self.router_module,
             router: of(&self.router),
             choice_bias: self.choice_bias.as_ref().map(|bias| of(bias).set_requires_grad(false)),
+            form: self.form,
             gate_up: of(&self.gate_up),
             down: of(&self.down),
+            biases: self.biases.as_ref().map(|biases| biases.each_ref().map(of)),
             lora: [None, None],
             router_lora: None,
         }
@@ -249,7 +280,25 @@ impl ExpertWeights {
             _ => self.router.shallow_clone(),
         };
         let kind = self.mixture.router_kind(normed_td.kind());
-        normed_td.to_kind(kind).linear(&router.to_kind(kind), None::<Tensor>)
+        let bias = self.biases.as_ref().map(|[bias, ..]| bias.to_kind(kind));
+        normed_td.to_kind(kind).linear(&router.to_kind(kind), bias)
+    }
+
+    /// Weights of all experts or of one as they are multiplied with, outputs before inputs; a view.
+    pub(crate) fn outputs_first(&self, weight: &Tensor) -> Tensor {
+        match self.form {
+            ExpertForm::Gated => weight.shallow_clone(),
+            ExpertForm::Clamped => weight.transpose(-1, -2),
+        }
+    }
+
+    /// The biases of a product, [e, out].
+    pub(crate) fn bias_of(&self, tensor: ExpertTensor) -> Option<&Tensor> {
+        let [_, gate_up, down] = self.biases.as_ref()?;
+        Some(match tensor {
+            ExpertTensor::GateUp => gate_up,
+            ExpertTensor::Down => down,
+        })
     }
 
     /// The weighed sum of the experts' outputs, [t, d].
@@ -260,14 +309,22 @@ impl ExpertWeights {
         (activation, adapter): (HiddenActivation, Adapter),
     ) -> Tensor {
         let product = |tensor: ExpertTensor, x_ni: &Tensor| {
-            let base = routes.rows.linear(x_ni, &self.tensor(tensor).to_kind(x_ni.kind()));
+            let weight_eoi = self.outputs_first(self.tensor(tensor)).to_kind(x_ni.kind());
+            let base = routes.rows.linear(x_ni, &weight_eoi);
+            let base = match self.bias_of(tensor) {
+                Some(bias_eo) => base + routes.rows.of_rows(&bias_eo.to_kind(x_ni.kind())),
+                None => base,
+            };
             match (self.lora_of(tensor), adapter) {
                 (Some(lora), Adapter::On) => lora.add_to(base, x_ni, routes),
                 _ => base,
             }
         };
         let gate_up = product(ExpertTensor::GateUp, &routes.rows.gather(normed_td));
-        let activated = ops::gated_activation_packed(&gate_up, activation);
+        let activated = match self.form {
+            ExpertForm::Gated => ops::gated_activation_packed(&gate_up, activation),
+            ExpertForm::Clamped => ops::clamped_activation(&gate_up),
+        };
         routes.rows.combine(&product(ExpertTensor::Down, &activated), &routes.weights_tk)
     }
 }

@@ -120,6 +120,7 @@ impl Decoder {
         let mut weights: Vec<&mut Tensor> = [embedding, norm].into_iter().chain(head).collect();
         for layer in layers {
             weights.extend(layer.norms.iter_mut().map(|norm| &mut norm.weight));
+            weights.extend(&mut layer.sinks);
             for projection in &mut layer.projections {
                 weights.extend(projection.weight.tensors_mut());
                 weights.extend(&mut projection.bias);
@@ -131,9 +132,15 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// A layer's norms, as `of` makes them, without its products.
+    /// A layer's norms and sinks, as `of` makes them, without its products.
     pub(crate) fn without_projections(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
-        Self { shape: self.shape.clone(), norms: self.norms.map(of), projections: Vec::new(), experts: None }
+        Self {
+            shape: self.shape.clone(),
+            norms: self.norms.map(&of),
+            sinks: self.sinks.as_ref().map(of),
+            projections: Vec::new(),
+            experts: None,
+        }
     }
 }
 

@@ -121,6 +121,8 @@ pub trait DenseProducts {
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
     pub(crate) norms: LayerNorms,
+    /// A score of each query head without key and value, [heads]; where the model has some.
+    pub(crate) sinks: Option<Tensor>,
     /// In checkpoint order; [`LayerShape::products`] says what is where.
     pub(crate) projections: Vec<Projection>,
     /// In place of the feed-forward block, or beside it.
@@ -300,7 +302,7 @@ impl DecoderLayer {
             scale: self.shape.attention_scale,
             window: self.shape.window,
             softcap: self.shape.attention_softcap,
-            sinks: None,
+            sinks: self.sinks.as_ref(),
         }
     }
 

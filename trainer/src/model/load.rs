@@ -173,7 +173,11 @@ fn build_layer(
     let norm = |name: &str, shape: &[i64]| placed(&format!("{layer}.{name}.weight"), shape);
     let norms = LayerNorms::new(config, norm)?;
     let experts = ExpertWeights::new(config, layer_idx, placed)?;
-    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, projections, experts })
+    let sinks = match config.attention_sinks {
+        true => Some(placed(&format!("{layer}.self_attn.sinks"), &[config.num_heads as i64])?),
+        false => None,
+    };
+    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, sinks, projections, experts })
 }
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {

@@ -36,7 +36,18 @@ pub(super) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenAct
     rlt_torch::gated_activation(gate, up, activation_of(activation))
 }
 
-/// The same of gate and up side by side in the last dim.
+/// GPT-OSS's: `(up + 1) * gate * sigmoid(1.702 gate)` of gate and up of each output side by side in the last
+/// dim, gate at most 7 and up within 7 of 0.
+pub(crate) fn clamped_activation(gate_up: &Tensor) -> Tensor {
+    const ALPHA: f64 = 1.702;
+    const LIMIT: f64 = 7.0;
+    let pairs = gate_up.unflatten(-1, [-1, 2]);
+    let (gate, up) = (pairs.select(-1, 0).clamp_max(LIMIT), pairs.select(-1, 1).clamp(-LIMIT, LIMIT));
+    // gate sigmoid(alpha gate) is silu(alpha gate) / alpha.
+    rlt_torch::gated_activation(&(gate * ALPHA), &((up + 1.0) / ALPHA), Activation::Silu)
+}
+
+/// `activation(gate) * up` of gate and up side by side in the last dim.
 pub(crate) fn gated_activation_packed(gate_up: &Tensor, activation: HiddenActivation) -> Tensor {
     if activation == HiddenActivation::Gelu {
         let halves = gate_up.chunk(2, -1);

@@ -17,6 +17,7 @@ use super::decoder::layer_idx;
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
+use super::mxfp4;
 use super::quant_state;
 use super::quantize::QuantizedParts;
 use super::vision;
@@ -227,6 +228,11 @@ impl Weights {
         Ok(())
     }
 
+    /// Whether `files` hold a weight of experts in MXFP4.
+    fn is_mxfp4(&self, files: &WeightFiles, name: &str) -> bool {
+        self.config.experts.is_some() && mxfp4::is_stored(files, name)
+    }
+
     fn fill_alone(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let draw = |seed| {
             fresh::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| ModelError::Torch {
@@ -239,6 +245,9 @@ impl Weights {
             Source::Files { fresh_head: Some(seed), .. } if is_label_head(tensor_shard.name) => draw(*seed),
             Source::Files { files, embedding_under_head: true, .. } if tensor_shard.name == EMBEDDING => {
                 files.read_into(&tensor_shard.named(HEAD), values)
+            }
+            Source::Files { files, .. } if self.is_mxfp4(files, tensor_shard.name) => {
+                mxfp4::fill(files, tensor_shard, values)
             }
             Source::Files { files, .. } => files.read_into(tensor_shard, values),
             Source::Fresh { seed } => draw(*seed),
@@ -261,9 +270,12 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
     }
     let quantized = if config.quantization.is_some() { quant_state::modules(config) } else { Vec::new() };
     let is_part = |name: &str| quantized.iter().any(|(module, _)| quant_state::is_part(module, name));
-    expected.retain(|tensor| !is_part(&tensor.name));
+    let packed = mxfp4::parameters(config, files);
+    let is_packed = |name: &str| packed.iter().any(|parameter| parameter.name == name);
+    expected.retain(|tensor| !is_part(&tensor.name) && !is_packed(&tensor.name));
     let is_ignored = is_ignored(config);
-    files.check(&expected, |name| is_ignored(name) || is_part(name))?;
+    files.check(&expected, |name| is_ignored(name) || is_part(name) || mxfp4::is_part(&packed, name))?;
+    mxfp4::check(&packed, files)?;
     quant_state::check(config, files)?;
     if tied && files.contains(HEAD) && !embedding_under_head {
         config.tie_word_embeddings = files.are_equal([HEAD, EMBEDDING])?;

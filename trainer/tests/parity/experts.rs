@@ -1,12 +1,13 @@
 //! Mixtures of experts beside transformers: the routers' auxiliary loss, and both ways in which checkpoints
 //! store experts.
 
-use rlt_trainer::model::{Adapter, Decoder, RouterLoad, RouterTap};
+use rlt_core::tensor_shard::TensorShard;
+use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterTap, Weights};
 use tch::{Device, Kind, Tensor};
 
 use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
 
-const MIXTURES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
+const MIXTURES: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"];
 
 /// All layers, of which each gives `tap` its routes; the terms of the loss that they leave there, and the
 /// tap.
@@ -54,7 +55,9 @@ fn the_auxiliary_loss_and_its_gradients_are_those_of_transformers() {
             let error = max_error(&got, expected);
             assert!(error <= TOLERANCE, "{family}: {name}: {error:.2e}");
         }
-        let routers = gradients.iter().filter(|(name, _)| name.ends_with("mlp.gate.weight")).count();
+        let is_router =
+            |name: &str| ["mlp.gate.weight", "mlp.router.weight"].iter().any(|end| name.ends_with(end));
+        let routers = gradients.iter().filter(|(name, _)| is_router(name)).count();
         assert_eq!(routers, terms.len(), "{family}");
     }
 }
@@ -73,4 +76,44 @@ fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
         let fused = Decoder::load(dir.path(), &TRAINABLE).unwrap();
         assert_eq!(fused.named_parameters(), parameters, "{family}");
     }
+}
+
+/// To the bit, all of a tensor or any part of it.
+#[test]
+fn experts_in_mxfp4_are_read_as_the_numbers_that_transformers_makes_of_them() {
+    let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");
+    let numbers = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let decoder = Decoder::load(&fixture.dir, &numbers).unwrap();
+    let parameters: std::collections::BTreeMap<_, _> = decoder.named_parameters().into_iter().collect();
+    let weights = Weights::open(&fixture.dir).unwrap();
+    assert_eq!(fixture.with_prefix("model").count(), 2);
+    for (name, expected) in fixture.with_prefix("model").map(|(end, tensor)| (format!("model{end}"), tensor))
+    {
+        assert_eq!(expected.kind(), Kind::BFloat16);
+        assert!(parameters[&name].equal(expected), "{name}");
+        // From the middle of one expert to that of the next.
+        let of_expert = expected.numel() / 2;
+        let range = of_expert / 3..of_expert + of_expert / 5;
+        let values = Tensor::empty([range.len() as i64], (Kind::BFloat16, Device::Cpu));
+        let shape = expected.size();
+        let own = expected.view(-1).narrow(0, range.start as i64, range.len() as i64);
+        weights.fill(&TensorShard { name: &name, shape: &shape, range }, &values).unwrap();
+        assert!(values.equal(&own), "{name}");
+    }
+}
+
+#[test]
+fn parts_in_mxfp4_of_another_shape_are_refused_by_name() {
+    let fixture = Fixture::open("gpt-oss-mxfp4", "expected.safetensors");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture.dir.join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut tensors = Tensor::read_safetensors(fixture.dir.join("model.safetensors")).unwrap();
+    for (name, tensor) in &mut tensors {
+        if name.ends_with("down_proj_scales") {
+            *tensor = tensor.narrow(1, 0, 16).contiguous();
+        }
+    }
+    Tensor::write_safetensors(&tensors, dir.path().join("model.safetensors")).unwrap();
+    let refused = Weights::open(dir.path()).unwrap_err().to_string();
+    assert!(refused.contains("down_proj_scales") && refused.contains("[2, 16, 1]"), "{refused}");
 }

@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 
 use crate::fixture::*;
 
-const MIXTURES: [&str; 5] = ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v3"];
+const MIXTURES: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3"];
 
 /// Counts of the actor's choices, token by token of what an engine sampled that computes in `rollout`.
 fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {

@@ -58,6 +58,13 @@ impl ExpertRows {
         ranges.filter(|(_, rows)| !rows.is_empty())
     }
 
+    /// What belongs to experts, `[e, d]`, once for each row: that of the row's expert, `[n, d]`.
+    pub fn of_rows(&self, x_ed: &Tensor) -> Tensor {
+        let expert = |(expert, rows): (usize, Range<i64>)| std::iter::repeat_n(expert as i64, rows.count());
+        let experts: Vec<i64> = self.of_experts().flat_map(expert).collect();
+        x_ed.index_select(0, &Tensor::from_slice(&experts).to_device(x_ed.device()))
+    }
+
     /// Rows of tokens `[t, d]`, once for each choice: `[n, d]`.
     ///
     /// # Panics

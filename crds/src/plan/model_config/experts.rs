@@ -6,6 +6,7 @@
 //! in checkpoints  gate, up and down of each expert; laid end to end they are the tensors in memory
 //! ```
 //! The names in memory are those of transformers 5, which still writes the other ones. Both can be read.
+//! Experts of the other form ([`ExpertForm::Clamped`]) have one name and layout everywhere.
 
 use std::ops::Range;
 
@@ -25,6 +26,8 @@ pub struct Experts {
     pub num_experts: usize,
     /// As many of them compute each token.
     pub num_experts_per_token: usize,
+    /// What an expert computes, and how its weights lie.
+    pub form: ExpertForm,
     /// Width of one expert's feed-forward block.
     pub intermediate_size: usize,
     /// Whether the weights of a token's experts are divided by their sum.
@@ -41,6 +44,16 @@ pub struct Experts {
     pub names: ExpertNames,
     /// `router_aux_loss_coef` of the configuration, which nothing here computes with.
     pub router_aux_loss_coef: f64,
+}
+
+/// What an expert computes of gate and up, and how its weights lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertForm {
+    /// `act(gate) * up`, without biases; outputs before inputs, gate above up.
+    Gated,
+    /// GPT-OSS's: `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within 7 of 0. Inputs
+    /// before outputs, gate and up of an output side by side, biases of both products and of the router.
+    Clamped,
 }
 
 /// The feed-forward block beside experts.
@@ -78,6 +91,8 @@ impl SharedBlock {
 pub struct ExpertNames {
     /// The module of router and experts inside the layer.
     pub module: &'static str,
+    /// The router inside the module, there as in memory.
+    pub router: &'static str,
     /// Gate, up and down of an expert.
     pub projections: [&'static str; 3],
 }
@@ -86,9 +101,13 @@ impl ExpertNames {
     /// DeepSeek's.
     pub const DEEPSEEK: Self = Self::QWEN;
     /// Qwen's.
-    pub const QWEN: Self = Self { module: "mlp", projections: ["gate_proj", "up_proj", "down_proj"] };
+    pub const QWEN: Self =
+        Self { module: "mlp", router: "gate", projections: ["gate_proj", "up_proj", "down_proj"] };
+    /// GPT-OSS's, which has all experts in one tensor.
+    pub const GPT_OSS: Self = Self { router: "router", ..Self::QWEN };
     /// Mixtral's.
-    pub const MIXTRAL: Self = Self { module: "block_sparse_moe", projections: ["w1", "w3", "w2"] };
+    pub const MIXTRAL: Self =
+        Self { module: "block_sparse_moe", router: "gate", projections: ["w1", "w3", "w2"] };
 }
 
 impl Experts {
@@ -98,6 +117,7 @@ impl Experts {
             layers: vec![true; num_layers],
             num_experts: 8,
             num_experts_per_token: 2,
+            form: ExpertForm::Gated,
             intermediate_size: 1,
             normalises_weights: true,
             rounds_weights: true,
@@ -113,7 +133,11 @@ impl Experts {
     fn num_parameters(&self, hidden_size: usize, num_experts: usize) -> u64 {
         let (hidden, width) = (hidden_size as u64, self.intermediate_size as u64);
         let bias = if self.routing.has_choice_bias { self.num_experts as u64 } else { 0 };
-        self.num_experts as u64 * hidden + bias + num_experts as u64 * 3 * hidden * width
+        let biases = match self.form {
+            ExpertForm::Gated => 0,
+            ExpertForm::Clamped => self.num_experts as u64 + num_experts as u64 * (2 * width + hidden),
+        };
+        self.num_experts as u64 * hidden + bias + biases + num_experts as u64 * 3 * hidden * width
     }
 
     /// The parameters that can have adapters, by module name: how many adapters, outputs and inputs of each.
@@ -129,6 +153,27 @@ impl Experts {
 
     /// The parameters of `layer`, which has a hidden size of `hidden`, with what a checkpoint stores them as.
     pub(super) fn parameters(&self, layer: &str, hidden: usize) -> Vec<ParameterShape> {
+        match self.form {
+            ExpertForm::Gated => self.gated_parameters(layer, hidden),
+            ExpertForm::Clamped => self.clamped_parameters(layer, hidden),
+        }
+    }
+
+    fn clamped_parameters(&self, layer: &str, hidden: usize) -> Vec<ParameterShape> {
+        let Self { num_experts, intermediate_size: width, names, .. } = *self;
+        let module = format!("{layer}.{}", names.module);
+        let alone = |name: &str, shape: &[usize]| ParameterShape::alone(format!("{module}.{name}"), shape);
+        vec![
+            alone("router.weight", &[num_experts, hidden]),
+            alone("router.bias", &[num_experts]),
+            alone("experts.gate_up_proj", &[num_experts, hidden, 2 * width]),
+            alone("experts.gate_up_proj_bias", &[num_experts, 2 * width]),
+            alone("experts.down_proj", &[num_experts, width, hidden]),
+            alone("experts.down_proj_bias", &[num_experts, hidden]),
+        ]
+    }
+
+    fn gated_parameters(&self, layer: &str, hidden: usize) -> Vec<ParameterShape> {
         let Self { num_experts, intermediate_size: width, names, .. } = self;
         let module = format!("{layer}.{}", names.module);
         let of_expert = |expert: usize, projection: usize, shape: [usize; 2]| TensorShape {

@@ -12,6 +12,7 @@ mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod ministral;
@@ -114,6 +115,7 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Mixtral, &mixtral::MIXTRAL),
     (Family::Qwen2Moe, &qwen2_moe::QWEN2_MOE),
     (Family::Qwen3Moe, &qwen3_moe::QWEN3_MOE),
+    (Family::GptOss, &gpt_oss::GPT_OSS),
     (Family::DeepseekV2, &deepseek_v2::DEEPSEEK_V2),
     (Family::DeepseekV3, &deepseek_v3::DEEPSEEK_V3),
 ];

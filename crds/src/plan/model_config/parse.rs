@@ -117,6 +117,7 @@ impl Sizes {
             embedding_scale: 1.0,
             attention_scale: (self.head_dim as f64).powf(-0.5),
             attention_softcap: None,
+            attention_sinks: false,
             residual_scale: 1.0,
             logit_scale: 1.0,
             logit_softcap: None,

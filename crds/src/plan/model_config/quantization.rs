@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::shapes::ProjectionShape;
-use super::{ModelConfig, ModelConfigError};
+use super::{ExpertForm, ModelConfig, ModelConfigError};
 use crate::spec::{Precision, QuantizationFormat, QuantizationSpec};
 
 /// Numbers of 4 bits that may share a scale.
@@ -216,7 +216,11 @@ fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     })
 }
 
-/// Reads the `quantization_config` of bitsandbytes, the only one that is known.
+fn has_clamped_experts(config: &ModelConfig) -> bool {
+    config.experts.as_ref().is_some_and(|experts| experts.form == ExpertForm::Clamped)
+}
+
+/// Reads the `quantization_config` of bitsandbytes, the only one that is kept.
 pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_none_or(Value::is_null) {
         return Ok(());
@@ -224,6 +228,8 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
     let own = fields.object("quantization_config")?;
     match own.text("quant_method")? {
         Some("bitsandbytes") | None => {}
+        // Read dequantized: weights are then as those of any other file.
+        Some("mxfp4") if has_clamped_experts(config) => return Ok(()),
         Some(_) => return Err(own.unsupported("quant_method", "bitsandbytes")),
     }
     let flag = |name: &str| own.flag(name).map(Option::unwrap_or_default);

@@ -58,7 +58,7 @@ pub struct ParameterShape {
 
 impl ParameterShape {
     /// One that is stored as it is.
-    fn alone(name: String, shape: &[usize]) -> Self {
+    pub(super) fn alone(name: String, shape: &[usize]) -> Self {
         let stored = TensorShape { name: name.clone(), shape: shape.to_vec() };
         Self { name, shape: shape.to_vec(), stored: vec![stored] }
     }
@@ -229,6 +229,9 @@ impl ModelConfig {
         if let Some(experts) = self.experts_of(layer_idx) {
             parameters.extend(experts.parameters(&layer, self.hidden_size));
         }
+        if self.attention_sinks {
+            parameters.push(ParameterShape::alone(format!("{layer}.self_attn.sinks"), &[self.num_heads]));
+        }
         let norms = self.layer_norms().into_iter();
         let norm =
             |(norm, shape): (_, Vec<usize>)| ParameterShape::alone(format!("{layer}.{norm}.weight"), &shape);
@@ -266,7 +269,8 @@ impl ModelConfig {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;
         let width = |(_, shape): &(_, Vec<usize>)| shape.iter().product::<usize>() as u64;
         let norms: u64 = self.layer_norms().iter().map(width).sum();
-        let of_layer = |layer_idx| self.matrices_of_layer(layer_idx) + norms;
+        let sinks = if self.attention_sinks { self.num_heads as u64 } else { 0 };
+        let of_layer = |layer_idx| self.matrices_of_layer(layer_idx) + sinks + norms;
         ParameterCount {
             embedding,
             per_layer: (0..self.num_layers).map(of_layer).max().unwrap_or(0),

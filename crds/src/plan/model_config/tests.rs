@@ -100,6 +100,17 @@ fn published_models_of_newer_families_are_as_large_as_they_are() {
         "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64
     });
     assert_eq!(parsed(&command).parameter_count().total(), 34_980_831_232, "Command R");
+    let yarn = json!({"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096});
+    let gpt_oss = json!({
+        "architectures": ["GptOssForCausalLM"], "vocab_size": 201088, "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "num_local_experts": 32, "rope_scaling": yarn, "swiglu_limit": 7.0,
+        "quantization_config": {"quant_method": "mxfp4"}
+    });
+    assert_eq!(parsed(&gpt_oss).parameter_count().total(), 20_914_757_184, "gpt-oss 20B");
+    assert!(refusal(&with(gpt_oss.clone(), "swiglu_limit", json!(5.0))).contains("swiglu_limit"));
+    let silent = with(gpt_oss, "rope_scaling", Value::Null);
+    assert!(refusal(&silent).contains("rope_parameters"));
 }
 
 #[test]
@@ -267,7 +278,7 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
         .unwrap()
     };
     let dense = Family::all().filter(|family| !family.has_vision()).map(|family| format!("{family:?}"));
-    let mixtures = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3"];
+    let mixtures = ["Mixtral", "GptOss", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3"];
     // What is written of these has an embedding for layers with a window, too, which a new model has not.
     let by_window = ["Gemma3", "Olmo3"];
     let is_read_back = |family: &String| ![&mixtures[..], &by_window].concat().contains(&family.as_str());

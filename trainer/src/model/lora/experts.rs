@@ -8,6 +8,7 @@
 
 use std::path::Path;
 
+use rlt_api::plan::model_config::ExpertForm;
 use rlt_api::spec::LoraInit;
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
@@ -39,6 +40,10 @@ impl Decoder {
             return refused("init", "Peft, Gaussian or Xavier", "Orthogonal".to_owned());
         }
         let experts = || self.layers.iter().filter_map(|layer| layer.experts());
+        if experts().any(|experts| experts.form == ExpertForm::Clamped) {
+            let got = config.target_parameters.join(", ");
+            return refused("targetParameters", "none, as experts of GPT-OSS have no adapters", got);
+        }
         for name in &config.target_parameters {
             let available = experts().flat_map(names_of).any(|parameter| is_match(name, &parameter));
             if !available {

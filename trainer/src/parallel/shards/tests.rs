@@ -43,6 +43,8 @@ struct Case {
     experts: bool,
     /// Latent attention; the second layer has experts that a bias chooses, which nothing trains.
     latent: bool,
+    /// GPT-OSS: attention sinks, experts with biases.
+    sinks: bool,
     lora: bool,
     dora: bool,
     /// How the base is quantized, and whether its scales are.
@@ -56,6 +58,7 @@ const FULL: Case = Case {
     tied: false,
     experts: false,
     latent: false,
+    sinks: false,
     lora: false,
     dora: false,
     quantized: None,
@@ -71,6 +74,9 @@ const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, act
 fn config(case: Case) -> ModelConfig {
     if case.latent {
         return latent_config();
+    }
+    if case.sinks {
+        return sinks_config();
     }
     let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { "Qwen3ForCausalLM" };
     ModelConfig::from_json(&serde_json::json!({
@@ -90,6 +96,16 @@ fn latent_config() -> ModelConfig {
         "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 6,
         "n_shared_experts": 1, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
         "first_k_dense_replace": 1, "max_position_embeddings": 32, "initializer_range": 0.3,
+    }))
+    .unwrap()
+}
+
+fn sinks_config() -> ModelConfig {
+    ModelConfig::from_json(&serde_json::json!({
+        "architectures": ["GptOssForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 7,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6,
+        "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 3, "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "initializer_range": 0.3,
     }))
     .unwrap()
 }
@@ -271,6 +287,13 @@ fn latent_attention_trains_in_shards_as_whole() {
     let latent = Case { latent: true, ..FULL };
     assert_trains_as_one(latent, &[(2, 2), (4, 2)], TOLERANCE);
     assert_trains_as_one(Case { lora: true, ..latent }, &[(2, 2)], TOLERANCE);
+}
+
+#[test]
+fn sinks_and_experts_with_biases_train_in_shards_as_whole() {
+    let sinks = Case { sinks: true, ..FULL };
+    assert_trains_as_one(sinks, &[(2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { activation_checkpointing: true, lora: true, ..sinks }, &[(2, 2)], TOLERANCE);
 }
 
 #[test]

@@ -338,7 +338,11 @@ impl Parameter {
 /// and a norm at rest is 1 in most families, not 0.
 fn decays(name: &str) -> bool {
     let is_spared = |part: &str| {
-        part == "bias" || part == "norm" || part.ends_with("_norm") || part.ends_with("layernorm")
+        part == "bias"
+            || part.ends_with("_bias")
+            || part == "norm"
+            || part.ends_with("_norm")
+            || part.ends_with("layernorm")
     };
     !name.split('.').any(is_spared)
 }

@@ -4,12 +4,14 @@
 //! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits
 //! whatever is multiplied beside it, the router's included, so that a sample does not depend on its batch.
 
-use rlt_api::plan::model_config::HiddenActivation;
+use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
 use crate::model::tp_shards::TpCut;
-use crate::model::{Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, gated_activation_packed};
+use crate::model::{
+    Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, clamped_activation, gated_activation_packed,
+};
 
 /// Router and experts of a layer, packed.
 #[derive(Debug)]
@@ -22,6 +24,7 @@ pub(super) struct PackedExperts {
     /// The gate of what stands beside them.
     shared_gate: Option<PackedLinear>,
     activation: HiddenActivation,
+    form: ExpertForm,
 }
 
 impl PackedExperts {
@@ -43,19 +46,26 @@ impl PackedExperts {
         let router = own(&weights.merged_router(Adapter::On), router_kind);
         // There is no room for numbers of another width than the engine's.
         let router_block = if router_kind == kind { Some(&mut *block) } else { None };
-        let router = PackedLinear::new(&router, None, rows_hint, router_block)?;
+        let bias = weights.biases.as_ref().map(|[bias, ..]| bias.detach().to_kind(router_kind).copy());
+        let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_block)?;
         let choice_bias = weights.choice_bias.as_ref().map(|bias| bias.detach().copy());
-        let mut packed =
-            |weight: &Tensor| PackedLinear::new(&own(weight, kind), None, rows_hint, Some(block));
+        let mut packed = |weight: &Tensor, bias: Option<Tensor>| {
+            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(block))
+        };
         let num_experts = weights.router.size()[0];
         let mut experts = Vec::with_capacity(num_experts as usize);
         for expert in 0..num_experts {
-            let merged = |tensor| weights.merged(tensor, expert, Adapter::On);
+            let merged = |tensor| weights.outputs_first(&weights.merged(tensor, expert, Adapter::On));
+            let bias = |tensor| {
+                let bias_eo = weights.bias_of(tensor)?;
+                Some(bias_eo.detach().select(0, expert).to_kind(kind).copy())
+            };
             let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
             let down = cut.expert_down(&merged(ExpertTensor::Down));
-            experts.push([packed(&gate_up)?, packed(&down)?]);
+            let gate_up = packed(&gate_up, bias(ExpertTensor::GateUp))?;
+            experts.push([gate_up, packed(&down, bias(ExpertTensor::Down))?]);
         }
-        let shared_gate = layer.shared_gate().map(|gate| packed(&gate.merged(Adapter::On).weight));
+        let shared_gate = layer.shared_gate().map(|gate| packed(&gate.merged(Adapter::On).weight, None));
         let activation = layer.activation();
         Ok(Some(Self {
             mixture: weights.mixture,
@@ -64,6 +74,7 @@ impl PackedExperts {
             experts,
             shared_gate: shared_gate.transpose()?,
             activation,
+            form: weights.form,
         }))
     }
 
@@ -94,7 +105,11 @@ impl PackedExperts {
         let outputs = routes.rows.of_experts().map(|(expert, rows)| {
             let [gate_up, down] = &self.experts[expert];
             let own_nd = rows_nd.narrow(0, rows.start, rows.end - rows.start);
-            down.forward(&gated_activation_packed(&gate_up.forward(&own_nd), self.activation))
+            let gate_up_ni = gate_up.forward(&own_nd);
+            down.forward(&match self.form {
+                ExpertForm::Gated => gated_activation_packed(&gate_up_ni, self.activation),
+                ExpertForm::Clamped => clamped_activation(&gate_up_ni),
+            })
         });
         let outputs: Vec<Tensor> = outputs.collect();
         routes.rows.combine(&Tensor::cat(&outputs, 0), &routes.weights_tk)
