@@ -7,6 +7,8 @@ mod cluster;
 mod completion;
 mod convert;
 mod document;
+#[cfg(test)]
+mod documented_commands;
 mod events;
 mod invocation;
 mod logs;
