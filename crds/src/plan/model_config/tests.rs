@@ -88,7 +88,7 @@ fn a_mixture_counts_all_experts_and_computes_with_some() {
 
 #[test]
 fn published_models_of_newer_families_are_as_large_as_they_are() {
-    // Sums over the tensors of the files that their makers publish.
+    // The shapes of each model's published config.json.
     let gemma2 = json!({
         "architectures": ["Gemma2ForCausalLM"], "vocab_size": 256000, "hidden_size": 2304,
         "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
