@@ -7,6 +7,7 @@ pub mod hub_push_server;
 pub mod hub_server;
 pub mod object_server;
 mod python_module;
+mod python_packages;
 pub mod relay;
 mod tiny;
 
@@ -15,6 +16,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 pub use python_module::python_module;
+pub use python_packages::python_with;
 pub use tiny::tiny_job;
 
 /// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may

@@ -42,6 +42,8 @@ mod process_reward;
 mod ranks;
 #[path = "local_run/real_examples.rs"]
 mod real_examples;
+#[path = "local_run/recomputed.rs"]
+mod recomputed;
 #[path = "local_run/reference_sync.rs"]
 mod reference_sync;
 #[path = "local_run/restarts.rs"]
@@ -72,6 +74,8 @@ mod sharded;
 mod shown_data;
 #[path = "local_run/symptoms.rs"]
 mod symptoms;
+#[path = "local_run/tensorboard.rs"]
+mod tensorboard;
 #[path = "local_run/traces.rs"]
 mod traces;
 #[path = "local_run/vision.rs"]

@@ -59,6 +59,7 @@ fn batch() -> Batch {
     let sequences: Vec<BatchSequence> = (0..LENS.len())
         .map(|row| BatchSequence {
             prompt: prompt(LENS[row].0),
+            sample_idx: 0,
             completion: (0..LENS[row].1).map(|at| token(row + 50, at)).collect(),
         })
         .collect();

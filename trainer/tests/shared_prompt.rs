@@ -51,7 +51,7 @@ fn batch(shares_prompts: bool) -> Batch {
         for len in *lens {
             let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
             groups.push(if shares_prompts { group_idx } else { sequences.len() });
-            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), completion });
+            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), sample_idx: 0, completion });
         }
     }
     let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));

@@ -86,6 +86,7 @@ impl Fixture {
         let prompts = [0, 1].map(|idx| self.prompt(idx));
         let sequence = |(prompt, sample): (usize, usize)| BatchSequence {
             prompt: Arc::clone(&prompts[prompt]),
+            sample_idx: 0,
             completion: self.tokens(&format!("completion.{prompt}.{sample}")),
         };
         let sequences: Vec<BatchSequence> = rows.map(sequence).into();
@@ -294,8 +295,11 @@ fn the_rollout_reports_the_log_probs_of_the_actor() {
         batch.groups = (0..sampled.len()).map(|row| row / 4).collect();
         let rollout: Vec<f64> =
             sampled.iter().flat_map(|(_, sample)| &sample.rollout_logprobs).map(|l| f64::from(*l)).collect();
-        let sequence =
-            |(prompt, sample): (Arc<Prompt>, Completion)| BatchSequence { prompt, completion: sample.tokens };
+        let sequence = |(prompt, sample): (Arc<Prompt>, Completion)| BatchSequence {
+            prompt,
+            sample_idx: 0,
+            completion: sample.tokens,
+        };
         batch.sequences = sampled.into_iter().map(sequence).collect();
         let scores = actor(decoder, false).score(&batch, Adapter::On, usize::MAX).unwrap();
         let error = largest(&rollout, &scores.logprobs);

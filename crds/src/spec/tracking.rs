@@ -10,7 +10,8 @@ pub struct TrackingSpec {
     /// Serve `/metrics` for Prometheus.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<PrometheusSpec>,
-    /// Completions of each step that are written to `completions.jsonl`.
+    /// Completions of each step, and of each held-out evaluation, that are written to `completions.jsonl`. Rollout
+    /// groups are written whole: the first ones, until there are so many completions.
     #[schemars(range(min = 0, max = 100000))]
     pub completions_per_step: u32,
 }

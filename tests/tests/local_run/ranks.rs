@@ -86,7 +86,11 @@ fn any_number_of_ranks_trains_as_one() {
         let many = train(count, &changes);
         let difference = difference(&one, &many);
         assert!(difference < TOLERANCE, "{count} ranks by {balance} differ by {difference}");
-        let completions = |place: &Place| fs::read_to_string(place.run("completions.jsonl")).unwrap();
+        // Weights differ by rounding, and so do the numbers of tokens.
+        let completions = |place: &Place| -> Vec<Value> {
+            let written = ["step", "held_out", "group", "sample", "token_ids", "reward"];
+            place.completions().iter().map(|line| written.map(|name| line[name].clone()).into()).collect()
+        };
         assert_eq!(completions(&one), completions(&many));
     }
 }

@@ -16,6 +16,8 @@ use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
 pub struct BatchSequence {
     /// The prompt; shared by the samples of a group.
     pub prompt: Arc<Prompt>,
+    /// Position among the samples of its group, from 0; samples that are left out of the batch count.
+    pub sample_idx: u32,
     /// The completion's tokens.
     pub completion: Vec<TokenId>,
 }
@@ -110,6 +112,7 @@ impl Batch {
                 .iter()
                 .map(|(_, rollout)| BatchSequence {
                     prompt: Arc::clone(&rollout.prompt),
+                    sample_idx: rollout.sample_idx,
                     completion: rollout.completion.tokens.clone(),
                 })
                 .collect(),
@@ -151,6 +154,7 @@ impl Batch {
                 extra_info: serde_json::Value::Null,
                 images: Vec::new(),
             }),
+            sample_idx: 0,
             completion: demonstration.tokens[*start..].to_vec(),
         };
         Self {

@@ -46,8 +46,9 @@ impl Batch {
     ) -> Self {
         let (mut sequences, mut group_idxs) = (Vec::new(), Vec::new());
         for (group_idx, (prompt, completions)) in groups.enumerate() {
-            for completion in completions {
-                sequences.push(BatchSequence { prompt: Arc::clone(prompt), completion: completion.clone() });
+            for (sample_idx, completion) in (0..).zip(completions) {
+                let (prompt, completion) = (Arc::clone(prompt), completion.clone());
+                sequences.push(BatchSequence { prompt, sample_idx, completion });
                 group_idxs.push(group_idx);
             }
         }

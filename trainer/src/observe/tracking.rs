@@ -10,6 +10,7 @@
 //! `docs/metrics.md`; what a metric means is not known here.
 
 mod append_file;
+mod completion_record;
 pub mod console;
 mod lane;
 mod prometheus;
@@ -22,11 +23,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use completion_record::{CompletionRecord, TrainedCompletion};
 pub use lane::TrackerReport;
 use lane::{Item, Lane};
-pub use records::{CompletionRecord, Stage, StepMetrics};
-pub(crate) use step_log::read_lines;
-pub use step_log::read_steps;
+pub use records::{Stage, StepMetrics};
+pub use step_log::{read_completions, read_steps};
 
 use crate::storage::error_chain;
 
@@ -76,7 +77,13 @@ trait Tracker: Send {
     /// Takes one finished step.
     fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError>;
 
-    /// Takes a few completions of one step.
+    /// Whether [`Self::log_completions`] does anything: completions of long runs are large, so they are queued
+    /// for no other tracker.
+    fn takes_completions(&self) -> bool {
+        false
+    }
+
+    /// Takes completions of one step or evaluation.
     fn log_completions(&mut self, _completions: &[CompletionRecord]) -> Result<(), TrackingError> {
         Ok(())
     }
@@ -139,13 +146,14 @@ impl Trackers {
     /// Hands one finished step to every tracker and returns at once.
     pub fn log(&self, metrics: &StepMetrics) {
         let metrics = Arc::new(metrics.clone());
-        self.send(|| Item::Step(metrics.clone()));
+        self.lanes.iter().for_each(|lane| lane.send(Item::Step(metrics.clone())));
     }
 
-    /// Hands a few completions of one step to every tracker and returns at once.
+    /// Hands completions of one step or evaluation to the trackers that take them and returns at once.
     pub fn completions(&self, completions: Vec<CompletionRecord>) {
         let completions: Arc<[CompletionRecord]> = completions.into();
-        self.send(|| Item::Completions(completions.clone()));
+        let taking = self.lanes.iter().filter(|lane| lane.takes_completions());
+        taking.for_each(|lane| lane.send(Item::Completions(completions.clone())));
     }
 
     /// Waits until everything logged so far would survive a power loss, but never longer than `timeout`. To
@@ -177,10 +185,6 @@ impl Trackers {
                 self.dead.push(TrackerReport { name, num_lost: 0, last_error: Some(error) });
             }
         }
-    }
-
-    fn send(&self, item: impl Fn() -> Item) {
-        self.lanes.iter().for_each(|lane| lane.send(item()));
     }
 }
 

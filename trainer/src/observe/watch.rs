@@ -8,6 +8,7 @@ use rlt_api::spec::TrackingSpec;
 use rlt_core::metrics::Metrics;
 use rlt_core::types::RolloutGroup;
 
+use crate::observe::completions;
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::tracking::console::{Console, Phase, Progress, Silent};
 use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, Trackers, TrackersOptions};
@@ -101,19 +102,18 @@ impl Watchers {
         }
     }
 
-    /// The first completions of the first groups of a step, as many as are kept for people to read.
+    /// The completions of the first groups of a step or evaluation: whole groups, until there are as many as
+    /// are recorded.
     pub fn completion_records(
         &self,
         step: u64,
         held_out: bool,
         groups: &[RolloutGroup],
     ) -> Vec<CompletionRecord> {
-        let rollouts = groups.iter().filter_map(|group| group.rollouts.first());
-        let record = |rollout| CompletionRecord::new(step, held_out, rollout);
-        rollouts.take(self.completions_per_step).map(record).collect()
+        completions::of_groups(step, held_out, groups, self.completions_per_step)
     }
 
-    /// Keeps completions for people to read.
+    /// Writes completions of a step or evaluation.
     pub fn completions(&self, records: Vec<CompletionRecord>) {
         if let Some(trackers) = self.trackers.as_ref().filter(|_| !records.is_empty()) {
             trackers.completions(records);

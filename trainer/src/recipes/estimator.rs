@@ -80,6 +80,7 @@ impl Estimator {
         let counted = batch.rows.valid(0..batch.rows.num_tokens()).map(|token| batch.advantages[token]);
         summarize(&mut metrics, "critic/advantages", counted.collect::<Vec<f64>>());
         roles.context().record(metrics);
+        roles.context().record_advantages(&batch);
         Ok(batch)
     }
 

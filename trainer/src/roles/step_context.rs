@@ -14,6 +14,7 @@ use rlt_core::types::{RolloutGroup, TokenId};
 
 use crate::data::seeds::{SeedUse, seed};
 use crate::model::RoutesOfCompletion;
+use crate::observe::completions;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};
 use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
@@ -79,7 +80,7 @@ pub(crate) struct StepReport {
     pub num_tokens: usize,
     /// Updates that were skipped for a loss or gradient that was not finite.
     pub num_skipped: usize,
-    /// Completions for people to read.
+    /// Completions to record.
     pub completions: Vec<CompletionRecord>,
 }
 
@@ -160,7 +161,7 @@ impl StepContext {
         *record.trained_tokens.entry(role).or_default() += batch.sequence_lens().iter().sum::<usize>();
     }
 
-    /// The step's rollout groups: their rewards and lengths as metrics, the first completions for people.
+    /// The step's rollout groups: their rewards and lengths as metrics, the first groups as they are.
     pub(crate) fn record_groups(&self, groups: &[RolloutGroup]) {
         let num_new = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
         let completions = self.watch().completion_records(self.position().num_done + 1, false, groups);
@@ -168,6 +169,17 @@ impl StepContext {
         record.metrics.extend(rollout_metrics(groups));
         record.num_sampled_tokens = Some(num_new);
         record.completions = completions;
+    }
+
+    /// Adds advantages, and the log-probs and values that are known with them, to the recorded completions.
+    /// The groups of `batch` are those of [`Self::record_groups`].
+    pub(crate) fn record_advantages(&self, batch: &Batch) {
+        completions::add_advantages(&mut self.record.borrow_mut().completions, batch);
+    }
+
+    /// Adds the log-probs that the updates on `batch` saw to the recorded completions.
+    pub(crate) fn record_actor_logprobs(&self, batch: &Batch, logprobs: &[f64]) {
+        completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
 
     /// Takes note of what routers chose in the rollout, by [`key_of`] prompt and completion.

@@ -44,7 +44,7 @@ fn batch(groups: Groups<'_>) -> Batch {
         for len in *lens {
             let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
             group_of.push(group_idx);
-            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), completion });
+            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), sample_idx: 0, completion });
         }
     }
     let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));

@@ -29,7 +29,9 @@ type Pair<'a> = (&'a CompletionRecord, Option<&'a CompletionRecord>);
 fn pairs(records: &[CompletionRecord]) -> Vec<Pair<'_>> {
     let mut pairs = Vec::new();
     for held_out in [true, false] {
-        let of_kind: Vec<_> = records.iter().filter(|record| record.held_out == held_out).collect();
+        // One of each group, so that several prompts are seen.
+        let is_shown = |record: &&CompletionRecord| record.held_out == held_out && record.sample == 0;
+        let of_kind: Vec<_> = records.iter().filter(is_shown).collect();
         let steps = || of_kind.iter().map(|record| record.step);
         let (Some(first), Some(last)) = (steps().min(), steps().max()) else { continue };
         let early: Vec<_> = of_kind.iter().copied().filter(|record| record.step == first).collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ReportError;
-use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, read_lines, read_steps};
+use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, read_completions, read_steps};
 use crate::storage::run_folder::WARNINGS;
 
 /// A run as the report sees it.
@@ -33,7 +33,7 @@ impl Run {
     pub(super) fn load(folder: &Path) -> Result<Self, ReportError> {
         let logs = |source| ReportError::Logs { folder: folder.to_path_buf(), source };
         let steps = read_steps(&folder.join("metrics.jsonl")).map_err(logs)?;
-        let completions = read_lines(&folder.join("completions.jsonl")).map_err(logs)?;
+        let completions = read_completions(&folder.join("completions.jsonl")).map_err(logs)?;
         let manifest = read_manifest(&folder.join("manifest.yaml"));
         let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
         let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));

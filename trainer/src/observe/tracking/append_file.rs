@@ -33,7 +33,7 @@ impl AppendFile {
     /// Appends one record and everything the disk refused before it. After a failure the file ends with its
     /// last whole record and this one waits for the next try, as long as not too many do.
     pub(super) fn append(&mut self, record: &[u8]) -> Result<(), TrackingError> {
-        if self.pending.len() + record.len() <= MAX_PENDING_BYTES {
+        if self.pending.is_empty() || self.pending.len() + record.len() <= MAX_PENDING_BYTES {
             self.pending.extend_from_slice(record);
         }
         self.write_pending()

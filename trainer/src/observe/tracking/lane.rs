@@ -41,6 +41,7 @@ impl TrackerReport {
 pub(super) struct Lane {
     name: &'static str,
     sender: SyncSender<Item>,
+    takes_completions: bool,
     losses: Arc<Losses>,
 }
 
@@ -60,13 +61,19 @@ impl Lane {
     pub(super) fn start(name: &'static str, tracker: Box<dyn Tracker>) -> Result<Self, TrackingError> {
         let (sender, receiver) = sync_channel(QUEUE_LEN);
         let losses = Arc::new(Losses::default());
-        let lane = Self { name, sender, losses: losses.clone() };
+        let takes_completions = tracker.takes_completions();
+        let lane = Self { name, sender, takes_completions, losses: losses.clone() };
         // Never joined: a tracker that hangs must not hold up the end of the run.
         let thread = std::thread::Builder::new().name(format!("track {name}"));
         thread
             .spawn(move || drain(name, tracker, &receiver, &losses))
             .map_err(|source| TrackingError::Thread { tracker: name, source })?;
         Ok(lane)
+    }
+
+    /// Whether the tracker does anything with completions.
+    pub(super) fn takes_completions(&self) -> bool {
+        self.takes_completions
     }
 
     /// Queues an item, or counts it as lost where the queue is full.

@@ -1,10 +1,9 @@
-//! What trackers take: the metrics of a step and a completion with its verdict.
+//! What trackers take of a step: its metrics, with the stage that counts it.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rlt_core::metrics::Metrics;
-use rlt_core::types::{FinishReason, RewardStatus, Rollout};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -78,60 +77,4 @@ impl<'de> Deserialize<'de> for StepMetrics {
 /// The fields of a line that are no metrics; a metric of such a name would make the line ambiguous.
 fn is_own_field(name: &str) -> bool {
     matches!(name, "step" | "training/phase" | "timestamp")
-}
-
-/// One completion with its verdict: a line of `completions.jsonl`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CompletionRecord {
-    /// Finished steps of the training when it was sampled, the step it belongs to included.
-    pub step: u64,
-    /// Whether it answers a held-out prompt in an evaluation.
-    #[serde(default)]
-    pub held_out: bool,
-    /// Which data set the prompt comes from.
-    pub data_source: String,
-    /// The prompt as text.
-    pub prompt: String,
-    /// What the policy wrote.
-    pub completion: String,
-    /// What rewards compared it with.
-    pub ground_truth: serde_json::Value,
-    /// The reward after weighting, clipping and shaping.
-    pub reward: f64,
-    /// Each reward function's own unweighted value by its name.
-    pub reward_parts: BTreeMap<String, f64>,
-    /// What the completion answers, by the first reward function that found an answer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answer: Option<String>,
-    /// Whether the reward can be trusted.
-    pub reward_status: RewardStatus,
-    /// What went wrong with the reward.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reward_message: Option<String>,
-    /// Why the completion ended.
-    pub finish_reason: FinishReason,
-    /// Length of the completion in tokens.
-    pub num_tokens: usize,
-}
-
-impl CompletionRecord {
-    /// The record of one rollout of `step`.
-    pub fn new(step: u64, held_out: bool, rollout: &Rollout) -> Self {
-        let Rollout { prompt, completion, reward, .. } = rollout;
-        Self {
-            step,
-            held_out,
-            data_source: prompt.data_source.clone(),
-            prompt: prompt.text.clone(),
-            completion: completion.text.clone(),
-            ground_truth: prompt.ground_truth.clone(),
-            reward: reward.value,
-            reward_parts: reward.parts.clone(),
-            answer: reward.answer.clone(),
-            reward_status: reward.status,
-            reward_message: reward.message.clone(),
-            finish_reason: completion.finish_reason,
-            num_tokens: completion.tokens.len(),
-        }
-    }
 }

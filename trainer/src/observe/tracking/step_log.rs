@@ -1,11 +1,11 @@
 //! `metrics.jsonl` and `completions.jsonl`: one JSON object a line, every step exactly once.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Write};
 use std::path::Path;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::append_file::AppendFile;
 use super::{CompletionRecord, Stage, StepMetrics, Tracker, TrackingError};
@@ -27,7 +27,7 @@ impl StepLog {
         let path = folder.join("metrics.jsonl");
         let mut steps = read_steps(&path)?;
         steps.retain(|metrics| resumed_after.is_some_and(|last| metrics.position() <= last));
-        rewrite(&path, &steps)?;
+        replace(&path, |file| steps.iter().try_for_each(|metrics| file.write_all(&line(metrics))))?;
         Ok((Self(AppendFile::open(&path)?), steps))
     }
 }
@@ -45,12 +45,22 @@ impl Tracker for StepLog {
 impl CompletionLog {
     /// Opens the log in `folder`, forgetting all completions after `resumed_after`, or all of them.
     pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
+        #[derive(Deserialize)]
+        struct Position {
+            step: u64,
+        }
         let path = folder.join("completions.jsonl");
-        let mut completions: Vec<CompletionRecord> = read_lines(&path)?;
-        completions.retain(|completion| {
-            resumed_after.is_some_and(|last| (Stage::Training, completion.step) <= last)
-        });
-        rewrite(&path, &completions)?;
+        // Line by line, and as they are: the file of a long run does not fit into memory.
+        let stays = |line: &[u8]| {
+            let step = serde_json::from_slice(line).map(|Position { step }| step);
+            step.is_ok_and(|step| resumed_after.is_some_and(|last| (Stage::Training, step) <= last))
+        };
+        replace(&path, |file| {
+            for_each_line(
+                &path,
+                |line| if stays(line) { file.write_all(&[line, b"\n"].concat()) } else { Ok(()) },
+            )
+        })?;
         Ok(Self(AppendFile::open(&path)?))
     }
 }
@@ -58,6 +68,10 @@ impl CompletionLog {
 impl Tracker for CompletionLog {
     fn log_step(&mut self, _metrics: &StepMetrics) -> Result<(), TrackingError> {
         Ok(())
+    }
+
+    fn takes_completions(&self) -> bool {
+        true
     }
 
     fn log_completions(&mut self, completions: &[CompletionRecord]) -> Result<(), TrackingError> {
@@ -88,37 +102,68 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
     Ok(unique)
 }
 
+/// All completions of a `completions.jsonl` in order, without the numbers of their tokens; none where the file
+/// is missing. Lines that a kill has torn are passed over.
+///
+/// # Errors
+/// The file exists and cannot be read.
+pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingError> {
+    let mut records = Vec::new();
+    let read = for_each_line(path, |line| {
+        let record = serde_json::from_slice::<CompletionRecord>(line);
+        records.extend(record.ok().map(CompletionRecord::without_tokens));
+        Ok(())
+    });
+    read.map_err(TrackingError::file("read", path))?;
+    Ok(records)
+}
+
 /// Every line of a file of JSON objects that parses; none where the file is missing.
-pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(TrackingError::file("read", path))?,
+pub(super) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TrackingError> {
+    let mut records = Vec::new();
+    let read = for_each_line(path, |line| {
+        records.extend(serde_json::from_slice::<T>(line).ok());
+        Ok(())
+    });
+    read.map_err(TrackingError::file("read", path))?;
+    Ok(records)
+}
+
+/// Calls `take` with each line of a file, its end left out; with none where the file is missing.
+fn for_each_line(path: &Path, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    let mut file = match fs::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => BufReader::new(opened?),
     };
-    let lines = bytes.split(|&byte| byte == b'\n');
-    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    let mut line = Vec::new();
+    while file.read_until(b'\n', &mut line)? > 0 {
+        take(line.strip_suffix(b"\n").unwrap_or(&line))?;
+        line.clear();
+    }
+    Ok(())
 }
 
 fn line(record: &impl Serialize) -> Vec<u8> {
-    // WeightDtype, strings and maps with string keys always serialise.
+    // Numbers, strings and maps with string keys always serialise.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
-/// Replaces the file by one of exactly these records, in one step.
-fn rewrite(path: &Path, records: &[impl Serialize]) -> Result<(), TrackingError> {
-    let write = || {
+/// Replaces the file by what `write` writes, in one step.
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), TrackingError> {
+    let replace = || {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
-        for record in records {
-            file.write_all(&line(record))?;
-        }
+        let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
+        let mut buffered = BufWriter::new(file);
+        write(&mut buffered)?;
+        let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.as_file().sync_data()?;
         readable_by_all(file.as_file())?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
-    write().map_err(TrackingError::file("rewrite", path))
+    replace().map_err(TrackingError::file("rewrite", path))
 }
 
 /// Temporary files are private to their owner; logs are for everybody whom the folder lets in.

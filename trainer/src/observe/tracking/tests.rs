@@ -5,8 +5,6 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use serde_json::json;
-
 use super::*;
 
 fn options(folder: &Path, resumed_after: Option<(Stage, u64)>) -> TrackersOptions<'_> {
@@ -18,20 +16,12 @@ fn step(stage: Stage, step: u64, reward: f64) -> StepMetrics {
 }
 
 fn completion(step: u64) -> CompletionRecord {
+    let tokens = vec![step as u32; 2];
     CompletionRecord {
         step,
-        held_out: false,
-        data_source: "arithmetic".into(),
-        prompt: "1+1=".into(),
-        completion: "2".into(),
-        ground_truth: json!("2"),
-        reward: 1.0,
-        reward_parts: BTreeMap::from([("exact".into(), 1.0)]),
-        answer: None,
-        reward_status: rlt_core::types::RewardStatus::Ok,
-        reward_message: None,
-        finish_reason: rlt_core::types::FinishReason::Stop,
-        num_tokens: 2,
+        token_ids: tokens,
+        rollout_logprobs: vec![-0.1; 2],
+        ..CompletionRecord::default()
     }
 }
 

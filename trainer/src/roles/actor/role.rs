@@ -80,6 +80,7 @@ impl ActorRole {
         };
         let report = self.update_by(batch, &plan)?;
         self.context.record(report.metrics(&plan));
+        self.context.record_actor_logprobs(batch, &report.actor_logprobs);
         if batch.old_logprobs.is_none() {
             self.record_mismatch(batch, &report.actor_logprobs)?;
         }

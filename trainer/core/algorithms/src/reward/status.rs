@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 /// How the reward of a sample came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardStatus {
     /// Every function answered.
+    #[default]
     Ok,
     /// Every function answered, and one says that the completion itself is wrong: its code does not compile,
     /// for example. The reward counts like any other.

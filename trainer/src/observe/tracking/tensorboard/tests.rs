@@ -1,4 +1,4 @@
-//! An independent reader of event files, and the golden file that TensorBoard itself has read.
+//! An independent reader of event files. That TensorBoard itself reads them is a test of whole runs.
 
 use std::collections::BTreeMap;
 
@@ -75,20 +75,6 @@ fn steps() -> Vec<StepMetrics> {
         StepMetrics { stage: Stage::Training, step, timestamp: 1.7e9 + step as f64, values }
     });
     std::iter::once(cold_start).chain(training).collect()
-}
-
-#[test]
-fn the_file_equals_the_one_that_tensorboard_has_read() {
-    let mut bytes = record(&version_event(1.7e9));
-    bytes.extend(steps().iter().flat_map(|metrics| record(&scalar_event(metrics))));
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tracking/events.out.tfevents.golden");
-    if std::env::var_os("RLT_UPDATE_GOLDENS").is_some() {
-        fs::write(path, &bytes).unwrap();
-    }
-    assert!(
-        fs::read(path).unwrap() == bytes,
-        "regenerate with RLT_UPDATE_GOLDENS=1, check with read_events.py"
-    );
 }
 
 #[test]
