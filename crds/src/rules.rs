@@ -19,6 +19,7 @@ mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
+mod tracking;
 mod training;
 mod workers;
 
@@ -92,6 +93,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         reward_model::RULES,
         training::RULES,
         checkpoint::RULES,
+        tracking::RULES,
         workers::RULES,
         pod::RULES,
         failure_policy::RULES,

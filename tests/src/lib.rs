@@ -5,6 +5,7 @@
 pub mod collector;
 pub mod hub_push_server;
 pub mod hub_server;
+mod mlflow_server;
 pub mod object_server;
 mod python_module;
 mod python_packages;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+pub use mlflow_server::{MLFLOW, MlflowServer};
 pub use python_module::python_module;
 pub use python_packages::python_with;
 pub use tiny::tiny_job;
@@ -98,7 +100,13 @@ pub fn fresh_binary(name: &str) -> PathBuf {
             is_fresh("rlt-trainer", &["crds/", "trainer/"])
                 && is_fresh(
                     "rlctl",
-                    &["crds/src/", "operator/cli/src/", "operator/convert/src/", "operator/objects/src/"],
+                    &[
+                        "crds/src/",
+                        "operator/cli/src/",
+                        "operator/convert/src/",
+                        "operator/objects/src/",
+                        "trainer/tracking/src/",
+                    ],
                 )
                 || build_binaries(&["rlt-trainer", "rlctl"])
         }),

@@ -78,5 +78,7 @@ mod symptoms;
 mod tensorboard;
 #[path = "local_run/traces.rs"]
 mod traces;
+#[path = "local_run/track.rs"]
+mod track;
 #[path = "local_run/vision.rs"]
 mod vision;

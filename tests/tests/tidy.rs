@@ -43,10 +43,11 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 11] = [
+    let forbidden: [(&str, &[&[&str]]); 12] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-traces", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-tracking", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlctl", &[torch, &["rlt-core", "rlt-operator", "rlt-trainer"]]),
         ("rlt-convert", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-objects", &[torch, &["kube-client", "rlt-core", "rlt-operator", "rlt-trainer"]]),

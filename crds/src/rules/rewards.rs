@@ -9,7 +9,7 @@ fn is_header(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_alphanumeric())
 }
 
-fn is_plain_url(url: &str) -> bool {
+pub(super) fn is_plain_url(url: &str) -> bool {
     let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && !rest.contains(['@', ' ']))
 }

@@ -10,15 +10,21 @@ pub struct TrackingSpec {
     /// Serve `/metrics` for Prometheus.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<PrometheusSpec>,
-    /// Completions of each step, and of each held-out evaluation, that are written to `completions.jsonl`. Rollout
-    /// groups are written whole: the first ones, until there are so many completions.
+    /// Log to a tracking server of MLflow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlflow: Option<MlflowSpec>,
+    /// Write an offline run of Weights & Biases into the run folder, below `wandb`; `wandb sync` uploads it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wandb: Option<WandbSpec>,
+    /// Completions of each step, and of each held-out evaluation, that are written to `completions.jsonl`.
+    /// Rollout groups are written whole: the first ones, until there are so many completions.
     #[schemars(range(min = 0, max = 100000))]
     pub completions_per_step: u32,
 }
 
 impl Default for TrackingSpec {
     fn default() -> Self {
-        Self { prometheus: None, completions_per_step: 4 }
+        Self { prometheus: None, mlflow: None, wandb: None, completions_per_step: 4 }
     }
 }
 
@@ -29,4 +35,42 @@ pub struct PrometheusSpec {
     /// The port to listen on; 0 for any free one.
     #[schemars(range(min = 0, max = 65535))]
     pub port: u16,
+}
+
+/// A run on a tracking server of MLflow, by its REST API. Credentials are read from the environment, which
+/// `workers.env` sets: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and
+/// `MLFLOW_TRACKING_PASSWORD`. While the server does not answer, steps wait; `rlctl track` sends what is
+/// missing at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MlflowSpec {
+    /// The server's address (MLflow's tracking URI), `http://` or `https://`.
+    #[schemars(length(min = 1, max = 2048))]
+    pub url: String,
+    /// The experiment, which is created if there is none of this name; by default the job's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 250))]
+    pub experiment: Option<String>,
+    /// The run's name; by default the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 250))]
+    pub run_name: Option<String>,
+}
+
+/// An offline run of Weights & Biases.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct WandbSpec {
+    /// The project; by default the job's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub project: Option<String>,
+    /// The team or user; by default that of the user who uploads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub entity: Option<String>,
+    /// The run's name; by default the job's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub run_name: Option<String>,
 }

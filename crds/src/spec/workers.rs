@@ -391,7 +391,7 @@ pub enum NetworkAccess {
     #[default]
     Guarded,
     /// As `Guarded`, but workers reach only each other, name servers and the operator: no hub, no remote
-    /// reward, no object store.
+    /// reward, no object store, no tracking server.
     Isolated,
     /// No NetworkPolicy is made.
     Open,

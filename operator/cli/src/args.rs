@@ -3,6 +3,7 @@
 mod cluster;
 mod convert;
 mod export;
+mod track;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,7 @@ use clap_complete::Shell;
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 pub(crate) use convert::{ConvertArgs, SourceProject};
 pub(crate) use export::ExportArgs;
+pub(crate) use track::TrackArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,6 +25,7 @@ Examples:
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
   rlctl convert run_grpo.sh -o job.yaml           write the manifest of a verl or TRL script
   rlctl export quickstart --step best             write the best checkpoint of a run
+  rlctl track quickstart --to mlflow=http://localhost:5000
   rlctl status                                    list the jobs on a cluster
   rlctl why quickstart                            say why a job waits or failed, and what to change
   rlctl logs quickstart --follow                  show what its first worker writes
@@ -55,6 +58,8 @@ pub(crate) enum Command {
     Validate(ValidateArgs),
     /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
     Export(ExportArgs),
+    /// Send the metrics of a run, finished or running, to MLflow, Weights & Biases or TensorBoard.
+    Track(TrackArgs),
     /// Write a manifest from a launch script or settings of verl, TRL or open-instruct.
     Convert(ConvertArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.

@@ -18,6 +18,7 @@ mod plan;
 mod run;
 mod status;
 mod terminal;
+mod track;
 mod validate;
 mod why;
 
@@ -59,6 +60,7 @@ fn act(command: Command) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => plan::plan(&args),
         Command::Validate(args) => validate::validate(&args),
         Command::Export(args) => run::export(&args),
+        Command::Track(args) => track::track(&args),
         Command::Convert(args) => convert::convert(&args),
         Command::Status(args) => status::status(&args),
         Command::Why(args) => why::why(&args),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::images::PromptImage;
-pub use crate::reward::RewardStatus;
+pub use crate::reward::{FinishReason, RewardStatus};
 
 /// A token id in the model's vocabulary.
 pub type TokenId = u32;
@@ -35,17 +35,6 @@ pub struct Prompt {
     pub extra_info: serde_json::Value,
     /// The prompt's images in the order of their placeholder tokens; empty where it is text alone.
     pub images: Vec<Arc<PromptImage>>,
-}
-
-/// Why a completion ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string was produced.
-    #[default]
-    Stop,
-    /// `maxCompletionTokens` or the model's context was reached.
-    Length,
 }
 
 /// What the policy wrote after a prompt: filled by the rollout engine.

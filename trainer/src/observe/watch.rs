@@ -4,14 +4,19 @@
 
 use std::sync::Arc;
 
-use rlt_api::spec::TrackingSpec;
+use rlt_api::spec::{MlflowSpec, TrackingSpec, WandbSpec};
 use rlt_core::metrics::Metrics;
 use rlt_core::types::RolloutGroup;
+use rlt_tracking::RemoteTrackers;
+use rlt_tracking::mlflow::MlflowOptions;
+use rlt_tracking::wandb::WandbOptions;
 
 use crate::observe::completions;
 use crate::observe::status_channel::StatusChannel;
 use crate::observe::tracking::console::{Console, Phase, Progress, Silent};
-use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, Trackers, TrackersOptions};
+use crate::observe::tracking::{
+    self, CompletionRecord, RunEnd, Stage, StepMetrics, Trackers, TrackersOptions,
+};
 use crate::observe::warnings::Warnings;
 use crate::storage::checkpoint::CommittedCheckpoint;
 use crate::storage::run_folder::RunFolder;
@@ -19,6 +24,7 @@ use crate::storage::run_folder::RunFolder;
 /// Trackers, progress and status channel of one run.
 pub struct Watchers {
     trackers: Option<Trackers>,
+    prometheus: Option<tracking::Endpoint>,
     progress: Box<dyn Progress>,
     completions_per_step: usize,
     channel: Arc<StatusChannel>,
@@ -30,6 +36,7 @@ impl Watchers {
     pub fn nobody() -> Self {
         Self {
             trackers: None,
+            prometheus: None,
             progress: Box::new(Silent),
             completions_per_step: 0,
             channel: Arc::default(),
@@ -45,21 +52,30 @@ impl Watchers {
     /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes
     /// on from.
     pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
-        let trackers = Trackers::open(&TrackersOptions {
-            folder: folder.root(),
-            resumed_after,
-            prometheus_port: spec.prometheus.as_ref().map(|prometheus| prometheus.port),
-        });
+        let remote = remote_trackers(spec);
+        let mut trackers = Trackers::open(&TrackersOptions { folder: folder.root(), resumed_after, remote });
         self.progress = match Console::start() {
             Ok(console) => Box::new(console),
             Err(_) => Box::new(Silent),
         };
-        if let Some(address) = trackers.prometheus_address() {
-            self.progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));
+        if let Some(prometheus) = &spec.prometheus {
+            self.serve_prometheus(&mut trackers, prometheus.port);
         }
         self.completions_per_step = spec.completions_per_step as usize;
         self.trackers = Some(trackers);
         self.warnings = std::mem::take(&mut self.warnings).open(folder.root());
+    }
+
+    fn serve_prometheus(&mut self, trackers: &mut Trackers, port: u16) {
+        match tracking::serve_prometheus(port) {
+            Ok((tracker, endpoint)) => {
+                let address = endpoint.address();
+                self.progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));
+                self.prometheus = Some(endpoint);
+                trackers.add(tracking::PROMETHEUS, Ok(Box::new(tracker)));
+            }
+            Err(error) => trackers.add(tracking::PROMETHEUS, Err(error)),
+        }
     }
 
     /// A stage of `num_steps` steps begins, `num_done` of them finished before.
@@ -143,14 +159,30 @@ impl Watchers {
         }
     }
 
-    /// Lets the trackers write what they have, and says which of them lost something.
-    pub fn finish(&mut self) {
+    /// Lets the trackers write what they have and how the run ended, and says which of them lost something.
+    pub fn finish(&mut self, end: RunEnd) {
         let Some(trackers) = self.trackers.take() else { return };
-        for report in trackers.finish() {
+        for report in trackers.finish(end) {
             let error = report.last_error.as_deref().unwrap_or("it was too slow");
             self.progress
                 .message(&format!("tracker {} lost {} records: {error}", report.name, report.num_lost));
         }
+        self.prometheus = None;
         self.progress = Box::new(Silent);
     }
+}
+
+/// The trackers that a job asks for, besides the files that every run has.
+fn remote_trackers(spec: &TrackingSpec) -> RemoteTrackers {
+    let mlflow = |MlflowSpec { url, experiment, run_name }: &MlflowSpec| MlflowOptions {
+        url: url.clone(),
+        experiment: experiment.clone(),
+        run_name: run_name.clone(),
+    };
+    let wandb = |WandbSpec { project, entity, run_name }: &WandbSpec| WandbOptions {
+        project: project.clone(),
+        entity: entity.clone(),
+        run_name: run_name.clone(),
+    };
+    RemoteTrackers { mlflow: spec.mlflow.as_ref().map(mlflow), wandb: spec.wandb.as_ref().map(wandb) }
 }

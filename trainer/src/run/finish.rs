@@ -10,6 +10,7 @@ use tch::Kind;
 use crate::model::{AdapterExport, BaseModel, Decoder, Export, ExportOptions};
 use crate::observe::report;
 use crate::observe::stop::{Outcome, StopReason};
+use crate::observe::tracking::RunEnd;
 use crate::observe::tracking::console::Phase;
 use crate::parallel::{FsdpUnit, WeightDtype};
 use crate::roles::Roles;
@@ -53,7 +54,10 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     if let Some(warning) = &run.warning {
         run.context.watch().message(&format!("this run {warning}"));
     }
-    run.context.watch_mut().finish();
+    run.context.watch_mut().finish(match outcome {
+        Outcome::Complete => RunEnd::Complete,
+        Outcome::Stopped(_) => RunEnd::Stopped,
+    });
     report::render(run.folder.root())?;
     Ok(())
 }

@@ -12,7 +12,7 @@ use rlt_torch::collectives::Traffic;
 use crate::data::Data;
 use crate::observe::phases::gib;
 use crate::observe::stop::{Outcome, StopReason};
-use crate::observe::tracking::Stage;
+use crate::observe::tracking::{RunEnd, Stage};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};
@@ -33,7 +33,7 @@ pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcom
     if let Err(error) = &outcome {
         state::keep_save(run, error);
         run.context.watch().message(&format!("the run failed: {error}"));
-        run.context.watch_mut().finish();
+        run.context.watch_mut().finish(RunEnd::Failed);
     }
     let outcome = outcome?;
     finish::finish(run, roles, outcome)?;

@@ -1,7 +1,7 @@
 //! The run folder: one place for everything a run leaves behind, and the rule that one run owns it at a time.
 //!
 //! ```text
-//! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  report.html
+//! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  wandb/  report.html
 //!             checkpoints/step-000020/  export/  export/adapter/  exports/step-000020/  .lock
 //! ```
 //! Only paths and ownership live here; each file is written by the module whose content it is.
@@ -61,11 +61,12 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 13] = [
+const CONTENT: [&str; 14] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
     "events",
+    "wandb",
     "report.html",
     "checkpoints",
     "export",

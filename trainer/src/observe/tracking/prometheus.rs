@@ -17,23 +17,23 @@ use tokio::sync::oneshot;
 
 use super::{Stage, StepMetrics, Tracker, TrackingError};
 
-const TRACKER: &str = "prometheus";
+pub(crate) const TRACKER: &str = "prometheus";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The listening end; dropping it closes the port.
-pub(super) struct Endpoint {
+pub(crate) struct Endpoint {
     address: SocketAddr,
     _stop: oneshot::Sender<()>,
 }
 
 impl Endpoint {
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
 /// Keeps the last step where the endpoint sees it.
-pub(super) struct Exporter(LastStep);
+pub(crate) struct Exporter(LastStep);
 
 impl Tracker for Exporter {
     fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError> {
@@ -43,7 +43,7 @@ impl Tracker for Exporter {
 }
 
 /// Listens on `port` of all interfaces and serves from a background thread.
-pub(super) fn serve(port: u16) -> Result<(Exporter, Endpoint), TrackingError> {
+pub(crate) fn serve(port: u16) -> Result<(Exporter, Endpoint), TrackingError> {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listen = || {
         let listener = TcpListener::bind(address)?;

@@ -70,6 +70,14 @@ fn a_reader_that_never_finishes_blocks_nobody() {
 }
 
 #[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = serve(port).map(drop).unwrap_err();
+    assert!(error.to_string().contains(&format!("0.0.0.0:{port}")), "{error}");
+}
+
+#[test]
 fn the_port_is_free_again_afterwards() {
     let (exporter, endpoint) = serve(0).unwrap();
     let address = endpoint.address();

@@ -5,9 +5,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::storage::error_chain;
-
-use super::{CompletionRecord, StepMetrics, Tracker, TrackingError};
+use super::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
 /// Items that may wait for a slow tracker: many steps, yet little memory.
 const QUEUE_LEN: usize = 256;
@@ -18,6 +16,8 @@ pub(super) enum Item {
     Completions(Arc<[CompletionRecord]>),
     /// Answered once everything before it is safe.
     Sync(SyncSender<()>),
+    /// Answered once the tracker has taken note of the run's end.
+    End(RunEnd, SyncSender<()>),
 }
 
 /// How a tracker fared.
@@ -42,6 +42,7 @@ pub(super) struct Lane {
     name: &'static str,
     sender: SyncSender<Item>,
     takes_completions: bool,
+    is_file: bool,
     losses: Arc<Losses>,
 }
 
@@ -61,8 +62,8 @@ impl Lane {
     pub(super) fn start(name: &'static str, tracker: Box<dyn Tracker>) -> Result<Self, TrackingError> {
         let (sender, receiver) = sync_channel(QUEUE_LEN);
         let losses = Arc::new(Losses::default());
-        let takes_completions = tracker.takes_completions();
-        let lane = Self { name, sender, takes_completions, losses: losses.clone() };
+        let (takes_completions, is_file) = (tracker.takes_completions(), tracker.is_file());
+        let lane = Self { name, sender, takes_completions, is_file, losses: losses.clone() };
         // Never joined: a tracker that hangs must not hold up the end of the run.
         let thread = std::thread::Builder::new().name(format!("track {name}"));
         thread
@@ -74,6 +75,11 @@ impl Lane {
     /// Whether the tracker does anything with completions.
     pub(super) fn takes_completions(&self) -> bool {
         self.takes_completions
+    }
+
+    /// Whether a checkpoint waits for the tracker.
+    pub(super) fn is_file(&self) -> bool {
+        self.is_file
     }
 
     /// Queues an item, or counts it as lost where the queue is full.
@@ -89,14 +95,15 @@ impl Lane {
     }
 }
 
-/// Waits for all `lanes` together, at most `timeout`. Returns whether each of them answered.
-pub(super) fn sync_all(lanes: &[Lane], timeout: Duration) -> bool {
+/// Sends each lane a question, and waits for all of them together, at most `timeout`. Returns whether each of
+/// them answered.
+pub(super) fn ask_all(lanes: &[&Lane], timeout: Duration, question: impl Fn(SyncSender<()>) -> Item) -> bool {
     let deadline = Instant::now() + timeout;
     let answers: Vec<Option<Receiver<()>>> = lanes
         .iter()
         .map(|lane| {
             let (sender, receiver) = sync_channel(1);
-            lane.sender.try_send(Item::Sync(sender)).is_ok().then_some(receiver)
+            lane.sender.try_send(question(sender)).is_ok().then_some(receiver)
         })
         .collect();
     let answered = |receiver: &Receiver<()>| {
@@ -113,6 +120,7 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
             Item::Step(metrics) => (tracker.log_step(&metrics), None),
             Item::Completions(completions) => (tracker.log_completions(&completions), None),
             Item::Sync(answer) => (tracker.sync(), Some(answer)),
+            Item::End(end, answer) => (tracker.end(end), Some(answer)),
         };
         match (taken, answer) {
             (Ok(()), Some(answer)) => {

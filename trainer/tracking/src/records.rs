@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rlt_core::metrics::Metrics;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Values of a step by verl's names.
+pub type Metrics = BTreeMap<String, f64>;
 
 /// The parts of a run that count their steps apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -133,4 +133,4 @@ fn put_float(message: &mut Vec<u8>, field: u64, value: f32) {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::append_file::AppendFile;
 use super::{CompletionRecord, Stage, StepMetrics, Tracker, TrackingError};
-use crate::storage::run_folder::UNFINISHED;
+
+/// How files begin that are not written completely: `rlt-trainer` removes them.
+const UNFINISHED: &str = ".new-";
 
 /// `metrics.jsonl`.
 pub(super) struct StepLog(AppendFile);
@@ -102,8 +104,8 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
     Ok(unique)
 }
 
-/// All completions of a `completions.jsonl` in order, without the numbers of their tokens; none where the file
-/// is missing. Lines that a kill has torn are passed over.
+/// All completions of a `completions.jsonl` in order, without the numbers of their tokens; none where the
+/// file is missing. Lines that a kill has torn are passed over.
 ///
 /// # Errors
 /// The file exists and cannot be read.

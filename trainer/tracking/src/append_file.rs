@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::TrackingError;
+use crate::TrackingError;
 
 /// Records that wait for a full disk to be cleaned, at most.
 const MAX_PENDING_BYTES: usize = 1 << 20;
@@ -37,6 +37,11 @@ impl AppendFile {
             self.pending.extend_from_slice(record);
         }
         self.write_pending()
+    }
+
+    /// Bytes of all whole records, those included that the disk has refused so far.
+    pub(super) fn len(&self) -> u64 {
+        self.len + self.pending.len() as u64
     }
 
     /// Makes everything survive a power loss.

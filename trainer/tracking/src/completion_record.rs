@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use rlt_core::types::{FinishReason, RewardStatus};
+use rlt_algorithms::reward::{FinishReason, RewardStatus};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// One completion: a line of `completions.jsonl`.

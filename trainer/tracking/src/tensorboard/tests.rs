@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 
 /// `(tag, step, value)` of every scalar in a file; panics where a checksum or a length is wrong.
-pub(in crate::observe::tracking) fn read_scalars(mut bytes: &[u8]) -> Vec<(String, u64, f32)> {
+pub(crate) fn read_scalars(mut bytes: &[u8]) -> Vec<(String, u64, f32)> {
     let mut scalars = Vec::new();
     while !bytes.is_empty() {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -1,0 +1,31 @@
+//! The arguments of `rlctl track`.
+
+use std::path::PathBuf;
+
+use rlt_tracking::replay::Destination;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Everything is read from the files of the run, which is not changed; no cluster and no trainer is needed.
+
+  rlctl track quickstart --to mlflow=http://localhost:5000
+  rlctl track runs/gsm8k --to wandb=wandb --project math && wandb sync wandb/offline-run-*
+  rlctl track runs/gsm8k --to tensorboard=events
+
+MLflow gets the steps that it does not have, also of a run that logs there itself: the command may be repeated while the
+run goes on. Files are written anew. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+MLFLOW_TRACKING_PASSWORD.")]
+pub(crate) struct TrackArgs {
+    /// The run folder, or its name below runs/.
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Where to: mlflow=URL, wandb=DIR or tensorboard=DIR; may be repeated.
+    #[arg(long, value_name = "TRACKER=PLACE", required = true)]
+    pub(crate) to: Vec<Destination>,
+    /// MLflow's experiment or W&B's project; by default the job's name.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) project: Option<String>,
+    /// The run's name there; by default the job's.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}

@@ -1,0 +1,42 @@
+//! `rlctl track`: sends the files of a run to a tracker. What is sent, and how, is `rlt-tracking`'s.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use rlt_api::ExitCode;
+use rlt_tracking::RunEnd;
+use rlt_tracking::replay::{Destination, Naming, replay};
+
+use crate::args::TrackArgs;
+
+pub(crate) fn track(args: &TrackArgs) -> anyhow::Result<ExitCode> {
+    let folder = run_folder(&args.run);
+    let naming = Naming { project: args.project.clone(), run_name: args.name.clone() };
+    for destination in &args.to {
+        let replayed = replay(&folder, destination, &naming)
+            .with_context(|| format!("send {} to {}", folder.display(), name(destination)))?;
+        let end = match replayed.end {
+            Some(RunEnd::Complete) => "complete",
+            Some(RunEnd::Stopped) => "stopped",
+            Some(RunEnd::Failed) => "failed",
+            None => "running",
+        };
+        let (num_steps, place) = (replayed.num_steps, name(destination));
+        writeln!(io::stdout(), "{place} has {num_steps} steps of {}, which is {end}", folder.display())?;
+    }
+    Ok(ExitCode::Success)
+}
+
+fn name(destination: &Destination) -> String {
+    match destination {
+        Destination::Mlflow(url) => url.clone(),
+        Destination::Wandb(folder) | Destination::TensorBoard(folder) => folder.display().to_string(),
+    }
+}
+
+/// The folder itself, else the one of this name below `runs`.
+fn run_folder(run: &Path) -> PathBuf {
+    let below = Path::new("runs").join(run);
+    if !run.exists() && below.exists() { below } else { run.to_owned() }
+}

@@ -1,0 +1,177 @@
+//! The records of a run folder (`metrics.jsonl`, `completions.jsonl`), and the trackers that they go to:
+//! TensorBoard, Weights & Biases, MLflow.
+//!
+//! ```text
+//! step -> Trackers::log -+- bounded queue -> thread -> metrics.jsonl
+//!                        +- bounded queue -> thread -> events/
+//!                        +- bounded queue -> thread -> MLflow
+//! ```
+//! The trainer logs through [`Trackers`] while it trains; [`replay`] sends the files of any run again.
+//! There are no tensors here, and what a metric means is not known; names and units are in
+//! `docs/metrics.md`.
+
+mod append_file;
+mod completion_record;
+mod lane;
+pub mod mlflow;
+mod records;
+pub mod replay;
+mod run_description;
+mod step_log;
+mod tensorboard;
+mod trackers;
+pub mod wandb;
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+pub use completion_record::{CompletionRecord, TrainedCompletion};
+pub use lane::TrackerReport;
+pub use records::{Metrics, Stage, StepMetrics};
+pub use run_description::RunDescription;
+pub use step_log::{read_completions, read_steps};
+pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
+
+/// An act of a tracker that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TrackingError {
+    /// A file or folder could not be opened, read or written.
+    #[error("failed to {act} {}", path.display())]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// On which path.
+        path: std::path::PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// An endpoint could not listen, for example because the port is taken.
+    #[error("failed to listen on {address} for Prometheus")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A thread could not be started.
+    #[error("failed to start the thread of tracker {tracker}")]
+    Thread {
+        /// The tracker.
+        tracker: &'static str,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// A server could not be reached or did not answer in time.
+    #[error("failed to {act} at {url}")]
+    Unreachable {
+        /// What was asked for.
+        act: &'static str,
+        /// The server's address.
+        url: String,
+        /// What the connection said.
+        source: reqwest::Error,
+    },
+    /// A server refused, or answered something else than expected.
+    #[error("failed to {act} at {url}: it answered {status}: {answer}")]
+    Refused {
+        /// What was asked for.
+        act: &'static str,
+        /// The server's address.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+        /// The beginning of the answer.
+        answer: String,
+    },
+    /// Steps that a server did not get until the run ended.
+    #[error("{num_steps} steps were not logged")]
+    Pending {
+        /// How many.
+        num_steps: usize,
+        /// Why the last try failed.
+        source: Box<TrackingError>,
+    },
+    /// More steps wait for a server than are kept.
+    #[error("more than {limit} steps wait for the server: the newest is left out")]
+    Full {
+        /// Steps that are kept.
+        limit: usize,
+    },
+    /// The folder is none of a run.
+    #[error("{} is no run folder: it has no manifest.yaml with a name", path.display())]
+    NoRun {
+        /// The folder.
+        path: std::path::PathBuf,
+    },
+}
+
+impl TrackingError {
+    fn file(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::File { act, path, source }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All steps are done.
+    Complete,
+    /// It was asked to stop, and may be resumed.
+    Stopped,
+    /// It failed.
+    Failed,
+}
+
+/// One place that metrics go to. It is driven from a thread of its own and may take as long as it likes.
+pub trait Tracker: Send {
+    /// Takes one finished step.
+    ///
+    /// # Errors
+    /// The step is lost.
+    fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError>;
+
+    /// Whether [`Self::log_completions`] does anything: completions of long runs are large, so they are
+    /// queued for no other tracker.
+    fn takes_completions(&self) -> bool {
+        false
+    }
+
+    /// Takes completions of one step or evaluation.
+    ///
+    /// # Errors
+    /// They are lost.
+    fn log_completions(&mut self, _completions: &[CompletionRecord]) -> Result<(), TrackingError> {
+        Ok(())
+    }
+
+    /// Whether a checkpoint waits for [`Self::sync`]: true for files of the run folder.
+    fn is_file(&self) -> bool {
+        true
+    }
+
+    /// Makes everything so far survive a power loss.
+    ///
+    /// # Errors
+    /// It might not.
+    fn sync(&mut self) -> Result<(), TrackingError> {
+        Ok(())
+    }
+
+    /// Takes note that the run has ended.
+    ///
+    /// # Errors
+    /// Something that was taken earlier is lost after all, or the end is.
+    fn end(&mut self, _end: RunEnd) -> Result<(), TrackingError> {
+        Ok(())
+    }
+}
+
+/// An error with all its causes on one line.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests;

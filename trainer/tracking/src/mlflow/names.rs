@@ -1,0 +1,95 @@
+//! Metrics and settings as MLflow takes them: allowed names, lengths, units.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use crate::{Stage, StepMetrics};
+
+/// How tags of a cold start begin.
+const COLD_START: &str = "cold_start/";
+/// Characters of a name, at most.
+const MAX_NAME: usize = 250;
+/// Characters of a parameter's value, at most: the least of what MLflow's stores allow.
+const MAX_VALUE: usize = 500;
+
+/// The finite metrics of a step, as entries of `runs/log-batch`.
+pub(super) fn metrics(metrics: &StepMetrics) -> Vec<Value> {
+    let prefix = if metrics.stage == Stage::ColdStart { COLD_START } else { "" };
+    let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
+    let entry = |(name, value): (&String, &f64)| {
+        let key = allowed(&format!("{prefix}{name}"));
+        json!({ "key": key, "value": value, "timestamp": milliseconds(metrics), "step": metrics.step })
+    };
+    finite.map(entry).collect()
+}
+
+/// A setting as a parameter.
+pub(super) fn param(name: &str, value: &str) -> Value {
+    json!({ "key": allowed(name), "value": value.chars().take(MAX_VALUE).collect::<String>() })
+}
+
+/// Names of the parameters that a run has.
+pub(super) fn params(run: &Value) -> Vec<String> {
+    entries(run, "/data/params").filter_map(|param| Some(param["key"].as_str()?.to_owned())).collect()
+}
+
+/// The last step of each stage that a run has metrics of: of the cold start, of the training.
+pub(super) fn last_steps(run: &Value) -> [Option<u64>; 2] {
+    let mut last = [None; 2];
+    for metric in entries(run, "/data/metrics") {
+        let Some(key) = metric["key"].as_str() else { continue };
+        // Numbers of 64 bits may be texts.
+        let step = metric["step"].as_u64().or_else(|| metric["step"].as_str()?.parse().ok()).unwrap_or(0);
+        let stage = usize::from(!key.starts_with(COLD_START));
+        last[stage] = last[stage].max(Some(step));
+    }
+    last
+}
+
+fn entries<'a>(run: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    run.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// When a step ended, in milliseconds since 1970.
+pub(super) fn milliseconds(metrics: &StepMetrics) -> i64 {
+    (metrics.timestamp * 1e3).round() as i64
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as i64)
+}
+
+/// A name of letters, digits, `_`, `-`, `.`, space and `/`, which is a normal path, as MLflow demands.
+fn allowed(name: &str) -> String {
+    let name = name.replace('@', "_at_");
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "_-. ".contains(c) { c } else { '_' };
+    let part = |part: &str| match part {
+        "." | ".." => "_".to_owned(),
+        part => part.chars().map(plain).collect(),
+    };
+    let parts: Vec<String> = name.split('/').filter(|part| !part.is_empty()).map(part).collect();
+    parts.join("/").chars().take(MAX_NAME).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_those_that_mlflow_allows() {
+        assert_eq!(allowed("val-core/openai/gsm8k/reward/mean@4"), "val-core/openai/gsm8k/reward/mean_at_4");
+        assert_eq!(allowed("//a/../b:c"), "a/_/b_c");
+        assert_eq!(allowed(&"x".repeat(300)).len(), 250);
+    }
+
+    #[test]
+    fn the_last_steps_of_a_run_are_those_of_its_metrics() {
+        let run = json!({ "data": { "metrics": [
+            { "key": "cold_start/sft/loss", "step": 7 }, { "key": "a", "step": "3" }, { "key": "b", "step": 2 }
+        ] } });
+        assert_eq!(last_steps(&run), [Some(7), Some(3)]);
+        assert_eq!(last_steps(&json!({})), [None, None]);
+    }
+}

@@ -1,0 +1,139 @@
+//! Sends the files of a run, finished or running, to a tracker.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde_json::Value;
+
+use crate::mlflow::{Mlflow, MlflowOptions};
+use crate::tensorboard::EventLog;
+use crate::wandb::{OfflineRun, WandbOptions};
+use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, read_steps};
+
+/// Where a run is sent to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// A tracking server of MLflow, by its address.
+    Mlflow(String),
+    /// Offline runs of Weights & Biases in a folder.
+    Wandb(PathBuf),
+    /// Event files of TensorBoard in a folder.
+    TensorBoard(PathBuf),
+}
+
+impl FromStr for Destination {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (tracker, place) = text.split_once('=').unwrap_or((text, ""));
+        match (tracker, place) {
+            ("mlflow", url) if url.starts_with("http://") || url.starts_with("https://") => {
+                Ok(Self::Mlflow(url.to_owned()))
+            }
+            ("wandb", folder) if !folder.is_empty() => Ok(Self::Wandb(folder.into())),
+            ("tensorboard", folder) if !folder.is_empty() => Ok(Self::TensorBoard(folder.into())),
+            _ => Err("expected mlflow=URL (http:// or https://), wandb=DIR or tensorboard=DIR".to_owned()),
+        }
+    }
+}
+
+/// How a run is named where it is sent to; what is `None` is the job's name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Naming {
+    /// MLflow's experiment, W&B's project.
+    pub project: Option<String>,
+    /// The run.
+    pub run_name: Option<String>,
+}
+
+/// What was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// Steps and evaluations of the run.
+    pub num_steps: usize,
+    /// How the run ended; `None` while a process works on it.
+    pub end: Option<RunEnd>,
+}
+
+/// Sends all steps of a run. MLflow gets those that it does not have; files are written anew.
+///
+/// # Errors
+/// The folder is none of a run, or the tracker fails.
+pub fn replay(folder: &Path, destination: &Destination, naming: &Naming) -> Result<Replayed, TrackingError> {
+    let run = RunDescription::read(folder)?;
+    // Asked before the steps are read: a run that ends meanwhile is complete by the next replay.
+    let end = end_of(folder);
+    let steps = read_steps(&folder.join("metrics.jsonl"))?;
+    let mut tracker = open(destination, naming, run, &steps)?;
+    match end {
+        Some(end) => tracker.end(end)?,
+        None => tracker.sync()?,
+    }
+    Ok(Replayed { num_steps: steps.len(), end })
+}
+
+fn open(
+    destination: &Destination,
+    naming: &Naming,
+    run: RunDescription,
+    steps: &[StepMetrics],
+) -> Result<Box<dyn Tracker>, TrackingError> {
+    let Naming { project, run_name } = naming.clone();
+    Ok(match destination {
+        Destination::Mlflow(url) => {
+            let options = MlflowOptions { url: url.clone(), experiment: project, run_name };
+            let mut tracker = Mlflow::open(&options, run, steps)?;
+            tracker.flush()?;
+            Box::new(tracker)
+        }
+        Destination::Wandb(folder) => {
+            let options = WandbOptions { project, entity: None, run_name };
+            Box::new(OfflineRun::open(folder, &options, run, steps)?)
+        }
+        Destination::TensorBoard(folder) => {
+            let name = run_name.unwrap_or(run.name);
+            Box::new(EventLog::open(&folder.join(name), steps)?)
+        }
+    })
+}
+
+/// How the run of a folder ended; `None` while a process works on it. Without a result it broke off.
+fn end_of(folder: &Path) -> Option<RunEnd> {
+    // A lock that others share is taken for an instant: the run itself needs it for itself alone.
+    let lock = File::open(folder.join(".lock"));
+    if lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))) {
+        return None;
+    }
+    let text = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
+    let result: Value = serde_json::from_str(&text).unwrap_or_default();
+    Some(match result["outcome"].as_str() {
+        Some("complete") => RunEnd::Complete,
+        Some(_) => RunEnd::Stopped,
+        None => RunEnd::Failed,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn destinations_are_named_by_tracker_and_place() {
+        let parsed = |text: &str| text.parse::<Destination>();
+        assert_eq!(parsed("mlflow=http://host:5000"), Ok(Destination::Mlflow("http://host:5000".into())));
+        assert_eq!(parsed("wandb=a/b"), Ok(Destination::Wandb("a/b".into())));
+        assert_eq!(parsed("tensorboard=c"), Ok(Destination::TensorBoard("c".into())));
+        for wrong in ["mlflow", "mlflow=host", "wandb=", "comet=x", ""] {
+            assert!(parsed(wrong).unwrap_err().contains("tensorboard=DIR"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_folder_of_no_run_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let destination = Destination::Wandb(folder.path().join("wandb"));
+        let error = replay(folder.path(), &destination, &Naming::default()).unwrap_err();
+        assert!(error.to_string().contains(&folder.path().display().to_string()), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! What trackers call a run: its name, its settings, and an identity that every program derives from the
+//! run's files alike.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::{StepMetrics, TrackingError};
+
+/// A run as its resolved manifest describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunDescription {
+    /// Name of the job.
+    pub name: String,
+    /// The resolved `spec`.
+    pub spec: Value,
+}
+
+impl RunDescription {
+    /// Of a run folder.
+    ///
+    /// # Errors
+    /// [`TrackingError::NoRun`] without a manifest that has a name.
+    pub fn read(folder: &Path) -> Result<Self, TrackingError> {
+        let text = fs::read_to_string(folder.join("manifest.yaml")).unwrap_or_default();
+        let manifest: Value = serde_saphyr::from_str(&text).unwrap_or_default();
+        let name = manifest.pointer("/metadata/name").and_then(Value::as_str);
+        let name = name.ok_or_else(|| TrackingError::NoRun { path: folder.to_path_buf() })?;
+        Ok(Self { name: name.to_owned(), spec: manifest["spec"].clone() })
+    }
+
+    /// Identity of the run whose first logged step is `first`: 16 hexadecimal digits. A run that is resumed
+    /// keeps that step, so its trackers continue; one that starts afresh is another run.
+    pub fn id(&self, first: &StepMetrics) -> String {
+        let moment = (first.timestamp * 1e3).round();
+        let digest = Sha256::digest(format!("{}\n{moment}", self.name));
+        digest.iter().take(8).fold(String::new(), |mut text, byte| {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+
+    /// The settings by their paths, such as `training.optimizer.learningRate`; items of lists by their
+    /// number.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let mut settings = Vec::new();
+        collect(&self.spec, String::new(), &mut settings);
+        settings
+    }
+}
+
+fn collect(value: &Value, path: String, settings: &mut Vec<(String, String)>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| collect(value, below(name), settings));
+        }
+        Value::Array(items) => {
+            let named = items.iter().enumerate();
+            named.for_each(|(idx, value)| collect(value, below(&idx.to_string()), settings));
+        }
+        Value::Null => {}
+        Value::String(text) => settings.push((path, text.clone())),
+        other => settings.push((path, other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Metrics, Stage};
+
+    fn step(timestamp: f64) -> StepMetrics {
+        StepMetrics { stage: Stage::Training, step: 1, timestamp, values: Metrics::new() }
+    }
+
+    #[test]
+    fn a_run_is_told_apart_by_its_name_and_the_time_of_its_first_step() {
+        let run = |name: &str| RunDescription { name: name.into(), spec: Value::Null };
+        let id = run("a").id(&step(1.7e9));
+        assert_eq!(id.len(), 16);
+        assert_eq!(id, run("a").id(&step(1.7e9)));
+        assert_ne!(id, run("b").id(&step(1.7e9)));
+        assert_ne!(id, run("a").id(&step(1.7e9 + 0.001)));
+    }
+
+    #[test]
+    fn settings_are_named_by_their_paths() {
+        let spec = json!({ "training": { "steps": 3, "stop": null }, "data": { "train": ["a", "b"] } });
+        let settings = RunDescription { name: "a".into(), spec }.settings();
+        let named = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let expected = [named("training.steps", "3"), named("data.train.0", "a"), named("data.train.1", "b")];
+        assert_eq!(settings, expected);
+    }
+}
