@@ -62,12 +62,11 @@ cluster-down: ## End that cluster
 	cargo run --quiet --locked --package rlt-cluster -- down
 
 test: libtorch browser cluster-packages lint ## Every check and every test
-	@rm -f target/skipped-cluster-tests.txt
+	@rm -f target/skipped-tests.txt
 	cargo test --workspace --locked
 	cargo test --package rlt-api --features kube --locked
 	@bash trainer/torch/build-kernels.sh --check-if-fetched
-	@! [ -e target/skipped-cluster-tests.txt ] || \
-		echo "SKIPPED $$(wc -l <target/skipped-cluster-tests.txt) tests that need a cluster: target/skipped-cluster-tests.txt"
+	@! [ -e target/skipped-tests.txt ] || { echo "SKIPPED $$(wc -l <target/skipped-tests.txt) tests:"; cat target/skipped-tests.txt; }
 
 test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
 	@CUDA=1 bash trainer/torch/fetch-libtorch.sh

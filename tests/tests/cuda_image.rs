@@ -59,7 +59,7 @@ fn buildah(arguments: &[&str]) -> String {
 #[test]
 fn in_the_image_every_library_resolves_and_libtorchs_cuda_half_loads_with_zero_devices() {
     if let Some(cause) = missing() {
-        println!("SKIPPED: {cause}");
+        rlt_skipped::skip_also_under_ci(cause);
         return;
     }
     let archive = test_image("rlt-trainer-cuda");

@@ -16,9 +16,7 @@ impl Helm {
         static FOUND: OnceLock<Option<Helm>> = OnceLock::new();
         let found = FOUND.get_or_init(|| Self::built().or_else(Self::installed)).clone();
         if found.is_none() {
-            let is_ci = std::env::var_os("CI").is_some();
-            assert!(!is_ci, "neither helm nor go is installed");
-            println!("skipped: neither helm nor go is installed");
+            rlt_skipped::skip("neither helm nor go is installed");
         }
         found
     }

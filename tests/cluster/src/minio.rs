@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rlt_skipped::skip;
 use tempfile::TempDir;
 
 use crate::program::{MINIO, ProgramError};
-use crate::requirements::{go_is_missing, skip};
+use crate::requirements::go_is_missing;
 
 /// How long the store may take to serve.
 const PATIENCE: Duration = Duration::from_secs(30);

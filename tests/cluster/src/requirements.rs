@@ -1,14 +1,12 @@
 //! What a cluster asks of the machine, and what becomes of a test where it is not there.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::program::{BUNDLE, CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
+use rlt_skipped::skip;
 
-/// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
-const SKIPPED: &str = "skipped-cluster-tests.txt";
+use crate::program::{BUNDLE, CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
 
 /// Why no cluster can run here; `None` when one can. `tools` are programs of the system it needs.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
@@ -71,30 +69,6 @@ fn program(module: Module) -> Result<Option<Command>, ProgramError> {
         return Ok(None);
     }
     Ok(Some(Command::new(module.built()?.join(module.name))))
-}
-
-/// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for
-/// the end.
-///
-/// # Panics
-/// Under continuous integration, where a skipped test would pass for one that ran.
-#[expect(clippy::panic, reason = "a test that must not be skipped fails")]
-pub(crate) fn skip(reason: &str) {
-    if std::env::var_os("CI").is_some_and(|value| !value.is_empty()) {
-        panic!("CI is set, and there a test must not be skipped: {reason}");
-    }
-    let thread = std::thread::current();
-    let line = format!("{}: {reason}\n", thread.name().unwrap_or("test"));
-    // What the print macros write is captured; this is not.
-    let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
-    let noted = std::fs::File::options().create(true).append(true).open(target_folder().join(SKIPPED));
-    let _ = noted.and_then(|mut file| file.write_all(line.as_bytes()));
-}
-
-/// Cargo's folder of builds, known from where the test itself is (`target/<profile>/deps/<test>`).
-fn target_folder() -> PathBuf {
-    let test = std::env::current_exe().unwrap_or_default();
-    test.ancestors().nth(3).map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
 fn is_root() -> bool {

@@ -60,7 +60,7 @@ pub fn own_cluster(options: &Options) -> Option<Cluster> {
 pub fn can_run(options: &Options) -> bool {
     let reason = options.unavailable();
     if let Some(reason) = &reason {
-        requirements::skip(reason);
+        rlt_skipped::skip(reason);
     }
     reason.is_none()
 }

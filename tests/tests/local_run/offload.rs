@@ -1,7 +1,6 @@
 //! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit,
 //! in less memory; and a disk without room for them is told by its name.
 
-use std::io::Write as _;
 
 use serde_json::{Value, json};
 
@@ -110,8 +109,7 @@ fn a_full_disk_ends_a_run_retryably_and_names_what_had_no_room_there() {
     let place = Place::new();
     let folder = place.run("");
     let Some(_disk) = SmallDisk::mount(&folder, "1m") else {
-        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
-            .unwrap();
+        rlt_skipped::skip("a full disk needs a process that may mount");
         return;
     };
     let wide = json!({ "model": { "architecture": { "hiddenSize": 128, "intermediateSize": 512 } } });

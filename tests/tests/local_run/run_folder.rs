@@ -1,7 +1,6 @@
 //! The run folder under attack: two runs, other manifests, damaged checkpoints, a full disk.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -151,8 +150,7 @@ fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go
     let place = Place::new();
     let folder = place.run("");
     let Some(disk) = SmallDisk::mount(&folder, "512k") else {
-        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
-            .unwrap();
+        rlt_skipped::skip("a full disk needs a process that may mount");
         return;
     };
     let mut manifest = tiny_with(json!({ "training": { "steps": 12 } }));
@@ -196,8 +194,7 @@ fn a_disk_that_fills_during_the_export_ends_the_run_retryably_and_room_lets_it_e
     let place = Place::new();
     let folder = place.run("");
     let Some(disk) = SmallDisk::mount(&folder, &half_way.to_string()) else {
-        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
-            .unwrap();
+        rlt_skipped::skip("a full disk needs a process that may mount");
         return;
     };
     place.train(&manifest).expect(75, &["export", "No space left on device"]);

@@ -47,9 +47,7 @@ fn tensors_come_back_from_pinned_memory_as_they_were() {
     if crate::load_cuda().unwrap() {
         return assert_comes_back(Device::Cuda(0));
     }
-    use std::io::Write as _;
-    writeln!(std::io::stderr(), "SKIPPED: copies to pinned memory are not tested, since there is no GPU")
-        .unwrap();
+    rlt_skipped::skip_also_under_ci("copies to pinned memory need a GPU");
 }
 
 #[test]

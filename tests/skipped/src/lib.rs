@@ -1,0 +1,38 @@
+//! Tests that cannot run on this machine. Each says so on the terminal and is noted in
+//! `target/skipped-tests.txt`, which `make test` shows at its end. What a test needs is decided where the test
+//! is; nothing else lives here, so that every crate's tests can depend on this one.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The file of notes, in cargo's folder of builds: a line a test.
+pub const NOTES: &str = "skipped-tests.txt";
+
+/// Notes that the running test is skipped for `reason`: something that every machine can install.
+///
+/// # Panics
+/// Under continuous integration (`CI` is set), where a skipped test would pass for one that ran.
+#[expect(clippy::panic, reason = "a test that must not be skipped fails")]
+pub fn skip(reason: &str) {
+    if std::env::var_os("CI").is_some_and(|value| !value.is_empty()) {
+        panic!("CI is set, and there a test must not be skipped: {reason}");
+    }
+    skip_also_under_ci(reason);
+}
+
+/// Notes that the running test is skipped for `reason`: something that continuous integration does not have
+/// either, such as a GPU.
+pub fn skip_also_under_ci(reason: &str) {
+    let thread = std::thread::current();
+    let line = format!("{}: {reason}\n", thread.name().unwrap_or("test"));
+    // What the print macros write is captured; this is not.
+    let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
+    let notes = std::fs::File::options().create(true).append(true).open(target_folder().join(NOTES));
+    let _ = notes.and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+/// Cargo's folder of builds, known from where the test itself is (`target/<profile>/deps/<test>`).
+fn target_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    test.ancestors().nth(3).map_or_else(PathBuf::new, Path::to_path_buf)
+}
