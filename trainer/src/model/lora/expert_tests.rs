@@ -170,6 +170,23 @@ fn refuses_adapters_of_parameters_that_could_not_be() {
 }
 
 #[test]
+fn experts_of_gpt_oss_have_no_adapters_and_say_so_by_the_field() {
+    let config = ModelConfig::from_json(&json!({
+        "architectures": ["GptOssForCausalLM"], "vocab_size": 11, "hidden_size": 12, "intermediate_size": 7,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6,
+        "num_local_experts": 3, "num_experts_per_tok": 2, "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}
+    }))
+    .unwrap();
+    let mut decoder = Decoder::from_config(&config, 7, &LoadOptions::default()).unwrap();
+    let refused = decoder.attach_lora(&lora(&["q_proj"], &["experts.gate_up_proj"]), 1).unwrap_err();
+    let expected = "targetParameters: expected none, as experts of GPT-OSS have no adapters, got \
+                    experts.gate_up_proj";
+    assert!(refused.to_string().ends_with(expected), "{refused}");
+    decoder.attach_lora(&lora(&["q_proj"], &[]), 1).unwrap();
+}
+
+#[test]
 fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_were() {
     let config = LoraConfig {
         patterns: Patterns {

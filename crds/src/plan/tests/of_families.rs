@@ -1,0 +1,53 @@
+//! What models of a family cannot do, and how a job that asks for it is refused.
+
+use serde_json::{Value, json};
+
+use super::{manifest, qwen, spec};
+use crate::plan::check_model;
+use crate::plan::model_config::{Family, ModelConfig};
+use crate::validate;
+
+/// Why `model` cannot be trained with these workers.
+fn refusal(model: &ModelConfig, workers: Value, algorithm: &str) -> Option<String> {
+    let mut spec = spec();
+    spec["workers"] = workers;
+    spec["algorithm"] = json!({"kind": algorithm});
+    if algorithm == "RewardModel" {
+        spec["rewards"] = json!({});
+    }
+    let job = validate(&manifest(&spec)).unwrap();
+    check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+}
+
+#[test]
+fn attention_sinks_are_computed_on_cpus_by_ranks_that_each_have_all_heads() {
+    let model = ModelConfig { family: Family::GptOss, attention_sinks: true, ..qwen() };
+    let workers = |mesh: Value, device: &str| json!({"count": 2, "mesh": mesh, "device": device});
+    assert_eq!(refusal(&model, workers(json!({"dpShard": 2}), "Cpu"), "GRPO"), None);
+    for (field, mesh) in [
+        ("sp", json!({"sp": 2})),
+        ("logprobSp", json!({"logprobSp": 2})),
+        ("referenceSp", json!({"referenceSp": 2})),
+        ("rolloutTp", json!({"rolloutTp": 2})),
+    ] {
+        let text = refusal(&model, workers(mesh, "Cpu"), "GRPO").unwrap();
+        let begins = format!("spec.workers.mesh.{field}: 2 ranks cannot share the ");
+        assert!(text.starts_with(&begins) && text.contains("sink for each head"), "{text}");
+        assert!(text.ends_with("expected 1"), "{text}");
+    }
+    let on_a_gpu = refusal(&model, workers(json!({}), "Cuda"), "GRPO").unwrap();
+    assert!(on_a_gpu.starts_with("spec.workers.device: GptOss has attention sinks"), "{on_a_gpu}");
+}
+
+#[test]
+fn a_reward_model_is_refused_of_the_families_without_a_classifier_in_transformers() {
+    let workers = || json!({"device": "Cpu"});
+    for family in [Family::Cohere, Family::Cohere2, Family::Ernie45] {
+        let model = ModelConfig { family, ..qwen() };
+        let text = refusal(&model, workers(), "RewardModel").unwrap();
+        let begins = format!("spec.algorithm: {family:?} has no classifiers in transformers");
+        assert!(text.starts_with(&begins) && text.ends_with("got a reward model"), "{text}");
+        assert_eq!(refusal(&model, workers(), "GRPO"), None);
+    }
+    assert_eq!(refusal(&qwen(), workers(), "RewardModel"), None);
+}
