@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use rlt_skipped::{NOTES, skip, skip_also_under_ci};
 
@@ -26,6 +27,10 @@ fn inner_lacks_a_gpu() {
 /// Runs the test `name` of this file as a process of its own, from a copy below `folder`, so that its notes
 /// are not those of the run of all tests.
 fn run_of(name: &str, folder: &Path, ci: &str) -> Output {
+    // A process that another thread starts would inherit the copy while it is open for writing, and a file
+    // that is open for writing cannot be executed.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let deps = folder.join("target/debug/deps");
     fs::create_dir_all(&deps).unwrap();
     let copy = deps.join("skipped");
