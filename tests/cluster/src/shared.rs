@@ -4,7 +4,6 @@ use std::sync::OnceLock;
 
 use crate::cluster::Cluster;
 use crate::options::Options;
-use crate::requirements;
 
 /// A cluster for a `static`: started by the first test that asks, ended with the process.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit,
 //! in less memory; and a disk without room for them is told by its name.
 
-
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge, tiny, tiny_with};
