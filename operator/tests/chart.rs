@@ -2,7 +2,6 @@
 //! exists.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
-#![expect(clippy::print_stdout, reason = "a test that skips says so")]
 
 #[path = "chart/health.rs"]
 mod health;

@@ -16,7 +16,7 @@ fn choices(of: &str) -> Vec<String> {
 }
 
 /// The families that are mixtures of experts.
-const MIXTURES: [&str; 5] = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3"];
+const MIXTURES: [&str; 6] = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss"];
 /// The presets that learn from preferences.
 const PREFERENCES: [&str; 6] = ["DPO", "SimPO", "CPO", "ORPO", "KTO", "OnlineDPO"];
 
