@@ -37,7 +37,8 @@ async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing
     let refused = test.jobs().patch("fixed", &Default::default(), &claim).await.unwrap_err().to_string();
     assert!(refused.contains("spec.rollout") && refused.contains("make a new job"), "{refused}");
     let refused = change(json!({"training": {"promptsPerStep": 64}})).await.unwrap_err();
-    assert!(refused.contains("only steps, epochs, evaluateEvery, offload, reshardAfterForward and unshardedLayers"), "{refused}");
+    let these = "only steps, epochs, evaluateEvery, offload, reshardAfterForward and unshardedLayers";
+    assert!(refused.contains(these), "{refused}");
     let refused = change(json!({"workers": {"resources": {"cpu": "2"}}})).await.unwrap_err();
     assert!(refused.contains("while runPolicy.suspend is true"), "{refused}");
     change(json!({"runPolicy": {"suspend": true}})).await.unwrap();

@@ -1,5 +1,7 @@
 //! A test that cannot run is seen: on the terminal, in the notes, and under CI as a failure.
 
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
