@@ -1,5 +1,5 @@
-//! Fields that act only on a cluster: what a local run has to say about them instead of passing over them in
-//! silence.
+//! Fields that act only on a cluster: a local run reports each one that is set, instead of ignoring it
+//! silently.
 
 use serde_json::Value;
 

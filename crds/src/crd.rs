@@ -1,4 +1,4 @@
-//! The CustomResourceDefinition: what kube derives from the types, made strict and small, with the rules as
+//! The CustomResourceDefinition: kube's derivation from the types, made strict and small, with the rules as
 //! CEL.
 
 use kube::CustomResourceExt;

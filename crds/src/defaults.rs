@@ -1,5 +1,6 @@
-//! Defaults for the pods of jobs: a cluster's, which are below a namespace's, which are below what a job
-//! says. They are a part of `spec.workers` in YAML; what a job trains has no defaults but the built-in ones.
+//! Defaults for the pods of jobs, per cluster and per namespace: the namespace's override the cluster's, and
+//! the job's own fields override both. They are fields of `spec.workers` in YAML; all other sections have
+//! only built-in defaults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -63,7 +64,7 @@ pub enum Origin {
     Namespace,
     /// The defaults of its cluster.
     Cluster,
-    /// Nobody said anything else.
+    /// No other source sets the field.
     BuiltIn,
 }
 

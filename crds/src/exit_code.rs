@@ -3,7 +3,7 @@
 
 use std::process;
 
-/// The variable that names the file for a process's last error, for whoever started it.
+/// The variable that names the file for a process's last error, for the process that started it.
 pub const TERMINATION_MESSAGE_VARIABLE: &str = "RLT_TERMINATION_MESSAGE_FILE";
 
 /// Why a process of ours ended. Codes from 75 follow `sysexits.h` in spirit; below 75 the shell's own

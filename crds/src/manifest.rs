@@ -12,10 +12,10 @@ pub const KIND: &str = "RLTrainingJob";
 
 /// Longest name of a job: pods append their worker group, attempt and rank, and 63 is the limit of a label.
 pub(crate) const MAX_NAME_LEN: usize = 52;
-/// What a longer name is told, by us and by the API server.
+/// The error for a longer name, here and in the API server's rule.
 pub(crate) const NAME_TOO_LONG: &str = "metadata.name must have at most 52 characters";
 
-/// What a name that is no DNS label is told, by us and by the API server.
+/// The error for a name that is no DNS label, here and in the API server's rule.
 pub(crate) const NAME_NOT_A_LABEL: &str = "is not a name that Kubernetes accepts";
 /// What such a name looks like.
 #[cfg(feature = "kube")]

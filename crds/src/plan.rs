@@ -35,7 +35,7 @@ pub use workers::{
     EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
     check_device, check_model,
 };
-pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
+pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};

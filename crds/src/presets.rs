@@ -1,6 +1,6 @@
-//! The presets behind `algorithm.kind`, one file each: a file says what the preset is called, where it comes
-//! from, what it learns from, and which parts of an algorithm it chooses. The list below registers it; choice
-//! of the custom resource, rules, reference and resolution follow.
+//! The presets behind `algorithm.kind`, one file each, with name, source, kind of data, and the parts of an
+//! algorithm that it selects. The list below registers it; the enum of the custom resource, rules, reference
+//! and resolution are derived from it.
 
 #[macro_use]
 mod registry;
@@ -64,7 +64,7 @@ register_presets! {
 pub(crate) struct Declaration {
     /// Its name in manifests.
     name: &'static str,
-    /// Its documentation. The first paragraph is shown to those who write manifests.
+    /// Its documentation. The first paragraph is the description in the CRD.
     doc: &'static str,
     learns_from: LearnsFrom,
     /// Its parts, for completions of at most so many tokens.

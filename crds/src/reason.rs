@@ -37,7 +37,7 @@ pub enum Reason {
     WorkersRefused,
     /// The API server refuses a call about another object of the job.
     ObjectRefused,
-    /// An object of a name that the job needs belongs to somebody else.
+    /// An object with a name that the job needs belongs to another owner.
     NameConflict,
     /// The job's objects could not be applied several times in a row.
     ApplyFailed,

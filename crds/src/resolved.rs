@@ -1,7 +1,8 @@
 //! The specification with every default filled in, in types that cannot hold a contradiction.
 //!
-//! [`crate::validate`] is the only way to one: code behind it checks nothing again. Serialised, a resolved
-//! specification is a manifest that resolves to itself. No rules live here (see `rules`), only defaults.
+//! [`crate::validate`] is the only constructor, so code that gets one checks nothing again. Serialised, a
+//! resolved specification is a manifest that resolves to itself. No rules live here (see `rules`), only
+//! defaults.
 
 mod algorithm;
 mod model;
@@ -26,7 +27,7 @@ use crate::spec::{
 pub struct ResolvedSpec {
     /// The model.
     pub model: ResolvedModel,
-    /// The data sets; [`DataSpec::source`] tells generated from read ones.
+    /// The data sets; [`DataSpec::source`] distinguishes generated from read ones.
     pub data: DataSpec,
     /// The judgement, the preset's penalty on length included.
     pub rewards: RewardsSpec,

@@ -42,8 +42,8 @@ pub(crate) use workers::is_variable_reserved;
 /// One rule.
 pub(crate) struct Rule {
     /// Where `self` of the CEL form stands, such as `spec.model`; `[]` for each item of a list. The API
-    /// server tries a rule only where that is given, and every look at a field costs it: the nearer the
-    /// better, and first whatever settles it for most jobs.
+    /// server evaluates a rule only if that field is given, and every field access has a cost. So the scope
+    /// is as deep as possible, and the condition that decides most jobs is first.
     pub(crate) scope: &'static str,
     /// The field at which a problem is reported, relative to the scope; empty for the scope itself.
     pub(crate) at: &'static str,
@@ -60,7 +60,7 @@ pub(crate) struct Rule {
     pub(crate) allowed: Option<fn(&RLTrainingJobSpec) -> String>,
 }
 
-/// What a rule looks at.
+/// What a rule reads.
 pub(crate) enum Check {
     /// The whole specification.
     Spec(fn(&RLTrainingJobSpec) -> bool),

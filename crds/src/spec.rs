@@ -1,4 +1,4 @@
-//! The specification of a job as people write it: one file per section.
+//! The specification of a job as users write it: one file per section.
 //!
 //! A field without `Option` carries its default here, and the API server fills in the same one. A field with
 //! `Option` has a default that depends on other fields; [`crate::resolved`] fills it in. No rules that span

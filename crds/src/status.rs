@@ -1,7 +1,7 @@
-//! The status of a job, as the operator writes it and people read it.
+//! The status of a job, which the operator writes.
 //!
-//! Conditions say what is; counters that decide anything (attempts, failures) are kept here, never in memory.
-//! Metrics history does not belong here.
+//! Conditions say the current state. Counters that decisions depend on (attempts, failures) are kept here,
+//! never in memory. The history of metrics does not belong here.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,7 @@ use crate::plan::FailureCause;
 /// What is known about a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-// One writer says all of it, so the API server need not keep who wrote which field: that was a fifth of the
-// whole object.
+// The operator is the only writer, so managed fields are not kept: they were a fifth of the whole object.
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct RLTrainingJobStatus {
     /// The generation of the specification that this status speaks of.

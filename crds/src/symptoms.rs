@@ -1,8 +1,8 @@
-//! What the metrics of a run say goes wrong: symptoms that people know by name (entropy collapse, KL
-//! runaway), with the evidence and the fields to look at.
+//! Symptoms in the metrics of a run, by their usual names (entropy collapse, KL runaway), with the evidence
+//! and the fields to check.
 //!
-//! Pure functions of the metrics of finished steps ([`Course`]). Who reads or writes files, and who tells
-//! people, is elsewhere.
+//! Pure functions of the metrics of finished steps ([`Course`]). Reading and writing files, and reporting to
+//! the user, is elsewhere.
 
 mod course;
 mod detect;
@@ -97,7 +97,7 @@ impl SymptomKind {
             Self::KlRunaway => &[
                 "raise `spec.algorithm.kl.coefficient`, or let it follow a target: `spec.algorithm.kl.adaptive`",
                 "lower `spec.training.optimizer.learningRate`",
-                "read completions.jsonl: rewards may be won in a way that nobody wants",
+                "read completions.jsonl: rewards may be earned in an unintended way (reward hacking)",
             ],
             Self::LengthExplosion => &[
                 "charge for length: `spec.rewards.overlong`",
@@ -105,7 +105,7 @@ impl SymptomKind {
                 "weigh tokens and not completions: `spec.algorithm.loss.aggregation`",
             ],
             Self::Slowdown => &[
-                "look at the phase that grew: timing_s/* in metrics.jsonl, `rlctl plan --run RUN` beside the plan",
+                "check the phase that grew: timing_s/* in metrics.jsonl, and `rlctl plan --run RUN`",
                 "longer completions take longer: `spec.rollout.maxCompletionTokens`",
             ],
         }

@@ -1,4 +1,4 @@
-//! From text to a job that cannot be wrong, or all that is wrong with it.
+//! From the text of a manifest to a valid job, or to the list of all its problems.
 //!
 //! ```text
 //! text --source--> value with places --schema--> problems of single fields, repaired value
@@ -95,7 +95,7 @@ pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     validate_with(yaml, |_| Vec::new())
 }
 
-/// As [`validate`], with what else somebody finds wrong with a job that holds every rule.
+/// As [`validate`], with further problems that the caller finds in a job that holds every rule.
 ///
 /// # Errors
 /// As [`validate`].

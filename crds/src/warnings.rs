@@ -1,4 +1,4 @@
-//! What a job may be and most likely is not meant to be: said, and no error. Errors are in `rules`.
+//! Warnings: settings that are allowed but probably unintended. Errors are in `rules`.
 
 use crate::resolved::ResolvedSpec;
 

@@ -1,5 +1,5 @@
-//! The rules that the API server evaluates and the rules that we evaluate are the same: on each bad
-//! specification both give the same messages, and every rule has one that breaks it.
+//! The rules in CEL, which the API server evaluates, and those in Rust are the same: both give the same
+//! messages for each bad specification, and every rule has a specification that breaks it.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 

@@ -1,4 +1,4 @@
-//! Defaults of clusters and namespaces below what a job says, and where each value then comes from.
+//! Defaults of clusters and namespaces, which a job overrides, and the source of each value.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 

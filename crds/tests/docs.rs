@@ -1,4 +1,4 @@
-//! What people read names fields that exist, and shows manifests that are valid.
+//! The documentation names fields that exist, and shows manifests that are valid.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! The generated files are what the types say, and fit where they have to go.
+//! The generated files are up to date, and fit the limits of the API server.
 
 use serde_json::Value;
 
@@ -98,8 +98,8 @@ fn every_list_and_text_of_the_specification_is_bounded() {
     check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
 }
 
-/// Who applies a list as a whole would take away what the API server has filled into its items: tools that
-/// compare what they applied with what is there would find a difference for ever.
+/// A client that applies a list as a whole would remove the defaults that the API server filled into its
+/// items, and GitOps tools would report a difference for ever.
 #[test]
 fn defaults_are_only_filled_into_items_that_are_merged_by_their_name() {
     fn has_default(schema: &Value) -> bool {

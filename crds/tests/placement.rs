@@ -1,4 +1,4 @@
-//! What the documentation says of the largest models on 64 GPUs is what the plan says.
+//! The documentation's figures for the largest models on 64 GPUs are those of the plan.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rlt_api::plan::model_config::ModelConfig;

@@ -1,5 +1,5 @@
-//! `algorithm.preset`: each default of verl and of TRL, one by one, against a table; what the manifest says
-//! comes before them, and a kind that a project has no defaults for is refused.
+//! `algorithm.preset`: each default of verl and of TRL, one by one, against a table. Fields of the manifest
+//! override them, and a kind without defaults of that project is refused.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 

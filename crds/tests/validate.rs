@@ -1,4 +1,4 @@
-//! Bad manifests: everything that is wrong comes in one answer, with place, value and what would be right.
+//! Bad manifests: one answer contains every problem, with its place, its value and the allowed values.
 
 #![expect(clippy::expect_used, reason = "a broken fixture should end the test")]
 

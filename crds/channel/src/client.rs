@@ -1,12 +1,12 @@
-//! The reporting end: one process keeps its newest state in a mailbox, and a thread of its own brings it to
+//! The client that reports: a process keeps its newest state in a mailbox, and a separate thread sends it to
 //! the operator.
 //!
 //! ```text
 //! training -> Client::update -> mailbox (the newest state, once) -> thread -> TLS -> operator
 //! ```
 //! Whatever the operator does (absent, slow, hanging, refusing, restarting, unknown certificate), a call here
-//! takes microseconds and never fails. Since every report carries the whole state, nothing is lost by
-//! waiting, and memory does not grow. What the state means is not known here.
+//! takes microseconds and never fails. Every report contains the whole state, so a delayed report loses
+//! nothing and memory does not grow. What the state means is not known here.
 
 mod backoff;
 mod connection;
@@ -24,7 +24,7 @@ pub use settings::{Pace, Settings, SettingsError};
 
 use crate::{Ending, ReportRequest};
 
-/// How soon a change has to arrive.
+/// How soon a change must be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// With the next report that is due anyway.

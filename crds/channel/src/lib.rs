@@ -1,8 +1,8 @@
-//! The status channel between trainer and operator: its messages, its reporting end, and the names both sides
-//! agree on.
+//! The status channel between trainer and operator: its messages, its client, and the names that both sides
+//! share.
 //!
-//! Messages are generated from `proto/channel.proto`. Authorization and storage of reports is the operator's
-//! part, their content the trainer's.
+//! Messages are generated from `proto/channel.proto`. The operator authorizes and stores reports; the trainer
+//! fills them.
 
 pub mod client;
 pub mod environment;

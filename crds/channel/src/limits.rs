@@ -1,4 +1,4 @@
-//! How large a report may be: kept by the trainer, enforced by the operator.
+//! How large a report may be: the trainer keeps to it, the operator enforces it.
 
 /// Bytes of one encoded report.
 pub const MAX_REPORT_BYTES: usize = 128 * 1024;

@@ -1,4 +1,4 @@
-//! The reporting end against operators that are absent, slow, hanging, refusing, restarting or false.
+//! The client against operators that are absent, slow, hanging, refusing, restarting or false.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 #[path = "client/operator.rs"]
@@ -39,7 +39,7 @@ fn step_of(progress: Option<&Progress>) -> u64 {
     progress.map_or(0, |progress| progress.step)
 }
 
-/// An address on which nobody listens.
+/// An address on which no server listens.
 fn unused_address() -> std::net::SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -65,7 +65,7 @@ fn many_steps_become_few_reports_and_the_newest_arrives() {
 }
 
 #[test]
-fn what_happened_while_nobody_listened_arrives_when_somebody_does() {
+fn reports_made_without_an_operator_are_delivered_once_it_listens() {
     let (authority, address) = (Authority::new(), unused_address());
     let pod = Pod::new(&authority);
     let client = Client::start(pod.settings(address)).unwrap();
@@ -210,7 +210,7 @@ fn a_launcher_s_news_are_asked_about_at_once_however_long_the_operator_said_to_w
     let last = operator.questions().pop().unwrap();
     let source = last.source.unwrap();
     assert_eq!((source.attempt, source.rank, last.ending), (2, 4, None));
-    assert_eq!(operator.questions().len(), 3, "nothing is asked without news");
+    assert_eq!(operator.questions().len(), 3, "nothing is asked without a change");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The batch arithmetic: what one step consists of, in numbers that people and the status show.
+//! The batch arithmetic: the sizes of one step, as `rlctl plan` and the status show them.
 
 use serde::Serialize;
 
@@ -77,8 +77,8 @@ impl BatchPlan {
     }
 }
 
-/// Most sequences that one rank decodes at the same time, alone or with those that sample as one with it:
-/// as many as it samples in a step, within the job's limit. An evaluation of more takes longer, not more
+/// Most sequences that one rank, or its rollout tensor-parallel group, decodes at the same time: as many as
+/// it samples in a step, within the job's limit. An evaluation of more sequences takes longer, not more
 /// memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     let samples = u64::from(spec.rollout.samples_per_prompt);
@@ -91,7 +91,7 @@ pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u6
     num_prompts.div_ceil((spec.workers.num_ranks() / sp).into())
 }
 
-/// What the busiest rank, and whoever samples as one with it, samples of `num_prompts`.
+/// Samples of the busiest rank, or of its rollout tensor-parallel group, for `num_prompts` prompts.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }

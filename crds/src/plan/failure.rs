@@ -1,5 +1,5 @@
-//! What can end an attempt, and how often each is tried again. How a cause is told from a pod is not decided
-//! here.
+//! What can end an attempt, and how often each cause is retried. How a cause is read from a pod is not
+//! decided here.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub enum FailureCause {
     NodeProblem,
     /// A worker needed more memory than it may have.
     OutOfMemory,
-    /// A worker ended by a signal that nobody is known to have sent.
+    /// A worker ended by a signal of unknown origin.
     Signalled,
     /// The GPU of a worker failed, or another process has its memory.
     DeviceFailed,
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_could_help_is_never_counted_and_what_cannot_heal_is_never_tried_again() {
+    fn disruptions_are_never_counted_and_permanent_failures_are_never_retried() {
         let retries = RetriesSpec::default();
         assert_eq!(FailureCause::NodeLost.budget(&retries), Budget::Unlimited);
         assert_eq!(FailureCause::BadConfig.budget(&retries), Budget::Never);

@@ -56,7 +56,7 @@ const CHANGES: [Change; 7] = [
     |spec, _| offloaded(spec, "training.offload.optimizer", |spec| &mut spec.training.offload.optimizer),
     |spec, _| offloaded(spec, "training.offload.parameters", |spec| &mut spec.training.offload.parameters),
     sharded,
-    sliced_rollout,
+    tensor_parallel_rollout,
 ];
 
 impl Fit {
@@ -202,8 +202,8 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
 }
 
-/// More ranks that sample as one.
-fn sliced_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+/// A larger `rolloutTp`.
+fn tensor_parallel_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let num_ranks = spec.workers.num_ranks();
     let from = spec.workers.mesh.rollout_tp;
     let degrees = std::iter::successors(Some(from), |degree| degree.checked_mul(2)).skip(1);

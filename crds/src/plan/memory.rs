@@ -1,21 +1,20 @@
-//! The memory of one rank, by phase, in named terms whose formulas stand beside them, and where each lies:
-//! on the device or on its host, which on a CPU are one.
+//! The memory of one rank, by phase, in named terms with their formulas, and where each is: on the device or
+//! on its host, which are the same on a CPU.
 //!
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
 //! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
-//! sequences. Counted is what tensors hold: what libtorch's caching allocator keeps of a GPU between them for
-//! later is not. Numbers are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as
-//! `training.precision` (activations, weights that are gathered to compute with, on a GPU frozen weights too)
-//! or `rollout.precision` (KV cache, rollout weights).
+//! sequences. Only tensors are counted, not the free blocks that libtorch's caching allocator keeps. Numbers
+//! are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as `training.precision`
+//! (activations, weights that are gathered to compute with, on a GPU frozen weights too) or
+//! `rollout.precision` (KV cache, rollout weights).
 //!
-//! With `workers.mesh.dpShard` a rank keeps its part of every role's weights, gradients and optimizer
-//! state, and beside it the parts of the model that a pass has gathered: `shards`. It reads no more of the
-//! model than that, and takes it over into the rollout a part at a time. A checkpoint is copied into its
-//! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
-//! tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
-//! `workers.mesh.rolloutTp` a tensor-parallel shard of what it samples with: `rollout`. What
-//! `training.offload` moves takes memory of a GPU's host, and of the GPU only while it is fetched; on the CPU
-//! it is in a file.
+//! With `workers.mesh.dpShard` a rank keeps its shard of every role's weights, gradients and optimizer state,
+//! and the FSDP units that a pass has gathered: `shards`. It reads only its shard of the model, and packs the
+//! rollout's weights unit by unit. A checkpoint is copied into its file: that is page cache, which is not
+//! counted. With `workers.mesh.sp` it has its share of the tokens of a pass; passes for log-probs and of the
+//! critic have their own degrees. With `workers.mesh.rolloutTp` a tensor-parallel shard of the packed
+//! weights: `rollout`. Offloaded tensors take memory of a GPU's host, and of the GPU only while they are
+//! prefetched or in use; on the CPU they are in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a

@@ -1,5 +1,6 @@
-//! Restarts in place: a pod that runs all ranks of its job starts their processes again by itself, without a
-//! new pod. Here is for which causes it does so, how often it still may, and how it says what it did.
+//! Restarts in place: a pod that runs all ranks of its job restarts their processes itself, without a new
+//! pod. This module has the causes for which it does so, the retries that are left, and how restarts are
+//! reported.
 
 use std::collections::BTreeMap;
 

@@ -448,7 +448,7 @@ fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
 
 #[test]
 fn a_degree_of_rollout_shards_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
-    // 14 query heads look at 2 key heads, beside a feed-forward block 4864 wide.
+    // 14 query heads attend to 2 key heads, beside a feed-forward block 4864 wide.
     let misfit = |rollout_tp: u32| {
         let mut spec = spec();
         spec["workers"] = json!({"count": 28, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});
@@ -466,7 +466,7 @@ fn a_degree_of_rollout_shards_that_the_layers_do_not_allow_is_answered_with_thos
 }
 
 #[test]
-fn a_model_that_normalises_over_all_heads_is_not_sliced_and_long_rope_has_an_end() {
+fn norms_over_all_heads_exclude_tensor_parallelism_and_long_rope_bounds_sequences() {
     let misfit = |model: &ModelConfig, completion: u32, mesh: Value| {
         let mut spec = spec();
         spec["workers"] = json!({"count": 2, "mesh": mesh, "device": "Cpu"});
@@ -550,7 +550,7 @@ fn what_is_offloaded_counts_while_it_is_fetched_and_beside_a_gpu_on_its_host() {
 
 #[test]
 fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_that_they_do() {
-    // 14 query heads look at 2 key heads.
+    // 14 query heads attend to 2 key heads.
     let misfit = |sp: u32| {
         let mut spec = spec();
         spec["workers"] = json!({"count": 28, "mesh": {"sp": sp}, "device": "Cpu"});

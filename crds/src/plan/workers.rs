@@ -1,5 +1,5 @@
-//! Workers: how many, how their ranks are laid out, whether a model fits that, and what tells a process which
-//! rank it is.
+//! Workers: how many, how their ranks are laid out, whether a model fits that layout, and the variables that
+//! give a process its rank.
 
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ pub struct Mesh {
     pub reference_sp: u32,
     /// Neighbours that share the tokens of the critic.
     pub critic_sp: u32,
-    /// Neighbours that sample as one, with one copy of the weights.
+    /// Ranks of a rollout tensor-parallel group, which share one copy of the packed weights.
     pub rollout_tp: u32,
 }
 
@@ -70,7 +70,7 @@ impl Mesh {
 /// Why a model cannot be trained as the job asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
-    /// More ranks share a part of the model than it can be dealt out to.
+    /// More ranks share a tensor or layer of the model than it can be sharded over.
     #[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
     Degree {
         /// The field that asks for it.
@@ -170,8 +170,8 @@ pub enum Misfit {
     },
 }
 
-/// Checks that the heads of a model, and where ranks sample as one its layers, can be dealt out as the
-/// job's mesh asks, and that its rotary embedding holds for sequences as long as the job's.
+/// Checks that the degrees of the job's mesh divide the model's heads, and with `rolloutTp` its layers, and
+/// that its rotary embedding covers the job's longest sequence.
 ///
 /// # Errors
 /// [`Misfit`], with what fits.
@@ -183,9 +183,9 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         ("spec.workers.mesh.referenceSp", mesh.sp_of_reference()),
         ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
     ];
-    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {
+    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !divides_heads(*sp, heads)) {
         let shared = format!("the heads of a model with {} query and {} key heads", heads.0, heads.1);
-        let expected = legal_degrees(heads, |sp| deals_out_heads(sp, heads));
+        let expected = legal_degrees(heads, |sp| divides_heads(sp, heads));
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
     if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| *sp > 1 && model.attention_sinks) {
@@ -214,13 +214,13 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         let shared = format!("the layers of a model that {what}");
         return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected: "1".to_owned() });
     }
-    let width = sliced_width(model);
-    if !slices_layers(mesh.rollout_tp, heads, width) {
+    let width = tp_width(model);
+    if !tp_divides_layers(mesh.rollout_tp, heads, width) {
         let shared = format!(
             "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
             heads.0, heads.1
         );
-        let expected = legal_degrees(heads, |tp| slices_layers(tp, heads, width));
+        let expected = legal_degrees(heads, |tp| tp_divides_layers(tp, heads, width));
         return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected });
     }
     let got = spec.max_sequence_tokens();
@@ -318,9 +318,9 @@ fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Mi
     Ok(())
 }
 
-/// What ranks that sample as one divide the width of: the feed-forward block, or the greatest common
-/// divisor of the experts' width and of what stands beside them.
-fn sliced_width(model: &ModelConfig) -> u64 {
+/// The feed-forward width that `rolloutTp` must divide; with experts the greatest common divisor of their
+/// width and of the shared block's.
+fn tp_width(model: &ModelConfig) -> u64 {
     let dense = (0..model.num_layers).any(|layer_idx| model.experts_of(layer_idx).is_none());
     let experts = model.experts.as_ref();
     let widths = [
@@ -337,15 +337,15 @@ fn greatest_common_divisor(one: u64, other: u64) -> u64 {
 
 /// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look
 /// at.
-pub(crate) fn deals_out_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
+pub(crate) fn divides_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
     let sp = u64::from(sp);
     num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
 }
 
 /// Whether each of `tp` ranks can have as wide a slice of every layer as the others: heads, and of the
 /// feed-forward block's width.
-pub(crate) fn slices_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
-    deals_out_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
+pub(crate) fn tp_divides_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
+    divides_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
 }
 
 /// Every degree up to the number of query heads that `fits`, as text.
@@ -427,7 +427,7 @@ impl WorkerGroup {
         if self.device == Device::Cuda { self.ranks_per_worker } else { 0 }
     }
 
-    /// What tells a process which rank it is, in the names that torch's own launcher uses.
+    /// The variables that give a process its rank, under the names of torchrun.
     ///
     /// `None` when there is no such rank.
     pub fn environment(&self, rank: u32) -> Option<Vec<EnvironmentVariable>> {

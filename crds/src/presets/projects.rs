@@ -1,5 +1,5 @@
 //! `algorithm.preset`: the defaults of verl and TRL, laid over those of an algorithm. A project's defaults
-//! are the values that its own configuration has; what the manifest says comes before them.
+//! are those of its own configuration; fields of the manifest override them.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::kl::KlEstimator;

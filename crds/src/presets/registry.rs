@@ -1,4 +1,4 @@
-//! The list of the presets, and the choice of the custom resource that follows from it.
+//! The list of the presets, and the enum of the custom resource that is derived from it.
 
 /// Registers presets, one line each: `module::Kind`, with the constant `PRESET` in the module.
 macro_rules! register_presets {

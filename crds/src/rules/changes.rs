@@ -1,11 +1,10 @@
 //! What may not change in a job that exists. Only the API server sees a change, so these rules have no form
 //! in Rust.
 //!
-//! The API server evaluates every rule at every write, those of the status too, and a look at a field costs
-//! it a copy of the schema of every field beside that one. So these rules are one, at the root, which first
-//! looks whether the status is what is being written: then the specification stays as it is, and there is
-//! nothing to compare. Nobody gets around them by this: who writes the specification cannot change the status
-//! beside it.
+//! The API server evaluates every rule at every write, also of the status, and each field access copies the
+//! schema of all sibling fields. So these rules are one rule at the root, which first checks whether the
+//! status is being written: then the specification is unchanged, and nothing is compared. This is no
+//! loophole: a write of the specification cannot change the status.
 
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
 use super::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, divisors, learns_from};
-use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
+use crate::plan::{divides_heads, legal_degrees, tp_divides_layers};
 use crate::spec::{LearnsFrom, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
@@ -78,9 +78,9 @@ macro_rules! divides_with_sp {
     };
 }
 
-/// A degree of shared tokens deals out the heads of a new model; those of others are known where their files
-/// are.
-macro_rules! deals_out_heads {
+/// A sequence-parallel degree divides the heads of a new model. The heads of other models are known only once
+/// their files are read.
+macro_rules! divides_heads {
     ($degree:literal, $given:expr) => {
         Rule {
             scope: "spec",
@@ -97,14 +97,14 @@ macro_rules! deals_out_heads {
             cel: || {
                 let degree = concat!("self.workers.mesh.", $degree);
                 let is_one = cel_is_one(degree, $given);
-                format!("{is_one} || !has(self.model.architecture) || ({})", cel_deals_out_heads(degree))
+                format!("{is_one} || !has(self.model.architecture) || ({})", cel_divides_heads(degree))
             },
             holds: Check::Spec(|spec| {
                 let given = given(spec, $given).zip(heads(spec));
-                given.is_none_or(|(degree, heads)| deals_out_heads(degree, heads))
+                given.is_none_or(|(degree, heads)| divides_heads(degree, heads))
             }),
             allowed: Some(|spec| {
-                let legal = |heads| legal_degrees(heads, |degree| deals_out_heads(degree, heads));
+                let legal = |heads| legal_degrees(heads, |degree| divides_heads(degree, heads));
                 heads(spec).map_or_else(String::new, legal)
             }),
         }
@@ -262,10 +262,10 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
-    deals_out_heads!("sp", |mesh| Some(mesh.sp)),
-    deals_out_heads!("logprobSp", |mesh| mesh.logprob_sp),
-    deals_out_heads!("referenceSp", |mesh| mesh.reference_sp),
-    deals_out_heads!("criticSp", |mesh| mesh.critic_sp),
+    divides_heads!("sp", |mesh| Some(mesh.sp)),
+    divides_heads!("logprobSp", |mesh| mesh.logprob_sp),
+    divides_heads!("referenceSp", |mesh| mesh.reference_sp),
+    divides_heads!("criticSp", |mesh| mesh.critic_sp),
     Rule {
         scope: "spec",
         at: "workers.mesh.rolloutTp",
@@ -281,14 +281,14 @@ pub(super) const RULES: &[Rule] = &[
             let tp = "self.workers.mesh.rolloutTp";
             let width = format!("self.model.architecture.intermediateSize % {tp} == 0");
             let is_whole = format!("{tp} == 1 || !has(self.model.architecture)");
-            format!("{is_whole} || ({} && {width})", cel_deals_out_heads(tp))
+            format!("{is_whole} || ({} && {width})", cel_divides_heads(tp))
         },
         holds: Check::Spec(|spec| {
             let sizes = heads(spec).zip(feed_forward_width(spec));
-            sizes.is_none_or(|(heads, width)| slices_layers(spec.workers.mesh.rollout_tp, heads, width))
+            sizes.is_none_or(|(heads, width)| tp_divides_layers(spec.workers.mesh.rollout_tp, heads, width))
         }),
         allowed: Some(|spec| {
-            let legal = |(heads, width)| legal_degrees(heads, |tp| slices_layers(tp, heads, width));
+            let legal = |(heads, width)| legal_degrees(heads, |tp| tp_divides_layers(tp, heads, width));
             heads(spec).zip(feed_forward_width(spec)).map_or_else(String::new, legal)
         }),
     },
@@ -299,8 +299,8 @@ fn given(spec: &RLTrainingJobSpec, degree: fn(&MeshSpec) -> Option<u32>) -> Opti
     degree(&spec.workers.mesh)
 }
 
-/// That `degree` deals out the heads of a new model.
-fn cel_deals_out_heads(degree: &str) -> String {
+/// The CEL condition that `degree` divides the heads of a new model.
+fn cel_divides_heads(degree: &str) -> String {
     let heads = "self.model.architecture.numHeads";
     let kv_heads = "self.model.architecture.numKvHeads";
     let kv_heads = format!("(has({kv_heads}) ? {kv_heads} : {heads})");

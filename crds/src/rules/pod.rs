@@ -4,7 +4,7 @@ use super::{Check, Rule};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{RLTrainingJobSpec, ResourceClaimSpec, VolumeSpec};
 
-/// Folders of a worker that nobody else may mount over, nor below.
+/// Folders of a worker over or below which a job may mount nothing.
 const RESERVED_FOLDERS: [&str; 6] = ["/storage", "/tmp", "/etc/rltraining", "/dev", "/proc", "/sys"];
 /// Labels and annotations of the operator.
 const OWN_PREFIX: &str = "rltraining.dev/";
@@ -23,7 +23,7 @@ fn is_free_folder(path: &str) -> bool {
     is_plain && !path.contains(':') && !is_reserved_folder(path)
 }
 
-/// Whether a folder is one of those that nobody else may mount over, or below one.
+/// Whether a folder is one of [`RESERVED_FOLDERS`], or below one.
 pub(crate) fn is_reserved_folder(path: &str) -> bool {
     let is_below = |folder: &&str| path == *folder || path.starts_with(&format!("{folder}/"));
     RESERVED_FOLDERS.iter().any(is_below)

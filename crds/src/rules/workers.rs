@@ -4,11 +4,11 @@ use super::{Check, Rule, cel_list, divisors};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator, TopologySpec};
 
-/// Variables that tell a rank who it is: nobody else may set them. Those of ours begin with `RLT_`.
+/// Variables that give a rank its identity; only the operator sets them. Ours begin with `RLT_`.
 const RESERVED_VARIABLES: [&str; 6] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
-/// Whether the operator sets a variable, and nobody else may.
+/// Whether only the operator may set a variable.
 pub(crate) fn is_variable_reserved(name: &str) -> bool {
     name.starts_with("RLT_") || RESERVED_VARIABLES.contains(&name)
 }

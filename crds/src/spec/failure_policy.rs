@@ -1,5 +1,6 @@
-//! `spec.runPolicy.failurePolicy`: what follows from failures that a job knows better than the operator does.
-//! The words are those of `podFailurePolicy` of a Kubernetes Job and of `failurePolicy` of a JobSet.
+//! `spec.runPolicy.failurePolicy`: rules of a job that decide about its failures before the operator's
+//! retries do. The terms are those of `podFailurePolicy` of a Kubernetes Job and of `failurePolicy` of a
+//! JobSet.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ fn default_max_restarts() -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FailureRuleSpec {
-    /// Its name, by which conditions and `rlctl why` tell it from the others; by default its index.
+    /// Its name in conditions and in `rlctl why`; by default its index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
@@ -88,7 +89,7 @@ pub enum FailureReason {
     Error,
     /// The container needed more memory than it may have.
     OOMKilled,
-    /// Nobody knows how the container ended.
+    /// How the container ended is not known.
     ContainerStatusUnknown,
     /// The container could not be started.
     StartError,
@@ -122,7 +123,7 @@ pub enum FailureReason {
     PreemptionByScheduler,
     /// A taint of the node evicted the pod.
     DeletionByTaintManager,
-    /// Somebody evicted the pod, such as `kubectl drain`.
+    /// The pod was evicted by the eviction API, as `kubectl drain` does.
     EvictionByEvictionAPI,
     /// The node of the pod does not exist any more.
     DeletionByPodGC,

@@ -1,5 +1,5 @@
-//! `spec.workers.pod`: what a cluster wants of the pods of workers beside the training itself. All of it
-//! acts only there.
+//! `spec.workers.pod`: what workers' pods need on a cluster beside the training itself: labels, volumes,
+//! identity. It acts only on a cluster.
 
 use std::collections::BTreeMap;
 

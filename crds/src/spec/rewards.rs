@@ -126,8 +126,8 @@ pub struct RewardModelSpec {
     /// What it reads.
     #[serde(default)]
     pub input: RewardModelInput,
-    /// How the steps of a completion are told apart and their verdicts become one reward; for a process
-    /// reward model.
+    /// For a process reward model: how completions are split into steps, and how the scores of steps become
+    /// one reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<StepRewardSpec>,
 }

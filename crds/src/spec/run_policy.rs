@@ -1,6 +1,5 @@
-//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. In a local run the deadline of
-//! the whole job acts, and with several workers the time for a stop and most retries; all else acts only on a
-//! cluster.
+//! `spec.runPolicy`: when the job starts, stops, restarts and is deleted. In a local run only the deadline of
+//! the whole job acts, and with several workers the grace period and most retries.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -38,10 +37,10 @@ pub struct RunPolicySpec {
     /// Seconds that a worker has for a checkpoint when it is stopped; then it is killed.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
-    /// How often workers are started again from the last complete checkpoint, by what ended them, without a
-    /// new one in between. Evicted workers and lost nodes count for nothing. A local run of several workers
-    /// obeys `failure`, `crash`, `io` and `checkpoint`; one of a single worker is one process, which nobody
-    /// starts again.
+    /// How often workers are restarted from the last complete checkpoint, by cause; a new checkpoint resets
+    /// the counts. Evicted workers and lost nodes are not counted. A local run of several workers obeys
+    /// `failure`, `crash`, `io` and `checkpoint`; a local run of one worker is one process, which is not
+    /// restarted.
     pub retries: RetriesSpec,
     /// What follows from failures that the job knows better, by rules that are asked before `retries`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,7 +70,7 @@ pub enum TtlPolicy {
     /// The job; where Argo CD or Flux applied it, and would apply it anew, only its pods.
     #[default]
     KeepTracked,
-    /// The job, whoever applied it.
+    /// The job, also if Argo CD or Flux applied it.
     Delete,
 }
 
@@ -97,7 +96,7 @@ pub struct RetriesSpec {
     /// After running out of memory.
     #[schemars(range(min = 0, max = 1000))]
     pub out_of_memory: u32,
-    /// After a signal that nobody is known to have sent, or the loss of another worker.
+    /// After a signal of unknown origin, or the loss of another worker.
     #[schemars(range(min = 0, max = 1000))]
     pub crash: u32,
     /// After reading or writing failed.

@@ -65,7 +65,7 @@ pub struct WandbSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub project: Option<String>,
-    /// The team or user; by default that of the user who uploads.
+    /// The team or user; by default that of the account that uploads.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub entity: Option<String>,

@@ -31,8 +31,8 @@ pub struct WorkersSpec {
     pub spares: Option<u32>,
     /// How ranks share the model and the tokens.
     pub mesh: MeshSpec,
-    /// By what a step's samples are dealt out to the ranks. The result is the same up to rounding; how long
-    /// the last one computes is not.
+    /// How a step's samples are assigned to ranks. The result is the same up to rounding; how long the
+    /// slowest rank computes is not.
     pub balance: Balance,
     /// Seconds that a rank waits for the others in one exchange before they count as lost. A rank that
     /// dies is noticed at once; this is for one that hangs.
@@ -74,8 +74,7 @@ pub struct WorkersSpec {
     /// How near to each other the workers are placed; by default anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<TopologySpec>,
-    /// Who may reach the workers, and whom they may reach, as far as the cluster's network enforces
-    /// NetworkPolicies.
+    /// The NetworkPolicy of the workers, as far as the cluster's network enforces NetworkPolicies.
     pub network: NetworkAccess,
     /// Variables in the environment of every worker.
     #[schemars(length(max = 64))]
@@ -177,12 +176,11 @@ pub struct MeshSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub reward_model_dp_shard: Option<u32>,
-    /// Ranks that sample as one with one copy of the packed weights (tensor parallelism, verl's
-    /// `rollout.tensor_model_parallel_size`), a divisor of their number: each has some of every layer's
-    /// heads with their keys and values, a part of its feed-forward block and of the head's rows, and all
-    /// of them write the same completions; embeddings and norms are whole on each. It divides the model's
-    /// query heads and feed-forward width, and divides or is a multiple of its key heads. With 1 each rank
-    /// samples by itself.
+    /// Rollout tensor parallelism (verl's `rollout.tensor_model_parallel_size`): ranks that share one copy of
+    /// the packed weights, a divisor of their number. Each has a shard of every layer's heads with their keys
+    /// and values, of its feed-forward block and of the output head's rows; embeddings and norms are whole on
+    /// each. All ranks of the group sample the same completions. It divides the model's query heads and
+    /// feed-forward width, and divides or is a multiple of its key heads. With 1 each rank samples by itself.
     #[schemars(range(min = 1, max = 1024))]
     pub rollout_tp: u32,
 }
@@ -242,7 +240,7 @@ impl MeshSpec {
     }
 }
 
-/// By what a step's samples are dealt out to ranks.
+/// How a step's samples are assigned to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Balance {
     /// Even work, as the lengths of the sequences let it be estimated, by the differencing method of
@@ -383,10 +381,10 @@ pub struct TopologySliceSpec {
     pub size: u32,
 }
 
-/// Who may reach the workers, and whom they may reach.
+/// The NetworkPolicy of the workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum NetworkAccess {
-    /// Workers reach everything. They are reached by each other, and by everybody at the port of
+    /// Egress is not restricted. Ingress is allowed from the job's workers, and from anywhere to the port of
     /// `tracking.prometheus`.
     #[default]
     Guarded,

@@ -23,8 +23,8 @@ const MAX_KL: f64 = 1.0;
 const KL_GROWTH: f64 = 5.0;
 /// Share of completions that reach the limit.
 const MAX_CUT_OFF: f64 = 0.5;
-/// Seconds of a step by those of the steps before, and how many more they have to be: nobody waits for
-/// milliseconds.
+/// A step's seconds relative to those of earlier steps, and the least absolute difference: milliseconds do
+/// not matter.
 const SLOWDOWN: f64 = 3.0;
 const MIN_SLOWDOWN_SECONDS: f64 = 0.5;
 

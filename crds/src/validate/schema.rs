@@ -1,4 +1,4 @@
-//! What can be said about single fields: a value beside the schema that the API server enforces.
+//! Validation of single fields: a value against the schema that the API server enforces.
 //!
 //! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are
 //! written once, at its type. Besides problems, checking gives a repaired value in which whatever is wrong is
@@ -45,7 +45,7 @@ impl Checker {
         self.check("", &schema, value);
     }
 
-    /// Checks a value beside a schema of somebody else's.
+    /// Checks a value against the schema of another API.
     pub(super) fn check_at(&mut self, path: &str, schema: &Value, value: &Value) {
         self.check(path, schema, value);
     }

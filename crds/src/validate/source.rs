@@ -1,4 +1,4 @@
-//! YAML text as a value that still knows where each of its parts stands.
+//! YAML text as a value that keeps the line and column of each of its parts.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over continues with
-//! the same one.
+//! The trace of an attempt: a function of the job and the attempt, so that an operator that takes over
+//! continues the same trace.
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
@@ -55,7 +55,7 @@ impl AttemptTrace {
 
     /// Makes `span`, which has not been entered yet, a part of the trace.
     pub fn adopt(&self, span: &Span) {
-        // A span that nobody follows has no parent.
+        // A span that is not sampled has no parent.
         let _ = span.set_parent(Context::new().with_remote_span_context(self.0.clone()));
     }
 
@@ -92,12 +92,12 @@ pub fn follow_environment(span: &Span) {
     }
 }
 
-/// The id of the trace that `span` is a part of; `None` where nobody follows it.
+/// The id of the trace that `span` is a part of; `None` if it is not sampled.
 pub fn trace_id(span: &Span) -> Option<String> {
     followed(span).filter(SpanContext::is_sampled).map(|context| context.trace_id().to_string())
 }
 
-/// What a process that `span` starts gets as its `TRACEPARENT`; `None` where nobody follows it.
+/// What a process that `span` starts gets as its `TRACEPARENT`; `None` if it is not sampled.
 pub fn traceparent(span: &Span) -> Option<String> {
     followed(span).map(|context| text(&context))
 }
@@ -135,7 +135,7 @@ mod tests {
     const UID: &str = "6f1c7a52-7f0e-4a6e-9d6f-0f8f1f0c2b11";
 
     #[test]
-    fn an_attempt_has_the_same_trace_whoever_asks_and_every_attempt_another_one() {
+    fn the_trace_id_is_a_function_of_job_and_attempt() {
         let first = AttemptTrace::of(UID, 1);
         assert_eq!(first, AttemptTrace::of(UID, 1));
         assert_ne!(first.id(), AttemptTrace::of(UID, 2).id());

@@ -1,5 +1,5 @@
-//! How spans leave the process: in batches, on a thread of their own, from a queue that is bounded. A
-//! collector that is slow, silent or gone costs spans, which is said once, and nothing else.
+//! Export of spans: in batches, on a separate thread, from a bounded queue. If the collector is slow or
+//! unreachable, spans are dropped, which is logged once; nothing else is affected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -60,7 +60,7 @@ where
     let lines = lines.with_filter(logged(levels));
     tracing_subscriber::registry().with(lines).with(traces.as_ref().map(Traces::layer)).init();
     if let Some(error) = refused {
-        tracing::warn!(error = &error as &dyn std::error::Error, "nobody follows this process by traces");
+        tracing::warn!(error = &error as &dyn std::error::Error, "traces are not exported");
     }
     traces
 }
@@ -73,8 +73,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Prepares it as the environment says, under the name `service` where that gives none; `None` where
-    /// nobody is to get spans.
+    /// Prepares it as the environment says, under the name `service` where that gives none; `None` if the
+    /// environment turns export off.
     fn from_environment(service: &'static str) -> Result<Option<Self>, TracesError> {
         let variable = |name: &str| std::env::var(name).ok();
         let address = match Endpoint::read(variable) {
@@ -103,7 +103,7 @@ impl Traces {
         Ok(Some(Self { provider, sent }))
     }
 
-    /// What takes spans of [`TARGET`] from whoever opens them.
+    /// The layer that receives spans of [`TARGET`].
     fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -118,7 +118,7 @@ impl Traces {
             .with_filter(Targets::new().with_target(TARGET, LevelFilter::TRACE))
     }
 
-    /// Lets the last spans leave, if somebody takes them soon.
+    /// Flushes the last spans, for a bounded time.
     pub fn finish(self) {
         let patience = if self.sent.is_refused.load(Ordering::Relaxed) { Duration::ZERO } else { LAST_SPANS };
         let ended = self.provider.shutdown_with_timeout(patience);

@@ -1,4 +1,4 @@
-//! Ids of spans: by chance, but for the span of an attempt, whose parts named it long before it was sent.
+//! Ids of spans: random, except for the span of an attempt, whose children refer to it before it is sent.
 
 use std::cell::Cell;
 

@@ -1,11 +1,11 @@
-//! OpenTelemetry traces: which trace an attempt of a job belongs to, and how spans leave a process.
+//! OpenTelemetry traces: the trace of a job's attempt, and the export of spans.
 //!
 //! ```text
 //! job uid + attempt --digest--> attempt --TRACEPARENT--> pods --> run --> step --> phase
 //!                                  \--> reconcile --> calls to the API server
 //! ```
-//! A process turns it on by the variables that OpenTelemetry knows. Off, a span is a branch that is not
-//! taken. What is followed is the business of those who do it; no clock, no job and no Kubernetes here.
+//! OpenTelemetry's environment variables turn it on. Without them a span costs one untaken branch. Other
+//! crates decide which spans exist; this one has no clock, no job and no Kubernetes.
 
 mod attempt;
 mod export;

@@ -1,4 +1,4 @@
-//! OpenTelemetry's variables, as far as they decide whether spans leave and where to.
+//! OpenTelemetry's variables, as far as they decide whether and where spans are exported.
 
 /// What a pod gets of the operator's own variables. Headers, which may hold a password, and what describes
 /// the operator itself stay here.

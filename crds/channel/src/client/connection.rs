@@ -1,4 +1,4 @@
-//! One call on its way: files read again, TLS, the answer.
+//! One call: files read again, TLS, the answer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::Settings;
 use crate::channel_client::ChannelClient;
 use crate::{AUTHORIZATION, FollowRequest, FollowResponse, ReportRequest, ReportResponse};
 
-/// Why a report did not arrive.
+/// Why a report was not delivered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     #[error("failed to read {}", path.display())]

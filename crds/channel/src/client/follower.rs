@@ -1,7 +1,7 @@
-//! The end of a launcher: a thread keeps asking the operator in which attempt the pod is.
+//! The client of a launcher: a thread polls the operator for the attempt that the pod belongs to.
 //!
-//! The launcher says what it has running, and reads the newest answer, without waiting for either. An
-//! operator that is out of reach changes nothing, but for how long ago the last answer came.
+//! The launcher sets what it has running and reads the newest answer; neither call waits. While the operator
+//! is out of reach, only the age of the last answer changes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The newest state of a process, between those who change it and the thread that sends it.
+//! The newest state of a process, between the threads that change it and the thread that sends it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -35,7 +35,7 @@ pub(super) enum Life {
     Open,
     /// The last state waits for its acknowledgement.
     Closing,
-    /// Nobody waits any more.
+    /// No thread waits any more.
     Closed,
 }
 

@@ -1,4 +1,4 @@
-//! Where a process reports, as whom, and how often.
+//! Where a process reports, under which identity, and how often.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub struct Settings {
     pub ca_file: PathBuf,
     /// File of the token; read again for every report.
     pub token_file: PathBuf,
-    /// Who reports.
+    /// The process that reports.
     pub source: Source,
     /// How often.
     pub pace: Pace,
@@ -66,7 +66,7 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// Reads the variables of [`environment`] through `variable`; none where nobody listens.
+    /// Reads the variables of [`environment`] through `variable`; `None` without an operator to report to.
     ///
     /// # Errors
     /// [`SettingsError`] where the address is set and the rest does not fit.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_address_nobody_is_told() {
+    fn without_an_address_nothing_is_reported() {
         let mut variables = complete();
         variables.remove(environment::ADDRESS);
         assert_eq!(read(&variables), Ok(None));

@@ -133,7 +133,7 @@ impl Operator {
             if let Some(taken) = self.taken().into_iter().rev().find(&fits) {
                 return taken;
             }
-            assert!(Instant::now() < deadline, "{what} did not arrive, only {:#?}", self.taken());
+            assert!(Instant::now() < deadline, "{what} was not received, only {:#?}", self.taken());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -1,4 +1,4 @@
-//! What passes over tokens hold: which tensors of a decoder layer are alive, per token.
+//! The activations of a pass: which tensors of a decoder layer are alive, per token.
 //!
 //! The layer is the one of the trainer's `model/layer.rs`, on a CPU of fused kernels, on a GPU of libtorch's
 //! operators, whose graph keeps more: an RMS norm its input in fp32 and, where its weight is trained, what
@@ -44,18 +44,18 @@ impl Activations<'_> {
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
 
-    /// What attention looks at, of each token of a rank: q + 2k, of as many key heads as there are ranks
-    /// if that is more. Ranks that share tokens exchange it; 0 for one that has its own.
+    /// Inputs of attention for each token of a rank: q + 2k, with at least as many key heads as ranks. Ranks
+    /// of a sequence-parallel group exchange them; 0 without sequence parallelism.
     fn exchanged(&self) -> u64 {
         if self.sp == 1 {
             return 0;
         }
         let (_, _, queries, _) = self.sizes();
-        queries + 2 * self.dealt_keys()
+        queries + 2 * self.exchanged_keys()
     }
 
-    /// The width of the key heads that attention looks at, copies for several ranks included.
-    fn dealt_keys(&self) -> u64 {
+    /// The width of the key heads in attention, copies for several ranks included.
+    fn exchanged_keys(&self) -> u64 {
         (self.model.num_kv_heads as u64).max(self.sp.into()) * self.model.head_dim as u64
     }
 
@@ -78,7 +78,7 @@ impl Activations<'_> {
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
-        let attention = queries + 2 * self.dealt_keys() + outputs;
+        let attention = queries + 2 * self.exchanged_keys() + outputs;
         let num_norms = self.num_norms();
         let numbers =
             num_norms * hidden + attention + self.num_gated() * feed_forward + self.expert_rows(hidden);
@@ -114,8 +114,9 @@ impl Activations<'_> {
         if self.composed { 4 } else { 3 }
     }
 
-    /// What norms keep besides their outputs: of the stream's, `middle` numbers that nobody else keeps. In
-    /// fp32 an input is kept as it is, else by libtorch's operators a wide copy of each of the `inputs`.
+    /// What norms keep besides their outputs: of the residual stream's, `middle` numbers that no other
+    /// operator keeps. In fp32 an input is kept as it is, else by libtorch's operators a wide copy of each of
+    /// the `inputs`.
     fn norm_bytes(&self, middle: u64, inputs: u64) -> u64 {
         let is_wide = self.composed && self.width != FP32;
         let kept = if is_wide { FP32 * inputs } else { self.width * middle };
@@ -155,8 +156,8 @@ impl Activations<'_> {
 
     /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of
     /// the normed hidden states, of the block's input twice before both are added, of gate, up and their
-    /// product (b (4h + 3f)); or of an exchange beside the residual stream's: by heads, put together, dealt
-    /// out and received.
+    /// product (b (4h + 3f)); or of an all-to-all beside the residual stream's: by heads, concatenated, sent
+    /// and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
         self.width

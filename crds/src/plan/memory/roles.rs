@@ -1,5 +1,5 @@
-//! What roles besides the actor keep, a frozen reference, a critic with its optimizer and models that judge,
-//! and how the weights of all of them come to be there.
+//! What the roles besides the actor keep (a frozen reference, a critic with its optimizer, reward models),
+//! and the memory that loading their weights takes.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -38,7 +38,7 @@ pub(super) fn loading(
     terms
 }
 
-/// The reference where it stays: on a GPU or its host. On the CPU it is in a file while nobody reads it.
+/// The reference where it is kept: on a GPU or its host. On the CPU it is in a file while it is not read.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
     kept(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)

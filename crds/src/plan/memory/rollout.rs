@@ -1,7 +1,7 @@
-//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where parameters
-//! are sharded, first the FSDP units from which weights are packed, and then embeddings of its own; the
-//! packed copy is the one that is whole. The n ranks of a rollout tensor-parallel group have a shard of the
-//! packed weights each and keys and values of its heads, for the sequences of all.
+//! The memory of sampling: packed weights, KV cache, logits and the activations of a prefill. With sharded
+//! parameters, also the FSDP units while they are packed, and embeddings of its own; the packed copy is the
+//! only whole one. The n ranks of a rollout tensor-parallel group have a shard of the packed weights each and
+//! keys and values of its heads, for the sequences of all.
 
 use super::activations::Activations;
 use super::shards::Shards;

@@ -1,6 +1,5 @@
-//! What a rank holds of a model that is sharded, or whose weights are offloaded
-//! (`training.offload.parameters`): its shard, and whole FSDP units while they are computed with. Zero where
-//! every rank keeps a whole copy on its device.
+//! The memory of a sharded or offloaded model (`training.offload.parameters`) on one rank: its shard, and
+//! whole FSDP units while they are computed with. Zero if every rank keeps a whole copy on its device.
 
 use super::{FP32, MemoryTerm, Trained, comes_in_parts, frozen_width, larger, on_gpu, term};
 use crate::plan::model_config::{ModelConfig, QuantizedSize};
@@ -13,7 +12,7 @@ const FETCHED: &str = "fetched weights";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
-    /// Whether a rank's part of any role is offloaded while nobody needs it.
+    /// Whether a rank's shard of any role is offloaded between uses.
     is_offloaded: bool,
     /// Whether roles are gathered unit by unit.
     by_unit: bool,

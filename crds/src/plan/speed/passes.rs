@@ -2,7 +2,7 @@
 //! the weight sync.
 //!
 //! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width
-//! of all query heads, t tokens of a pass, c completion tokens, l tokens that attention looks at.
+//! of all query heads, t tokens of a pass, c completion tokens, l tokens that attention reads.
 //!
 //! ```text
 //! forward   2 W t + 2 H c + 4 L q l t      FLOP; attention sees half of a segment's tokens, and its prompt

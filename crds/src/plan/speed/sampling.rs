@@ -1,5 +1,5 @@
 //! How long a rank samples: prefill of its prompts, then one decoding step for every token of the longest
-//! completions, as often as the sequences that fit together are exchanged for the next ones.
+//! completions, once for each batch of sequences that fit together.
 //!
 //! ```text
 //! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
@@ -108,7 +108,7 @@ impl Step<'_> {
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
         let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
         let (per_layer, besides) = CPU_OPERATIONS;
-        // Two sums of hidden states a layer, and the logits, where ranks sample as one.
+        // With tensor parallelism: two all-reduces of hidden states a layer, and an all-gather of logits.
         let tp = f64::from(self.spec.workers.mesh.rollout_tp);
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;

@@ -1,4 +1,4 @@
-//! What a phase asks of a machine, and how long that takes: the roofline and its efficiencies.
+//! The roofline of a phase and its efficiencies: from bytes, FLOP and exchanges to seconds.
 
 use serde::Serialize;
 

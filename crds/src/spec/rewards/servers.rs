@@ -67,7 +67,7 @@ pub struct HeaderSpec {
     /// Its name.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Its value, for everybody to read.
+    /// Its value in plain text; a secret value goes into `env`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub value: Option<String>,
