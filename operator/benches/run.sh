@@ -22,7 +22,7 @@ loads=$(cut -d' ' -f1-3 /proc/loadavg)
   echo "# Jobs beside batch Jobs and JobSets, $(date -u +%F)"
   echo
   echo "- Hardware: $hardware, $(nproc --all) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB;" \
-    "everything shares them: control plane, nodes, controllers and who measures."
+    "everything shares them: control plane, nodes, controllers and the benchmark."
   echo "- Ours: commit $(git rev-parse --short HEAD), profile ${BENCH_PROFILE:-bench}, $(rustc --version | cut -d' ' -f1-2), the" \
     "chart's settings and roles."
   echo "- Kubernetes $(sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' tests/cluster/programs/kubernetes/go.mod):" \

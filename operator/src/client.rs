@@ -1,7 +1,7 @@
 //! The client of the API server: every call is counted, has a timeout, and passes a rate limit by priority.
 //!
-//! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its
-//! place for minutes.
+//! kube's own retries are off: the caller decides about the next try, and one reconcile cannot occupy its
+//! slot for minutes.
 
 mod call;
 mod connection;

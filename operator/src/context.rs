@@ -1,4 +1,4 @@
-//! What every reconcile shares.
+//! The state that all reconciles share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

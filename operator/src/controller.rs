@@ -81,7 +81,7 @@ async fn work(
     let jobs = jobs(&context, namespaces, writer);
     // Before the caches are synced a job would look like one without pods.
     future::join_all(synced).await;
-    tracing::info!("all objects are in sight");
+    tracing::info!("caches are synced");
     context.synced.send_replace(true);
     let promoted = promotions(context.leadership.clone());
     let queues = queues_appear(context.discovery.clone());
@@ -169,7 +169,7 @@ fn jobs(
         .applied_objects()
         .filter(|job| {
             if let Err(error) = job {
-                tracing::warn!(what = "jobs", %error, "a watch failed and is begun anew");
+                tracing::warn!(what = "jobs", %error, "watch failed; restarting it");
             }
             future::ready(job.is_ok())
         })

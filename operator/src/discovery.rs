@@ -1,7 +1,7 @@
 //! Discovery of optional APIs: Kueue and gang schedulers. One call at the start; repeated only when a job
 //! needs an API that was missing. A missing API is neither watched nor called.
 //!
-//! A failed call says nothing about the cluster: it is retried here with back-off, and nowhere else.
+//! A failed call means nothing about the cluster: it is retried here with back-off, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Discovery {
                 let wait = backoff::doubled(FIRST_RETRY, schedule.num_failures, LONGEST_RETRY);
                 schedule.due = Some(Instant::now() + wait);
                 schedule.num_failures = schedule.num_failures.saturating_add(1);
-                tracing::warn!(%error, ?wait, "the API server did not say what it serves");
+                tracing::warn!(%error, ?wait, "API discovery failed");
             }
         }
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_fails_is_tried_again_with_back_off_whoever_wants_to_know() {
+    async fn a_failed_call_is_retried_with_back_off_for_all_callers() {
         let (client, num_calls) = server(usize::MAX);
         let discovery = Discovery::default();
         let begin = Instant::now();

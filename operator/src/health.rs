@@ -1,7 +1,7 @@
 //! The operator's own web page for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
 //!
-//! Live: every watch was begun again when it had to be, so that an operator that silently lost one is
-//! restarted. Ready: all caches are synced, on the leader and on standbys.
+//! Live: every watch was renewed in time, so that an operator that silently lost one is restarted. Ready: all
+//! caches are synced, on the leader and on standbys.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub async fn serve(health: Health, address: SocketAddr) -> Result<SocketAddr, Li
         .with_state(Arc::new(health));
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "probes and metrics are not served any more");
+            tracing::error!(%error, "stopped serving probes and metrics");
         }
     });
     Ok(address)
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_is_who_has_seen_everything_and_metrics_are_there_before() {
+    async fn an_operator_is_ready_once_its_caches_are_synced_and_serves_metrics_before() {
         let (synced, is_synced) = watch::channel(false);
         let (_leader, leadership) = watch::channel(true);
         let reports = Reports::new();

@@ -38,7 +38,7 @@ pub enum Child {
     Endpoint,
     /// The volume of the run folder.
     Claim,
-    /// Who may reach the pods.
+    /// The NetworkPolicy of the pods.
     NetworkPolicy,
     /// The gang of an attempt. It is not watched: it is created before the pods.
     PodGroup,
@@ -73,7 +73,7 @@ pub struct ChildEntry {
 
 /// An object that the index holds for its job.
 pub trait Entry: Sized {
-    /// Tells apart objects that share a type; a list replaces those of one kind.
+    /// Distinguishes objects that share a type; a list replaces those of one kind.
     type Kind: Copy + Send + Sync;
     /// Whether a change of such an object can change a decision, and not only its deletion.
     const CHANGES_DECISIONS: bool;

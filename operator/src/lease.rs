@@ -1,9 +1,9 @@
 //! Which replica leads: a Lease that one of them holds and renews, while the others stand by.
 //!
-//! A holder counts as gone when its Lease has not changed for a while by the clock of whoever watches; clocks
-//! of two machines are never compared. The leader stops earlier than others may begin: it gives up when its
-//! last renewal is older than [`Timing::renew_within`], whatever call is under way, and then the process must
-//! end. A standby makes no calls; it watches. [`Election::release`] hands the Lease over at once.
+//! A holder counts as gone when its Lease has not changed for a while by the watching process's clock; clocks
+//! of two machines are never compared. The leader stops before another may begin: it gives up when its last
+//! renewal is older than [`Timing::renew_within`], whatever call is under way, and then the process must end.
+//! A standby makes no calls; it watches. [`Election::release`] hands the Lease over at once.
 
 mod elector;
 mod term;
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use elector::Elector;
 pub use term::Term;
 
-/// How patient everybody is.
+/// The durations of the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// Silence after which a holder counts as gone.
@@ -54,13 +54,13 @@ pub struct Candidate {
     pub namespace: String,
     /// Name of the Lease.
     pub name: String,
-    /// Who wants to hold it; two processes that run at the same time must never share it.
+    /// The holder's identity; two processes that run at the same time must never share it.
     pub identity: String,
     /// How patient.
     pub timing: Timing,
 }
 
-/// Why a leader leads no more, or why nobody can be elected.
+/// Why a leader lost its Lease, or why no leader can be elected.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum LeaseError {
@@ -90,7 +90,7 @@ impl Election {
         Self { leadership, release: Some(release), task }
     }
 
-    /// Whether this process leads, now and from now on. Whoever writes asks right before each write.
+    /// Whether this process leads, now and in the future. It is checked right before each write.
     pub fn leadership(&self) -> watch::Receiver<bool> {
         self.leadership.clone()
     }
@@ -110,12 +110,12 @@ impl Election {
             let _ = release.send(());
         }
         if let Ok(Err(error)) = (&mut self.task).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the lease was not released");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to release the lease");
         }
     }
 }
 
-/// Whoever ends without a release leaves the Lease to run out, as a crash does.
+/// Without a release the Lease expires, as after a crash.
 impl Drop for Election {
     fn drop(&mut self) {
         self.task.abort();

@@ -3,8 +3,8 @@
 //! ```text
 //! observe -> validate -> plan -> decide -> apply -> status
 //! ```
-//! Decisions are pure functions of what was observed; only `apply` and the watches call the API server. No
-//! tensors live here, and no rules about manifests: those are `rlt-api`'s.
+//! Decisions are pure functions of what was observed; only `apply` and the watches call the API server. There
+//! are no tensors here, and no rules about manifests, which are in `rlt-api`.
 
 pub mod apply;
 mod backoff;

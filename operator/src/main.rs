@@ -15,7 +15,7 @@ async fn main() -> ExitCode {
     let outcome = rlt_operator::run(args).await.map_err(anyhow::Error::new);
     if let Err(error) = &outcome {
         // With all that it follows from, in one object like everything else.
-        tracing::error!(error = format!("{error:#}"), "the operator ends");
+        tracing::error!(error = format!("{error:#}"), "operator stopped");
     }
     if let Some(traces) = traces {
         traces.finish();

@@ -1,4 +1,4 @@
-//! What the operator counts, for Prometheus. No label names a job, a namespace or a pod: their number has no
+//! The operator's metrics for Prometheus. No label names a job, a namespace or a pod: their number has no
 //! bound.
 //!
 //! | metric | labels |

@@ -1,4 +1,4 @@
-//! The cache of nodes: of each only whether it answers. Which pods are on it is the index's to know.
+//! The cache of nodes: of each only whether it answers. The index has the pods on it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,7 +51,7 @@ pub type NodeLabels = BTreeMap<Arc<str>, BTreeMap<String, String>>;
 /// known.
 #[derive(Debug, Default)]
 pub struct Nodes {
-    /// What speaks against a node.
+    /// The signals by which a node is avoided.
     pub signals: NodeSignals,
     known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_lost_only_where_somebody_vouches_that_nothing_runs_on_it() {
+    fn a_node_is_lost_only_if_it_is_deleted_or_tainted_as_out_of_service() {
         let ready = |status: &str| json!([{"type": "Ready", "status": status}]);
         let taint = |key: &str| json!([{"key": key, "effect": "NoExecute"}]);
         assert_eq!(state(json!([]), ready("True")), NodeState::Answers);

@@ -1,4 +1,4 @@
-//! What is known about a job, from memory alone: no call is made here.
+//! The observed state of a job, from memory alone: no call is made here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     fn forget(&self, _job: &JobKey) {}
 }
 
-/// Nobody reports.
+/// No reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoReports;
 
@@ -71,7 +71,7 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         tracing::error!(
             job = job.name(),
             error,
-            "the status was written by another version and is left alone"
+            "the status was written by another version; leaving it unchanged"
         );
     }
     let current = context.written.current(job)?;

@@ -1,7 +1,6 @@
 //! What the operator may do in a cluster, and why: the one table from which the chart's roles are generated.
 //!
-//! A call that is not here is refused by the API server; a line that no call needs is too much. Tests compare
-//! both.
+//! The API server refuses a call that is not here. Tests check that, and that every line is needed by a call.
 
 use serde::Serialize;
 
@@ -111,12 +110,12 @@ pub const PERMISSIONS: &[Permission] = &[
         "kueue.x-k8s.io",
         "workloads/status",
         &["patch"],
-        "give a place back, and tell a queue how far a job is",
+        "release quota, and report the job's progress to its queue",
     ),
     permission(Reach::Watched, "scheduling.k8s.io", "podgroups", GROUP, GROUP_REASON),
     permission(Reach::Watched, "scheduling.volcano.sh", "podgroups", GROUP, GROUP_REASON),
     permission(Reach::Watched, "scheduling.x-k8s.io", "podgroups", GROUP, GROUP_REASON),
-    permission(Reach::Watched, "events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
+    permission(Reach::Watched, "events.k8s.io", "events", &["create", "patch"], "publish Events"),
     permission(
         Reach::Own,
         "coordination.k8s.io",
@@ -154,14 +153,14 @@ pub const PERMISSIONS: &[Permission] = &[
         "kueue.x-k8s.io",
         "workloadpriorityclasses",
         &["get"],
-        "tell a queue how urgent a job is",
+        "read a job's priority in its queue",
     ),
     permission(
         Reach::Cluster,
         "scheduling.k8s.io",
         "priorityclasses",
         &["get"],
-        "tell a queue how urgent the pods of a job are",
+        "read the priority of a job's pods for its queue",
     ),
     permission(
         Reach::Cluster,

@@ -1,4 +1,4 @@
-//! Everything around the controller: the way to the API server, who leads, probes, and the status channel.
+//! The process around the controller: client, leader election, probes, and the status channel.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub enum ProcessError {
     Listen(#[from] ListenError),
     #[error("failed to prepare the status channel")]
     Secret(#[from] SecretError),
-    #[error("this operator leads no more")]
+    #[error("this operator is no longer the leader")]
     Lease(#[from] LeaseError),
 }
 
@@ -91,7 +91,7 @@ impl Process {
             reports: reports.clone(),
         };
         let address = health::serve(health, args.listen).await?;
-        tracing::info!(%address, "probes and metrics are served");
+        tracing::info!(%address, "serving probes and metrics");
         let channel = Channel::prepare(args, &client).await?;
         Ok(Self { client, limiter, metrics, reports, channel, synced, election, leadership, _alone: alone })
     }
@@ -129,7 +129,7 @@ impl Process {
                 if let Err(error) = served {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "the status channel is not served"
+                        "not serving the status channel"
                     );
                     tokio::time::sleep(CHANNEL_RETRY).await;
                 }
@@ -182,7 +182,7 @@ impl Channel {
         let certificates = self.certificates(client, &args.namespace).await?;
         if certificates.authority() != self.authority {
             tracing::warn!(
-                "the status channel's authority has changed; restart the operator to let jobs know it"
+                "the status channel's authority has changed; restart the operator so that new jobs trust it"
             );
         }
         let until_renewal = certificates.renew_after().duration_since(jiff::Timestamp::now());
@@ -194,7 +194,7 @@ impl Channel {
             }
         };
         let (address, task) = progress::serve(service, args.channel_listen, &certificates, stop).await?;
-        tracing::info!(%address, channel = self.address, "the status channel is served");
+        tracing::info!(%address, channel = self.address, "serving the status channel");
         if let Some(service) = &self.service {
             let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
             progress::announce(client, &args.namespace, service, (ip, address.port())).await?;

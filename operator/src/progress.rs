@@ -7,11 +7,11 @@
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
-//! Launchers of pods that may be given another attempt ask by the same way what to run (`launchers.rs`).
+//! Launchers of pods that may be assigned to another attempt poll the same server for what to run
+//! (`launchers.rs`).
 //!
-//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby could
-//! take reports, but would have to pass them on; and since every report carries the whole state, a change of
-//! leader costs one report.
+//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby would
+//! have to forward reports. Every report contains the whole state, so a change of leader costs one report.
 //!
 //! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known
 //! here.

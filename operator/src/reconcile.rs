@@ -23,8 +23,8 @@ use crate::decide::{self, Decision, JobEvent, ReconcileInput};
 use crate::nodes::NodeLabels;
 use crate::observe::{self, Observed};
 
-/// Requeue delay after the API server refused an object of a job (quota, permissions, admission). Somebody
-/// has to change something first, so retries are slow.
+/// Requeue delay after the API server refused an object of a job (quota, permissions, admission). A user has
+/// to change something first, so retries are slow.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
 /// Longest note of an Event, in bytes.
 const MAX_NOTE_BYTES: usize = 1024;
@@ -64,7 +64,7 @@ async fn reconcile_observed(
     let now = Timestamp::now();
     let defaults = context.index.defaults.of(job.namespace());
     let (decision, applied) = match context.prepared.get(job, &context.settings.pods, defaults.as_deref()) {
-        // Whoever manages it may have other defaults and allow it more.
+        // The controller that manages it may have other defaults and allow more.
         Err(_) if !job.is_managed_here() => return Ok(Action::await_change()),
         Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
         Ok(prepared) => match controller_of(&prepared) {
@@ -76,7 +76,7 @@ async fn reconcile_observed(
         },
     };
     if let Some(stop) = applied.as_ref().err().filter(|error| error.is_stop()) {
-        tracing::debug!(job = job.name(), %stop, "a reconcile is left to the next leader");
+        tracing::debug!(job = job.name(), %stop, "reconcile stopped: the next leader does it");
         return applied.map(|()| Action::await_change());
     }
     let wait = report(context, job, &observed, &decision).await?;
@@ -133,7 +133,7 @@ async fn read_node_labels(context: &Context, input: &ReconcileInput<'_>) -> Opti
     read.inspect_err(|error| tracing::debug!(%error, "the topology of an attempt is not known")).ok()
 }
 
-/// The decision, and what its status says about the error by which it could not be applied.
+/// The decision, and the apply error that its status reports.
 fn with_failure(
     context: &Context,
     job: &Job,
@@ -161,7 +161,7 @@ fn requeue(
     match applied {
         Err(error) if !needs_action => return Err(error),
         Err(error) => {
-            tracing::warn!(namespace = job.namespace(), job = job.name(), %error, "a job could not be applied");
+            tracing::warn!(namespace = job.namespace(), job = job.name(), %error, "failed to apply job");
         }
         Ok(()) => {}
     }
@@ -171,7 +171,7 @@ fn requeue(
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Who reconciles a job.
+/// The controller that reconciles a job.
 enum Controller {
     /// This operator.
     Operator,
@@ -280,7 +280,7 @@ fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision:
         let (recorder, event, about) = (context.recorder.clone(), event(&job_event), job.object_ref(&()));
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
-                tracing::warn!(job = about.name, %error, "an event was not published");
+                tracing::warn!(job = about.name, %error, "failed to publish event");
             }
         });
     }
@@ -304,7 +304,8 @@ pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action
     }
     let wait = context.failures.next_wait(job.uid(), error);
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-    tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a job was not reconciled");
+    let (namespace, name) = (job.namespace(), job.name());
+    tracing::warn!(namespace, job = name, %error, cause, ?wait, "failed to reconcile job");
     Action::requeue(wait)
 }
 

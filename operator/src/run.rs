@@ -1,4 +1,4 @@
-//! The whole process, from its arguments to its end.
+//! The whole process, from its arguments to its exit.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub enum RunError {
     Signals(#[source] std::io::Error),
 }
 
-/// Works until the process is told to stop, or leads no more.
+/// Runs until the process is asked to stop, or is no longer the leader.
 ///
 /// # Errors
 /// [`RunError`] when no work is possible.
@@ -82,7 +82,7 @@ fn context(args: &Args, process: &Process) -> Context {
     }
 }
 
-/// Ends with the first request to stop, whoever sends it.
+/// Completes with the first stop signal, SIGTERM or SIGINT.
 fn asked_to_stop() -> std::io::Result<impl Future<Output = ()> + Send + Sync + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -91,6 +91,6 @@ fn asked_to_stop() -> std::io::Result<impl Future<Output = ()> + Send + Sync + '
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("asked to stop");
+        tracing::info!("received a stop signal");
     })
 }

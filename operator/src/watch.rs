@@ -1,4 +1,4 @@
-//! The watches: every change is entered into the index and requeues its job. Each watch is retried by itself
+//! The watches: every change is entered into the index and requeues its job. Each watch is retried on its own
 //! and delays no other.
 
 use std::collections::HashSet;
@@ -137,7 +137,7 @@ pub async fn pod_defaults(
             Change::Deleted((namespace, _)) => index.defaults.set(&namespace, None),
             Change::Listed(listed) => index.defaults.replace(namespace.as_deref(), listed),
         }
-        // Nobody listens any more: the process is about to end.
+        // The receiver is closed: the process is about to end.
         let _ = changed.unbounded_send(());
     })
     .await;
@@ -179,7 +179,8 @@ enum Change<T> {
     Listed(Vec<T>),
 }
 
-/// Reads every object as it arrives, so that a long list never takes more memory than what is kept of it.
+/// Reduces every object as it is received, so that a long list never takes more memory than the cached
+/// fields.
 async fn follow<K: Send, T: Send>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
     what: &'static str,
@@ -210,7 +211,7 @@ async fn follow<K: Send, T: Send>(
                     let _ = synced.send(());
                 }
             }
-            Err(error) => tracing::warn!(what, %error, "a watch failed and is begun anew"),
+            Err(error) => tracing::warn!(what, %error, "watch failed; restarting it"),
         }
     }
 }

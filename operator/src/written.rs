@@ -119,9 +119,9 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn who_has_no_status_yet_waits_for_nothing() {
+    fn a_job_without_a_status_does_not_wait() {
         let written = Written::default();
-        assert_eq!(written.wait("a", SECOND, SECOND), None, "a job that nobody has heard of");
+        assert_eq!(written.wait("a", SECOND, SECOND), None, "an unknown job");
         written.defer("a", RLTrainingJobStatus::default(), Instant::now());
         assert_eq!(written.wait("a", SECOND, SECOND), None, "a job whose first status waits");
         let current = Current {

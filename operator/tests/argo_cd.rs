@@ -187,7 +187,7 @@ fn holds(job: &Value, type_: &str) -> bool {
     conditions.iter().any(|condition| condition["type"] == type_ && condition["status"] == "True")
 }
 
-/// The quickstart under another name, with a run policy, as somebody would write it.
+/// The quickstart under another name, with a run policy.
 fn manifest(name: &str, labels: &Value, run_policy: &Value) -> String {
     let example = fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();
     let mut manifest: Value = serde_saphyr::from_str(&example).unwrap();
@@ -196,7 +196,7 @@ fn manifest(name: &str, labels: &Value, run_policy: &Value) -> String {
         manifest["metadata"]["labels"] = labels.clone();
     }
     manifest["spec"]["runPolicy"] = run_policy.clone();
-    // The API server fills in what lists of these leave out, or nobody does.
+    // The API server fills in the defaults of these lists.
     manifest["spec"]["workers"] = json!({"tolerations": [{"key": "gpu", "value": "present"}]});
     format!("{manifest:#}")
 }
@@ -226,7 +226,7 @@ fn start_operator(test: &TestNamespace) -> Running {
 }
 
 #[test]
-fn argo_cd_syncs_the_chart_and_jobs_which_stay_as_they_are_in_git_whatever_becomes_of_them() {
+fn argo_cd_syncs_the_chart_and_jobs_and_sees_no_difference_to_git() {
     let Some(test) = TestNamespace::begin() else { return };
     commit_everything(&test);
     test.apply("rl-operator", "chart", NAMESPACE, "ServerSideApply=false");
@@ -295,7 +295,7 @@ fn a_job_in_a_queue_is_in_progress_until_it_is_let_in(test: &TestNamespace) {
     test.has_no_drift("waits", 1);
 }
 
-/// A queue `team` that lets everybody in.
+/// A queue `team` that admits every namespace.
 fn queue() -> Value {
     let object = |kind: &str, name: &str, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec});
     let quota = |name: &str, quantity: &str| json!({"name": name, "nominalQuota": quantity});
@@ -334,7 +334,7 @@ fn what_leaves_git_leaves_the_cluster(test: &TestNamespace) {
         assert!(started.elapsed() < PATIENCE, "{:#}", test.application("trains"));
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(test.job("fails")["metadata"]["name"], "fails", "nobody else's job goes with it");
+    assert_eq!(test.job("fails")["metadata"]["name"], "fails", "other jobs are not deleted");
 }
 
 /// The definition, and with it every job, stays when the chart's Application is deleted with all that it

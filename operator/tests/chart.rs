@@ -1,5 +1,4 @@
-//! The chart: what is generated is current, what Helm renders is what is checked in, and what it names
-//! exists.
+//! The chart: generated files are current, Helm renders the checked-in base, and every name in it exists.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -153,7 +152,7 @@ fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     assert_eq!(
         resources[3..],
         ["nodes", "tokenreviews"],
-        "which are nobody's, and of nodes nothing is changed"
+        "which have no namespace, and nodes are not changed"
     );
     let roles = of_kind(&objects, "Role");
     let mut namespaces: Vec<_> =

@@ -177,7 +177,7 @@ impl ChangedNode {
 }
 
 #[tokio::test]
-async fn a_gang_leaves_a_node_that_is_about_to_be_taken_away_and_one_whose_gpu_breaks() {
+async fn a_gang_leaves_a_terminating_node_and_one_with_a_broken_gpu() {
     for (purpose, key, cause) in [
         ("spot", "aws-node-termination-handler/spot-itn", FailureCause::NodeTerminating),
         ("xid", "XIDErrors", FailureCause::NodeProblem),

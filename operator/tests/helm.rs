@@ -132,7 +132,7 @@ fn ranks_are_restarted_in_place(cluster: &Cluster) {
 }
 
 #[test]
-fn the_chart_is_installed_trains_is_upgraded_and_goes_without_a_trace() {
+fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
     let options = Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
     let Some(cluster) = own_cluster(&options) else { return };
     for image in ["rlt-operator", "rlt-trainer"] {
@@ -162,7 +162,7 @@ fn the_chart_is_installed_trains_is_upgraded_and_goes_without_a_trace() {
     eventually("steps are reported to the new operator", || {
         job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap() > before
     });
-    assert_eq!(job(&cluster, "long")["status"]["attempt"], 1, "an upgrade starts nobody again");
+    assert_eq!(job(&cluster, "long")["status"]["attempt"], 1, "an upgrade restarts no job");
     kubectl(&cluster, &["delete", "rltj", "long", "-n", "team"]);
 
     let mut helm = cluster.helm().unwrap();

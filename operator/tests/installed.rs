@@ -123,7 +123,7 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
         eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
             .await;
     let job_uid = pod.metadata.owner_references.clone().unwrap().remove(0).uid;
-    let variables = variables(&pod, &told(&client).await);
+    let variables = variables(&pod, &config_map(&client).await);
     assert_eq!(variables[environment::ADDRESS], "https://rl-operator-channel.rl-operator.svc:9443");
     Api::<Secret>::namespaced(client.clone(), NAMESPACE).get("rl-operator-channel").await.unwrap();
     let metrics = eventually("a reconcile is counted", async || {
@@ -197,7 +197,7 @@ fn check_calls(cluster: &Cluster) {
 }
 
 /// The ConfigMap that all pods of the job read.
-async fn told(client: &Client) -> BTreeMap<String, String> {
+async fn config_map(client: &Client) -> BTreeMap<String, String> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "team");
     let map =
         eventually("what workers read is there", async || maps.get_opt("quickstart-manifest").await.unwrap());
@@ -205,17 +205,17 @@ async fn told(client: &Client) -> BTreeMap<String, String> {
 }
 
 /// The variables that a pod's trainer would see.
-fn variables(pod: &Pod, told: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let mut variables: BTreeMap<String, String> = serde_json::from_str(&told["environment.json"]).unwrap();
+fn variables(pod: &Pod, data: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut variables: BTreeMap<String, String> = serde_json::from_str(&data["environment.json"]).unwrap();
     let own = pod.spec.clone().unwrap().containers.remove(0).env.unwrap();
     variables.extend(own.into_iter().map(|one| (one.name, one.value.unwrap_or_default())));
     variables
 }
 
 /// The files that a pod would have: the ConfigMap, and a token that is bound to it.
-async fn pod_files(client: &Client, pod: &Pod, told: &BTreeMap<String, String>) -> tempfile::TempDir {
+async fn pod_files(client: &Client, pod: &Pod, data: &BTreeMap<String, String>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for (key, text) in told {
+    for (key, text) in data {
         std::fs::write(folder.path().join(key), text).unwrap();
     }
     let bound_object_ref = Some(BoundObjectReference {
@@ -238,7 +238,7 @@ async fn pod_files(client: &Client, pod: &Pod, told: &BTreeMap<String, String>) 
 }
 
 #[tokio::test]
-async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
+async fn a_pods_report_is_in_the_status_of_its_job() {
     let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
     let (port, channel_port) = (free_port(), free_port());
     let channel =
@@ -251,9 +251,9 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
     let pod =
         eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
             .await;
-    let told = told(&client).await;
-    let files = pod_files(&client, &pod, &told).await;
-    let variables = variables(&pod, &told);
+    let data = config_map(&client).await;
+    let files = pod_files(&client, &pod, &data).await;
+    let variables = variables(&pod, &data);
     // Where the folder of the job is in a pod.
     let here = files.path().display().to_string();
     let variable = |name: &str| Some(variables.get(name)?.replace("/etc/rltraining", &here));

@@ -1,5 +1,4 @@
-//! What Flux, and every other reader of kstatus, makes of a job in each of its states: computed by Flux's own
-//! library.
+//! The kstatus of a job in each of its states, as Flux and others read it: computed by Flux's own library.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -144,7 +143,7 @@ fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
     ]
 }
 
-/// The default that the definition gives a job whose status nobody has written.
+/// The CRD's default for a job whose status was not written yet.
 fn unseen() -> Value {
     let definition = rlt_api::custom_resource_definition().unwrap();
     let default = "/spec/versions/0/schema/openAPIV3Schema/properties/status/default";

@@ -1,11 +1,11 @@
-//! What the operator writes about itself is for programs that collect it: a JSON object a line.
+//! The operator's log: one JSON object a line.
 
 use std::process::Command;
 
 use serde_json::Value;
 
 #[test]
-fn every_line_of_the_operator_is_an_object_and_its_last_says_why_it_ends() {
+fn every_log_line_of_the_operator_is_a_json_object_and_the_last_has_the_error() {
     let output = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--trainer-image=trainer", "--listen=127.0.0.1:0", "--channel-listen=127.0.0.1:0"])
         .env("KUBECONFIG", "/nowhere/kubeconfig")

@@ -299,7 +299,7 @@ fn privileged_pods() -> Vec<Asked> {
 }
 
 #[test]
-fn what_is_more_than_restricted_is_refused_by_field_and_setting_until_it_is_allowed_in_the_namespace() {
+fn privileges_beyond_restricted_are_refused_by_field_until_a_setting_allows_them() {
     for (workers, asked, allowing) in privileged_containers().into_iter().chain(privileged_pods()) {
         let Err(Invalid::NotAllowed(refused)) = prepared(&workers, Privileges::default()) else {
             unreachable!("not refused: {workers}")

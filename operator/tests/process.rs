@@ -1,4 +1,4 @@
-//! The process around the controller, on a real API server: who leads, what calls it makes, whom it believes.
+//! The process around the controller, on a real API server: leadership, calls, authentication.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -155,7 +155,7 @@ async fn a_leader_outlives_refused_lost_and_hanging_renewals_and_doubts_about_th
 }
 
 #[tokio::test]
-async fn a_leader_that_can_not_renew_stops_before_anybody_else_may_begin() {
+async fn a_leader_that_cannot_renew_stops_before_its_lease_expires() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("cut-off").await.unwrap();
     let faults = Faults::default();
@@ -176,7 +176,7 @@ async fn a_leader_that_can_not_renew_stops_before_anybody_else_may_begin() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_lease_somebody_takes_ends() {
+async fn a_leader_whose_lease_is_taken_ends() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("taken").await.unwrap();
     let client = cluster.client().await.unwrap();
@@ -273,7 +273,7 @@ async fn the_leader_is_the_one_endpoint_of_the_channel() {
 }
 
 #[tokio::test]
-async fn every_call_is_counted_and_a_slow_server_holds_nobody_for_ever() {
+async fn every_call_is_counted_and_times_out_on_a_slow_server() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("calls").await.unwrap();
     let (faults, metrics) = (Faults::default(), Metrics::default());

@@ -58,7 +58,7 @@ async fn the_quickstart_trains_to_complete_in_a_restricted_namespace() {
 
 /// A file of a ConfigMap is read by the trainer, as an account that the job names, in a pod with its labels.
 #[tokio::test]
-async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
+async fn pod_settings_of_a_job_reach_the_node() {
     let Some(test) = test_namespace("pods").await else { return };
     let _operator = test.operator().await;
     let lists = json!({"metadata": {"name": "lists"}, "data": {"broken.jsonl": "{\"prompt\": 1"}});
@@ -85,7 +85,7 @@ async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
 /// The namespace's defaults bring a sidecar and a capability, the job the network of its node: the trainer's
 /// own process says what it has. The sidecar ends first, for a pod ends with its last container.
 #[tokio::test]
-async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
+async fn an_allowed_template_and_privileges_reach_the_container() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "template").await;
     test.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
@@ -121,7 +121,7 @@ async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
 }
 
 #[tokio::test]
-async fn what_the_trainer_said_last_is_in_the_status() {
+async fn the_trainers_last_error_is_in_the_status() {
     let Some(test) = test_namespace("words").await else { return };
     let _operator = test.operator().await;
     let missing = json!({"data": {"task": null, "train": ["/storage/none.jsonl"]}});

@@ -1,6 +1,6 @@
 //! Hot spares on a real node, with the real trainer in pods and the operator's binary in the chart's roles: a
-//! pod is killed, the spare takes its rank, the other pod stays, and what they train is bit for bit what as
-//! many ranks of this machine train whom nobody disturbs.
+//! pod is killed, the spare takes its rank, the other pod stays, and the trained weights equal those of
+//! undisturbed local ranks bit for bit.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,5 +1,4 @@
-//! The status channel from a rank's client to what statuses are written from: over TLS, with tokens, wrong
-//! ones included.
+//! The status channel from a rank's client to the released reports: over TLS, with valid and invalid tokens.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -176,7 +175,7 @@ fn report(source: Source) -> ReportRequest {
 }
 
 #[tokio::test]
-async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() {
+async fn a_report_is_stored_for_the_status_and_its_job_is_requeued() {
     let mut served = start().await;
     let (_folder, settings) = pod(&served, &own_token());
     let client = Client::start(settings).unwrap();
@@ -198,7 +197,7 @@ async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() 
 }
 
 #[tokio::test]
-async fn a_pod_speaks_for_its_own_job_and_attempt_only() {
+async fn a_pod_reports_only_for_its_own_job_and_attempt() {
     let served = start().await;
     let own_token = own_token();
     let own = Some(own_token.as_str());
@@ -225,12 +224,12 @@ async fn a_pod_speaks_for_its_own_job_and_attempt_only() {
     assert_eq!(
         served.reviews.0.load(Ordering::SeqCst),
         1,
-        "who does not claim to be a worker costs no review"
+        "a token that does not claim to be a worker causes no TokenReview"
     );
     let for_others = token_for("https://kubernetes.default.svc", "team", "adding-0", "signed");
     let forged = token("team", "adding-0", "forged");
-    for nobody in [None, Some("nonsense"), Some(&*for_others), Some(&*forged)] {
-        assert_eq!(answer(&served, nobody, report(source())).await, Err(Code::Unauthenticated), "{nobody:?}");
+    for token in [None, Some("nonsense"), Some(&*for_others), Some(&*forged)] {
+        assert_eq!(answer(&served, token, report(source())).await, Err(Code::Unauthenticated), "{token:?}");
     }
     assert_eq!(served.reviews.0.load(Ordering::SeqCst), 2, "only what may be true is reviewed");
 }

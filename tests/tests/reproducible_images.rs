@@ -81,7 +81,7 @@ impl Drop for Removed {
 }
 
 #[test]
-fn the_same_binaries_make_the_same_image_whenever_and_by_whomever_it_is_built() {
+fn images_are_reproducible_from_the_same_binaries() {
     if let Some(cause) = missing() {
         rlt_skipped::skip(cause);
         return;

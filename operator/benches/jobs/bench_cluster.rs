@@ -1,4 +1,4 @@
-//! A cluster with one contestant in it, and what can be done there.
+//! A cluster with one contestant in it, and the operations of a benchmark.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

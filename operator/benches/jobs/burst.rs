@@ -9,7 +9,7 @@ use crate::process::{cpu_seconds, peak_kib};
 use crate::raw::IN_FLIGHT;
 use crate::statuses::Statuses;
 
-/// Who else works for a job.
+/// The other processes that work for a job.
 const OTHERS: [&str; 5] = ["kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok"];
 
 /// What became of them.
@@ -31,7 +31,7 @@ pub(crate) struct Burst {
     pub(crate) own_cpu_ms_per_pod: f64,
     /// That of the others.
     pub(crate) cpu_of_others: String,
-    /// Calls of everybody.
+    /// Calls of all processes.
     pub(crate) calls_per_job: String,
 }
 

@@ -1,4 +1,4 @@
-//! Who takes part: the same gang of pods, each time as another kind of object.
+//! The contestants: the same gang of pods, as different kinds of objects.
 
 use std::fmt;
 

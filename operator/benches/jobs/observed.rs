@@ -1,4 +1,4 @@
-//! What the API server's own log says: when pods were made and ran, and who called how often.
+//! Reads the API server's own log: when pods were created and ran, and the number of calls by user.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rlt_cluster::{Call, CallLog};
 
-/// Who measures; the nodes that exist in the API alone call by this name too.
+/// The user of the benchmark; kwok's nodes call under this name too.
 const OBSERVER: &str = "admin";
 /// Without any call for so long, a job is settled.
 const QUIET: Duration = Duration::from_millis(800);
@@ -42,11 +42,11 @@ impl Observed {
         Self { ignored: Some(pod.to_owned()), ..self }
     }
 
-    /// Reads on. Returns whether anybody but the observer has called for anything.
+    /// Reads new lines. Returns whether any user but the observer has called.
     pub(crate) fn read(&mut self) -> bool {
-        let news = self.log.news().unwrap();
+        let calls = self.log.new_calls().unwrap();
         let is_here = |call: &Call| self.namespaces.contains(&call.namespace) && call.verb != "watch";
-        let here = news.into_iter().filter(is_here);
+        let here = calls.into_iter().filter(is_here);
         let before = self.calls.len();
         self.calls.extend(here.filter(|call| call.resource != "leases"));
         self.calls[before..].iter().any(|call| call.user != OBSERVER || call.resource == "pods")
@@ -84,7 +84,7 @@ impl Observed {
     /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods
     /// whose names the API server chose count from their first status that was written here.
     pub(crate) fn running_times(&self) -> Vec<f64> {
-        // On a busy machine a pod may run before whoever made it has the answer.
+        // On a busy machine a pod may run before its creator has the answer.
         let made: HashMap<&str, &str> = self
             .calls
             .iter()
@@ -106,12 +106,12 @@ impl Observed {
         times
     }
 
-    /// Calls by whoever made them, besides the observer's.
+    /// Calls by user, without the observer's.
     pub(crate) fn calls(&self) -> Calls {
         let mut calls = Calls::new();
         for call in self.calls.iter().filter(|call| call.user != OBSERVER) {
-            let who = call.user.rsplit(':').next().unwrap_or_default().to_owned();
-            let counts = calls.entry(who).or_default();
+            let user = call.user.rsplit(':').next().unwrap_or_default().to_owned();
+            let counts = calls.entry(user).or_default();
             counts[kind(call)] += 1.0;
         }
         calls
@@ -123,7 +123,7 @@ impl Observed {
     }
 }
 
-/// Calls by whoever made them: reads, writes of objects, of statuses, of events.
+/// Calls by user: reads, writes of objects, of statuses, of events.
 pub(crate) type Calls = BTreeMap<String, [f64; 4]>;
 
 fn kind(call: &Call) -> usize {
@@ -149,21 +149,21 @@ pub(crate) fn mean_calls<'a>(all: impl Iterator<Item = &'a Calls>) -> (f64, Stri
     let mut num = 0.0;
     for calls in all {
         num += 1.0;
-        for (who, counts) in calls {
-            let so_far = sum.entry(who.clone()).or_default();
+        for (user, counts) in calls {
+            let so_far = sum.entry(user.clone()).or_default();
             so_far.iter_mut().zip(counts).for_each(|(so_far, count)| *so_far += count);
         }
     }
     sum.values_mut().flatten().for_each(|count| *count /= num);
-    let others = sum.iter().filter(|(who, _)| *who != "kube-scheduler");
+    let others = sum.iter().filter(|(user, _)| *user != "kube-scheduler");
     (others.map(|(_, counts)| counts.iter().sum::<f64>()).sum(), in_words(&sum))
 }
 
 /// Each caller with its calls: reads, writes, statuses, events.
 pub(crate) fn in_words(calls: &Calls) -> String {
-    let one = |(who, counts): (&String, &[f64; 4])| {
+    let one = |(user, counts): (&String, &[f64; 4])| {
         let [reads, writes, statuses, events] = counts.map(rounded);
-        format!("{who} {} ({reads}r {writes}w {statuses}s {events}e)", rounded(counts.iter().sum()))
+        format!("{user} {} ({reads}r {writes}w {statuses}s {events}e)", rounded(counts.iter().sum()))
     };
     calls.iter().map(one).collect::<Vec<_>>().join("; ")
 }

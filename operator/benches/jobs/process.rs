@@ -1,4 +1,4 @@
-//! A controller's process, and what the kernel says about any process.
+//! A controller's process, and its CPU time and memory as the kernel reports them.
 
 use std::process::{Child, Command};
 

@@ -1,4 +1,4 @@
-//! Pods by a plain client, without any controller: what the machine can do at this moment.
+//! Pods created by a plain client, without a controller: the machine's own limit.
 
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;

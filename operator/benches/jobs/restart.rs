@@ -1,4 +1,4 @@
-//! A crowd of jobs runs: what that costs while nothing happens, and what it costs when the controller ends.
+//! Many running jobs: their cost while nothing happens, and the cost of a restart of the controller.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub(crate) async fn idle(bench: &mut BenchCluster, duration: Duration) -> Idle {
     log.skip().unwrap();
     tokio::time::sleep(duration).await;
     let own: Vec<Call> =
-        log.news().unwrap().into_iter().filter(|call| call.user == bench.contestant.user()).collect();
+        log.new_calls().unwrap().into_iter().filter(|call| call.user == bench.contestant.user()).collect();
     let per_minute = |is_it: fn(&Call) -> bool| {
         own.iter().filter(|call| is_it(call)).count() as f64 * 60.0 / duration.as_secs_f64()
     };
@@ -122,7 +122,7 @@ async fn first_pod(observed: &mut Observed) -> f64 {
         if let Some(first) = observed.created_times().first() {
             return *first;
         }
-        assert!(begun.elapsed() < PATIENCE, "nobody works");
+        assert!(begun.elapsed() < PATIENCE, "no controller works");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -131,11 +131,12 @@ async fn until_quiet(log: &mut rlt_cluster::CallLog, user: &str) -> Vec<Call> {
     let (mut calls, mut last) = (Vec::new(), Instant::now());
     while last.elapsed() < QUIET {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let news: Vec<_> = log.news().unwrap().into_iter().filter(|call| call.user == user).collect();
-        if news.iter().any(|call| call.resource != "leases") {
+        let calls_now: Vec<_> =
+            log.new_calls().unwrap().into_iter().filter(|call| call.user == user).collect();
+        if calls_now.iter().any(|call| call.resource != "leases") {
             last = Instant::now();
         }
-        calls.extend(news);
+        calls.extend(calls_now);
     }
     calls
 }

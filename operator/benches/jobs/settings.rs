@@ -40,7 +40,7 @@ impl Settings {
         }
     }
 
-    /// Who takes part.
+    /// The contestants.
     pub(crate) fn contestants(&self) -> impl Iterator<Item = Contestant> {
         Contestant::ALL.into_iter().filter(|one| self.contestants.iter().any(|name| name == one.flag()))
     }

@@ -1,4 +1,4 @@
-//! The command line. Nothing about a training is set here: that is the manifest's.
+//! The command line. Settings of a training are in the manifest, not here.
 
 mod cluster;
 mod convert;

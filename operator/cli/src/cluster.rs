@@ -46,7 +46,7 @@ pub(crate) enum ClusterError {
     Call { act: String, message: String },
 }
 
-/// A cluster, as the person who asks sees it.
+/// A cluster, with the permissions of the kubeconfig's user.
 #[derive(Clone)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
@@ -54,7 +54,7 @@ pub(crate) struct Connection {
     server: String,
 }
 
-/// Runs what speaks to a cluster.
+/// Runs a future that calls a cluster.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(ClusterError::Runtime)?.block_on(work)
@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// What a failed call means to the person who requested it.
+    /// The error of a failed call, with a hint for the user.
     pub(crate) fn explain(&self, act: String, name: &str, error: kube::Error) -> ClusterError {
         match error {
             kube::Error::Api(status) if status.code == 404 && status.message.starts_with(NO_SUCH_JOB) => {

@@ -1,5 +1,5 @@
-//! `rlctl convert`: files in, a manifest and what became of each setting out. What a setting becomes is
-//! `rlt-convert`'s.
+//! `rlctl convert`: reads files, writes a manifest and reports what became of each setting. The conversion
+//! itself is in `rlt-convert`.
 
 mod report;
 
@@ -78,7 +78,7 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     Ok((launch, files, notes))
 }
 
-/// Settings alone: somebody has to say whose they are.
+/// Settings alone: the user has to name the project that they belong to.
 fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
     let (project, default) = match args.from {
         Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),

@@ -1,4 +1,4 @@
-//! That the command line understands every command of the documentation's shell blocks.
+//! Tests that the command line parses every command in the documentation's shell blocks.
 
 use std::fs;
 use std::path::{Path, PathBuf};

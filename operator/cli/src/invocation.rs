@@ -1,5 +1,5 @@
-//! How the program was called: as itself, as kubectl's plug-in, or by kubectl to complete a command line. The
-//! name of the file decides.
+//! How the program was called: as `rlctl`, as kubectl's plug-in, or by kubectl to complete a command line.
+//! The name of the file decides.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn kubectl_is_told_subcommands_and_options_with_what_they_do() {
+    fn kubectl_completes_subcommands_and_options_with_descriptions() {
         let completed =
             |words: &[&str]| completions(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
         let commands = completed(&["st"]);

@@ -1,4 +1,4 @@
-//! `rlctl logs`: what a worker of a job writes, over restarts if requested.
+//! `rlctl logs`: the log of a worker of a job, on request across restarts.
 
 mod choice;
 
@@ -36,7 +36,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<ExitCode> {
             Choice::Pod { name, .. } => copy(&connection, &name, args, false).await?,
             Choice::Gone { attempt, last } => {
                 note(&format!("the pod of attempt {attempt} is gone, and its log with it"))?;
-                tell(last.as_ref())?;
+                show(last.as_ref())?;
             }
             Choice::NotYet(why) => anyhow::bail!("{why}; rlctl why {} says more", args.name),
             Choice::Impossible(why) => anyhow::bail!(why),
@@ -111,7 +111,7 @@ async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
 }
 
 /// Shows the last failure's message from the job's status.
-fn tell(last: Option<&FailureStatus>) -> io::Result<()> {
+fn show(last: Option<&FailureStatus>) -> io::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let pod = last.pod.as_deref().unwrap_or("the job");
     writeln!(io::stdout(), "{pod}, attempt {}, {:?}: {}", last.attempt, last.cause, escaped(&last.message))

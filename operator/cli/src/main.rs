@@ -1,6 +1,5 @@
-//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and see how jobs on a cluster
-//! are. No tensors here: training is `rlt-trainer`'s, rules and plans are `rlt-api`'s, what a cluster is
-//! given is `rlt-operator`'s.
+//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and inspect jobs on a cluster. No
+//! tensors here: `rlt-trainer` trains, `rlt-api` has rules and plans, `rlt-objects` the objects of a cluster.
 
 mod args;
 mod cluster;

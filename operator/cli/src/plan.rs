@@ -1,4 +1,4 @@
-//! `rlctl plan`: what a job will be, for people or for programs, and what a cluster would say to it.
+//! `rlctl plan`: the plan of a job, as text or for programs, and the result of a dry run on a cluster.
 
 mod comparison;
 mod fit;

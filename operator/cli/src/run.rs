@@ -1,7 +1,7 @@
-//! `rlctl run`: validates a manifest and becomes the trainer's launcher.
+//! `rlctl run`: validates a manifest and executes the trainer's launcher in its place (exec).
 //!
 //! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own,
-//! and there is nobody in between who could die first.
+//! and no parent process can die before the trainer.
 
 use std::env;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! `rlctl status`: how jobs on a cluster are, as a table, a page about one, or for programs.
+//! `rlctl status`: the state of jobs on a cluster, as a table, as a page about one job, or for programs.
 
 mod page;
 mod summary;

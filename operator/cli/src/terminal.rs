@@ -1,5 +1,5 @@
-//! Text of others on a terminal: what could move its cursor, rename its window or hide what comes next is
-//! shown as an escape and not obeyed.
+//! Untrusted text on a terminal: control sequences, which could move the cursor, rename the window or hide
+//! text, are shown as escapes and not executed.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown_instead() {
+    fn control_sequences_are_shown_as_escapes() {
         assert_eq!(escaped("reward 0.5\n\tstep 3 ä 你"), "reward 0.5\n\tstep 3 ä 你");
         assert_eq!(
             escaped("\u{1b}]0;root\u{7}\u{1b}[2Jok\rno\u{8}"),

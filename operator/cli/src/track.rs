@@ -1,4 +1,4 @@
-//! `rlctl track`: sends the files of a run to a tracker. What is sent, and how, is `rlt-tracking`'s.
+//! `rlctl track`: sends the files of a run to a tracker. The client of the tracker is in `rlt-tracking`.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};

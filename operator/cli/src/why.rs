@@ -61,7 +61,7 @@ async fn gather(connection: &Connection, name: &str) -> anyhow::Result<JobSnapsh
     // A spare waits for ranks: it explains nothing.
     workers.retain(|worker| !worker.is_spare());
     workers.sort_by_key(|worker| (worker.attempt, worker.idx));
-    // Who may see jobs and pods may not always see Events, and most causes are known without.
+    // A user with access to jobs and pods may lack access to Events; most causes are known without them.
     let events = connection.events().await.map(|events| of_job(&job, &events)).unwrap_or_default();
     Ok(JobSnapshot { prepared: Prepared::new(&job), job, workers, events, now: Timestamp::now() })
 }

@@ -1,4 +1,4 @@
-//! The command line as its users see it: texts, exit codes, and what the trainer is started with.
+//! The command line from outside: texts, exit codes, and the arguments with which the trainer is started.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -54,7 +54,7 @@ fn fake_trainer(folder: &Path, exit_code: i32) -> PathBuf {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_output_pipe_is_no_error() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for args in [["plan", "-f", ARITHMETIC, "-o", "json"], ["validate", "-f", ARITHMETIC, "-o", "json"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));
@@ -110,7 +110,7 @@ fn a_valid_manifest_ends_with_0() {
 }
 
 #[test]
-fn a_job_whose_result_is_lost_with_its_pod_is_warned_of_and_valid() {
+fn a_job_without_storage_is_valid_with_a_warning() {
     const LOST: &str = "neither spec.workers.storage nor spec.checkpoint.uri is set: on a cluster the checkpoints, the \
                         metrics and the exported model are lost with the pod";
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -164,7 +164,7 @@ fn problems_come_as_json_for_programs() {
 }
 
 #[test]
-fn a_manifest_that_is_not_there_is_named() {
+fn a_missing_manifest_is_named() {
     let output = rlctl(&["plan", "-f", "/nowhere/job.yaml"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -288,7 +288,7 @@ fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_f
 }
 
 #[test]
-fn the_plan_says_how_many_ranks_sample_as_one_and_what_leaves_a_worker() {
+fn the_plan_shows_the_rollout_tp_degree_and_traffic_between_workers() {
     let folder = tempfile::tempdir().unwrap();
     let manifest = folder.path().join("job.yaml");
     let workers = "\n  workers: {count: 2, ranksPerWorker: 2, device: Cpu, mesh: {sp: 2, rolloutTp: 4}}\n";
@@ -343,7 +343,7 @@ fn the_objects_for_kubectl_are_those_that_the_plan_names() {
 }
 
 #[test]
-fn without_a_cluster_it_is_said_what_was_looked_for() {
+fn without_a_cluster_the_error_names_the_searched_kubeconfigs() {
     let none = rlctl(&["status"]);
     assert_eq!(none.status.code(), Some(1));
     let error = stderr(&none);
@@ -370,7 +370,7 @@ fn kubeconfig(folder: &Path, server: &str) -> PathBuf {
 #[test]
 fn a_server_that_does_not_answer_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    // Taken and given back: nobody listens there.
+    // Bound and released: no server listens there.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = format!("http://127.0.0.1:{port}");
     let output = rlctl(&["status", "--kubeconfig", kubeconfig(folder.path(), &server).to_str().unwrap()]);
@@ -402,7 +402,7 @@ fn a_cluster_without_the_definition_says_how_to_install_it() {
 }
 
 #[test]
-fn as_a_plug_in_of_kubectl_it_goes_by_that_name() {
+fn as_a_kubectl_plug_in_it_shows_that_name() {
     let folder = tempfile::tempdir().unwrap();
     let called = |name: &str, args: &[&str]| {
         let link = folder.path().join(name);
@@ -483,7 +483,7 @@ fn a_classifier_is_planned_as_the_model_of_a_job_that_trains_one_and_as_a_reward
 }
 
 #[test]
-fn run_becomes_the_trainer_and_ends_as_it_ends() {
+fn run_executes_the_trainer_and_exits_with_its_code() {
     let folder = tempfile::tempdir().unwrap();
     let trainer = fake_trainer(folder.path(), 80);
     let output = rlctl(&["run", ARITHMETIC, "--trainer", trainer.to_str().unwrap(), "--overwrite"]);

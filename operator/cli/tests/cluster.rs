@@ -1,5 +1,4 @@
-//! What people see of jobs on a real API server with a real operator. No pod runs here: its kubelet is
-//! played.
+//! `rlctl` for jobs on a real API server with a real operator. No pod runs here: the test plays the kubelet.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -111,15 +110,17 @@ async fn a_quota_is_explained_in_its_own_numbers() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_not_there_is_named_with_its_namespace() {
+async fn a_missing_job_is_named_with_its_namespace() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "absent").await;
-    for arguments in [["why", "nobody"], ["logs", "nobody"], ["events", "nobody"], ["status", "nobody"]] {
+    for arguments in [["why", "missing"], ["logs", "missing"], ["events", "missing"], ["status", "missing"]] {
         let output = run(command(&test, &arguments), None).await;
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8(output.stderr).unwrap();
-        let expected =
-            format!("rlctl: read job `nobody`: there is no job `nobody` in namespace `{}`\n", test.namespace);
+        let expected = format!(
+            "rlctl: read job `missing`: there is no job `missing` in namespace `{}`\n",
+            test.namespace
+        );
         assert_eq!(error, expected);
     }
 }
@@ -190,7 +191,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let plan: Value = serde_json::from_slice(&ask(&["-o", "json"]).await.stdout).unwrap();
     let mut planned: BTreeMap<_, _> =
         plan["objects"].as_array().unwrap().iter().map(|object| (key(object), object.clone())).collect();
-    // It is made once the first worker has an address, which nobody gives it here.
+    // It is created once the first worker has an address, which no kubelet sets here.
     planned.remove("EndpointSlice/planned-trainer").unwrap();
     let made = made(&test, "planned").await;
     assert_eq!(planned.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
@@ -206,8 +207,8 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
 }
 
-/// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise
-/// than by the chart: it serves no channel and pulls no image.
+/// Without what is known on a cluster only (the job's UID), and without the settings in which this operator
+/// differs from the chart: it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
     // The first of what the folder of the job holds is the ConfigMap; the other is a token for the channel.
     if let Some(sources) =
@@ -240,7 +241,7 @@ fn comparable(mut object: Value) -> Value {
 }
 
 #[tokio::test]
-async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
+async fn a_refusal_of_the_cluster_is_reported_before_any_object_is_created() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "refused").await;
     test.post("steady", json!({})).await;
@@ -253,7 +254,7 @@ async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
 }
 
 #[tokio::test]
-async fn the_plan_of_a_cluster_says_where_each_value_comes_from() {
+async fn the_plan_shows_the_source_of_each_value() {
     let Some(cluster) = WITH_OPERATOR.get() else { return };
     let test = TestNamespace::on(cluster, "origins").await;
     let defaults = json!({"workers": {"nodeSelector": {"zone": "b"}}}).to_string();

@@ -1,4 +1,4 @@
-//! How many of the projects' public scripts convert whole, as a table in Markdown.
+//! How many of the projects' public scripts convert completely, as a table in Markdown.
 //!
 //! `CONVERT_SCRIPTS="verl:/checkouts/verl/examples trl:.." cargo bench --package rlt-convert`: nothing of the
 //! scripts is kept. A script counts when it starts a trainer that is known; of several starts the first.

@@ -1,4 +1,4 @@
-//! A manifest while it is put together: fields by path, remarks by section, and its text.
+//! A manifest under construction: fields by path, remarks by section, and its text.
 
 use std::fmt::Write as _;
 

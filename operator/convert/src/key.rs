@@ -1,4 +1,4 @@
-//! What a setting of another trainer is here: the projects' tables, and what became of each setting.
+//! The mapping of a setting of another trainer: the projects' tables, and what became of each setting.
 
 use std::collections::BTreeMap;
 

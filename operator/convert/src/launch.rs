@@ -1,4 +1,4 @@
-//! What a command starts: which project's trainer, with which settings.
+//! The trainer that a command starts: its project and settings.
 
 use crate::settings::{Settings, SettingsError};
 

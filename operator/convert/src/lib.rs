@@ -6,8 +6,8 @@
 //! settings --key tables--> Draft (fields and remarks) --finish--> manifest as YAML
 //! ```
 //!
-//! Pure: text in, text out. What a setting becomes is said in one table for each project; files are read and
-//! manifests are validated by `rlctl convert`.
+//! Pure: text in, text out. One table for each project maps its settings; `rlctl convert` reads files and
+//! validates manifests.
 
 mod draft;
 mod key;

@@ -1,5 +1,4 @@
-//! Commands in Markdown, as documentation has them: the fenced blocks of a shell. What the commands mean is
-//! `shell`'s.
+//! Commands in Markdown: the fenced blocks of a shell. `shell` evaluates the commands.
 
 /// Languages of a fence that a shell reads; a fence without one may be anything.
 const LANGUAGES: [&str; 6] = ["bash", "sh", "shell", "zsh", "console", "shell-session"];

@@ -156,7 +156,7 @@ pub(crate) fn is_true(value: &Value) -> bool {
     }
 }
 
-/// A value as one would write it.
+/// A value as it is written on a command line.
 pub(crate) fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_said_and_what_does_not_end_is_an_error() {
+    fn unknown_values_are_reported_and_endless_loops_are_errors() {
         let evaluation = evaluate("run ${MODEL:?set it} $(nproc) $SEED", &BTreeMap::new(), &[]).unwrap();
         assert_eq!(
             evaluation.notes,

@@ -1,4 +1,4 @@
-//! Scripts and settings become manifests that are valid, and nothing is dropped without a word.
+//! Scripts and settings become valid manifests, and no setting is dropped without a remark.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -156,7 +156,7 @@ fn a_reference_that_follows_is_converted_and_its_updates_are_counted_as_steps() 
 
 /// Each setting is in the manifest, needs nothing, or is named with a reason: by its own comment.
 #[test]
-fn what_is_lost_stands_beside_the_fields_where_it_would_belong() {
+fn dropped_settings_are_remarks_at_the_fields_they_would_set() {
     for name in ["verl-grpo.sh", "trl-dpo.sh", "tulu-grpo.sh"] {
         let conversion = script(name, &[]);
         let comments: String =

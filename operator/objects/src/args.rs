@@ -1,4 +1,4 @@
-//! The operator's command line: what the cluster decides. What a single job needs is in its manifest.
+//! The operator's command line: the settings of a cluster. Settings of a single job are in its manifest.
 
 mod process;
 
@@ -45,11 +45,11 @@ pub struct Args {
     /// Jobs that are reconciled at the same time; most of them wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
-    /// Conditions of nodes that tell of a problem, separated by commas: TYPE, or TYPE=STATUS where the status
+    /// Conditions of nodes that report a problem, separated by commas: TYPE, or TYPE=STATUS where the status
     /// is not True. An empty text stands for none.
     #[arg(long, env = "RLT_NODE_PROBLEMS", value_name = "CONDITIONS", default_value = DEFAULT_CONDITIONS)]
     pub node_problems: ConditionSignals,
-    /// What becomes of workers on a node that gets such a condition.
+    /// What happens to workers on a node that gets such a condition.
     #[arg(long, env = "RLT_ON_NODE_PROBLEM", value_name = "ACTION", default_value = "Restart")]
     pub on_node_problem: OnNodeProblem,
     /// Taints of nodes that are about to be taken away, separated by commas; `*` at the end stands for
@@ -62,7 +62,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What speaks against a node.
+    /// The signals by which a node is avoided.
     pub fn node_signals(&self) -> NodeSignals {
         let taints = self.termination_taints.split(',').map(str::trim).filter(|key| !key.is_empty());
         NodeSignals {
@@ -72,7 +72,7 @@ impl Args {
         }
     }
 
-    /// What the cluster says of the pods of all jobs.
+    /// The cluster's settings for the pods of all jobs.
     pub fn pods(&self) -> PodSettings {
         PodSettings {
             privileges: self.pod_privileges.clone().unwrap_or_default(),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_charts_nodes_are_those_of_an_operator_that_is_told_nothing_and_lists_can_be_empty() {
+    fn the_charts_node_signals_are_the_operators_defaults_and_lists_can_be_empty() {
         let values = include_str!("../../../charts/rl-operator/values.yaml");
         let values: serde_json::Value = serde_saphyr::from_str(values).unwrap();
         let list = |name: &str| {

@@ -1,5 +1,5 @@
-//! The desired objects of a job, each a pure function of the job and its plan. What exists already is not
-//! known here.
+//! The desired objects of a job, each a pure function of the job and its plan. Existing objects are not read
+//! here.
 
 mod avoidance;
 mod claim;

@@ -1,4 +1,4 @@
-//! Jobs for tests, here and of whoever depends on this with the feature `fixtures`.
+//! Jobs for tests, here and of packages that depend on this one with the feature `fixtures`.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,5 +1,5 @@
-//! The custom resource as the operator caches it: small, and readable whatever its specification holds, which
-//! only `rlt_api::validate` parses.
+//! The custom resource as the operator caches it: small, and readable with any specification; only
+//! `rlt_api::validate` parses that.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;

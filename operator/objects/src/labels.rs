@@ -1,10 +1,10 @@
-//! The labels and annotations by which the operator finds what is its own.
+//! The labels and annotations of the operator's objects.
 
 use std::collections::BTreeMap;
 
 use crate::job::Job;
 
-/// Who made an object.
+/// The program that created an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Our value of [`MANAGED_BY`], and the field manager of every object but the status.
 pub const OPERATOR: &str = "rlt-operator";

@@ -1,7 +1,7 @@
-//! What the operator and `rlctl` both know: jobs and workers as the API server has them, the objects that a
-//! job needs, and the settings of an installation.
+//! What the operator and `rlctl` share: jobs and workers as the API server has them, the objects that a job
+//! needs, and the settings of an installation.
 //!
-//! Pure: nothing here calls the API server, waits or decides what happens next. That is `rlt-operator`'s.
+//! Pure: nothing here calls the API server, waits or decides what happens next; `rlt-operator` does.
 
 pub mod args;
 pub mod build;

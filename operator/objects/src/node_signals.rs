@@ -1,5 +1,5 @@
-//! What a node says about itself that speaks against running workers on it: that it is about to be taken
-//! away, or that its hardware is broken. Which taints and conditions say so is the cluster's to decide.
+//! Taints and conditions of a node because of which workers leave or avoid it: its termination was announced,
+//! or its hardware is broken. The operator's settings name them.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
 
-/// Conditions that tell of broken hardware or of a broken kernel: those of node-problem-detector and its
+/// Conditions that report broken hardware or of a broken kernel: those of node-problem-detector and its
 /// counterparts on AKS (`GPUMissing`, `NVLinkStatusInactive`, `XIDErrors`), EKS (`AcceleratedHardwareReady`)
 /// and Nebius (`NebiusGPUError`).
 pub const DEFAULT_CONDITIONS: &str = "AcceleratedHardwareReady=False,GPUMissing,KernelDeadlock,NVLinkStatusInactive,\
@@ -19,18 +19,18 @@ pub const DEFAULT_CONDITIONS: &str = "AcceleratedHardwareReady=False,GPUMissing,
 pub const DEFAULT_TERMINATION_TAINTS: &str = "aws-node-termination-handler/*,cloud.google.com/impending-node-termination,\
                                               karpenter.sh/disrupted,ToBeDeletedByClusterAutoscaler";
 
-/// What speaks against a node.
+/// The signals by which a node is avoided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSignals {
-    /// Conditions that tell of a problem.
+    /// Conditions that report a problem.
     pub conditions: Vec<ConditionSignal>,
-    /// Keys of taints that tell of a node's end; `*` at the end stands for anything.
+    /// Keys of taints that announce a node's termination; `*` at the end stands for anything.
     pub termination_taints: Vec<String>,
     /// What becomes of workers on a node that gets such a condition.
     pub on_problem: OnNodeProblem,
 }
 
-/// A condition that tells of a problem: `XIDErrors`, or `AcceleratedHardwareReady=False` where another status
+/// A condition that reports a problem: `XIDErrors`, or `AcceleratedHardwareReady=False` where another status
 /// than `True` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConditionSignal {
@@ -94,7 +94,7 @@ impl FromStr for ConditionSignals {
 }
 
 impl NodeSignals {
-    /// What speaks against a node; its end comes before its problems.
+    /// The signal of a node; termination takes precedence over problems.
     pub fn read(&self, node: &Node) -> Option<Arc<Impairment>> {
         let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         let ends = taints.into_iter().find(|taint| self.is_termination(&taint.key));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_end_is_known_by_its_taints_and_comes_before_its_problems() {
+    fn termination_is_read_from_taints_and_precedes_problems() {
         let ends = |key: &str| Some((FailureCause::NodeTerminating, format!("taint {key}")));
         for key in ["aws-node-termination-handler/spot-itn", "cloud.google.com/impending-node-termination"] {
             assert_eq!(impairment(&[key], condition("XIDErrors", "True")), ends(key));

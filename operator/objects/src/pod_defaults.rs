@@ -1,5 +1,4 @@
-//! Defaults for the pods of the jobs of a namespace: a ConfigMap of a well-known name, as the watch has seen
-//! it.
+//! Defaults for the pods of a namespace's jobs: a ConfigMap with a well-known name, as cached by the watch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +15,7 @@ pub const KEY: &str = "defaults.yaml";
 /// The defaults of a namespace, or what is wrong with them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceDefaults {
-    /// Tells versions of the ConfigMap apart.
+    /// The version of the ConfigMap.
     pub version: String,
     /// The defaults, or each problem in a line of its own.
     pub defaults: Result<Defaults, Vec<String>>,

@@ -1,4 +1,4 @@
-//! `spec.workers.podTemplate`: what may stand in it, and how it is laid over the pod that the operator makes.
+//! `spec.workers.podTemplate`: which fields it may have, and its strategic merge over the operator's pod.
 //! What a cluster's settings have to allow is in [`crate::privileges`]. Pure.
 
 use std::sync::LazyLock;
@@ -133,7 +133,7 @@ fn of_containers(spec: &PodSpec) -> Vec<Problem> {
     found
 }
 
-/// Variables and folders by which the operator tells the trainer what it is.
+/// Variables and folders by which the operator identifies the trainer.
 fn of_trainer(container: &Container, path: &str) -> Vec<Problem> {
     let names = container.env.iter().flatten().map(|variable| &variable.name);
     let reserved = names.filter(|name| rlt_api::is_reserved_variable(name));
@@ -173,7 +173,7 @@ fn problem(path: &str, message: String) -> Problem {
     Problem { path: path.to_owned(), message, ..Problem::default() }
 }
 
-/// A pod with a template laid over it. What tells pods apart stays the operator's.
+/// A pod with a template merged over it. Names and labels that identify pods stay the operator's.
 ///
 /// # Errors
 /// When both together are no pod, which [`problems`] rules out.

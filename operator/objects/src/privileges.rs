@@ -1,5 +1,5 @@
-//! What pods of jobs may have beyond Pod Security's level `restricted`: the cluster's settings beside what a
-//! job requests. By default nothing. Pure.
+//! Privileges of pods beyond Pod Security's level `restricted`: those that the cluster's settings allow, and
+//! those that a job requests. By default none. Pure.
 
 use std::fmt;
 

@@ -18,7 +18,7 @@ use crate::job::Job;
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// The label by which a job names its priority in the queue.
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
-/// The label of a job whose Workload somebody else created, with the Workload's name.
+/// The label of a job whose Workload another client created, with the Workload's name.
 pub const PREBUILT_LABEL: &str = "kueue.x-k8s.io/prebuilt-workload-name";
 /// The value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
 pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
@@ -28,7 +28,7 @@ pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 pub struct Queueing {
     /// The queue that the job requests.
     pub queue: Option<String>,
-    /// The name of the Workload that somebody else created for the job.
+    /// The name of the Workload that another client, such as MultiKueue, created for the job.
     pub prebuilt: Option<String>,
     /// Whether the cluster has queues.
     pub is_served: bool,

@@ -1,5 +1,5 @@
-//! Objects as they come from the API server, without what nobody here asks of them: who manages which field
-//! is longer than all else that is read of a pod. What they mean is read elsewhere.
+//! Objects of the API server, reduced to the fields that are read: a pod's `managedFields` alone are longer
+//! than all of these. What they mean is decided elsewhere.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

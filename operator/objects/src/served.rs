@@ -1,9 +1,9 @@
-//! The optional APIs of a cluster: Kueue and gang schedulers. Who requests them, and when, is the operator's.
+//! The optional APIs of a cluster: Kueue and gang schedulers. The operator decides when to discover them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
 use kube::core::{ApiResource, GroupVersionKind};
 
-/// The optional APIs that are served.
+/// The optional APIs that the cluster serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Kueue's Workload v1beta2.

@@ -48,7 +48,8 @@ pub struct Worker {
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
-    /// What its launcher says, where that follows attempts. Not of the pod: who observes it adds it.
+    /// The last report of its launcher, if that follows attempts. It is not read from the pod; `observe` adds
+    /// it.
     pub launcher: Option<Box<Launcher>>,
 }
 
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_statuses_of_containers_is_as_far_as_it_says_itself() {
+    fn a_pod_without_container_statuses_is_read_by_its_phase() {
         assert_eq!(read("Pending", &[]).phase, WorkerPhase::Pending);
         assert_eq!(read("Failed", &[]).phase, WorkerPhase::Failed);
         assert_eq!(read("Succeeded", &[]).phase, WorkerPhase::Succeeded);

@@ -52,8 +52,8 @@ impl ApplyError {
         let owner = match (owner, managed_by) {
             _ if is_of_earlier_job => "an earlier job of this name".to_owned(),
             (Some(owner), _) => format!("{} `{}`", owner.kind, owner.name),
-            (None, Some(managed_by)) => format!("nobody, and is managed by `{managed_by}`"),
-            (None, None) => "nobody".to_owned(),
+            (None, Some(managed_by)) => format!("no owner, and is managed by `{managed_by}`"),
+            (None, None) => "no owner".to_owned(),
         };
         let is_going = is_of_earlier_job || found.deletion_timestamp.is_some();
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }

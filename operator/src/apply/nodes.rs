@@ -1,4 +1,4 @@
-//! Uncached reads of nodes. A watch may be behind: a decision by the cache could end a healthy attempt, or
+//! Uncached reads of nodes. The cache may be stale: a decision based on it could end a healthy attempt, or
 //! run two processes of one rank.
 
 use std::collections::BTreeSet;

@@ -74,7 +74,7 @@ pub(super) async fn assign(
             labels::WORKER_IDX: worker.idx.to_string(),
             labels::ATTEMPT: attempt.to_string(),
         });
-        // A UID in a patch is a precondition: another pod of that name is left alone.
+        // A UID in a patch is a precondition: another pod of that name is not changed.
         let patch = Patch::Merge(json!({"metadata": {"uid": &*uid, "labels": labels}}));
         let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
         match api.patch(&name, &params, &patch).await {
@@ -84,7 +84,7 @@ pub(super) async fn assign(
                 }
                 Ok(())
             }
-            // The watch tells that it is gone, and the attempt is decided again.
+            // The watch reports its deletion, and the job is reconciled again.
             Err(error) if error::is_done(&error) => Ok(()),
             Err(source) => Err(ApplyError::Call { act: "assign pod", name: name.to_string(), source }),
         }

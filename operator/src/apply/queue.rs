@@ -300,10 +300,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_given_back_that_nobody_wants_or_that_is_not_there() {
-        let mut wanted_by_nobody = status("Preempted");
-        wanted_by_nobody["conditions"][2]["status"] = "False".into();
-        assert_eq!(released(&wanted_by_nobody), None);
+    fn quota_is_released_only_if_it_is_reserved_and_the_eviction_requires_it() {
+        let mut not_evicted = status("Preempted");
+        not_evicted["conditions"][2]["status"] = "False".into();
+        assert_eq!(released(&not_evicted), None);
         let mut without_place = status("Preempted");
         without_place["conditions"][0]["status"] = "False".into();
         assert_eq!(released(&without_place), None);

@@ -1,4 +1,4 @@
-//! Status writes: one where something changed, none where nothing did.
+//! Status writes: one for a changed status, none for an unchanged one.
 
 use std::time::{Duration, Instant};
 
@@ -104,8 +104,8 @@ async fn write(
     Ok(taken.metadata.resource_version.unwrap_or_default())
 }
 
-/// Whether a job's first status says no more than that its workers are being started. Whoever finds pods
-/// without it knows that they are of the first attempt.
+/// Whether a job's first status only says that its workers are being started. Pods of a job without a status
+/// belong to its first attempt.
 fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     let starts_workers = status.conditions.iter().any(|condition| {
         condition.type_ == ConditionType::Reconciling && condition.reason == Reason::WorkersStarting.name()
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_crowd_first_statuses_wait_longer_but_not_for_ever() {
+    fn with_many_jobs_first_status_writes_are_delayed_up_to_a_bound() {
         assert_eq!(first_wait(0), FIRST_STATUS_WAIT);
         assert_eq!(first_wait(4), FIRST_STATUS_WAIT);
         assert_eq!(first_wait(15), FIRST_STATUS_WAIT * 4);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_that_somebody_else_wrote_takes_the_place_of_one_that_waits() {
+    async fn a_status_written_by_another_client_replaces_the_pending_one() {
         let written = Written::default();
         written.defer("c", status(Reason::WorkersStarting), Instant::now());
         let theirs = status(Reason::Restarting);

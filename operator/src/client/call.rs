@@ -1,4 +1,4 @@
-//! What a request to the API server is, read from its method and address. Pure.
+//! The verb and resource of a request to the API server, from its method and path. Pure.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ impl Call {
         }
     }
 
-    /// How important it is, where whoever makes it says nothing about that.
+    /// Its default importance, if the caller sets none.
     pub fn importance(&self) -> Importance {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) | (_, "leases") => Importance::Vital,

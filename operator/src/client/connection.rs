@@ -1,6 +1,5 @@
-//! How a connection to the API server is opened: over HTTP/2, so that many calls at once cost no handshake
-//! each, and with pings, by which a connection that is dead without saying so is found out while nothing is
-//! called.
+//! Opens connections to the API server: over HTTP/2, so that concurrent calls need no handshake each, and
+//! with pings, which detect a dead connection while no call is made.
 
 use std::time::Duration;
 

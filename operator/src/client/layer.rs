@@ -1,7 +1,7 @@
 //! The tower layer around every call: its turn, its time limit, the end of the leader's term, its count.
 //!
-//! Whoever makes a call can say more by the extensions of its request: how important it is, by an
-//! [`Importance`](super::Importance), or that it has its [`Turn`] already.
+//! A caller can set extensions of its request: an [`Importance`](super::Importance), or a [`Turn`] that it
+//! already has.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_goes_before_pods_unless_whoever_writes_it_says_that_it_can_wait() {
+    async fn a_status_precedes_pods_unless_its_writer_marks_it_as_deferrable() {
         assert!(first(None).await.ends_with("/status"));
         assert!(first(Some(Importance::Notice)).await.ends_with("/pods"));
     }

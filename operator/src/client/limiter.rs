@@ -1,6 +1,5 @@
-//! Lets calls through at a rate, and so many at a time. Of those that wait, the one goes first whose time has
-//! come first: when it was requested, and what it can wait by its importance. So a crowd of important calls
-//! holds up the others that long and no longer.
+//! Limits the rate of calls and the number in flight. Waiting calls are ordered by deadline: the time of the
+//! request plus a delay by importance. So many important calls delay the others for a bounded time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,13 +30,13 @@ struct State {
     is_closed: bool,
 }
 
-/// The process is told to stop, or leads no more: whatever is not done, another leader will do.
+/// The process was asked to stop, or is no longer the leader: the next leader does the remaining work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the operator is asked to stop, or leads no more")]
+#[error("the operator was asked to stop, or is no longer the leader")]
 pub struct Closed;
 
-/// A call's place among those under way, which it gives back when it is dropped. Whoever needs it before the
-/// call is put together sends it along in an `Arc`, among the extensions of the request.
+/// A call's slot among those in flight, released on drop. A caller that needs it before it builds the call
+/// passes it in an `Arc`, as an extension of the request.
 #[derive(Debug)]
 #[must_use = "the place is given back at once"]
 pub struct Turn {
@@ -101,7 +100,7 @@ impl Limiter {
         receiver
     }
 
-    /// Wakes those who wait, one for each token and place.
+    /// Wakes waiting calls, one for each token and free slot.
     fn admit(&self, state: &mut State) {
         state.fill(self.rate);
         while state.tokens >= 1.0 && state.num_in_flight < self.max_in_flight {
@@ -111,7 +110,7 @@ impl Limiter {
                     state.tokens -= 1.0;
                     state.num_in_flight += 1;
                 }
-                // Somebody who has given up needs no token.
+                // A cancelled call needs no token.
                 Err(mut unused) => unused.limiter = None,
             }
         }
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn of_those_who_wait_the_most_important_goes_first_and_a_lease_never_waits() {
+    async fn the_most_important_waiting_call_is_next_and_lease_calls_never_wait() {
         let limiter = limiter(10.0, 1.0);
         drop(limiter.turn(Importance::Change).await.unwrap());
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_waiting_takes_nobodys_turn() {
+    async fn a_cancelled_call_takes_no_other_calls_turn() {
         let limiter = limiter(1.0, 1.0);
         drop(limiter.turn(Importance::Change).await.unwrap());
         let impatient = tokio::time::timeout(Duration::from_millis(100), limiter.turn(Importance::Status));
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_are_under_way_and_the_most_important_follows_whoever_ends() {
+    async fn calls_in_flight_are_bounded_and_the_most_important_one_follows() {
         let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 2);
         let first = limiter.turn(Importance::Change).await.unwrap();
         let second = limiter.turn(Importance::Change).await.unwrap();
@@ -249,13 +248,13 @@ mod tests {
         assert!(tokio::time::timeout(soon, &mut notice).await.is_err());
         drop(second);
         let _fourth = notice.await.unwrap();
-        // Whoever gives up while it waits leaves its place to the next one.
+        // A call that is cancelled while it waits leaves its slot to the next one.
         assert!(tokio::time::timeout(soon, limiter.turn(Importance::Status)).await.is_err());
         assert_eq!(limiter.lock().num_in_flight, 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn once_it_is_closed_nobody_waits_any_more_and_only_a_lease_is_let_through() {
+    async fn once_closed_waiting_calls_fail_and_only_lease_calls_pass() {
         let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 1);
         let under_way = limiter.turn(Importance::Change).await.unwrap();
         let waiting = tokio::spawn({

@@ -1,6 +1,5 @@
-//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces all
-//! that it holds when a list ends, so that lists of several watches, as they come, would lose each other's
-//! jobs.
+//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces its
+//! whole content when a list ends, so interleaved lists of several watches would remove each other's jobs.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_two_namespaces_that_come_at_the_same_time_lose_no_job() {
+    fn interleaved_lists_of_two_namespaces_lose_no_job() {
         let mut cluster = cluster([Some("a"), Some("b")]);
         cluster.take(0, Event::Init);
         cluster.take(0, Event::InitApply(job("a", "one")));
@@ -149,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_list_of_one_namespace_says_nothing_about_another_and_misses_what_is_gone() {
+    fn a_new_list_of_one_namespace_removes_deleted_jobs_and_no_jobs_of_another() {
         let mut cluster = cluster([Some("a"), Some("b")]);
         cluster.list(0, &[job("a", "one"), job("a", "two")]);
         cluster.list(1, &[job("b", "one")]);
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_list_that_is_begun_again_is_what_it_says_last() {
+    fn a_restarted_first_list_counts_from_its_last_start() {
         let mut cluster = cluster([Some("a"), None]);
         cluster.list(0, &[job("a", "one")]);
         cluster.list(0, &[job("a", "two")]);

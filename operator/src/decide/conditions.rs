@@ -253,9 +253,9 @@ fn stalled(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     }
 }
 
-/// Who failed, how, and what to change.
+/// The failed pod, the error, and what to change.
 fn failure_in_words(status: &RLTrainingJobStatus) -> String {
     let Some(failure) = &status.last_failure else { return "the job failed".into() };
-    let who = failure.pod.as_deref().map(|pod| format!("{pod}: ")).unwrap_or_default();
-    format!("{who}{}; {}", failure.message, failure.advice)
+    let pod = failure.pod.as_deref().map(|pod| format!("{pod}: ")).unwrap_or_default();
+    format!("{pod}{}; {}", failure.message, failure.advice)
 }

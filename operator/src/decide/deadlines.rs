@@ -1,5 +1,5 @@
-//! Deadlines of an active job: of its start, of a step, of the job as a whole; and when to reconcile for
-//! their sake.
+//! Deadlines of an active job: of its start, of a step, of the whole job; and the requeue times that follow
+//! from them.
 
 use std::time::Duration;
 

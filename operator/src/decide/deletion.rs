@@ -49,8 +49,8 @@ pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Du
     clock::until(worker.leaves_by, reconcile.input.now)
 }
 
-/// A pod whose grace period is over and whose node does not answer: only a person can tell whether it still
-/// runs.
+/// A pod whose grace period is over and whose node does not answer: only an administrator can know whether it
+/// still runs.
 pub(super) fn stuck(reconcile: &Reconcile<'_>) -> Option<JobState> {
     let is_stuck =
         |worker: &&Worker| is_leaving_silently(reconcile, worker) && time_left(reconcile, worker).is_none();

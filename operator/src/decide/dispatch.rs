@@ -1,5 +1,5 @@
-//! What the operator does in the manager cluster of MultiKueue about a job that runs in another cluster: it
-//! keeps the job's Workload, as Kueue does for the kinds that it knows. Status and end come from there.
+//! Jobs in the manager cluster of MultiKueue, which run in another cluster: the operator keeps the job's
+//! Workload, as Kueue does for its built-in kinds. MultiKueue copies the status.
 
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::queue::{Queueing, WorkloadAction};
@@ -71,7 +71,7 @@ mod tests {
         let delete = Some(WorkloadAction::Delete(Arc::new(waiting())));
         assert_eq!(suspended(&asked(Some(waiting()))), delete);
         assert_eq!(action(&Queueing { queue: None, ..asked(Some(waiting())) }), delete);
-        // The Workload is finished by MultiKueue shortly before or after the last status arrives.
+        // The Workload is finished by MultiKueue shortly before or after it copies the last status.
         let finished = Workload { is_finished: true, ..waiting() };
         assert_eq!(action(&asked(Some(finished))), None);
         let time = Some("2027-01-15T07:00:00Z".to_owned());

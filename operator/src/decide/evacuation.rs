@@ -1,6 +1,6 @@
-//! Workers on nodes that they are better off without: one that is about to be taken away, or one whose
-//! hardware broke while they ran. They are stopped with their grace period, so that all save a checkpoint,
-//! and the next attempt prefers other nodes.
+//! Evacuation of workers from nodes: a node whose termination was announced, or one whose hardware broke
+//! while they ran. They are stopped with their grace period, so that all save a checkpoint, and the next
+//! attempt prefers other nodes.
 //!
 //! The evacuation is written to the status before the pod is deleted: pods and nodes may be gone when the
 //! attempt ends.
@@ -43,7 +43,7 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
     deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
 }
 
-/// What speaks against the node of a worker, as far as the worker is stopped for it. One that was given to
+/// The signal of a worker's node for which the worker is stopped. One that was given to
 /// the attempt as it is now is kept: there is no better one, and every move would be in vain.
 fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a Impairment> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };

@@ -1,4 +1,5 @@
-//! What ended an attempt. The first pod that fails names the cause: the others fail because they lost it.
+//! The cause of an attempt's end. The first pod that fails names the cause: the others fail because they lost
+//! it.
 //!
 //! A pod that is being deleted keeps its grace period: all pods save a checkpoint in it, and the attempt ends
 //! with them.
@@ -115,9 +116,9 @@ fn by_whom_it_began(reconcile: &Reconcile<'_>, failure: &Failure) -> Failure {
     asked.map_or_else(
         || failure.clone(),
         |worker| {
-            let departed = departed(reconcile, worker);
-            let reasons = [failure.reasons.clone(), departed.reasons].concat();
-            Failure { exit_code: failure.exit_code, reasons, ..departed }
+            let removed = removed(reconcile, worker);
+            let reasons = [failure.reasons.clone(), removed.reasons].concat();
+            Failure { exit_code: failure.exit_code, reasons, ..removed }
         },
     )
 }
@@ -140,7 +141,7 @@ fn on_silent_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
-/// The worker that others have lost, where its node tells of a problem.
+/// The worker that others have lost, if its node reports a problem.
 fn on_impaired_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let mut unfinished = reconcile.pods.present().filter(|worker| !worker.is_finished());
     unfinished.find_map(|worker| evacuation::cause(reconcile, worker))
@@ -204,7 +205,7 @@ fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptStat
     if let Some(worker) = reconcile.pods.present().find(is_leaving) {
         let can_save = are_all_there && !deletion::is_silent(reconcile, worker);
         let wait = deletion::time_left(reconcile, worker).filter(|_| can_save);
-        let failure = evacuation::attribute(reconcile, departed(reconcile, worker));
+        let failure = evacuation::attribute(reconcile, removed(reconcile, worker));
         return Some(match wait {
             Some(wait) => {
                 let message = format!("{}: {}", worker.name, failure.message);
@@ -219,7 +220,7 @@ fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptStat
 }
 
 /// Why a pod is terminating that has not failed by itself.
-fn departed(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
+fn removed(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     if let Some(by_node) = evacuation::cause(reconcile, worker) {
         return by_node;
     }

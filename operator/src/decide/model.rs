@@ -26,7 +26,7 @@ enum ModelEvent {
     PodStarts(u32),
     /// A pod's process ends with this code.
     ProcessExits(u32, i32),
-    /// Somebody deletes a pod.
+    /// A client deletes a pod.
     PodDeleted(u32),
     /// The node of a pod does not answer any more: the pod is evicted, and its process lives on.
     NodeSilent(u32),
@@ -180,7 +180,7 @@ impl World {
         let is_wanted = !self.prepared.job.spec().run_policy.suspend && self.has_ended.is_none();
         let is_current = self.status.attempt.is_none_or(|attempt| attempt == pod.attempt);
         let is_well = is_wanted && is_current && *self.node(pod.idx) == NodeState::Answers;
-        assert!(!is_well, "a worker was stopped that nothing speaks against");
+        assert!(!is_well, "a worker was stopped without a signal of its node");
         if deletion.lost_node.is_some() {
             assert!(!self.processes.contains_key(&pod.idx), "a pod was force-deleted whose process lives");
             self.pods.remove(name);
@@ -502,7 +502,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_a_job_keeps_its_promises_and_ends(events in events(), has_rules: bool) {
+    fn under_random_faults_the_invariants_hold_and_every_job_ends(events in events(), has_rules: bool) {
         let mut world = World::new(has_rules);
         for event in &events {
             world.happen(event);

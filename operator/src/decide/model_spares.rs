@@ -1,6 +1,6 @@
-//! Model test of jobs with hot spares: random histories against an API server in memory, with launchers that
-//! are heard late and an operator that crashes between any two calls. In all of them no rank has two live
-//! processes, nobody is given ranks before the status says so, and every job ends.
+//! Model test of jobs with hot spares: random histories against an API server in memory, with launchers whose
+//! reports are delayed and an operator that crashes between any two calls. In all of them no rank has two
+//! live processes, no pod is assigned ranks before the status says so, and every job ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -27,13 +27,13 @@ const NUM_SPARES: u32 = 2;
 enum ModelEvent {
     /// A pod's launcher starts, with its ranks where it is no spare.
     Starts(usize),
-    /// A launcher asks the operator, and does as it is told.
+    /// A launcher asks the operator, and follows the answer.
     Asks(usize),
     /// The ranks of a pod end with this code, and its launcher lives on.
     RanksEnd(usize, i32),
     /// A pod's launcher ends with this code, and its ranks with it.
     LauncherEnds(usize, i32),
-    /// Somebody deletes a pod.
+    /// A client deletes a pod.
     Deleted(usize),
     /// A pod that is being deleted is gone.
     Gone(usize),
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// The launcher of a pod that lives says what it has, and does what it is told.
+    /// The launcher of a live pod reports what it runs, and follows the answer.
     fn ask(&mut self, name: &str) {
         let is_over = self.status.completion_time.is_some();
         let seconds = self.now.as_second();
@@ -370,7 +370,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_no_rank_has_two_processes_and_a_job_with_spares_ends(events in events()) {
+    fn under_random_faults_no_rank_has_two_processes_and_a_job_with_spares_ends(events in events()) {
         let mut world = World::new();
         for event in &events {
             world.happen(event);

@@ -94,7 +94,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
 }
 
 /// The job's pod sets have changed since the Workload was created, or it is finished. Reserved quota is not
-/// given up for that, and a Workload that somebody else created is theirs to replace.
+/// released for that, and a Workload that another client created is replaced by that client.
 pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
     let is_prebuilt = queueing.prebuilt.is_some();
     !is_prebuilt && (workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted)
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_without_queues_holds_back_a_job_that_asks_for_one_and_says_so() {
+    fn a_job_with_a_queue_waits_on_a_cluster_without_kueue_and_reports_it() {
         let missing = Queueing { is_served: false, ..asked(None) };
         let decision = decided(&missing, json!({}), &RLTrainingJobStatus::default(), vec![]);
         assert_eq!((decision.queue.clone(), decision.start.len()), (None, 0));
@@ -212,8 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_force_deletes_the_workers_of_lost_nodes_and_keeps_the_place_of_those_that_nobody_can_stop()
-    {
+    fn an_eviction_force_deletes_workers_of_lost_nodes_and_keeps_quota_for_those_that_may_still_run() {
         let node: Arc<str> = "node".into();
         let leaving = |seconds| Worker {
             node: Some(node.clone()),
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspended_job_and_one_that_asks_for_no_queue_any_more_give_up_what_they_asked_for() {
+    fn a_suspended_job_and_one_without_a_queue_release_their_workload() {
         let suspend = json!({"suspend": true});
         let queueing = asked(Some(admitted()));
         let decision = decided(&queueing, suspend.clone(), &running(), vec![runs(0), runs(1)]);
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_follows_the_job_while_it_waits_and_never_while_it_has_a_place() {
+    fn a_workload_follows_its_job_while_it_waits_and_never_while_it_is_admitted() {
         let other = |workload| Queueing { wanted: Some("other".into()), ..asked(Some(workload)) };
         let nothing = RLTrainingJobStatus::default();
         let decision = decided(&other(waiting()), json!({}), &nothing, vec![]);

@@ -1,5 +1,5 @@
-//! Restarts in place: a pod that runs all ranks restarts its processes by itself, and the operator counts
-//! that against the same budgets as attempts of its own.
+//! Restarts in place: a pod that runs all ranks restarts its processes itself, and the operator counts that
+//! against the same budgets as its own attempts.
 
 use std::collections::BTreeMap;
 

@@ -5,9 +5,9 @@
 //! attempt failed -> every lost worker has a spare? -> status: attempt in place, promoted spares
 //!                -> pods get their group, index and attempt as labels -> launchers ask what to run
 //! ```
-//! Who gets which ranks is in the status before any pod is changed. A spare takes the ranks of a worker only
-//! once no process of that worker can run; and an attempt in place creates no worker's pod, so that a gang is
-//! never waited for in part. Where a pod is lost before it took part, the attempt fails, and the next one is
+//! The assignment of ranks to pods is in the status before any pod is changed. A spare takes the ranks of a
+//! worker only once no process of that worker can run; and an attempt in place creates no worker's pod, so
+//! that no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next one is
 //! decided again.
 
 use std::collections::BTreeSet;

@@ -180,7 +180,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
 }
 
 #[test]
-fn a_running_gang_is_settled_and_told_once() {
+fn a_running_gang_is_settled_and_reported_once() {
     let decision = decided(json!({}), &starting(9), vec![runs(0), runs(1)]);
     assert_eq!(decision.state, JobState::Running);
     assert_eq!(decision.status.ready.as_deref(), Some("2/2"));
@@ -193,7 +193,7 @@ fn a_running_gang_is_settled_and_told_once() {
 }
 
 #[test]
-fn every_end_of_a_worker_has_its_cause_and_its_consequence() {
+fn every_exit_of_a_worker_is_classified_by_cause_and_reaction() {
     // Code, cause, and whether another attempt follows by default.
     let table = [
         (1, FailureCause::TrainerFailed, false),
@@ -263,7 +263,7 @@ fn the_first_worker_that_failed_names_the_cause_and_the_loss_of_a_peer_waits_for
 }
 
 #[test]
-fn a_worker_that_disappears_restarts_a_gang_that_ran_and_is_replaced_in_one_that_starts() {
+fn a_deleted_worker_restarts_a_running_gang_and_is_replaced_in_a_starting_one() {
     let ran = decided(json!({}), &running(1, 90), vec![runs(0)]);
     assert_eq!(ran.status.attempt, Some(2));
     assert_eq!(ran.status.last_failure.unwrap().pod.as_deref(), Some("quickstart-trainer-1"));
@@ -277,7 +277,7 @@ fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
     let leaving = Worker { is_deleting: true, ..runs(0) };
     let decision = decided(json!({}), &status, vec![leaving.clone(), runs(1)]);
     assert!(decision.start.is_empty());
-    assert_eq!(decision.delete.len(), 1, "who is leaving already is left alone");
+    assert_eq!(decision.delete.len(), 1, "a pod that is already terminating is not deleted again");
     let decision = decided(json!({}), &status, vec![leaving]);
     assert_eq!(indices(&decision.start), [1]);
 }
@@ -323,7 +323,7 @@ fn a_job_is_complete_when_all_workers_ended_well_even_while_it_is_being_suspende
 }
 
 #[test]
-fn deadlines_end_a_job_with_what_it_waited_for() {
+fn deadlines_end_a_job_and_report_what_it_waited_for() {
     let active = decided(json!({"activeDeadlineSeconds": 90}), &running(1, 90), vec![runs(0), runs(1)]);
     assert_eq!(active.status.last_failure.unwrap().cause, FailureCause::DeadlineExceeded);
     let policy = json!({"startupDeadlineSeconds": 60});
@@ -386,7 +386,7 @@ fn the_clean_pod_policy_holds_on_every_way_to_the_end() {
 }
 
 #[test]
-fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
+fn a_job_is_deleted_after_its_ttl_unless_gitops_would_apply_it_again() {
     let ended = RLTrainingJobStatus { completion_time: Some(ago(60)), ..running(1, 90) };
     let policy = |policy: &str| json!({"ttlSecondsAfterFinished": 60, "ttlPolicy": policy});
     let at = |policy: Value, is_tracked| {

@@ -1,4 +1,4 @@
-//! The index keeps the newest state, in whatever order changes arrive.
+//! The index keeps the newest state, whatever the order of changes.
 
 use rlt_objects::worker::{JobKey, Worker, WorkerPhase};
 
@@ -28,7 +28,7 @@ fn an_older_version_of_a_pod_does_not_replace_a_newer_one() {
 }
 
 #[test]
-fn a_pod_that_is_gone_is_not_brought_back_by_the_answer_to_its_creation() {
+fn a_deleted_pod_is_not_entered_again_by_the_response_to_its_creation() {
     let index = Index::default();
     let gone = worker(0, 1);
     index.remove(&key(), &gone);
@@ -47,7 +47,7 @@ fn the_end_of_a_pod_does_not_remove_its_successor_of_the_same_name() {
 }
 
 #[test]
-fn a_new_list_removes_what_it_does_not_name_in_its_namespace_only() {
+fn a_new_list_removes_missing_objects_of_its_namespace_only() {
     let index = Index::default();
     let elsewhere = JobKey { uid: "v".into(), namespace: "other".into(), name: "job".into() };
     index.enter(&key(), worker(0, 1));

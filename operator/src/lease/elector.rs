@@ -1,4 +1,4 @@
-//! The life of one candidate: watch, take over, renew, give up.
+//! One candidate of the election: watch, acquire, renew, give up.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -24,7 +24,7 @@ enum Standing {
     Unknown { since: Instant },
     /// There is no Lease.
     Absent,
-    /// Somebody else holds it, or nobody; it has not changed since it was seen.
+    /// Another process holds it, or none; it has not changed since it was seen.
     Standby { lease: Box<Lease>, seen_at: Instant },
     /// This candidate holds it; the last renewal began at `renewed_at`.
     Leader { lease: Box<Lease>, renewed_at: Instant, due: Instant },
@@ -56,7 +56,7 @@ impl Elector {
 
     pub(super) async fn run(mut self, mut released: oneshot::Receiver<()>) -> Result<(), LeaseError> {
         let ended = self.campaign(&mut released).await;
-        // Before anybody else may begin.
+        // Before another process may acquire it.
         let _ = self.leading.send(false);
         ended?;
         self.release().await
@@ -69,7 +69,7 @@ impl Elector {
                 _ = &mut *released => return Ok(()),
                 lease = seen.next() => match lease {
                     Some(Ok(lease)) => self.observe(lease)?,
-                    Some(Err(error)) => tracing::warn!(%error, "the watch of the lease failed and is begun anew"),
+                    Some(Err(error)) => tracing::warn!(%error, "lease watch failed; restarting it"),
                     None => return Err(LeaseError::Ended),
                 },
                 () = sleep_until(self.due()) => self.act().await?,
@@ -80,10 +80,10 @@ impl Elector {
     /// Takes note of the Lease as it is.
     fn observe(&mut self, lease: Option<Lease>) -> Result<(), LeaseError> {
         match (&self.standing, lease) {
-            // The next renewal finds out what became of a Lease that somebody deleted.
+            // The next renewal handles a Lease that was deleted.
             (Standing::Leader { .. }, None) => {}
             (Standing::Leader { .. }, Some(lease)) => {
-                // What was written before this candidate took over may arrive late.
+                // What was written before this candidate took over may be received late.
                 let is_newer = transitions(&lease) > self.own_transitions();
                 if is_newer && holder(&lease) != self.candidate.identity {
                     return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });
@@ -141,7 +141,7 @@ impl Elector {
             Err(error) => {
                 tracing::warn!(
                     error = error.as_ref().map(tracing::field::display),
-                    "the lease can not be read"
+                    "failed to read the lease"
                 );
                 self.standing = Standing::Unknown { since: Instant::now() };
             }
@@ -163,7 +163,7 @@ impl Elector {
         let lease = self.held(lease, true);
         match self.replace(&lease).await {
             Ok(lease) => self.lead(lease, started),
-            // Somebody was quicker, or the watch is behind.
+            // Another process was quicker, or the watch is behind.
             Err(_) => self.back_off().await,
         }
     }
@@ -183,7 +183,7 @@ impl Elector {
         self.standing = Standing::Leader { lease: Box::new(lease), renewed_at: started, due };
         self.term.set_end(started + self.candidate.timing.renew_within);
         self.num_failures = 0;
-        tracing::info!(identity = self.candidate.identity, "this operator leads");
+        tracing::info!(identity = self.candidate.identity, "became the leader");
         let _ = self.leading.send(true);
     }
 
@@ -198,7 +198,7 @@ impl Elector {
             Ok(lease) => (lease, started, started + timing.renew_every, None),
             Err(problem) => {
                 let error = problem.as_ref().map(tracing::field::display);
-                tracing::warn!(error, "the lease was not renewed");
+                tracing::warn!(error, "failed to renew the lease");
                 let lease = self.still_held(lease, problem.as_ref()).await?;
                 let due = (Instant::now() + timing.retry_after).min(deadline);
                 (lease, renewed_at, due, Some(problem))
@@ -294,7 +294,7 @@ fn transitions(lease: &Lease) -> i32 {
     lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0)
 }
 
-/// Nobody holds it, or a process that this one has replaced.
+/// No process holds it, or one that this process has replaced.
 fn is_free(lease: &Lease, candidate: &Candidate) -> bool {
     holder(lease).is_empty() || holder(lease) == candidate.identity
 }

@@ -1,5 +1,5 @@
-//! The term of the leader, until its Lease expires. Its writes are cut off at the end, before the next leader
-//! begins.
+//! The term of the leader, until its Lease expires. Its writes are cancelled at the end, before the next
+//! leader begins.
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};

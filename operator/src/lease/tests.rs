@@ -57,7 +57,7 @@ fn candidate() -> Candidate {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_whose_renewals_hang_stops_when_its_term_is_over_and_not_a_call_later() {
+async fn a_leader_with_hanging_renewals_makes_no_call_after_its_term() {
     // It is made, and renewed once.
     let (client, _) = server(|num_writes| (num_writes <= 2).then_some(200));
     let election = Election::start(client, candidate(), Term::default());

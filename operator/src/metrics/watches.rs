@@ -1,5 +1,5 @@
-//! When each watch was last begun, by which a dead one is detected. Watches of one resource in several
-//! namespaces are counted separately, so that a live one hides no dead one.
+//! When each watch was last started, by which a dead one is detected. Watches of one resource in several
+//! namespaces are counted separately, so that a live watch does not hide a dead one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What a report may hold, so that whatever is taken fits into a status that the API server accepts. Pure.
+//! Bounds of a report, so that every accepted report fits into a status that the API server accepts. Pure.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;

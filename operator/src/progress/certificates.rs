@@ -1,5 +1,5 @@
-//! The channel's own authority and the certificate that it signs: made, kept as text, and renewed in time. No
-//! I/O.
+//! The channel's own certificate authority and the certificate that it signs: created, stored as text, and
+//! renewed in time. No I/O.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_address_takes_no_more_than_its_part_and_gives_back_what_it_closes() {
+    fn connections_are_limited_per_address_and_released_when_closed() {
         let connections = Connections::default();
         let [noisy, quiet] = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])];
         let mut places: Vec<_> = (0..1000).filter_map(|_| connections.place(noisy)).collect();

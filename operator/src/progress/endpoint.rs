@@ -39,8 +39,8 @@ pub async fn announce(
     applied.map(drop).map_err(|source| EndpointError { namespace: namespace.into(), name, source })
 }
 
-/// Nobody else clears away a slice whose Service is gone. One that cannot be read is no reason to announce
-/// nothing.
+/// The owner reference, because no controller deletes the slice of a deleted Service. A Service that cannot
+/// be read does not prevent the announcement.
 async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
     let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
     let uid =

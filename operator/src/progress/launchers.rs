@@ -1,6 +1,6 @@
-//! What the launchers of pods say that may be given another attempt: of each job and pod the newest word.
+//! The newest report of each launcher whose pod may be assigned to another attempt, by job and pod.
 //!
-//! A launcher that was not heard for a while counts as unknown: its pod is not relied on.
+//! A launcher without a recent report counts as unknown, and its pod is not used.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -102,7 +102,7 @@ mod tests {
     fn launchers_of_a_job_that_has_ended_learn_it_with_their_next_question() {
         let (launchers, now) = (Launchers::default(), Instant::now());
         launchers.end(&key());
-        assert!(!launchers.take(&key(), "a", Launcher::default(), now).is_over, "nobody had asked");
+        assert!(!launchers.take(&key(), "a", Launcher::default(), now).is_over, "it was not asked to end");
         launchers.end(&key());
         assert!(launchers.take(&key(), "a", Launcher::default(), now).is_over);
     }

@@ -51,7 +51,7 @@ impl<K: Eq + Hash> Rate<K> {
     }
 
     /// Takes a token; false where there is none.
-    pub(super) fn allows(&self, who: K, now: Instant) -> bool {
+    pub(super) fn allows(&self, client: K, now: Instant) -> bool {
         let allowance = self.allowance;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() > MANY {
@@ -59,7 +59,7 @@ impl<K: Eq + Hash> Rate<K> {
             buckets.retain(|_, bucket| bucket.filled(allowance, now).tokens < allowance.burst);
         }
         let full = Bucket { tokens: allowance.burst, filled_at: now };
-        let bucket = buckets.entry(who).or_insert(full);
+        let bucket = buckets.entry(client).or_insert(full);
         *bucket = bucket.filled(allowance, now);
         let is_allowed = bucket.tokens >= 1.0;
         if is_allowed {

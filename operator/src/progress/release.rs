@@ -9,7 +9,7 @@ use super::reports::JobReport;
 /// Time between two status writes that only progress requests.
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
-/// When a report is released to those who write statuses.
+/// When a report is released for a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
     /// Nothing in it would change a status.
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_would_notice_is_never_released() {
+    fn a_report_without_a_visible_change_is_never_released() {
         let mut later = report(3);
         later.progress.as_mut().unwrap().time_spent = Some(rlt_channel::TimeSpent::default());
         later.metrics.insert("actor/lr".into(), 1e-5);

@@ -109,7 +109,7 @@ impl Reports {
         self.shared.launchers.end(job);
     }
 
-    /// Takes the word of the launcher of an authenticated pod; the job is requeued where it is news.
+    /// Takes the report of an authenticated pod's launcher; the job is requeued if it has changed.
     pub(super) fn take_launcher(&self, source: &Source, pod_uid: &str, launcher: Launcher) -> Taken {
         let taken = self.shared.launchers.take(&job(source), pod_uid, launcher, Instant::now());
         if taken.is_news {

@@ -1,4 +1,4 @@
-//! The listening end: TLS, limits of a connection, and a certificate that is renewed while connections go on.
+//! The TLS server: limits of a connection, and a certificate that is renewed without closing connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

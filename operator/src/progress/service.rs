@@ -1,4 +1,4 @@
-//! The channel's service: authenticates and authorizes a report, checks its bounds, and takes it.
+//! The channel's service: authenticates and authorizes a report, checks its bounds, and stores it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub struct ReportingWorker {
 pub struct FollowingPod {
     /// The attempt that it belongs to; 0 for a spare.
     pub attempt: u32,
-    /// Its ranks in this attempt; `None` for a spare, and while nobody knows where rank 0 is.
+    /// Its ranks in this attempt; `None` for a spare, and while the address of rank 0 is unknown.
     pub assignment: Option<Assignment>,
 }
 

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ranks_of_a_pod_follow_from_its_job_s_plan_and_are_not_guessed_before_there_is_one() {
+    fn the_ranks_of_a_pod_follow_from_its_jobs_plan_and_are_unknown_before_it() {
         use crate::decide::fixtures::{job, worker};
         let of_four = job(&serde_json::json!({}));
         let key = of_four.key();

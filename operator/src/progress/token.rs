@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_token_names_nobody() {
+    fn a_malformed_token_names_no_pod() {
         let now = Timestamp::UNIX_EPOCH;
         let long = format!("e30.{}.x", "A".repeat(MAX_TOKEN_BYTES));
         for text in ["", "a", "a.b", "a.b.c", "a.e30.c", "a.b.c.d", long.as_str()] {

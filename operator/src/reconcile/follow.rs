@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_that_nobody_follows_is_not_sent() {
+    fn an_attempt_that_is_not_traced_is_not_exported() {
         let unfollowed =
             |attempt| RLTrainingJobStatus { trace_id: None, ..status(attempt, "Reconciling", json!({})) };
         assert_eq!(ends(&[unfollowed(1), unfollowed(2)]), []);

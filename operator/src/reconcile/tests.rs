@@ -1,5 +1,5 @@
-//! Proves that whatever the API server refuses stands in the status after one reconcile, beside all else that
-//! a status says.
+//! Proves that every refusal of the API server is in the status after one reconcile, and that the other
+//! fields are kept.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -201,7 +201,7 @@ async fn a_call_that_the_operator_may_not_make_is_a_condition_and_pods_start_all
 }
 
 #[tokio::test]
-async fn a_job_that_runs_is_told_what_cannot_be_changed_and_still_counts_its_workers() {
+async fn a_refused_change_of_a_running_job_is_in_its_status_and_workers_are_still_counted() {
     let rule: Rule = Box::new(|method, path| {
         let is_change = *method == Method::PATCH && path.ends_with("/configmaps/quickstart-manifest");
         is_change.then(|| refusal(422, "Invalid", "data: field is immutable when `immutable` is set"))
@@ -223,7 +223,7 @@ async fn a_job_that_runs_is_told_what_cannot_be_changed_and_still_counts_its_wor
 }
 
 #[tokio::test]
-async fn an_object_of_somebody_else_is_named_with_its_owner() {
+async fn an_object_of_another_owner_is_reported_with_that_owner() {
     let rule: Rule = Box::new(|method, path| {
         let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "w"});
         let found = json!({
@@ -256,7 +256,7 @@ async fn every_kind_of_object_that_is_refused_is_a_condition_within_one_reconcil
 }
 
 #[tokio::test]
-async fn a_fault_that_may_pass_is_a_condition_only_when_it_stays_and_goes_with_it() {
+async fn a_transient_fault_is_a_condition_only_while_it_persists() {
     let is_broken = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let broken = is_broken.clone();
     let rule: Rule = Box::new(move |method, path| {

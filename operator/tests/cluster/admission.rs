@@ -1,4 +1,4 @@
-//! What the API server refuses, it refuses in our words.
+//! The API server refuses with our messages.
 
 use kube::api::PostParams;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ async fn names_that_do_not_fit_pods_are_refused() {
 }
 
 #[tokio::test]
-async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing_runs() {
+async fn initial_fields_are_immutable_and_the_others_change_only_while_suspended() {
     let Some(test) = crate::set("changes").await else { return };
     test.post("fixed", json!({})).await;
     let change = async |patch: Value| {
@@ -31,7 +31,7 @@ async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing
     };
     let refused = change(json!({"model": {"architecture": {"numLayers": 3}}})).await.unwrap_err();
     assert!(refused.contains("make a new job"), "{refused}");
-    // Who changes the specification cannot claim that it is the status.
+    // A change of the specification cannot pass as a write of the status.
     let claim = json!({"spec": {"rollout": {"temperature": 0.5}}, "status": {"writes": 99}});
     let claim = kube::api::Patch::Merge(claim);
     let refused = test.jobs().patch("fixed", &Default::default(), &claim).await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What is left of a job: its pods by policy, itself by its time, and nothing once it is deleted.
+//! The end of a job: its pods by policy, itself by its TTL, and no objects once it is deleted.
 
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, PostParams};

@@ -1,5 +1,5 @@
-//! Everything that can go wrong between a job and its end. Each life below has two workers, a failure that
-//! passes, a pause and a good end; its history is checked.
+//! Faults during the life of a job. Each job below has two workers, a transient failure, a suspension and a
+//! successful end; its history is checked.
 
 mod answers;
 mod crashes;
@@ -27,7 +27,7 @@ impl Life {
     }
 }
 
-/// From the posted job to its good end; whoever works on it.
+/// From the posted job to its successful end, with any operator.
 async fn life(test: &TestNamespace, history: &History, name: &str) {
     test.post(name, json!({"workers": {"count": 2, "device": "Cpu"}})).await;
     history.when(name, |status| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady)).await;

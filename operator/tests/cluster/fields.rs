@@ -1,5 +1,4 @@
-//! Every field of a specification with values that it can not have, before the API server and before
-//! `rlctl validate`.
+//! Every field of a specification with invalid values, against the API server and against `rlctl validate`.
 
 use http::Request;
 use serde_json::{Value, json};

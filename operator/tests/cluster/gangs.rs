@@ -1,4 +1,4 @@
-//! Gangs of the real scheduler, as the operator makes them: all workers are bound, or none is.
+//! Gangs of the real scheduler, created by the operator: all workers are bound, or none is.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -55,7 +55,7 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it() {
+async fn a_pod_group_of_another_owner_is_in_the_status_and_no_pod_joins_it() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "groups").await;
     let _operator = test.operator_in_roles().await;
@@ -65,7 +65,7 @@ async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it()
         let spec = json!({"schedulingPolicy": {"gang": {"minCount": 2}}});
         json!({"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": metadata, "spec": spec})
     };
-    // The finalizer holds up what would otherwise be collected with its owner, as somebody's may.
+    // The finalizer delays garbage collection, as another controller's finalizer may.
     let earlier = json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "reborn", "uid": "earlier"});
     test.create(&[
         group("taken-trainer-1", json!({"labels": {"app.kubernetes.io/managed-by": "another"}})),

@@ -1,6 +1,6 @@
 //! Records everything that happens to the jobs and pods of a namespace, in the API server's own order, and
-//! checks it in the end: whatever goes wrong in between, no rank has two pods, none is made while the job is
-//! suspended or has ended, attempts only grow, the end is the end, and every write says something new.
+//! checks it: under all faults no rank has two pods, none is created while the job is suspended or has ended,
+//! attempts only grow, the end is final, and every write changes something.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -96,7 +96,7 @@ impl History {
             Observation::Job { name: other, status, .. } if other == name => Some(&**status),
             _ => None,
         });
-        // The one that a job has from the beginning is nobody's.
+        // The initial status has no writer.
         let mut last = unseen();
         let without_number =
             |status: &RLTrainingJobStatus| RLTrainingJobStatus { writes: 0, ..status.clone() };

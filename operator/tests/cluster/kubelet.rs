@@ -1,5 +1,4 @@
-//! Plays the kubelet for all pods of a namespace, by a script: what becomes of the pod of a worker in an
-//! attempt.
+//! Plays the kubelet for all pods of a namespace, by a script: how the pod of a worker ends in an attempt.
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,4 +1,4 @@
-//! From the posted job to its end, with everything that may happen in between.
+//! The life of a job, from its creation to its end.
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -38,7 +38,11 @@ async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
     let metadata = serde_json::to_value(test.jobs().get("quick").await.unwrap().metadata).unwrap();
     let written = metadata["managedFields"].as_array().unwrap();
     let ours = written.iter().find(|entry| entry["manager"] == labels::STATUS_MANAGER).unwrap();
-    assert_eq!(ours["fieldsV1"], json!({"f:status": {}}), "who wrote it is kept as a whole, which is cheap");
+    assert_eq!(
+        ours["fieldsV1"],
+        json!({"f:status": {}}),
+        "managed fields cover the status as a whole, which is small"
+    );
     operator.stop().await;
 }
 
@@ -64,7 +68,7 @@ async fn the_printed_columns_say_what_a_job_is_doing() {
 }
 
 #[tokio::test]
-async fn a_suspended_job_has_no_pods_and_goes_on_as_a_new_attempt() {
+async fn a_suspended_job_has_no_pods_and_resumes_with_a_new_attempt() {
     let Some(test) = crate::set("suspension").await else { return };
     let _operator = test.operator().await;
     test.post("pause", json!({"runPolicy": {"suspend": true}})).await;
@@ -82,7 +86,7 @@ async fn a_suspended_job_has_no_pods_and_goes_on_as_a_new_attempt() {
 }
 
 #[tokio::test]
-async fn a_worker_that_is_deleted_comes_back_as_a_new_attempt_that_costs_no_retry() {
+async fn a_deleted_worker_starts_a_new_attempt_without_using_a_retry() {
     let Some(test) = crate::set("deletion").await else { return };
     let _operator = test.operator().await;
     test.post("evicted", json!({})).await;
@@ -98,7 +102,7 @@ async fn a_worker_that_is_deleted_comes_back_as_a_new_attempt_that_costs_no_retr
 }
 
 #[tokio::test]
-async fn the_name_of_a_gang_leads_to_its_first_worker_and_never_to_one_that_is_gone() {
+async fn the_name_of_a_gang_resolves_to_its_first_worker_and_never_to_a_deleted_one() {
     let Some(test) = crate::set("rendezvous").await else { return };
     let _operator = test.operator().await;
     test.post("met", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
@@ -150,17 +154,17 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
     // Events follow the status.
     let events: Api<Event> = Api::namespaced(test.client.clone(), &test.namespace);
     for reason in ["WorkersRunning", "RetryableIo", "Restarting", "BadConfig"] {
-        let is_told = async || {
-            let told = events.list(&ListParams::default()).await.unwrap();
-            told.items.iter().any(|event| event.reason.as_deref() == Some(reason))
+        let is_published = async || {
+            let all = events.list(&ListParams::default()).await.unwrap();
+            all.items.iter().any(|event| event.reason.as_deref() == Some(reason))
         };
         for _ in 0..500 {
-            if is_told().await {
+            if is_published().await {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        assert!(is_told().await, "{reason} was not told");
+        assert!(is_published().await, "{reason} was not published");
     }
 }
 
@@ -184,7 +188,7 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
     };
     let refused: Vec<_> = calls.iter().filter(is_refused).collect();
     let few = 1..=8;
-    assert!(few.contains(&refused.len()), "a few calls tell that none of twelve is allowed: {refused:#?}");
+    assert!(few.contains(&refused.len()), "a few calls show that none of twelve is allowed: {refused:#?}");
     let remove = ["delete", "quota", "none", "-n", &test.namespace];
     assert!(test.cluster.kubectl().args(remove).output().unwrap().status.success());
     // Any change brings the job to mind before its time.
@@ -208,7 +212,7 @@ async fn a_job_of_another_manager_is_left_alone() {
 }
 
 #[tokio::test]
-async fn an_object_of_somebody_else_is_never_taken_over() {
+async fn an_object_of_another_owner_is_never_adopted() {
     let Some(test) = crate::set("occupied").await else { return };
     let accounts: Api<ServiceAccount> = Api::namespaced(test.client.clone(), &test.namespace);
     let theirs = serde_json::from_value(json!({"metadata": {"name": "mine-trainer"}})).unwrap();

@@ -1,5 +1,5 @@
-//! The operator against a real API server: what becomes of jobs, and what the operator says about it. Mostly
-//! no node is there: the tests play the kubelet by writing what it would write into a pod's status.
+//! The operator against a real API server: the course of jobs, and their status. Most tests have no node and
+//! play the kubelet by writing pod statuses.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 

@@ -66,7 +66,7 @@ async fn way_to(remote: &TestNamespace, local: &TestNamespace) -> Value {
             let upstream = upstream.clone();
             tokio::spawn(async move {
                 let mut far = TcpStream::connect(upstream).await.unwrap();
-                // A connection that breaks is opened again by whoever needs it.
+                // The next caller reopens a broken connection.
                 let _ = copy_bidirectional(&mut near, &mut far).await;
             });
         }
@@ -114,7 +114,7 @@ impl TestNamespace {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_runs_in_another_cluster_and_its_status_is_copied_here_and_written_by_nobody_else() {
+async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     let Some((local, remote)) = stages().await else { return };
     remote.create(&queue(&Value::Null));
     let kubeconfig = way_to(&remote, &local).await.to_string();
@@ -136,7 +136,7 @@ async fn a_job_runs_in_another_cluster_and_its_status_is_copied_here_and_written
     let workload = remote.workload("away", |workload| holds(workload, "PodsReady")).await;
     assert_eq!((&workload.name_any(), workload.owner_references().len()), (prebuilt, 1));
     assert_eq!(local.num_children().await, 0);
-    // What is said there is copied, and a change here makes nobody write another status.
+    // The remote status is copied, and a change here causes no other status write.
     local.when_true("away", ConditionType::PodsReady).await;
     let touched = Patch::Merge(json!({"metadata": {"labels": {"team": "a"}}}));
     local.jobs().patch("away", &PatchParams::default(), &touched).await.unwrap();

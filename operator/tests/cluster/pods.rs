@@ -1,4 +1,4 @@
-//! What a cluster, a namespace and a job say of pods, on a real API server and in the chart's roles.
+//! Pod settings of cluster, namespace and job, on a real API server with the chart's roles.
 
 use k8s_openapi::api::core::v1::{ConfigMap, PodTemplate};
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
@@ -63,7 +63,7 @@ async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_default
     };
     assert_eq!((value("A"), value("B")), (vec!["job".to_owned()], vec!["ns".to_owned()]));
 
-    // A job that was prepared is not held up by what somebody else gets wrong.
+    // A prepared job is not delayed by invalid settings of its namespace.
     set_defaults(&test, "workers: 7").await;
     test.run(&pod).await;
     test.end(&pod, 0, "").await;
@@ -71,7 +71,7 @@ async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_default
 }
 
 #[tokio::test]
-async fn a_job_whose_pods_may_not_have_what_it_asks_for_says_so_and_makes_none() {
+async fn a_job_with_forbidden_privileges_creates_no_pod_and_reports_it() {
     let Some(test) = set("privileges").await else { return };
     let _operator = test.operator_in_roles().await;
     let pod_template = json!({"spec": {"hostPID": true, "containers": []}});
@@ -85,7 +85,7 @@ async fn a_job_whose_pods_may_not_have_what_it_asks_for_says_so_and_makes_none()
     assert!(test.pods().list(&Default::default()).await.unwrap().items.is_empty());
 }
 
-/// Lists whose order means nothing, by what tells their items apart.
+/// Sorts lists whose order has no meaning by the keys of their items.
 fn sorted(value: &mut Value) {
     match value {
         Value::Object(fields) => fields.values_mut().for_each(sorted),

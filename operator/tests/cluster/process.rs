@@ -1,4 +1,4 @@
-//! Operators come and go; jobs do not notice.
+//! Operators start and stop without an effect on jobs.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::test_namespace::{Operator, TestNamespace, is_true};
 
 impl TestNamespace {
-    /// An operator with an account of its own, by which its calls are told from others.
+    /// An operator with an account of its own, which identifies its calls.
     async fn counted_operator(&self, account: &str) -> (Operator, String) {
         let client: Client = self.cluster.client_of_service_account(&self.namespace, account).await.unwrap();
         let subject = format!("--serviceaccount={}:{account}", self.namespace);
@@ -24,7 +24,7 @@ impl TestNamespace {
         (Operator::start(client, &self.namespace), user)
     }
 
-    /// The calls of everybody in the namespace.
+    /// All calls in the namespace.
     fn calls(&self) -> Vec<Call> {
         let calls = self.cluster.calls().unwrap().into_iter();
         calls.filter(|call| call.namespace == self.namespace && !is_stream(call)).collect()
@@ -101,7 +101,7 @@ async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
     assert_eq!((count("pods"), count("events")), (4, 1), "{calls:#?}");
     let num_statuses = count("rltrainingjobs");
     assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
-    // Nobody follows a selector: one write names the first worker, and that is all.
+    // There is no selector: one write sets the address of the first worker.
     let slices: Vec<_> =
         test.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
     assert_eq!(slices.len(), 1, "{slices:#?}");
@@ -109,7 +109,7 @@ async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
 }
 
 #[tokio::test]
-async fn what_happens_while_no_operator_is_there_is_made_up_for() {
+async fn changes_during_an_operators_absence_are_reconciled_later() {
     let Some(test) = crate::set("absence").await else { return };
     let first = test.operator().await;
     test.post("orphan", json!({})).await;

@@ -1,4 +1,4 @@
-//! Jobs in a queue: with a real Kueue, and with its kind alone, where the test speaks for the queue.
+//! Jobs in a queue: with a real Kueue, or with its CRDs alone, where the test plays the queue.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -86,7 +86,7 @@ impl TestNamespace {
         self.workloads().patch_status(&workload.name_any(), &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Tells the node of all workers of a job what becomes of them.
+    /// Annotates all workers of a job for their fake node.
     async fn annotate_all(&self, job: &str, name: &str, value: &str) {
         let key = format!("fake.rltraining.dev/{name}");
         for pod in self.when_pods(job, |_| true).await {
@@ -151,7 +151,7 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
     assert!(status.failures_by_cause.is_empty(), "to be sent away is no failure");
     test.workload("patient", |workload| holds(workload, "Requeued") || holds(workload, "Evicted")).await;
     test.when_pods("patient", <[_]>::is_empty).await;
-    // It ends, says so, and whoever waited continues.
+    // It ends and reports that, and the waiting job continues.
     test.annotate_all("urgent", "exit-code", "0").await;
     test.when_true("urgent", ConditionType::Complete).await;
     test.workload("urgent", |workload| holds(workload, "Finished")).await;
@@ -195,7 +195,7 @@ fn kind_alone() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queues_that_come_later_are_noticed_and_jobs_without_one_do_not_care() {
+async fn a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_wait() {
     let Some(cluster) = LATER.get() else { return };
     let test = TestNamespace::on(cluster, "later").await;
     let _operator = test.operator().await;
@@ -214,7 +214,7 @@ async fn queues_that_come_later_are_noticed_and_jobs_without_one_do_not_care() {
     test.worker("waits", 1).await;
     let admitted_now = Some((ConditionStatus::True, "Admitted".to_owned()));
     test.when("waits", |status| admitted(status) == admitted_now).await;
-    // Whoever takes the Workload away takes the place away.
+    // Deleting the Workload releases the quota.
     let name = test.workload("waits", |_| true).await.name_any();
     test.workloads().delete(&name, &Default::default()).await.unwrap();
     test.when_pods("waits", <[_]>::is_empty).await;

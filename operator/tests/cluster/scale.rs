@@ -1,4 +1,4 @@
-//! `kubectl scale`, and the policy that keeps others away from workers.
+//! `kubectl scale`, and the NetworkPolicy of workers.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn scale(test: &TestNamespace, job: &str, count: u32) -> std::process::Output {
 }
 
 #[tokio::test]
-async fn a_running_gang_refuses_another_size_and_a_suspended_one_goes_on_with_it() {
+async fn a_running_gang_cannot_be_resized_and_a_suspended_one_resumes_with_the_new_size() {
     let Some(test) = crate::set("scale").await else { return };
     let _operator = test.operator().await;
     test.post("sized", json!({"workers": {"device": "Cpu"}})).await;
@@ -38,7 +38,7 @@ async fn a_running_gang_refuses_another_size_and_a_suspended_one_goes_on_with_it
     test.when("sized", |status| status.replicas == Some(2) && status.ready.as_deref() == Some("2/2")).await;
     let selector = test.status("sized").await.selector.unwrap();
     let selected = test.pods().list(&kube::api::ListParams::default().labels(&selector)).await.unwrap();
-    assert_eq!(selected.items.len(), 2, "who scales by load finds the workers");
+    assert_eq!(selected.items.len(), 2, "an autoscaler finds the workers");
 }
 
 #[tokio::test]

@@ -278,7 +278,7 @@ fn install_definition(cluster: &Cluster) {
     }
 }
 
-/// What speaks against nodes where an operator is told nothing else.
+/// The node signals of an operator by default.
 fn signals() -> NodeSignals {
     let conditions: ConditionSignals = DEFAULT_CONDITIONS.parse().unwrap();
     NodeSignals {

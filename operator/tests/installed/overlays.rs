@@ -1,5 +1,5 @@
-//! The overlays of the kustomize base: an API server takes what they render, and the operator knows the
-//! settings that they give it.
+//! The overlays of the kustomize base: an API server accepts the rendered objects, and the operator accepts
+//! its arguments.
 
 use clap::Parser as _;
 use rlt_objects::args::Args;
@@ -38,7 +38,7 @@ fn arguments(objects: &[Value]) -> Args {
 }
 
 #[tokio::test]
-async fn every_overlay_is_taken_by_the_api_server_and_says_what_it_is_for() {
+async fn every_overlay_is_accepted_by_the_api_server_and_is_documented() {
     let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
     for overlay in std::fs::read_dir(root().join("charts/overlays")).unwrap() {
         let folder = overlay.unwrap().path();

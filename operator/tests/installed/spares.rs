@@ -1,5 +1,5 @@
-//! A hot spare through the whole operator: its binary in the chart's roles, and launchers that ask it as pods
-//! do. Nobody runs the pods: the test plays the kubelet.
+//! A hot spare through the whole operator: its binary in the chart's roles, and launchers that poll it as
+//! pods do. No pod runs: the test plays the kubelet.
 
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
@@ -50,11 +50,11 @@ impl Team {
         let pod = self.pod(name).await;
         let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
         self.set(name, address, running).await;
-        let mut told = told(&self.client).await;
+        let mut data = config_map(&self.client).await;
         if name.contains("spare") {
-            told.insert("environment.json".into(), told["environment-spare.json"].clone());
+            data.insert("environment.json".into(), data["environment-spare.json"].clone());
         }
-        let (files, variables) = (pod_files(&self.client, &pod, &told).await, variables(&pod, &told));
+        let (files, variables) = (pod_files(&self.client, &pod, &data).await, variables(&pod, &data));
         let here = files.path().display().to_string();
         let variable = |name: &str| Some(variables.get(name)?.replace("/etc/rltraining", &here));
         let settings = Settings::from_environment(variable).unwrap().unwrap();

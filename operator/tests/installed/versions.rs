@@ -83,8 +83,8 @@ async fn a_job_runs_through_an_upgrade_to_the_next_version_of_the_api() {
     let next = eventually("the next version is served", async || beta.get("quickstart").await.ok()).await;
     assert_eq!(next.data, before.data, "nothing is lost or added");
     assert_eq!(stored_versions(&client).await, ["v1alpha1", "v1beta1"]);
-    let told = Patch::Merge(json!({"metadata": {"labels": {"team": "a"}}}));
-    beta.patch("quickstart", &PatchParams::default(), &told).await.unwrap();
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"team": "a"}}}));
+    beta.patch("quickstart", &PatchParams::default(), &patch).await.unwrap();
     assert_eq!(pods.get("quickstart-trainer-0").await.unwrap().metadata.uid, pod.metadata.uid);
 
     let ended = json!({"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": begun, "finishedAt": begun}});

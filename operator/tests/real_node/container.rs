@@ -14,7 +14,7 @@ pub(crate) fn kill_container(pod_uid: &str) {
 }
 
 /// The folder in `/proc` of the launcher in a pod. Waits for it: the node says that a container runs when
-/// its first process was told to execute the image's program, which on a loaded machine is before it does.
+/// its first process was asked to execute the image's program, which on a loaded machine is before it does.
 pub(crate) fn first_process(pod_uid: &str) -> PathBuf {
     let read = |process: &Path, name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
     let launches = |process: &PathBuf| {

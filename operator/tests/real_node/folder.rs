@@ -1,4 +1,4 @@
-//! A folder that pods and the test share, and runs that are in it.
+//! A folder that pods and the test share, and the runs in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -18,7 +18,7 @@ pub(crate) struct Folder(PathBuf);
 impl Folder {
     pub(crate) async fn shared(test: &TestNamespace) -> Self {
         let path = test.cluster.folder().join("shared");
-        // Pods run as nobody.
+        // Pods run as an unprivileged user.
         for folder in [path.clone(), path.join("runs")] {
             fs::create_dir_all(&folder).unwrap();
             fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();

@@ -1,5 +1,5 @@
-//! The sharded example as pods of a real node, through what a cluster does to pods: what they train is bit
-//! for bit what as many ranks of this machine train whom nobody disturbs.
+//! The sharded example as pods of a real node, with kills, evictions and resizes: the trained weights equal
+//! those of undisturbed local ranks bit for bit.
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,7 @@ fn supervised() -> Value {
 }
 
 /// The sharded example with fewer prompts a step, and one thread for each rank wherever it is, so that sums
-/// have one order. It is longer than anybody waits for: how many steps it is in the end follows from what
-/// happened to it.
+/// have one order. Its number of steps is larger than any test needs: the test decides when it ends.
 fn sharded() -> Value {
     let changes = json!({
         "training": { "steps": 10_000 },

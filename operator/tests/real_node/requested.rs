@@ -1,5 +1,5 @@
-//! What a pod gets from its cluster because its job requests it: a Secret, scratch space, a runtime, devices
-//! by name and by claim, a capability.
+//! Resources that a pod gets because its job requests them: a Secret, scratch space, a runtime, devices by
+//! name and by claim, a capability.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -50,7 +50,7 @@ impl Driver {
     }
 }
 
-/// A folder that everybody may write.
+/// A folder that every user may write.
 fn folder(test: &TestNamespace, name: &str) -> PathBuf {
     let path = test.cluster.folder().join(name);
     fs::create_dir_all(&path).unwrap();
@@ -58,7 +58,7 @@ fn folder(test: &TestNamespace, name: &str) -> PathBuf {
     path
 }
 
-/// What administrators make before anybody can ask for it.
+/// Objects that an administrator creates before a job can request them.
 fn offered(scratch: &Path) -> [Value; 5] {
     let size = json!({ "storage": "1Gi" });
     let request = json!({ "name": "nic", "exactly": { "deviceClassName": DRIVER } });
@@ -88,7 +88,7 @@ fn offered(scratch: &Path) -> [Value; 5] {
 }
 
 #[tokio::test]
-async fn what_a_job_asks_of_its_cluster_is_there_for_its_trainer() {
+async fn requested_resources_reach_the_trainers_container() {
     let Some(cluster) = crate::CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, NAME).await;
     test.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();

@@ -46,7 +46,7 @@ impl CallLog {
     ///
     /// # Errors
     /// When the log can not be read.
-    pub fn news(&mut self) -> io::Result<Vec<Call>> {
+    pub fn new_calls(&mut self) -> io::Result<Vec<Call>> {
         let text = self.read()?;
         let calls = text.lines().filter_map(|line| serde_json::from_str(line).ok()).filter_map(call);
         Ok(calls.collect())
@@ -116,7 +116,7 @@ struct ResponseStatus {
 
 /// Every answered call of the log, in its order. A watch counts once, when it begins.
 pub(crate) fn read(log: &Path) -> io::Result<Vec<Call>> {
-    CallLog::new(log.to_owned()).news()
+    CallLog::new(log.to_owned()).new_calls()
 }
 
 fn call(event: Event) -> Option<Call> {

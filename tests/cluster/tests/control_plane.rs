@@ -50,7 +50,7 @@ async fn a_service_account_may_do_what_its_roles_say() {
 }
 
 #[tokio::test]
-async fn calls_are_counted_by_who_made_them() {
+async fn calls_are_counted_by_user() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("calls").await.unwrap();
     let account = cluster.client_of_service_account(&namespace, "caller").await.unwrap();
@@ -120,7 +120,7 @@ async fn two_clusters_at_once_do_not_meet() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_cluster_that_was_dropped() {
+async fn a_dropped_cluster_leaves_no_processes_or_files() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
     let client = cluster.client().await.unwrap();
     Api::<Namespace>::all(client.clone()).get("default").await.unwrap();

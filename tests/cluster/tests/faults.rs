@@ -54,7 +54,7 @@ async fn a_refused_call_never_happens_and_the_next_does() {
 }
 
 #[tokio::test]
-async fn a_call_whose_answer_is_lost_has_happened_and_one_that_is_lost_has_not() {
+async fn a_lost_answer_means_an_executed_call_and_a_lost_request_does_not() {
     let Some((faults, _proxy, maps)) = behind_a_proxy("lost").await else { return };
     for (name, fault) in [("lost-answer", Fault::LoseAnswer), ("lost-request", Fault::LoseRequest)] {
         faults.inject("POST", "/configmaps", 1, fault);

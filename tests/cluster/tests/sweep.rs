@@ -65,7 +65,7 @@ fn nothing_is_left_when_the_owner_is_killed() {
 }
 
 #[test]
-fn what_a_killed_janitor_leaves_goes_with_the_next_start() {
+fn leftovers_of_a_killed_janitor_are_removed_by_the_next_start() {
     let _alone = ALONE.lock().unwrap();
     if !can_run(&Options::control_plane()) {
         return;

@@ -137,8 +137,8 @@ fn copies_kernels_and_calls_happen_in_the_streams_order() {
 }
 
 #[test]
-fn what_a_stream_cannot_copy_is_refused() {
-    on_device("what_a_stream_cannot_copy_is_refused", &[], || {
+fn a_copy_that_a_stream_cannot_do_is_refused() {
+    on_device("a_copy_that_a_stream_cannot_do_is_refused", &[], || {
         let stream = Stream::current(0).unwrap();
         let work = Work::new();
         let short = pinned(&random(1).narrow(0, 0, 2));

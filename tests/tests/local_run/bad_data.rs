@@ -23,7 +23,7 @@ fn rows_of_a_file_are_trained_on() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let place = Place::new();
     place
         .train(&tiny_with(json!({ "data": { "task": null, "train": [place.file("nothing.jsonl")] } })))

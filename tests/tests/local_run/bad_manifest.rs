@@ -89,7 +89,7 @@ fn text_that_is_no_manifest_is_refused_with_its_place() {
 }
 
 #[test]
-fn the_last_error_is_left_where_whoever_started_the_process_looks_for_it() {
+fn the_last_error_is_written_to_the_termination_message_file() {
     let place = Place::new();
     let words = place.write(&json!({})).with_extension("message");
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));

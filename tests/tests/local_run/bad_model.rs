@@ -54,7 +54,7 @@ fn set(header: &Value, data: &mut [u8], tensor: &str, picked: impl Fn(usize) -> 
 }
 
 #[test]
-fn a_model_that_is_not_there_is_named() {
+fn a_missing_model_is_named() {
     let place = Place::new();
     let missing = place.file("nowhere");
     place.train(&on_files(&missing, json!({}))).expect(78, &[missing.to_str().unwrap()]);

@@ -36,7 +36,7 @@ fn largest_difference(a: &Value, b: &Value) -> f64 {
 }
 
 #[test]
-fn what_generate_says_of_its_completions_score_says_too() {
+fn generate_and_score_report_the_same_rewards() {
     let prompts = [json!({ "id": "sum", "prompt": "1+2=" }), json!({ "id": 2, "prompt": "90+8=" })];
     let options = ["--max-new-tokens", "6", "--n", "3", "--seed", "4", "--temperature", "0.8"];
     let generated = lines_of("generate", small_model(), &options, &prompts);

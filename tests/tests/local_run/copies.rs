@@ -48,7 +48,7 @@ fn local(place: &Place) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_run_whose_folder_is_lost_goes_on_from_the_newest_copy() {
+fn a_run_without_its_folder_resumes_from_the_newest_copy() {
     let (server, whole, first, second) =
         (ObjectServer::start().unwrap(), Place::new(), Place::new(), Place::new());
     whole.train(&tiny_with(json!({ "training": { "steps": 6 } }))).expect(0, &[]);
@@ -135,7 +135,7 @@ fn a_copy_that_a_kill_cut_off_does_not_count() {
 }
 
 #[test]
-fn what_cannot_be_a_place_for_copies_ends_a_run_before_it_begins() {
+fn an_invalid_checkpoint_uri_ends_a_run_before_it_starts() {
     let server = ObjectServer::start().unwrap();
     let nowhere = job(2, "s3://nowhere/runs/one");
     let said = ["spec.checkpoint.uri", "the bucket of `s3://nowhere/runs/one` does not exist"];
@@ -147,7 +147,7 @@ fn what_cannot_be_a_place_for_copies_ends_a_run_before_it_begins() {
 }
 
 #[test]
-fn nobody_knows_where_a_run_stands_whose_folder_and_store_are_both_gone() {
+fn a_run_without_folder_and_store_cannot_be_resumed() {
     let (server, place) = (ObjectServer::start().unwrap(), Place::new());
     train(&place, &on_server(2), &server).expect(0, &[]);
     // Nobody listens on port 1.

@@ -76,12 +76,12 @@ fn prolong(more: Value) {
 }
 
 #[test]
-fn a_mixture_of_the_hub_and_files_goes_on_where_it_stopped() {
+fn a_mixture_of_the_hub_and_files_resumes_where_it_stopped() {
     prolong(json!({}));
 }
 
 #[test]
-fn a_streamed_mixture_goes_on_where_it_stopped() {
+fn a_streamed_mixture_resumes_where_it_stopped() {
     prolong(json!({ "streaming": { "blockRows": 7 } }));
 }
 

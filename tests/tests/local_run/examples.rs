@@ -87,7 +87,7 @@ fn run_on_steps(place: &Place, file: &str, name: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_model_that_judges_steps_teaches_a_policy_what_right_answers_are() {
+fn a_process_reward_model_teaches_a_policy_right_answers() {
     let place = Place::new();
     let rows = rlt_tests::workspace_root().join("examples/process-reward/rows.sh");
     let mut command = Command::new("sh");

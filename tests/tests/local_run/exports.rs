@@ -52,7 +52,7 @@ fn any_checkpoint_exports_the_model_that_a_run_to_its_step_exports() {
 }
 
 #[test]
-fn what_shards_of_several_ranks_make_is_exported_with_and_without_its_adapter() {
+fn a_model_sharded_over_ranks_is_exported_with_and_without_its_adapter() {
     let place = Place::new();
     let changes = json!({
         "model": { "lora": { "rank": 2 } },

@@ -68,7 +68,7 @@ fn a_slow_store_takes_a_checkpoint_in_parts_and_gives_it_back() {
 }
 
 #[test]
-fn an_upload_that_a_kill_cut_off_is_no_checkpoint_and_a_store_that_dies_stops_nobody() {
+fn an_interrupted_upload_is_no_checkpoint_and_a_failing_store_stops_no_run() {
     let Some(mut store) = Store::start() else { return };
     let (first, second) = (Place::new(), Place::new());
     store.train(&first, &job(1)).expect(0, &[]);

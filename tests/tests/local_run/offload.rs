@@ -29,7 +29,7 @@ fn roles() -> Value {
 }
 
 #[test]
-fn a_run_in_which_everything_rests_is_the_run_in_which_nothing_does() {
+fn a_run_with_everything_offloaded_equals_one_without_offload() {
     let mut adapters = roles();
     merge(&mut adapters, json!({ "model": { "lora": { "rank": 4 } } }));
     let supervised = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } });
@@ -58,7 +58,7 @@ fn a_role_is_offloaded_by_itself_or_stays_by_itself_bit_for_bit() {
 
 /// With a cold start, after which the reference is in checkpoints too.
 #[test]
-fn a_run_goes_on_with_what_stayed_at_rest_and_back() {
+fn a_run_resumes_with_offload_switched_on_or_off() {
     let mut changes = roles();
     merge(&mut changes, json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } }));
     let steps = |steps: u64, rests: bool| {
@@ -78,7 +78,7 @@ fn a_run_goes_on_with_what_stayed_at_rest_and_back() {
 
 /// Supervised, for sampling has a packed copy of the whole model.
 #[test]
-fn what_rests_takes_the_memory_that_was_estimated_and_gives_back_what_it_took() {
+fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
     let measured = [false, true].map(|rests| {
         let mut manifest = memory::large();
         let all = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
@@ -104,7 +104,7 @@ fn what_rests_takes_the_memory_that_was_estimated_and_gives_back_what_it_took() 
 }
 
 #[test]
-fn a_full_disk_ends_a_run_retryably_and_names_what_had_no_room_there() {
+fn a_full_disk_ends_a_run_as_retryable_and_names_the_file() {
     let place = Place::new();
     let folder = place.run("");
     let Some(_disk) = SmallDisk::mount(&folder, "1m") else {

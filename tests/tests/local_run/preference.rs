@@ -50,7 +50,7 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
 
 /// The mean is that of all steps, so that a run that begins again with it, or loses it, would differ.
 #[test]
-fn a_resumed_run_goes_on_with_the_running_mean_of_rewards() {
+fn a_resumed_run_continues_the_running_mean_of_rewards() {
     for kind in ["DPO", "OnlineDPO"] {
         let (whole, resumed) = prolonged(&preference(kind, with_running_mean()));
         assert_same_run(&whole, &resumed);
@@ -81,7 +81,7 @@ fn a_second_epoch_computes_no_log_probs_of_the_reference() {
 }
 
 #[test]
-fn neither_ranks_nor_micro_batches_change_what_preferences_teach() {
+fn preference_training_is_equal_for_any_ranks_and_micro_batches() {
     for (kind, more) in [
         ("DPO", json!({ "algorithm": { "preference": { "weighByPolicy": true, "sftWeight": 0.5 } } })),
         ("KTO", json!({ "algorithm": { "preference": { "undesirableWeight": 1.3 } } })),

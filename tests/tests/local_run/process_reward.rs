@@ -63,7 +63,7 @@ fn a_resumed_process_reward_model_is_the_whole_one_however_it_is_split() {
 }
 
 #[test]
-fn steps_are_told_apart_exported_and_judged_in_the_next_job() {
+fn a_process_reward_model_is_exported_and_judges_steps_in_the_next_job() {
     let place = Place::new();
     let training = json!({ "steps": 40, "optimizer": { "learningRate": 0.005 }, "evaluateEvery": 40 });
     place.train(&tiny_with(on_steps(&place, json!({ "training": training })))).expect(0, &[]);

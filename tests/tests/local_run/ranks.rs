@@ -73,7 +73,7 @@ pub(crate) fn difference(one: &Place, many: &Place) -> f64 {
 }
 
 #[test]
-fn any_number_of_ranks_trains_as_one() {
+fn any_number_of_ranks_equals_one_rank() {
     let changes = json!({
         "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } },
         "training": { "steps": 3, "evaluateEvery": 1, "evaluateBefore": true }
@@ -96,7 +96,7 @@ fn any_number_of_ranks_trains_as_one() {
 }
 
 #[test]
-fn what_needs_the_whole_batch_is_the_same_on_two_ranks() {
+fn batch_statistics_are_the_same_on_two_ranks() {
     for changes in [
         json!({ "algorithm": { "kind": "DAPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } }),
         json!({ "algorithm": { "kind": "ReMax" } }),
@@ -113,7 +113,7 @@ fn what_needs_the_whole_batch_is_the_same_on_two_ranks() {
 }
 
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks() {
+fn a_run_resumes_with_another_number_of_ranks() {
     let steps = |steps: u32| json!({ "training": { "steps": steps } });
     let (whole, resumed) = (train(1, &steps(6)), Place::new());
     for (count, num_steps, says) in [(3, 2, None), (2, 4, Some("after step 2")), (1, 6, Some("after step 4"))]
@@ -223,7 +223,7 @@ fn workers_end_with_their_launcher() {
 }
 
 #[test]
-fn what_is_wrong_for_all_ranks_is_said_with_its_own_exit_code() {
+fn an_error_of_all_ranks_has_its_own_exit_code() {
     let place = Place::new();
     let changes = json!({ "model": { "architecture": null, "tokenizer": null, "path": "/nowhere" } });
     place.train(&on(2, &changes)).expect(78, &["/nowhere", "exit code 78: BadConfig"]);

@@ -29,7 +29,7 @@ fn numbers(place: &Place, name: &str) -> Vec<f64> {
 
 /// A log-prob that is kept of an older reference would give another loss.
 #[test]
-fn a_reference_that_is_the_actor_of_the_last_step_leaves_no_margin_in_any_epoch() {
+fn a_reference_equal_to_the_actor_gives_zero_margins_in_every_epoch() {
     let one_batch = json!({ "data": { "task": { "numTrain": 3 } }, "training": { "steps": 4 } });
     let copied = Place::new();
     copied.train(&tiny_with(dpo(json!({ "everySteps": 1, "alpha": 1.0 }), one_batch.clone()))).expect(0, &[]);
@@ -52,7 +52,7 @@ fn a_reference_that_is_the_actor_of_the_last_step_leaves_no_margin_in_any_epoch(
 }
 
 #[test]
-fn a_resumed_run_goes_on_with_the_reference_where_it_had_moved_to() {
+fn a_resumed_run_continues_with_the_synced_reference() {
     let sync = json!({ "everySteps": 2, "alpha": 0.5 });
     let policy_gradient = json!({ "algorithm": {
         "referenceSync": sync, "kl": { "placement": "Loss", "coefficient": 0.1 },

@@ -163,7 +163,7 @@ fn a_run_that_starts_afresh_does_so_once() {
 }
 
 #[test]
-fn ranks_that_the_environment_places_are_started_again_by_whoever_placed_them() {
+fn a_launcher_does_not_restart_ranks_that_the_environment_assigned() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let place = Place::new();
     let path = place.write(&on(2, &json!({ "training": { "steps": 4000 } })));

@@ -223,7 +223,7 @@ fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
 }
 
 #[test]
-fn a_checkpoint_of_another_run_is_gone_on_from() {
+fn a_checkpoint_of_another_run_is_resumed() {
     let (whole, first, second) = (Place::new(), Place::new(), Place::new());
     let changes = json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.1 } } });
     whole.train(&with_steps(&changes, 6)).expect(0, &[]);

@@ -72,7 +72,7 @@ fn judged_by(model: &Path, changes: Value) -> Value {
 }
 
 #[test]
-fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it_and_where_it_rests() {
+fn the_reward_is_the_models_score_for_any_number_of_workers_sharded_or_offloaded() {
     let place = Place::new();
     let model = place.file("reward-model");
     make_reward_model(&model);
@@ -144,7 +144,7 @@ fn a_reward_model_that_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
-fn a_model_of_another_vocabulary_reads_text_and_says_the_same() {
+fn a_reward_model_of_another_vocabulary_reads_text_and_scores_equally() {
     let place = Place::new();
     let (own, other) = (place.file("own"), place.file("other"));
     for model in [&own, &other] {

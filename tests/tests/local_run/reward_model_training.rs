@@ -155,7 +155,7 @@ fn a_margin_is_demanded_of_the_scores_and_must_be_a_number() {
 }
 
 #[test]
-fn training_goes_on_from_an_exported_reward_model_where_that_ended() {
+fn training_continues_from_an_exported_reward_model() {
     let place = Place::new();
     let more = json!({ "training": { "steps": 3, "evaluateEvery": 3 } });
     place.train(&on_pairs(&place, None, more.clone())).expect(0, &[]);

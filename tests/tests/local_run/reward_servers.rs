@@ -88,7 +88,7 @@ pub(crate) fn without_votes(line: &mut Value) {
 }
 
 #[test]
-fn a_server_that_is_not_there_costs_its_samples_by_choice_and_the_step_ends_in_time() {
+fn an_unreachable_reward_server_masks_its_samples_and_the_step_ends_in_time() {
     // A port that takes connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/", silent.local_addr().unwrap());

@@ -35,7 +35,7 @@ fn with_hanging_reward(on_error: &str) -> Value {
 }
 
 #[test]
-fn a_reward_that_hangs_costs_its_samples_and_the_run_goes_on() {
+fn a_hanging_reward_function_masks_its_samples_and_the_run_continues() {
     for on_error in ["Mask", "Zero"] {
         let place = Place::new();
         let started = Instant::now();

@@ -136,7 +136,7 @@ fn a_report_is_drawn_of_runs_only() {
 }
 
 #[test]
-fn convert_writes_a_manifest_of_a_script_and_says_what_has_no_equal() {
+fn convert_writes_a_manifest_and_lists_settings_without_equivalent() {
     let place = Place::new();
     let [script, manifest, server] = ["run_grpo.sh", "job.yaml", "server.py"].map(|name| place.file(name));
     let text = "N=${N:-1}\nDATA=(data.train_files=/data/math.parquet)\npython3 -m verl.trainer.main_ppo \"${DATA[@]}\" \\\n\

@@ -84,7 +84,7 @@ fn groups_without_a_difference_are_sampled_again() {
 }
 
 #[test]
-fn importance_weights_scale_what_is_learnt_and_rejected_tokens_teach_nothing() {
+fn importance_weights_scale_gradients_and_rejected_tokens_have_none() {
     let gradient = |correction: Value| {
         let metrics = first_step(json!({ "algorithm": { "importanceCorrection": correction } })).metrics;
         (metrics["actor/grad_norm"].as_f64().unwrap(), metrics)
@@ -130,7 +130,7 @@ fn memory_of_worker() -> f64 {
 }
 
 #[test]
-fn sequences_that_find_no_room_in_the_cache_are_computed_again_and_become_the_same() {
+fn preempted_sequences_are_recomputed_with_the_same_result() {
     let roomy = first_step(with_long_completions(json!({})));
     assert_eq!(roomy.metrics["rollout/num_preemptions"], 0.0);
     let cache = roomy.metrics["rollout/kv_cache_gb"].as_f64().unwrap() * f64::from(1 << 30);
@@ -143,7 +143,7 @@ fn sequences_that_find_no_room_in_the_cache_are_computed_again_and_become_the_sa
 }
 
 #[test]
-fn prompts_in_pieces_and_a_longest_sequence_do_what_they_say() {
+fn chunked_prefill_and_max_model_tokens_are_obeyed() {
     let whole = first_step(json!({}));
     let pieces = sampled(json!({ "maxBatchedTokens": 2, "maxConcurrentSequences": 2 }));
     assert_eq!(pieces, whole.completions, "prompts of up to 8 tokens in passes of 2");

@@ -28,7 +28,7 @@ fn uneven(changes: &Value) -> Value {
 }
 
 #[test]
-fn ranks_that_share_a_model_train_as_one() {
+fn sharded_ranks_equal_one_rank() {
     let changes = json!({
         "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } },
         "training": { "steps": 3, "evaluateEvery": 1, "evaluateBefore": true }
@@ -49,7 +49,7 @@ fn ranks_that_share_a_model_train_as_one() {
 
 /// Their heads and widths are those that four ranks can share.
 #[test]
-fn ranks_that_sample_as_one_train_as_one() {
+fn tensor_parallel_rollouts_equal_one_rank() {
     let architecture = json!({ "intermediateSize": 28, "numHeads": 4, "numKvHeads": 2 });
     let changes = json!({
         "model": { "architecture": architecture },
@@ -130,7 +130,7 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
 }
 
 #[test]
-fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
+fn a_sharded_checkpoint_is_resumed_by_any_number_of_ranks() {
     // A cold start leaves a reference that only checkpoints have.
     let steps = |steps: u32| {
         json!({ "training": { "steps": steps }, "algorithm": {
@@ -207,7 +207,7 @@ fn degrees_that_do_not_fit_are_refused_by_their_names() {
 
 /// The heads of a model from a folder are known where the folder is.
 #[test]
-fn a_model_whose_heads_cannot_be_dealt_out_is_refused_with_the_degrees_that_fit() {
+fn a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do() {
     for (degree, shared) in [("sp", "heads"), ("rolloutTp", "layers")] {
         let place = Place::new();
         let workers = json!({ "workers": { "count": 3, "mesh": { degree: 3 } } });

@@ -97,7 +97,7 @@ fn job(model: &Path, rows: &Path, changes: Value) -> Value {
 }
 
 #[test]
-fn a_policy_learns_to_tell_what_only_the_image_says() {
+fn a_policy_learns_an_answer_that_only_the_image_contains() {
     let place = Place::new();
     let (model, rows) = (model(&place), rows(&place));
     let changes = json!({ "training": { "steps": 40, "evaluateBefore": true } });

@@ -1,4 +1,4 @@
-//! The arguments of commands that speak to a cluster.
+//! The arguments of commands that call a cluster.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! An Event, cut down to what it says, and which of a namespace's Events are about a job. Pure.
+//! An Event, reduced to what is shown, and which of a namespace's Events are about a job. Pure.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;

@@ -25,7 +25,7 @@ fn event(kind: &str, name: &str, uid: &str, time: &str) -> Event {
 }
 
 #[test]
-fn events_of_the_job_its_pods_and_its_claim_are_told_in_order() {
+fn events_of_the_job_its_pods_and_its_claim_are_shown_in_order() {
     let at = |minute: u32| format!("2026-01-01T10:{minute:02}:00Z");
     let events = [
         event("Pod", "adding-trainer-1", "p", &at(5)),
@@ -36,8 +36,8 @@ fn events_of_the_job_its_pods_and_its_claim_are_told_in_order() {
         event("Pod", "adding-more-trainer-0", "p", &at(2)),
         event("Pod", "adding-trainer-0", "p", "2026-01-01T09:59:00Z"),
     ];
-    let told = of_job(&job(), &events);
-    insta::assert_snapshot!(render(&told, "2026-01-01T10:10:00Z".parse().unwrap()), @r"
+    let shown = of_job(&job(), &events);
+    insta::assert_snapshot!(render(&shown, "2026-01-01T10:10:00Z".parse().unwrap()), @r"
        9m ago   RLTrainingJob/adding                  Reason (x3): about adding
        7m ago   PersistentVolumeClaim/adding-storage  Reason (x3): about adding-storage
        5m ago ! Pod/adding-trainer-1                  Reason (x3): about adding-trainer-1

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_attempt_that_is_over_the_status_keeps_what_was_said_last() {
+    fn the_status_keeps_the_last_report_of_an_ended_attempt() {
         let job = job(&json!({"attempt": 2, "lastFailure": failure()}));
         let workers = [worker(0, 2, WorkerPhase::Running)];
         let previous = Wanted { previous: true, ..Wanted::default() };

@@ -1,4 +1,4 @@
-//! An object as it is beside the same object as it would be: what differs, line by line. Pure.
+//! The difference between an object on the cluster and the one that would be applied, line by line. Pure.
 
 use serde::Serialize;
 use serde_json::Value;

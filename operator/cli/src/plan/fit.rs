@@ -1,5 +1,5 @@
-//! What is said of a job that does not fit its GPU: the phase, what it needs, what there is, and which fields
-//! to change.
+//! The text for a job that does not fit its GPU: the phase, the memory it needs, the memory available, and
+//! which fields to change.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,5 @@
-//! What a run has measured, to plan from and to hold beside the prediction: mean lengths of its sequences and
-//! seconds of its phases, from the `metrics.jsonl` of its folder.
+//! The measurements of a run, for planning and for comparison with the prediction: mean lengths of its
+//! sequences and seconds of its phases, from the `metrics.jsonl` of its folder.
 
 use std::collections::BTreeMap;
 use std::fs;

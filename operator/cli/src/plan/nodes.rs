@@ -1,4 +1,4 @@
-//! Whether a job fits the GPUs of the nodes that its workers may run on. What a node has follows from its
+//! Whether a job fits the GPUs of the nodes that its workers may run on. A node's GPUs are read from its
 //! labels.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The objects that the operator would make of a job, by the operator's own functions.
+//! The objects that the operator would create for a job, from the operator's own functions.
 
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

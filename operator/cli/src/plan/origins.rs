@@ -23,7 +23,7 @@ pub(super) struct FieldOrigin {
     from: Origin,
 }
 
-/// The defaults of the namespace; `None` where it has none, or nobody may read them.
+/// The defaults of the namespace; `None` where it has none, or the user may not read them.
 pub(super) async fn of_namespace(connection: &Connection) -> io::Result<Option<NamespaceDefaults>> {
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);
     match maps.get_opt(NAME).await {

@@ -1,4 +1,4 @@
-//! The answer of a cluster to a job and its objects: every call is a dry run, and nothing is changed there.
+//! The answer of a cluster to a job and its objects: every call is a server-side dry run.
 
 use std::io::{self, Write as _};
 

@@ -1,4 +1,4 @@
-//! From a snapshot of a job to an explanation: finds the one cause that matters.
+//! From a snapshot of a job to an explanation: finds the one decisive cause.
 
 use std::fmt;
 
@@ -128,7 +128,7 @@ fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Expla
         return because("does not start: the defaults of its namespace cannot be read", correct);
     }
     if stalled.reason == Reason::PodNotAllowed.name() {
-        let correct = "do without these fields, or ask whoever installed the operator to allow them";
+        let correct = "do without these fields, or ask the administrator of the operator to allow them";
         return because("does not start: its pods may not have what it asks for", correct);
     }
     if stalled.reason != Reason::InvalidSpec.name() {

@@ -1,4 +1,4 @@
-//! Why a job failed for good.
+//! Why a job failed finally.
 
 use rlt_api::FailureCause;
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
@@ -33,9 +33,9 @@ pub(super) fn failed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Ex
 }
 
 fn summary(failure: &FailureStatus) -> String {
-    let who = failure.pod.as_deref().unwrap_or("the job as a whole");
+    let subject = failure.pod.as_deref().unwrap_or("the job as a whole");
     let node = failure.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
-    format!("failed in attempt {}: {:?} of {who}{node}", failure.attempt, failure.cause)
+    format!("failed in attempt {}: {:?} of {subject}{node}", failure.attempt, failure.cause)
 }
 
 /// What decided that the job ends: a rule of its own, or the budget of the cause.

@@ -1,5 +1,4 @@
-//! Why a run of a folder is as it is: what its files say, read here, and what follows from that, a pure
-//! function.
+//! The state of a run folder: its files are read here, and a pure function explains them.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_makes_no_step_is_told_from_one_that_does() {
+    fn a_run_without_progress_is_distinguished_from_one_with_it() {
         let mut run = LocalRun { is_locked: true, ..run() };
         insta::assert_snapshot!(said(&run));
         run.now = 705.0;
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_ended_says_how_and_one_that_left_no_result_broke_off() {
+    fn an_ended_run_reports_its_result_and_one_without_was_interrupted() {
         let mut run = run();
         insta::assert_snapshot!(said(&run));
         let result = |outcome: &str| RunResult {
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_read_while_a_line_is_written_and_its_lock_says_whether_anybody_works_on_it() {
+    fn a_folder_is_read_during_a_write_and_its_lock_shows_whether_a_process_works_on_it() {
         let folder = tempfile::tempdir().unwrap();
         let (name, path) = (folder.path().to_str().unwrap(), |file: &str| folder.path().join(file));
         assert!(is_run(name) && !is_run("a-job"));

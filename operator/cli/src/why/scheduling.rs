@@ -1,4 +1,4 @@
-//! The scheduler's message, read: which nodes lack what, in the words of the manifest.
+//! Parses the scheduler's message: which nodes lack what, in the terms of the manifest.
 
 use super::JobSnapshot;
 

@@ -129,7 +129,7 @@ macro_rules! explained {
 }
 
 #[test]
-fn nobody_has_reconciled_it() {
+fn no_controller_has_reconciled_it() {
     explained!(plain(json!({})));
 }
 
@@ -178,7 +178,7 @@ fn the_claim_has_no_volume() {
 }
 
 #[test]
-fn the_scheduler_says_what_nobody_has_read_before() {
+fn an_unknown_message_of_the_scheduler_is_shown_as_it_is() {
     let mut snapshot = plain(starting(json!({})));
     snapshot.workers.push(unschedulable("no nodes available to schedule pods"));
     explained!(snapshot);
@@ -275,7 +275,7 @@ fn a_queue_holds_it_back() {
 }
 
 #[test]
-fn it_asks_for_a_queue_where_there_is_none() {
+fn a_job_names_a_queue_that_does_not_exist() {
     let words = "waits for queue research, but the cluster has no Kueue that serves v1beta2";
     explained!(plain(status("Suspended", "QueueMissing", words, json!({}))));
 }

@@ -1,4 +1,4 @@
-//! Why workers that are wanted do not run yet.
+//! Why workers that should run do not run yet.
 
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};

@@ -1,5 +1,5 @@
-//! Chat templates that open-instruct has a name for (`--chat_template_name`), in words of our own that render
-//! the same text. Templates that hold a system prompt, which is a text and no form, have no equal here.
+//! Chat templates that open-instruct names (`--chat_template_name`), as our own templates that render the
+//! same text. Templates that contain a system prompt are left out.
 
 /// Names and templates.
 const TEMPLATES: [(&str, &str); 5] = [

@@ -1,4 +1,4 @@
-//! `[ ]`, `[[ ]]` and the patterns of `case`. No file exists: they are those of another machine.
+//! `[ ]`, `[[ ]]` and the patterns of `case`. No file is found: the script's files are on another machine.
 
 use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, TestExpr, UnaryPredicate, Word};
 use brush_parser::test_command;

@@ -1,4 +1,4 @@
-//! Words: quotes, parameters, substitutions, and how they fall into fields.
+//! Words: quotes, parameters, substitutions, and word splitting.
 
 use brush_parser::ast::{Assignment, AssignmentName, AssignmentValue};
 use brush_parser::word::{

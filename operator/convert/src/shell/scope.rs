@@ -1,4 +1,4 @@
-//! Variables, functions and arguments of a shell, and what is not known of them.
+//! Variables, functions and arguments of a shell, and which of them are unknown.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,4 @@
-//! TRL's rewards: its own functions, functions of one's own, reward models.
+//! TRL's rewards: its own functions, user functions, reward models.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! verl's estimator, loss and KL: the preset that comes nearest, and every part in which it differs.
+//! verl's estimator, loss and KL: the nearest preset, and every field in which verl's settings differ from
+//! it.
 
 use crate::draft::Draft;
 use crate::settings::Settings;

@@ -1,4 +1,4 @@
-//! verl's rewards: by data source, by a function of one's own, by a model, by a sandbox.
+//! verl's rewards: by data source, by a user function, by a model, by a sandbox.
 
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ fn by_data_source(settings: &Settings, draft: &mut Draft) -> Vec<Value> {
         (false, false) => {
             draft.remark(
                 "rewards",
-                "verl chooses a function by data_source; the names of these files do not tell which. Math is a guess: see docs/rewards.md.",
+                "verl chooses a function by data_source; the names of these files do not say which. Math is a guess: see docs/rewards.md.",
             );
             vec![json!({"name": "math", "kind": "Math"})]
         }

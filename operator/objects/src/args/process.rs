@@ -1,4 +1,4 @@
-//! The part of the command line that says who the process is and where it listens.
+//! The arguments that give the process its identity and its listening addresses.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Which nodes a worker would rather not be given: those on which the job has failed before. It is a wish, so
-//! that a job never waits for a node that is not there.
+//! The nodes that a worker should avoid: those on which the job has failed before. It is a preferred node
+//! affinity, so a job never waits for another node.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The claim that is made for a job's run folder.
+//! The PersistentVolumeClaim that is created for a job's run folder.
 
 use std::collections::BTreeMap;
 

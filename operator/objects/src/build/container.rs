@@ -1,5 +1,5 @@
-//! The one container of a worker: the trainer, which knows its rank from its environment. What all workers
-//! are told alike is `environment`.
+//! The one container of a worker: the trainer, which reads its rank from its environment. Variables that all
+//! workers share are in `environment`.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
         .into()
 }
 
-/// The job's own, and those by which this worker is told from the others.
+/// The job's own variables, and those that identify this worker.
 fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: Option<u32>) -> Vec<EnvVar> {
     let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
     let parent = (!input.settings.traces.is_empty()).then(|| {
@@ -95,8 +95,8 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
-/// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for
-/// whoever needs it.
+/// Memory and GPUs are limits, because they cannot be taken back from a process; CPU time above the request
+/// may be used by any pod.
 fn resources(input: &BuildInput<'_>, group: &WorkerGroup) -> ResourceRequirements {
     let resources = &input.prepared.job.spec().workers.resources;
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));

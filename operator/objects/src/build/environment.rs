@@ -1,5 +1,5 @@
-//! The variables that all workers of a group share, in a file of the job's ConfigMap. What differs between
-//! workers or attempts is the container's.
+//! The variables that all workers of a group share, in a file of the job's ConfigMap. Variables that differ
+//! between workers or attempts are set on the container.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn defaults() -> [(String, String); 3] {
     ]
 }
 
-/// What torch's own launcher tells a rank, but for the rank.
+/// The variables that torchrun sets for a rank, except for the rank.
 fn of_ranks(group: &WorkerGroup) -> impl Iterator<Item = (String, String)> + use<> {
     let variables = group.environment(0).unwrap_or_default();
     let shared = variables.into_iter().filter(|variable| variable.name != channel::RANK);

@@ -1,4 +1,4 @@
-//! The ConfigMap that workers read: the manifest with every default written out, so that they see what was
+//! The ConfigMap that workers read: the manifest with every default written out, so that workers run what was
 //! planned, and the variables that they share.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Where the workers of a job meet, and as whom they run.
+//! The network name and the service account of a job's workers.
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -11,9 +11,9 @@ use crate::worker::Worker;
 /// Name of the one port.
 const PORT_NAME: &str = "rendezvous";
 
-/// The headless Service behind the name of a group's first worker. It selects nothing: the operator itself
-/// knows the one address that matters, and whoever follows selectors would write it twice and look at every
-/// pod of the namespace for it. `None` where there is only one worker.
+/// The headless Service behind the name of a group's first worker. It has no selector: the operator knows the
+/// one address that matters. With a selector the endpoint controller would write it a second time and scan
+/// every pod of the namespace. `None` where there is only one worker.
 pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
     gang(group)?;
     let port =
@@ -29,8 +29,8 @@ pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
     })
 }
 
-/// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker
-/// that is gone. `None` where there is only one worker.
+/// The EndpointSlice with the address of the first worker, or with none: the name of a gang never resolves to
+/// a worker that is gone. `None` where there is only one worker.
 pub fn endpoint(
     input: &BuildInput<'_>,
     group: &WorkerGroup,

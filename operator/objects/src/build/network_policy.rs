@@ -1,4 +1,4 @@
-//! Who may reach the workers, and whom they may reach.
+//! The NetworkPolicy of the workers.
 
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,

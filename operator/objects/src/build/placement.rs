@@ -1,4 +1,4 @@
-//! What queues and schedulers add to the pods of an attempt. A pod by itself is in `pod.rs`.
+//! Fields that queues and schedulers add to the pods of an attempt. The pod itself is in `pod.rs`.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ impl Placement {
             placement.slice = slice(input, group, attempt);
         }
         // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
-        // constraint to a feature gate that is off, which nobody would be told.
+        // constraint to a feature gate that is off, and nothing reports that.
         if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
             placement.affinity = affinity(input, group, attempt);
         }
@@ -189,7 +189,7 @@ fn add_affinity(own: &mut Affinity, more: &Affinity) {
     }
 }
 
-/// Labels that all workers of a group have in an attempt, and nobody else.
+/// Labels that all workers of a group have in an attempt, and no other pod.
 fn workers_of(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> BTreeMap<String, String> {
     let job = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
     let has_others = input.prepared.plan.worker_groups.len() > 1;

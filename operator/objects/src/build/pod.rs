@@ -13,7 +13,7 @@ use super::{BuildInput, container, volumes, workers_name};
 use crate::worker::TRAINER_CONTAINER;
 use crate::{labels, pod_template};
 
-/// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
+/// The user and group of a worker, whatever its image says; its files belong to them.
 const USER_ID: i64 = 65532;
 
 /// The pod of a worker of a group in an attempt.
@@ -54,7 +54,7 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
     if !workers.pod.annotations.is_empty() {
         metadata.annotations.get_or_insert_default().extend(workers.pod.annotations.clone());
     }
-    // What tells pods apart comes last: a job cannot set it.
+    // Labels that identify a pod are set last, so that a job cannot override them.
     let labels = metadata.labels.get_or_insert_default();
     for (name, value) in &workers.pod.labels {
         labels.entry(name.clone()).or_insert_with(|| value.clone());

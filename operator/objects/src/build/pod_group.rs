@@ -1,5 +1,5 @@
 //! The PodGroup of a group of workers in one attempt: its scheduler places all of them, or none. Each attempt
-//! has one of its own, so that pods of an earlier one, which may still be leaving, do not count for it.
+//! has its own, so that terminating pods of an earlier attempt do not count.
 
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_api::plan::WorkerGroup;

@@ -1,4 +1,4 @@
-//! The objects of a job, as they are sent.
+//! The objects of a job, as they are sent to the API server.
 
 mod children;
 mod groups;
@@ -178,10 +178,10 @@ fn the_manifest_in_the_config_map_validates_to_the_same_job_and_its_digest_follo
 }
 
 #[test]
-fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_pods_own() {
+fn a_jobs_own_variables_win_and_rank_and_attempt_are_set_per_pod() {
     let endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT";
     let collector = [(endpoint.to_owned(), "http://otel:4318/$a".to_owned())];
-    let told = |job: &Job, traces: &[(String, String)], attempt: u32| {
+    let environment = |job: &Job, traces: &[(String, String)], attempt: u32| {
         let (prepared, settings) = (prepared(job, 2), Settings { traces: traces.into(), ..settings(None) });
         let input = BuildInput { job, prepared: &prepared, settings: &settings };
         let container = pod(&input, attempt, 1).spec.unwrap().containers.remove(0);
@@ -199,19 +199,19 @@ fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_p
             .collect::<BTreeMap<_, _>>()
     };
     let job = with_workers(json!({}));
-    let (of_pod, shared) = told(&job, &[], 3);
+    let (of_pod, shared) = environment(&job, &[], 3);
     assert_eq!(of_pod, own(&[("RANK", "1"), ("RLT_ATTEMPT", "3")]));
     assert_eq!((&*shared["WORLD_SIZE"], &*shared["HF_HOME"]), ("2", "/storage/hub"));
     assert!(!shared.contains_key("RANK") && !shared.contains_key(endpoint));
 
     let parent = rlt_traces::AttemptTrace::of(job.uid(), 3).traceparent();
-    let (of_pod, shared) = told(&job, &collector, 3);
+    let (of_pod, shared) = environment(&job, &collector, 3);
     assert_eq!(of_pod[rlt_traces::TRACEPARENT], parent);
     assert_eq!(shared[endpoint], "http://otel:4318/$a");
 
     let mine =
         json!([{"name": endpoint, "value": "http://mine:4318"}, {"name": "HF_HOME", "value": "/models"}]);
-    let (of_pod, shared) = told(&with_workers(json!({"env": mine})), &collector, 3);
+    let (of_pod, shared) = environment(&with_workers(json!({"env": mine})), &collector, 3);
     assert_eq!((&*of_pod[endpoint], &*of_pod["HF_HOME"]), ("http://mine:4318", "/models"));
     assert!(!shared.contains_key(endpoint) && !shared.contains_key("HF_HOME"), "{shared:?}");
 }

@@ -1,4 +1,4 @@
-//! The folders of a worker: what it reads, what it may write, and what outlives it.
+//! The volumes of a worker: read-only ones, writable ones, and those that outlive it.
 
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, ConfigMapVolumeSource, EmptyDirVolumeSource, EphemeralVolumeSource,
@@ -13,12 +13,12 @@ use rlt_channel::environment;
 
 use super::{BuildInput, claim_name, config_map_name};
 
-/// The folder of all that the operator tells workers: the files of the job's ConfigMap, and the token.
+/// The folder with the files of the job's ConfigMap and the token.
 const JOB_FOLDER: &str = "/etc/rltraining";
 /// The folder of run folders, models and data.
 pub(super) const STORAGE_FOLDER: &str = "/storage";
 
-/// Where workers find what the operator tells them under `key`.
+/// The path of the ConfigMap's file `key` in a worker.
 pub(super) fn job_file(key: &str) -> String {
     format!("{JOB_FOLDER}/{key}")
 }
@@ -26,7 +26,7 @@ pub(super) fn job_file(key: &str) -> String {
 /// The volumes of a worker, each with where it is mounted.
 pub(super) fn volumes(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<(Volume, VolumeMount)> {
     let mut volumes = vec![
-        read_only(told(input), JOB_FOLDER),
+        read_only(job_files(input), JOB_FOLDER),
         writable(storage(input), STORAGE_FOLDER),
         writable(scratch(), "/tmp"),
     ];
@@ -46,8 +46,8 @@ fn writable(volume: Volume, path: &str) -> (Volume, VolumeMount) {
     (volume, mount)
 }
 
-/// What the operator tells workers: what all of them read, beside a token that only the operator accepts.
-fn told(input: &BuildInput<'_>) -> Volume {
+/// The job's ConfigMap, and a token that only the operator accepts.
+fn job_files(input: &BuildInput<'_>) -> Volume {
     let map = ConfigMapProjection { name: config_map_name(input.name()), ..ConfigMapProjection::default() };
     let token = ServiceAccountTokenProjection {
         audience: Some(rlt_channel::AUDIENCE.into()),

@@ -1,5 +1,5 @@
-//! The Workload by which Kueue knows a job: how many pods of which size, for which queue. What does not
-//! concern a queue, such as an image, is left out, so that a new operator does not ask again for what it has.
+//! The Workload by which Kueue admits a job: how many pods of which size, for which queue. Fields that do not
+//! concern a queue, such as an image, are left out, so that an upgraded operator does not replace it.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub struct PriorityClass {
     pub name: String,
 }
 
-/// The class that says how urgent a job is in its queue; `None` where nobody says.
+/// The priority class of a job in its queue; `None` if neither job nor cluster sets one.
 pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
     if let Some(name) = queue::label(input.job, PRIORITY_LABEL) {
         let (group, kind) = ("kueue.x-k8s.io", "WorkloadPriorityClass");
@@ -73,7 +73,7 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
             let mut set = json!({
                 "name": group.name, "count": group.num_workers, "template": template(input, group),
             });
-            // Kueue packs each set for itself: packed spares would lie beside nobody.
+            // Kueue packs each pod set separately: packed spares would not be near the workers.
             if let Some(topology) =
                 input.prepared.job.spec().workers.topology.as_ref().filter(|_| !group.is_spare())
             {

@@ -1,4 +1,4 @@
-//! What the operator keeps of a Workload: what decides something, and what goes into pods.
+//! The cached fields of a Workload: those that decisions read, and those that are copied into pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_cannot_be_read_says_so_and_one_that_is_not_there_says_nothing() {
+    fn an_unreadable_status_is_reported_and_a_missing_one_is_not() {
         let read = |status: Option<serde_json::Value>| {
             let mut object = json!({
                 "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",

@@ -37,7 +37,7 @@ fn a_worker_that_is_stopped_has_its_time_to_save_a_checkpoint_with_all_others() 
     assert!(failure.message.contains("a better one came"), "{}", failure.message);
     assert!(ended.events(&leaving.status).iter().all(|note| !note.is_warning), "preemption is normal");
     let next = decided(json!({}), &ended.status, vec![runs(1)]);
-    assert_eq!(next.delete[0].grace_seconds, None, "who still saves has its time");
+    assert_eq!(next.delete[0].grace_seconds, None, "a worker that saves a checkpoint keeps its grace period");
 
     let over = decided(json!({}), &running(1, 90), vec![preempted(runs(0), 0), runs(1)]);
     assert_eq!(over.status.attempt, Some(2));
@@ -109,7 +109,7 @@ fn the_first_worker_alone_decides_that_the_work_is_done_and_the_others_have_a_mi
 }
 
 #[test]
-fn a_start_that_is_held_up_says_what_it_waits_for_once_it_takes_longer_than_usual() {
+fn a_delayed_start_reports_what_it_waits_for() {
     let waits =
         || Worker { waiting: Some(Box::new(Waiting::Unschedulable("0/3 nodes".into()))), ..worker(0, 1) };
     let early = decided(json!({}), &starting(4), vec![waits(), runs(1)]);

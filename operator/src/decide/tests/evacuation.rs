@@ -30,7 +30,7 @@ fn both() -> Vec<Worker> {
 }
 
 #[test]
-fn a_worker_whose_node_is_to_be_taken_away_is_stopped_with_its_grace_once_that_is_written() {
+fn a_worker_on_a_terminating_node_is_stopped_with_its_grace_period_after_a_status_write() {
     let written = with_node(terminating(), &running(1, 90), both());
     assert!(written.delete.is_empty() && written.requeue_after == Some(Duration::ZERO));
     assert_eq!(condition(&written, ConditionType::Reconciling), (ConditionStatus::True, "NodeTerminating"));

@@ -1,4 +1,4 @@
-//! Restarts in place: what a pod has restarted by itself counts as if the operator had done it.
+//! Restarts in place: a pod's own restarts count like the operator's.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ fn a_report_of_an_earlier_attempt_restarts_nothing_of_this_one() {
 }
 
 #[test]
-fn restarts_that_no_report_could_bring_are_counted_from_the_termination_message() {
+fn unreported_restarts_are_counted_from_the_termination_message() {
     let mut ended = failed(0, 139, 10);
     let line = restarts_line(&BTreeMap::from([(FailureCause::Signalled, 3)]));
     ended.exit.as_mut().unwrap().message = format!("error: rank 1 was killed by signal 11{line}");

@@ -1,4 +1,4 @@
-//! How often what is tried again, how soon, and where.
+//! Retries: budgets by cause, delays, and avoided nodes.
 
 use rlt_api::status::CheckpointStatus;
 
@@ -19,7 +19,7 @@ fn budgets_are_counted_by_cause() {
 }
 
 #[test]
-fn attempts_that_end_at_their_start_wait_the_longer_the_more_there_were() {
+fn attempts_that_fail_at_their_start_are_retried_with_growing_delays() {
     for (before, wait) in [(None, 0), (Some(1), 5), (Some(2), 10), (Some(4), 40), (Some(40), 300)] {
         let status = RLTrainingJobStatus { short_attempts: before, ..running(1, 5) };
         let decision = decided(json!({"retries": {"io": 99}}), &status, vec![failed(0, 75, 1), runs(1)]);
@@ -64,7 +64,7 @@ fn a_failure_after_a_new_checkpoint_is_counted_anew_and_one_at_the_same_place_is
 }
 
 #[test]
-fn a_node_is_remembered_for_what_may_be_its_fault_and_the_least_of_too_many_is_forgotten() {
+fn failures_are_counted_by_node_up_to_a_bound() {
     let decided_on = |status: &RLTrainingJobStatus, code| {
         decided(json!({"retries": {"failure": 9}}), status, vec![failed(0, code, 10), runs(1)]).status
     };

@@ -1,4 +1,4 @@
-//! Hot spares: who takes the ranks of a lost worker, when, and what stays.
+//! Hot spares: which pod takes the ranks of a lost worker, when, and which pods stay.
 
 use rlt_objects::worker::Launcher;
 use rlt_objects::worker_id::WorkerId;

@@ -1,4 +1,4 @@
-//! Where workers are, as a status says it.
+//! The placement of workers in the status.
 
 use rlt_api::status::TopologyStatus;
 use rlt_objects::prepare::Prepared;
@@ -76,7 +76,7 @@ fn the_domains_of_an_attempt_are_read_once_when_all_of_it_runs_and_forgotten_wit
 }
 
 #[test]
-fn nobody_reads_nodes_for_a_job_that_may_run_anywhere() {
+fn nodes_are_not_read_for_a_job_without_topology() {
     let prepared = prepared(4, json!({}));
     let (topology, num_nodes, _) = placed(&prepared, &starting(9), (0..4).map(on).collect(), None);
     assert_eq!((topology.len(), num_nodes), (0, 0));

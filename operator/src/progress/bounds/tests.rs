@@ -1,4 +1,4 @@
-//! Proves that no report, however it is made, is taken that would make a status which the API server refuses.
+//! Proves that no accepted report makes a status that the API server refuses.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -208,7 +208,7 @@ proptest! {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_its_field() {
+fn a_job_that_does_not_fit_is_refused_by_field() {
     let refusal = |report: ReportRequest| check(&report).expect_err("a refusal");
     let with =
         |progress: Progress| refusal(ReportRequest { progress: Some(progress), ..ReportRequest::default() });

@@ -1,4 +1,4 @@
-//! Proves what readers see of reports that come late, twice, out of order or too often.
+//! Proves what readers see of reports that are late, duplicated, out of order or too frequent.
 
 use futures::{FutureExt as _, StreamExt as _};
 
@@ -57,7 +57,7 @@ async fn a_report_that_comes_twice_or_late_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_is_over_has_nothing_to_say() {
+async fn reports_of_an_ended_attempt_are_refused() {
     let reports = Reports::new();
     reports.take(&source(2, 0), step(1, 7));
     reports.take(&source(1, 0), checkpoints(900, &[99]));
@@ -76,7 +76,7 @@ async fn checkpoints_outlive_the_attempt_that_saved_them_until_the_next_one_list
 }
 
 #[tokio::test]
-async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() {
+async fn progress_is_read_from_rank_0_and_the_end_from_every_rank() {
     let reports = Reports::new();
     reports.take(&source(1, 0), step(1, 3));
     let ending = Ending { exit_code: 76, message: "rank 0 is gone".into(), ..Ending::default() };
@@ -104,7 +104,7 @@ async fn ranks_are_counted_until_they_end_and_only_those_of_the_newest_attempt()
     assert_eq!(reports.take(&source(1, 7), step(2, 2)), 64, "each once");
     assert_eq!(reports.take(&other(0), step(1, 1)), 65);
     let ended = ReportRequest { ending: Some(Ending::default()), ..step(2, 2) };
-    assert_eq!(reports.take(&source(1, 9), ended), 64, "who has ended reports no more");
+    assert_eq!(reports.take(&source(1, 9), ended), 64, "a rank that has ended reports nothing more");
     assert_eq!(reports.take(&source(2, 0), step(1, 1)), 2, "one of either job");
 }
 

@@ -1,4 +1,4 @@
-//! An API server that refuses, loses and forgets: every kind of call fails once in the life of a job.
+//! An API server that refuses calls or loses requests and answers: every kind of call fails once for a job.
 
 use std::time::Duration;
 
@@ -39,14 +39,14 @@ async fn live_under(purpose: &str, fault: Fault) {
 }
 
 #[tokio::test]
-async fn a_life_goes_on_though_every_kind_of_call_is_refused_once() {
+async fn a_job_completes_though_each_kind_of_call_is_refused_once() {
     let codes = [("conflict", 409), ("busy", 429), ("broken", 500), ("timeout", 504)];
     let lives = codes.map(|(purpose, code)| live_under(purpose, Fault::Refuse(code)));
     futures::future::join_all(lives).await;
 }
 
 #[tokio::test]
-async fn a_life_goes_on_though_every_kind_of_call_is_lost_once_before_or_after_the_deed() {
+async fn a_job_completes_though_each_kind_of_call_or_answer_is_lost_once() {
     tokio::join!(
         live_under("lost-request", Fault::LoseRequest),
         live_under("lost-answer", Fault::LoseAnswer)
@@ -54,7 +54,7 @@ async fn a_life_goes_on_though_every_kind_of_call_is_lost_once_before_or_after_t
 }
 
 #[tokio::test]
-async fn a_life_goes_on_though_all_watches_break() {
+async fn a_job_completes_though_all_watches_break() {
     let Some(test) = crate::set("breaks").await else { return };
     let _kubelet = Life::kubelet(&test);
     let history = History::of(&test).await;
@@ -67,7 +67,7 @@ async fn a_life_goes_on_though_all_watches_break() {
 }
 
 #[tokio::test]
-async fn a_watch_that_falls_silent_is_begun_anew_and_what_it_missed_is_made_up_for() {
+async fn a_silent_watch_is_restarted_and_missed_changes_are_reconciled() {
     let Some(test) = crate::set("silence").await else { return };
     let faults = Faults::default();
     let proxy = test.cluster.fault_proxy(&faults).await.unwrap();

@@ -1,4 +1,4 @@
-//! An operator that dies at any call of a job's life, and another one that continues.
+//! An operator that crashes at each call of a job, and another one that continues.
 
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
@@ -94,7 +94,7 @@ async fn a_job_survives_operators_that_die_one_after_another() {
 }
 
 #[tokio::test]
-async fn a_settled_job_costs_an_operator_no_call_whether_it_stays_or_comes_anew() {
+async fn a_settled_job_costs_no_call_also_after_a_restart_of_the_operator() {
     let Some(test) = crate::set("settled").await else { return };
     let _kubelet = Life::kubelet(&test);
     let history = History::of(&test).await;

@@ -1,4 +1,4 @@
-//! Nodes that are gone, and nodes that only do not answer.
+//! Nodes that are lost, and nodes that only stop answering.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ fn pair() -> Value {
 }
 
 #[tokio::test]
-async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
+async fn the_gang_of_a_deleted_node_is_restarted_elsewhere_at_once() {
     let Some(test) = crate::set("gone").await else { return };
     let history = History::of(&test).await;
     let (stays, goes) = (Node::make(&test, "stays").await, Node::make(&test, "goes").await);
@@ -104,7 +104,7 @@ async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_node_only_does_not_answer_keeps_its_place_until_somebody_vouches_for_its_end() {
+async fn a_pod_on_a_silent_node_keeps_its_name_until_the_node_is_out_of_service() {
     let Some(test) = crate::set("silent").await else { return };
     let history = History::of(&test).await;
     let (stays, silent) = (Node::make(&test, "stays").await, Node::make(&test, "silent").await);
@@ -170,7 +170,7 @@ async fn a_gang_on_a_node_that_the_cache_does_not_have_yet_runs_on() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     let status = test.status("early").await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
-    // Nobody says that it is gone either; whoever asks finds out.
+    // No event reports its deletion either; an uncached read finds it.
     node.remove(&test).await;
     test.set_status(&gang[0], json!({"conditions": [{"type": "Tested", "status": "True"}]})).await;
     let status = test.when("early", |status| status.attempt == Some(2)).await;

@@ -1,4 +1,4 @@
-//! What becomes of pods: evicted, killed for their memory, without an image, without a node.
+//! Failures of pods: evicted, out of memory, without an image, unschedulable.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ async fn a_worker_that_needs_too_much_memory_is_tried_once_more() {
 }
 
 #[tokio::test]
-async fn a_start_without_an_image_or_a_node_ends_in_the_words_of_who_refused_it() {
+async fn a_failed_start_reports_the_message_of_kubelet_or_scheduler() {
     let Some(test) = crate::set("no-start").await else { return };
     let _operator = test.operator().await;
     for name in ["imageless", "homeless"] {

@@ -1,4 +1,4 @@
-//! Strange jobs and strange circumstances: rivals, clocks, names, sizes, a definition that is not there.
+//! Unusual jobs and circumstances: rival operators, skewed clocks, long names, large sizes, a missing CRD.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ async fn hostile_words_reach_the_trainer_as_they_are() {
 }
 
 #[tokio::test]
-async fn annotations_as_large_as_they_may_be_trouble_nobody() {
+async fn annotations_of_the_largest_size_are_accepted() {
     let Some(test) = crate::set("large").await else { return };
     let _kubelet = Life::kubelet(&test);
     let history = History::of(&test).await;
@@ -129,7 +129,7 @@ async fn a_job_that_is_deleted_and_made_again_within_a_second_begins_anew_each_t
 }
 
 #[tokio::test]
-async fn a_job_that_is_deleted_in_the_midst_of_its_life_leaves_no_trouble_behind() {
+async fn a_job_deleted_while_it_runs_leaves_no_objects() {
     let Some(test) = crate::set("cut-short").await else { return };
     let _kubelet = Life::kubelet(&test);
     let crash_point = CrashPoint::never();
@@ -142,7 +142,7 @@ async fn a_job_that_is_deleted_in_the_midst_of_its_life_leaves_no_trouble_behind
     tokio::time::sleep(Duration::from_millis(500)).await;
     let calls = crash_point.num_calls();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(crash_point.num_calls(), calls, "nobody works on a job that is gone");
+    assert_eq!(crash_point.num_calls(), calls, "no calls for a deleted job");
 }
 
 impl TestNamespace {
@@ -160,7 +160,7 @@ impl TestNamespace {
 }
 
 #[tokio::test]
-async fn an_operator_waits_for_a_definition_that_is_not_there_and_for_one_that_is_too_old() {
+async fn an_operator_waits_for_a_missing_or_outdated_crd() {
     static BARE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
     let Some(cluster) = BARE.get() else { return };
     let manifest = include_str!("../../../../crds/manifests/rltrainingjobs.yaml");

@@ -55,8 +55,8 @@ fn tensors_of_two_devices_do_not_meet_in_one_operator() {
 }
 
 #[test]
-fn a_copy_is_seen_by_who_has_waited_for_it_and_by_nobody_else() {
-    on_device("device::a_copy_is_seen_by_who_has_waited_for_it_and_by_nobody_else", || {
+fn a_device_copy_is_visible_only_after_a_wait() {
+    on_device("device::a_device_copy_is_visible_only_after_a_wait", || {
         let stream = Stream::current(0).unwrap();
         let (on_device, host) = (numbers(&[1.0, 2.0]).to_device(GPU), pinned(&numbers(&[0.0, 0.0])));
         let copied = Event::new(0).unwrap();
@@ -191,8 +191,8 @@ fn memory_ends_where_the_device_is_configured_to_end() {
 }
 
 #[test]
-fn freed_memory_is_anybodys_unless_its_use_on_another_stream_was_recorded() {
-    on_device("device::freed_memory_is_anybodys_unless_its_use_on_another_stream_was_recorded", || {
+fn freed_memory_is_reused_unless_its_use_on_another_stream_was_recorded() {
+    on_device("device::freed_memory_is_reused_unless_its_use_on_another_stream_was_recorded", || {
         let source = || numbers(&[1.0, 2.0, 3.0, 4.0]).to_device(GPU);
         let (beside, host) = (Stream::from_pool(0).unwrap(), pinned(&numbers(&[0.0; 4])));
         let tensor = source();

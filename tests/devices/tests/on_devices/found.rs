@@ -146,7 +146,7 @@ fn three_devices_are_too_few_for_four_ranks() {
 }
 
 #[test]
-fn a_device_that_another_process_fills_is_named_with_what_is_free() {
+fn a_device_filled_by_another_process_is_reported_with_its_free_memory() {
     let env = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_MEMORY", &(1 << 30).to_string());
     let taken = with(env, "RLT_STAND_IN_TAKEN", &((1_u64 << 30) - 4096).to_string());
     let (code, said) = refused(&json!({ "device": "Cuda" }), &taken);

@@ -90,7 +90,7 @@ fn collectives_pass_between_two_devices_and_are_skipped_on_one() {
 }
 
 #[test]
-fn speed_is_measured_on_a_device_and_says_that_its_times_mean_nothing() {
+fn speed_is_measured_on_an_emulated_device_with_a_warning() {
     let lines = all_pass(&["gemm", "copies", "decode-speed", "update"], with_devices(1));
     let note = |line: &Value| line["note"].as_str().is_some_and(|note| note.contains("times mean nothing"));
     assert!(lines.iter().all(note), "{lines:#?}");
@@ -110,7 +110,7 @@ fn beside(body: &str) -> (Output, Vec<Value>) {
 }
 
 #[test]
-fn a_grpo_step_is_a_ratio_beside_a_peer_or_says_why_there_is_none() {
+fn a_grpo_step_is_reported_as_a_ratio_to_a_peer_or_with_the_reason_for_none() {
     let times =
         r#"{"versions": "peer 1", "rollout_seconds": 3e6, "reference_seconds": 1, "update_seconds": 1}"#;
     let (output, lines) = beside(&format!("echo '{times}'"));

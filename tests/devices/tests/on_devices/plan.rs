@@ -112,7 +112,7 @@ fn an_adapter_takes_what_was_planned_in_every_phase() {
 }
 
 #[test]
-fn what_is_offloaded_takes_what_was_planned_in_every_phase() {
+fn offloaded_training_takes_the_planned_memory_in_every_phase() {
     let all = json!({ "parameters": true, "optimizer": true, "activations": true });
     let changes = json!({ "training": { "activationCheckpointing": true, "offload": all } });
     assert_as_planned("offloaded", 1, &changes);

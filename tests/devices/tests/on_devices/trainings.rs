@@ -70,7 +70,7 @@ fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
 }
 
 #[test]
-fn what_is_offloaded_to_pinned_memory_changes_nothing() {
+fn offload_to_pinned_memory_changes_no_bit() {
     for (lora, precision) in [(json!(null), "Fp32"), (json!({ "rank": 4 }), "Bf16")] {
         let job = |rests: bool| {
             json!({
@@ -115,7 +115,7 @@ fn samples_packed_together_give_what_each_gives_alone() {
 }
 
 #[test]
-fn any_number_of_ranks_with_a_device_each_trains_as_one() {
+fn any_number_of_ranks_with_devices_equals_one_rank() {
     let one = Run::new(1, &on_ranks(1));
     for count in [2, 4, 8] {
         let many = Run::new(count, &on_ranks(count as u32));
@@ -134,7 +134,7 @@ fn used_devices(peaks: &[u64]) -> usize {
 }
 
 #[test]
-fn shards_sequence_parallel_ranks_and_sliced_rollouts_train_as_one_on_devices() {
+fn fsdp_sequence_parallelism_and_tensor_parallel_rollouts_equal_one_rank_on_devices() {
     let one = Run::new(1, &on_ranks(1));
     for mesh in [json!({ "dpShard": 2 }), json!({ "sp": 2 }), json!({ "rolloutTp": 2 })] {
         let changes = merged(&[on_ranks(2), json!({ "workers": { "mesh": mesh } })]);
@@ -146,7 +146,7 @@ fn shards_sequence_parallel_ranks_and_sliced_rollouts_train_as_one_on_devices() 
 /// other shapes add up in another order: roundings of 2^-9, of which a step of AdamW with a rate of 0.001
 /// makes at most twice its rate.
 #[test]
-fn sixteen_bits_packed_or_alone_on_one_device_or_two_train_as_one() {
+fn bf16_training_is_equal_packed_or_alone_on_one_device_or_two() {
     let job = |count: u32, tokens: u32, seed: u32| {
         let supervised = json!({
             "algorithm": { "kind": "SFT" }, "rewards": { "functions": [] },

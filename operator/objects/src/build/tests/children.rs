@@ -1,5 +1,5 @@
-//! What queues, schedulers and networks get: Workloads, PodGroups, policies, and what all of them add to
-//! pods.
+//! Objects for queues, schedulers and networks: Workloads, PodGroups, policies, and the fields that they add
+//! to pods.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn sent(placement: &Placement, pod: Pod) -> Value {
 }
 
 #[test]
-fn a_workload_asks_for_what_decides_where_pods_fit_and_for_nothing_else() {
+fn a_workload_contains_only_fields_that_decide_where_pods_fit() {
     let job = with_workers(json!({
         "device": "Cuda",
         "image": "example.com/trainer:2",
@@ -168,7 +168,7 @@ fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
 }
 
 #[test]
-fn workers_of_a_slice_want_one_domain_each_by_their_indices_whoever_places_them() {
+fn workers_of_a_topology_slice_share_a_domain_with_every_scheduler() {
     let workers =
         json!({"count": 4, "topology": {"preferred": "block", "slice": {"required": "rack", "size": 2}}});
     let job = with_workers(workers);
@@ -194,7 +194,7 @@ fn workers_of_a_slice_want_one_domain_each_by_their_indices_whoever_places_them(
 }
 
 #[test]
-fn a_queue_that_names_other_nodes_than_the_job_is_told_so() {
+fn a_conflict_of_node_selectors_is_reported_to_the_queue() {
     let job = with_workers(json!({"nodeSelector": {"zone": "a"}}));
     let flavor = Flavor { node_labels: [("zone".to_owned(), "b".to_owned())].into(), ..Flavor::default() };
     let conflict = two(&job, |input| {

@@ -79,7 +79,7 @@ fn ranks_of_a_group_are_a_world_of_their_own_on_its_own_devices() {
 }
 
 #[test]
-fn queues_and_schedulers_place_each_group_as_one() {
+fn queues_and_schedulers_place_each_group_as_a_gang() {
     two_groups(|input| {
         let groups = &input.prepared.plan.worker_groups;
         let asked = workload(input, "team", None);

@@ -41,7 +41,7 @@ fn a_spare_is_a_worker_s_pod_without_ranks() {
     assert!(variables(worker).contains(&("RANK", "0")));
     assert!(spare["spec"].get("subdomain").is_none());
     let services = all.iter().filter(|object| object["kind"] == "Service").count();
-    assert_eq!(services, 1, "nobody looks for a spare by a name");
+    assert_eq!(services, 1, "spares have no Service");
     let map = all.iter().find(|object| object["kind"] == "ConfigMap").unwrap();
     let shared = |key: &str| serde_json::from_str::<Value>(map["data"][key].as_str().unwrap()).unwrap();
     assert_eq!(shared("environment.json")["RLT_FOLLOW"], "Ranks");
