@@ -1,4 +1,4 @@
-//! Tells the linker where the trainer's binary and tests find libtorch at run time. Nothing is compiled here.
+//! Sets the run-time path by which the trainer's binary and tests find libtorch. Nothing is compiled here.
 //! A build script's link arguments reach only its own package, so this one repeats the rule of `rlt-torch`.
 
 fn main() {

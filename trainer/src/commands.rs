@@ -1,4 +1,4 @@
-//! The command line of the trainer: arguments in, exit code out. A binary of somebody else has the same, with
+//! The command line of the trainer: arguments in, exit code out. A third-party binary has the same, with
 //! recipes of its own.
 
 pub mod data;
@@ -164,7 +164,7 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
 /// environment says so.
 fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
-    // A store that fails is spoken of by those who use it, once.
+    // A failing store is reported by its users, once.
     let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -173,7 +173,7 @@ fn start_logging(is_training: bool) -> Option<Traces> {
 }
 
 /// The whole chain of causes, once, and what the exit code means. A launcher says it for its workers.
-#[expect(clippy::print_stderr, reason = "the one place where the process speaks of its own end")]
+#[expect(clippy::print_stderr, reason = "the one place where the process prints its final error")]
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
     leave_last_words(error);
     if launch::is_launched() {
@@ -186,7 +186,7 @@ fn report_failure(error: &anyhow::Error, code: ExitCode) {
     eprintln!("exit code {}: {code:?}", code.code());
 }
 
-/// Leaves the error to whoever started this process and named a file for it.
+/// Writes the error to the termination message file, if the parent process named one.
 fn leave_last_words(error: &anyhow::Error) {
     let Some(path) = std::env::var_os(TERMINATION_MESSAGE_VARIABLE) else { return };
     let text = format!("{error:#}");

@@ -3,9 +3,9 @@
 //! ```text
 //! manifest -> setup -> train -> recipe: sample -> judge -> score -> estimate -> update
 //! ```
-//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference,
-//! critic, rollout) are capabilities on the same weights, not processes. Nothing here talks to Kubernetes;
-//! nothing here is unsafe (that is `rlt-torch`).
+//! Every rank runs the same step and computes its share (`parallel`). Roles (actor, reference,
+//! critic, rollout) are capabilities on the same weights, not processes. There is no Kubernetes and no unsafe
+//! code here (`rlt-torch` has that).
 
 pub mod commands;
 pub mod data;

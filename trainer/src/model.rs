@@ -1,9 +1,9 @@
-//! Decoder models: read from Hugging Face folders or made fresh, run on packed token streams, written back.
+//! Decoder models: loaded from Hugging Face folders or initialized, run on packed tokens, exported.
 //!
 //! There is one decoder body for every family; what differs is data in [`ModelConfig`]. Each layer is an
-//! autograd island: it takes a hidden state and gives one back, knows nothing of its neighbours, and so can
-//! be checkpointed, sharded or offloaded by whoever calls it. Training and rollout run the same
-//! [`DecoderLayer::forward_with`] and differ only in the [`Projections`] and the attention they pass in.
+//! autograd graph of its own: it takes a hidden state, returns one and reads no other layer, so its caller
+//! can checkpoint, shard or offload it. Training and rollout run the same [`DecoderLayer::forward_with`] and
+//! differ only in the [`Projections`] and the attention they pass in.
 //!
 //! ```text
 //! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head

@@ -1,5 +1,4 @@
-//! What people and the operator see of a run: metrics, progress, phases, reports; and how they ask it to
-//! stop.
+//! The output of a run for users and the operator: metrics, progress, phases, reports; and stop requests.
 
 pub(crate) mod completions;
 pub mod phases;

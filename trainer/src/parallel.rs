@@ -9,8 +9,8 @@
 //! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank
 //! and need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
 //! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a
-//! shard of the tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. How
-//! tensors travel is `rlt_torch::collectives`; who starts ranks is `launch`.
+//! shard of the tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. The
+//! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 
 mod environment;
 mod error;
@@ -49,7 +49,7 @@ pub struct Ranks {
     size: usize,
     /// Ranks on this machine.
     local_size: usize,
-    /// By what rows are dealt out to ranks.
+    /// How rows are assigned to ranks.
     balance: Balance,
     link: Arc<Mutex<Link>>,
     /// The sequence-parallel group; `None` where each rank has tokens of its own.
@@ -88,7 +88,7 @@ impl Ranks {
         }
     }
 
-    /// Joins the ranks that `environment` speaks of; `peer_timeout` bounds every exchange.
+    /// Joins the ranks that `environment` names; `peer_timeout` bounds every exchange.
     ///
     /// # Errors
     /// [`RankError::Rendezvous`], naming the ranks that did not come.
@@ -133,7 +133,7 @@ impl Ranks {
         self.size
     }
 
-    /// Whether this rank speaks for all: it alone writes the run folder and talks to people.
+    /// Whether this rank is the leader: it alone writes the run folder, the terminal and trackers.
     pub fn is_leader(&self) -> bool {
         self.rank == 0
     }
@@ -263,7 +263,7 @@ impl Ranks {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn broadcast<T: Serialize + DeserializeOwned>(&self, own: Option<T>) -> Result<T, RankError> {
-        // A list, because JSON does not tell nothing from something that is nothing.
+        // A list, because JSON cannot distinguish `None` from `Some(())`.
         let own: Vec<T> = own.into_iter().collect();
         self.all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
     }
@@ -282,7 +282,7 @@ impl Ranks {
         work()
     }
 
-    /// Tells the other ranks why this one fails; what the first rank that failed said, which may be this one.
+    /// Reports to the other ranks why this one fails; returns the report of the first rank that failed.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
         let link = self.lock();
         link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())

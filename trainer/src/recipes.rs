@@ -1,8 +1,8 @@
-//! The recipes: each file is one algorithm, in the words of its paper. And what they are put together from
-//! beside roles and data: dynamic sampling, the rollout correction, the advantage estimator.
+//! The recipes: each file is one algorithm, in the terms of its paper. Shared parts are here too: dynamic
+//! sampling, the rollout correction, the advantage estimator.
 //!
-//! A crate of somebody else brings a recipe by implementing [`Recipe`] and handing [`crate::commands::main`]
-//! a function like [`of`]; `examples/recipe` does.
+//! Another crate adds a recipe by implementing [`Recipe`] and passing [`crate::commands::main`] a function
+//! like [`of`]; `examples/recipe` does.
 
 mod correction;
 mod estimator;

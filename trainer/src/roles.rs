@@ -1,12 +1,12 @@
-//! The roles of a training: capabilities on the same ranks, which turn prompts into samples, samples into
-//! rewards, batches into log-probs and values, and batches into updates.
+//! The roles of a training: capabilities on the same ranks, which compute samples of prompts, rewards of
+//! samples, log-probs and values of batches, and updates.
 //!
 //! ```text
 //! rollout.sample -> rewards.judge -> {actor, reference}.score, critic.value -> {critic, actor}.update
 //! ```
 //! Every method is collective: all ranks call it with the same arguments, each computes its share, and all
-//! get the same result. Roles time and record what they do in the [`StepContext`]; in which order they are
-//! used is decided by a recipe.
+//! get the same result. Roles time and record what they do in the [`StepContext`]; a recipe calls them in
+//! order.
 
 pub mod actor;
 pub mod critic;

@@ -1,8 +1,7 @@
-//! The run: everything around the algorithm. Folder, checkpoints, trackers, requests to stop, and how far it
-//! has come.
+//! The run: everything around the algorithm. Folder, checkpoints, trackers, stop requests, and progress.
 //!
 //! Built once by [`crate::run::setup`]; every rank has one, beside [`crate::roles::Roles`] and
-//! [`crate::data::Data`]. What happens with them is in `train`.
+//! [`crate::data::Data`]. The loop is in `train`.
 
 pub mod device_failure;
 pub mod error;

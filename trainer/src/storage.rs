@@ -1,4 +1,4 @@
-//! What outlives a process: checkpoints, the run folder, files of JSON lines.
+//! Files that outlive a process: checkpoints, the run folder, files of JSON lines.
 
 pub mod checkpoint;
 pub mod jsonl;

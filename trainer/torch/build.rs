@@ -16,7 +16,7 @@ fn build() -> cc::Build {
 
 fn kernels(isa: &str, flags: &[&str]) {
     let mut build = build();
-    // Kernels are always optimised: a debug build that trains a hundred times slower helps nobody. The
+    // Kernels are always optimised: a debug build that trains a hundred times slower is of no use. The
     // warning is about lanes that the compiler's own headers leave undefined on purpose.
     build
         .opt_level(3)

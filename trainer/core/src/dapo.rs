@@ -1,4 +1,4 @@
-//! DAPO's dynamic sampling (arXiv 2503.14476): which rollout groups are worth an update. Its clip,
+//! DAPO's dynamic sampling (arXiv 2503.14476): which rollout groups are kept for an update. Its clip,
 //! aggregation and overlong punishment are parameters of [`crate::loss`] and [`crate::reward`].
 
 /// Whether a rollout group is kept by dynamic sampling: its samples' metric differs, so its advantages do not

@@ -1,9 +1,9 @@
 //! A 64-bit digest of numbers as they are in memory, fast enough to run over all weights of a model in every
 //! step.
 //!
-//! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files
-//! have cryptographic digests of their own. Chunks are digested apart and their digests added, so that a
-//! device with thousands of threads finds the same number.
+//! It detects accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files
+//! have cryptographic digests. Chunks are digested separately and their digests added, so that a device with
+//! thousands of threads computes the same number.
 
 use crate::permutation::{GOLDEN_GAMMA, mix64};
 

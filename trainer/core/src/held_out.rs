@@ -1,5 +1,5 @@
-//! What the samples of held-out prompts say about a policy: their mean, and what the best, the worst and the
-//! majority of several samples would earn, under the names of verl (`process_validation_metrics` in
+//! Metrics of held-out samples: the mean reward, and the expected rewards of the best, the worst and the
+//! majority of several samples, under the names of verl (`process_validation_metrics` in
 //! `ppo/metric_utils.py`).
 //!
 //! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2,

@@ -1,7 +1,7 @@
 //! Images of a prompt as a vision tower reads them: patches in rows, and the grid that they fill.
 //!
-//! Files, pixels and tensors have no place here; whoever decodes and resizes fills [`PromptImage`], and a
-//! model reads it.
+//! No files, pixels or tensors here: the code that decodes and resizes fills [`PromptImage`], and a model
+//! reads it.
 
 use std::ops::Range;
 

@@ -1,11 +1,10 @@
-//! Rollout correction: what to do about the difference between the policy that sampled and the policy that
-//! trains.
+//! Rollout correction for the difference between the policy that sampled and the policy that is trained.
 //!
 //! Log-ratios here are `old_logprobs - rollout_logprobs`, the trainer's log-prob of a token minus the rollout
 //! engine's. Three answers, computed once over the batch of a step before it is split: weights that multiply
 //! the policy loss ([`rollout_is`]), tokens and sequences that are left out ([`rollout_rejection`]), and
-//! metrics that only look ([`mismatch_metrics`]). Definitions and metric names (`rollout_corr/...`) follow
-//! verl 0.10 (`rollout_corr_helper.py`).
+//! metrics ([`mismatch_metrics`]). Definitions and metric names (`rollout_corr/...`) follow verl 0.10
+//! (`rollout_corr_helper.py`).
 
 mod mismatch;
 mod rejection;

@@ -1,7 +1,7 @@
 //! RL arithmetic, packing, rollout scheduling, and the formulas that manifests choose: values in, values out.
 //!
-//! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the
-//! same on a laptop and on a thousand devices.
+//! There are no tensors, threads, files or clocks here, so all of it is tested in seconds and runs the same
+//! on a laptop and on a thousand devices.
 
 pub use rlt_algorithms::{
     advantage, declaration, kl, kto, loss, permutation, preference, reward, reward_model, reweighting, rows,

@@ -1,5 +1,5 @@
 //! Log-prob and entropy of one token from its logits, with the gradient of both: the reference that chunked
-//! and fused loss heads are held to. Slices only; the heads themselves are kernels and live elsewhere.
+//! and fused loss heads are tested against. Slices only; the heads themselves are kernels, in `rlt-torch`.
 
 /// What one row of logits says about a token.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,8 +1,8 @@
-//! What one step reports, under verl's names, so that dashboards made for verl read it unchanged.
+//! The metrics of one step, under verl's names, so that dashboards made for verl read them unchanged.
 //!
 //! Values in, a map out; metrics of single modules are made there ([`crate::loss::LossMetrics`],
-//! [`crate::importance::mismatch_metrics`]), those of a step's rollouts here. Who writes the map where is not
-//! decided here. Units and meanings of all names are in `docs/metrics.md`.
+//! [`crate::importance::mismatch_metrics`]), those of a step's rollouts here. Writing the map is done
+//! elsewhere. Units and meanings of all names are in `docs/metrics.md`.
 
 use std::collections::BTreeMap;
 

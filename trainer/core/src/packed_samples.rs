@@ -1,4 +1,4 @@
-//! Judged samples as one array of bytes: how ranks exchange them.
+//! Judged samples as one array of bytes, as ranks exchange them.
 //!
 //! ```text
 //! u64   groups, samples, tokens, function names, parts: how many of each

@@ -1,9 +1,8 @@
 //! Samples of different lengths -> micro-batches under a strict token budget, and the layout of each as one
-//! token stream.
+//! packed row of tokens.
 //!
 //! A micro-batch never holds more tokens than the budget; a sample that does not fit alone is an error.
-//! Nothing is cut, padded, lost or repeated. Memory limits are decided elsewhere and arrive here as the
-//! budget.
+//! Nothing is cut, padded, lost or repeated. The caller derives the budget from memory limits.
 
 mod balance;
 mod fill;
@@ -19,8 +18,8 @@ pub use layout::{PackedLayout, Segment};
 use crate::images::ImageError;
 use crate::partition::workload;
 
-/// Tokens that the 32-bit offsets of varlen attention can tell apart.
-const MAX_STREAM_TOKENS: usize = i32::MAX as usize;
+/// Most tokens that the 32-bit offsets of varlen attention can address.
+const MAX_PACKED_TOKENS: usize = i32::MAX as usize;
 
 /// Why samples cannot be packed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -83,7 +82,7 @@ pub fn pack(lens: &[usize], max_tokens: usize, hidden_size: usize) -> Result<Pac
 
 /// The budget, as far as offsets reach.
 fn stream_limit(max_tokens: usize) -> usize {
-    max_tokens.min(MAX_STREAM_TOKENS)
+    max_tokens.min(MAX_PACKED_TOKENS)
 }
 
 impl Packing {

@@ -1,6 +1,6 @@
-//! Spreading sequences over parts of equal work: which sequence goes to which rank or micro-batch.
+//! Partitions of equal work: the assignment of sequences to ranks or micro-batches.
 //!
-//! Only numbers of work come in, only indices go out. Token budgets are [`crate::packing`]'s business.
+//! Inputs are amounts of work, outputs are indices. Token budgets are in [`crate::packing`].
 
 mod karmarkar_karp;
 
@@ -150,13 +150,13 @@ mod tests {
     fn a_balance_decides_who_gets_the_long_sequences() {
         let workloads = [90, 30, 30, 30, 10, 10];
         let work = |share: &Vec<usize>| share.iter().map(|item| workloads[*item]).sum::<u64>();
-        let dealt = |balance| {
+        let works = |balance| {
             let mut works: Vec<u64> = shares(&workloads, 2, balance).iter().map(work).collect();
             works.sort_unstable();
             works
         };
-        assert_eq!(dealt(Balance::Work), [100, 100], "one and a light one beside the other four");
-        assert!(dealt(Balance::Count)[1] < 150, "three each, and the heavy one beside light ones");
-        assert_eq!(dealt(Balance::Order), [50, 150]);
+        assert_eq!(works(Balance::Work), [100, 100], "one and a light one beside the other four");
+        assert!(works(Balance::Count)[1] < 150, "three each, and the heavy one beside light ones");
+        assert_eq!(works(Balance::Order), [50, 150]);
     }
 }

@@ -1,4 +1,4 @@
-//! Completions whose worth is known, from a data set or from rewards, and batches of them.
+//! Completions with known preferences, from a data set or from rewards, and batches of them.
 //!
 //! The completions of an example are neighbours in one group of the batch, so that their prompt is computed
 //! once. How they become a loss is in [`crate::preference`] and [`crate::kto`].

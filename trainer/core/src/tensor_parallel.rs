@@ -40,14 +40,14 @@ impl TpShard {
     }
 
     /// What the shard has of `len` key heads, which divide the shards or are divided by them: its own, or one
-    /// that several shards have, the one that the shard's query heads look at.
+    /// that several shards have, the one that the shard's query heads attend to.
     pub fn of_key_heads(self, len: usize) -> Range<usize> {
         let start = self.place * len / self.num_shards;
         start..start + (len / self.num_shards).max(1)
     }
 }
 
-/// How prompts are distributed to ranks, of which `num_shards` neighbours each sample as one.
+/// How prompts are assigned to rollout tensor-parallel groups of `num_shards` neighbouring ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleAssignment {
     num_samplers: usize,

@@ -1,5 +1,5 @@
-//! A shard of a tensor by its offset and length: what one of several ranks reads, draws or copies of a
-//! tensor that no rank needs whole. Where the values come from is not known here.
+//! A shard of a tensor by its offset and length: the part that one rank reads, initializes or copies. The
+//! source of the values is not known here.
 
 use std::ops::Range;
 

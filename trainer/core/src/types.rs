@@ -1,9 +1,9 @@
-//! The values that flow through one training step, in the order in which they come into being.
+//! The values of one training step, in the order in which they are created.
 //!
 //! ```text
 //! Prompt -> Completion -> Rollout (+ Reward) -> RolloutGroup -> Batch -> packed micro-batches
 //! ```
-//! Only data lives here: no arithmetic, no tensors, no I/O.
+//! Only data: no arithmetic, no tensors, no I/O.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +54,8 @@ pub struct Completion {
 /// The verdict on one completion: filled by the reward pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reward {
-    /// The weighted sum of all parts, clipped, before any shaping by length: what people want to see rise.
+    /// The weighted sum of all parts, clipped, before any shaping by length: the metric that training should
+    /// raise.
     pub score: f64,
     /// What the training uses: `score` after shaping.
     pub value: f64,

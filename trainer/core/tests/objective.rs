@@ -227,13 +227,13 @@ proptest! {
         let (logprobs, entropies) = (batch.logprobs.concat(), batch.entropies.concat());
         let selected = batch.selected.concat();
         let implied = LossInputs { selected: Some(&selected), ..LossInputs::new(&rows, &advantages) };
-        let told =
+        let explicit =
             LossInputs { old_logprobs: Some(&logprobs), actor_logprobs: Some(&logprobs), ..implied };
         let evaluate = |inputs| {
             let prepared = objective.prepare(inputs, &Denominators::of(&rows)).unwrap();
             prepared.evaluate(0..rows.num_tokens(), &logprobs, &entropies).unwrap()
         };
-        prop_assert_eq!(evaluate(implied), evaluate(told));
+        prop_assert_eq!(evaluate(implied), evaluate(explicit));
     }
 }
 

@@ -1,8 +1,8 @@
 //! Holds the RL arithmetic to values that verl's and TRL's own functions computed in float64
 //! (`goldens/*.json`).
 //!
-//! Every file of them is read, every case of it must be reproduced to 1e-9, and a function that nobody
-//! here knows fails the test. Which function a case calls is decided in `rl_math/`; no arithmetic lives here.
+//! Every file of them is read, every case of it must be reproduced to 1e-9, and a case with an unknown
+//! function fails the test. `rl_math/` maps cases to functions; there is no arithmetic here.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a case that cannot be read is a failed test")]
 

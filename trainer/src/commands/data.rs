@@ -1,5 +1,5 @@
-//! `rlt-trainer data`: the first rows of a job's data as the training will see them: rendered by the chat
-//! template, counted in tokens, with what is left out and why. `rlctl data` becomes this.
+//! `rlt-trainer data`: the first rows of a job's data as the training reads them: rendered by the chat
+//! template, counted in tokens, and the rows that are left out, with the reason. `rlctl data` executes it.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `rlt-trainer device`: what of CUDA this process sees, and what stands in the way of what it does not.
+//! `rlt-trainer device`: the CUDA devices that this process finds, and why others cannot be used.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

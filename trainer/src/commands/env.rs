@@ -1,6 +1,6 @@
-//! `rlt-trainer env`: another command of this program, with the variables of a file. So a cluster tells all
-//! workers of a job what they share once, and not in each of their pods. What variables mean is said where
-//! they are read.
+//! `rlt-trainer env`: another command of this program, with the variables of a file. So the variables that
+//! all workers of a job share are stored once, and not in each pod. Variables are documented where they are
+//! read.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -48,7 +48,7 @@ pub enum EnvError {
 }
 
 impl EnvError {
-    /// The exit code that tells what to do about it.
+    /// The exit code by which the launcher and the operator react.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Malformed { .. } => ExitCode::Usage,

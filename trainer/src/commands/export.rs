@@ -1,6 +1,6 @@
 //! `rlt-trainer export`: a checkpoint of a run as a folder that `transformers` or PEFT loads, and on request
-//! on the Hugging Face hub. The run may be going on; nothing of it is changed. A checkpoint says of each
-//! tensor which part of it lies where, so that the number of ranks that wrote it does not matter.
+//! on the Hugging Face hub. The run may be active; it is not changed. A checkpoint has the offset of each
+//! tensor's pieces, so the number of ranks that wrote it does not matter.
 
 mod choose;
 

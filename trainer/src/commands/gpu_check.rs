@@ -1,10 +1,10 @@
 //! `rlt-trainer gpu-check`: proves on this machine's GPU what tests prove without one, and measures.
 //!
-//! Every check runs in a process of its own with a time limit, so that one that crashes or hangs is a failed
-//! check and no more. Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`),
-//! `device` and figures. What needs something that is not there (a GPU, a second one, a peer's library) is
-//! skipped with its reason; nothing is ever called passed that did not run. Limits add up to less than ten
-//! minutes. On a device of CPU memory checks of speed run on tiny shapes, and their times mean nothing.
+//! Every check runs in a separate process with a time limit, so that a crash or hang is only a failed check.
+//! Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`), `device` and figures. A
+//! check that lacks something (a GPU, a second one, a peer's library) is skipped with the reason; a check
+//! that did not run is never reported as passed. Limits add up to less than ten minutes. On a device of CPU
+//! memory checks of speed run on tiny shapes, and their times mean nothing.
 
 mod child;
 mod decode;
@@ -230,7 +230,7 @@ fn failed(check: Check, error: &str) -> Value {
 
 /// The lines of a check in this process.
 fn here(check: Check) -> Vec<Value> {
-    // Whoever started this ends it too.
+    // The parent process ends it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     match check.run() {
         Ok(findings) => findings.into_iter().map(|finding| line(check, finding)).collect(),

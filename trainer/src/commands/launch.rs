@@ -1,16 +1,15 @@
-//! `rlt-trainer launch`: starts this machine's ranks, watches them, and ends with the exit code of whatever
-//! came first.
+//! `rlt-trainer launch`: starts this machine's ranks, watches them, and ends with the exit code of the first
+//! failure.
 //!
 //! ```text
 //! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> outcome
 //!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
 //! ```
-//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
-//! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
-//! them again, on a cluster the operator; a pod that runs all ranks may first restart them in place
-//! (`in_place`), and where the operator keeps pods for the next attempt they ask it what to run (`follow`).
-//! Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a
-//! worker does is in [`crate::commands::worker`].
+//! It is the first process of a pod, and `rlctl run` executes it. A job of one rank runs in this process. If
+//! the environment assigns ranks (`WORLD_SIZE`), its owner restarts them, on a cluster the operator; a pod
+//! that runs all ranks may first restart them in place (`in_place`), and if the operator keeps pods for the
+//! next attempt they poll it for what to run (`follow`). Without `WORLD_SIZE` all ranks are on this machine,
+//! and the launcher obeys `runPolicy.retries`. The code of a rank is in [`crate::commands::worker`].
 
 mod attempts;
 mod budget;
@@ -87,7 +86,7 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The exit code that tells what to do about it.
+    /// The exit code by which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Train(error) => error.exit_code(),

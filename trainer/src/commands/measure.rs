@@ -1,6 +1,6 @@
-//! `rlt-trainer measure`: what this machine can do at best, in the figures that a plan is made from: products
-//! of matrices, reading memory, copies between device and host, starting an operation. What a training
-//! reaches of them is not measured here.
+//! `rlt-trainer measure`: this machine's limits, in the figures that a plan uses: matrix products, memory
+//! bandwidth, copies between device and host, launch overhead. The efficiency of training is not measured
+//! here.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};

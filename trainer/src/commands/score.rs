@@ -1,11 +1,10 @@
-//! `rlt-trainer score`: how likely a model finds given sequences, token by token, through the code that
-//! trains.
+//! `rlt-trainer score`: log-probs of given sequences, token by token, by the code of training.
 //!
 //! ```text
 //! {"id", "tokens" | "text"} -> packed micro-batches -> {"id", "tokens", "logprobs", "entropies"} a line
 //! ```
-//! Sequences are packed under a token budget and scored in any order; lines come out in the order they came
-//! in.
+//! Sequences are packed under a token budget and scored in any order; output lines have the order of the
+//! input.
 
 use std::path::PathBuf;
 

@@ -55,7 +55,7 @@ pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainEr
     run_as_read(args, read_manifest(&args.manifest), choose)
 }
 
-/// As [`run`], on the manifest that somebody has read.
+/// As [`run`], with a manifest that the caller has read.
 pub(crate) fn run_as_read(
     args: &WorkerArgs,
     job: Result<ValidatedJob, TrainError>,
@@ -145,7 +145,7 @@ fn run_rank(
     }
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
     let (mut run, mut roles, mut data) = built?;
-    run.context.watch_mut().tell(channel);
+    run.context.watch_mut().report_to(channel);
     channel.report_commits(&run.source.commits);
     if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
         run.context.watch().warn(warning);
@@ -195,8 +195,8 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 
-/// Parts of the manifest that may change between a run and its continuation: how long it continues, what it
-/// leaves behind, who watches, and on what it runs.
+/// Fields of the manifest that may change between a run and its continuation: length, outputs, trackers, and
+/// hardware.
 const CONTINUABLE: [&[&str]; 11] = [
     &["metadata"],
     &["spec", "training", "length"],

@@ -6,9 +6,8 @@
 //! ```
 //! Perfect balance gives the number of experts a token has. Choices have no gradient, so that the
 //! derivative by a token's probability of expert e is E f_e / rows. It needs the choices of the whole
-//! update before the first backward pass; they are counted in a pass of their own
-//! ([`RouterTap::counting`]), so that neither the split into micro-batches nor the number of ranks changes
-//! the gradient.
+//! update before the first backward pass; they are counted in a separate pass ([`RouterTap::counting`]), so
+//! that neither the split into micro-batches nor the number of ranks changes the gradient.
 //!
 //! Tokens are those that predict one; a prompt that several completions share counts once for each of them.
 //! Shapes: t tokens, e experts.
@@ -67,7 +66,7 @@ impl std::ops::AddAssign for RouterLoad {
     }
 }
 
-/// What looks at the routes of a pass.
+/// An observer of the routes of a pass.
 #[derive(Debug)]
 pub struct RouterTap {
     /// How often each token of this rank counts, f32 [t].

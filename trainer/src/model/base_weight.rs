@@ -1,5 +1,5 @@
-//! The frozen or trained weight of a linear layer: dense, or in 4 or 8 bits. Whatever of it is stored,
-//! sharded or digested is named tensors; whatever is computed requests a product.
+//! The frozen or trained weight of a linear layer: dense, or in 4 or 8 bits. Storage, sharding and digests
+//! use its named tensors; computation calls its product.
 
 use rlt_api::plan::model_config::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
@@ -53,7 +53,7 @@ impl BaseWeight {
     }
 
     /// `x W^T + bias` in the dtype of `x`, to which a dense weight is cast; the gradient of one that is
-    /// trained arrives in its own dtype. A quantized one is dequantized for the length of the product.
+    /// trained has its dtype. A quantized one is dequantized for the length of the product.
     pub(crate) fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let bias = bias.map(|bias| bias.to_kind(x.kind()));
         match self {

@@ -1,8 +1,8 @@
 //! Weights on disk: one safetensors file or several with an index, checked against the configuration before a
 //! single weight is read.
 //!
-//! Files are read at the offsets of what is requested, a chunk at a time. Nothing is mapped into memory: a
-//! file that shrinks under a map kills the process, while a short read is an error with a name.
+//! Files are read at the requested offsets, a chunk at a time. Nothing is mapped into memory: a mapped file
+//! that is truncated kills the process, while a short read is an error that names the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

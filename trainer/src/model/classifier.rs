@@ -1,8 +1,8 @@
 //! A decoder with numbers for labels instead of a token's scores: `...ForSequenceClassification` with one
-//! label and `...ForTokenClassification` with two, as transformers and TRL save reward models. What the
-//! numbers are for is not known here.
+//! label and `...ForTokenClassification` with two, as transformers and TRL save reward models. The meaning of
+//! the labels is not known here.
 //!
-//! Legend of shapes: n positions that are read, k labels, t tokens of the packed stream, d hidden size.
+//! Legend of shapes: n positions that are read, k labels, t packed tokens, d hidden size.
 
 use std::path::Path;
 

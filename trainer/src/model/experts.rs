@@ -1,6 +1,6 @@
 //! A mixture of experts in place of a layer's feed-forward block: a router chooses experts for each token,
-//! their outputs are weighed and added up. Training and rollout call the same [`Mixture::route`]; what they
-//! multiply with is theirs.
+//! their outputs are weighed and added up. Training and rollout call the same [`Mixture::route`], with their
+//! own products.
 //!
 //! ```text
 //! normed [t, d] -> router -> softmax, top k -> Routes
@@ -55,7 +55,7 @@ pub trait ExpertProducts {
     fn scores(&self, normed_td: &Tensor) -> Tensor;
     /// What is added to scores for the choice alone, f32 [e].
     fn choice_bias(&self) -> Option<&Tensor>;
-    /// Is told each batch of routes once.
+    /// Gets each batch of routes once.
     fn observe(&self, routes: &Routes);
     /// The weighed sum of the experts' outputs, [t, d].
     ///

@@ -1,4 +1,4 @@
-//! Weights for a model that was never trained.
+//! Initial weights of a new model.
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_api::plan::model_config::ModelConfig;

@@ -1,5 +1,5 @@
-//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights,
-//! the trunk of a critic, and the frame of an engine.
+//! Decoders with another decoder's weights: a frozen copy, the reference policy of a job that trains all
+//! weights, the trunk of a critic, and the rollout engine's decoder.
 
 use std::path::Path;
 

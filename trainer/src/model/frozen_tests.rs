@@ -1,5 +1,4 @@
-//! Frozen weights lie in the numbers that they compute in, and compute the bits of fp32 ones that each use
-//! rounds.
+//! Frozen weights are kept in the compute dtype, and give the same bits as fp32 weights that each use rounds.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::LoraSpec;

@@ -1,4 +1,4 @@
-//! Models and data sets by their id on the Hugging Face hub, or on a mirror that speaks its protocol.
+//! Models and data sets by their id on the Hugging Face hub, or on a mirror with its protocol.
 //!
 //! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
 //! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
@@ -203,7 +203,7 @@ impl<T: RepoType + Sync> Snapshot<T> {
         fetched.map_err(|source| self.failed(source))
     }
 
-    /// The README, where the repository has one; the inner error is that of one that nobody reads.
+    /// The README, where the repository has one; the inner error is that of one that cannot be read.
     fn readme(&self, listed: &[Listed]) -> Result<Result<Option<String>, DatasetFilesError>, HubError> {
         let Some(readme) = listed.iter().find(|file| file.name == README) else { return Ok(Ok(None)) };
         if readme.num_bytes > MAX_README_BYTES {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! training  latent -> expanded: every head has keys and values, values padded to the width of keys
-//! rollout   queries -> absorbed: they look at latents, the same for all heads; what is attended is expanded
+//! rollout   queries -> absorbed: they attend to latents, the same for all heads; what is attended is
+//! expanded
 //! ```
 //! Scores are the same numbers, added up in another order: q (W l) = (W^T q) l.
 //! Shapes: t tokens, h heads, p dims of a head that are not turned, s dims that are, r width of the latent, v

@@ -1,9 +1,9 @@
 //! One decoder layer: attention and feed-forward block, or a mixture of experts, each behind a norm and
 //! added to the residual stream.
 //!
-//! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller
-//! decides what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into
-//! the output.
+//! The layer is an autograd graph of its own. It has no state between calls and reads no other layer, so the
+//! caller decides what is kept, recomputed or gathered: detach the input, call, and later send a gradient
+//! back into the output.
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -40,7 +40,7 @@ pub struct LayerContext {
     /// recomputed layer agrees with the first run, and one whose tokens are divided with one that has all.
     /// `None` drops nothing.
     pub dropout_seed: Option<u64>,
-    /// What looks at the routes of layers that have experts.
+    /// The observer of the routes of layers with experts.
     pub router: Option<RouterTap>,
     /// What counts them for metrics.
     pub routes: Option<RouteWatch>,
@@ -59,7 +59,7 @@ impl LayerContext {
         self.router.as_ref()?.take_term()
     }
 
-    /// Tokens of the stream, all of which attention looks at.
+    /// All packed tokens, which attention reads.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
     }
@@ -153,7 +153,7 @@ pub(crate) struct LayerShape {
 }
 
 impl DecoderLayer {
-    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each
+    /// Runs the layer on packed tokens `hidden_td` [tokens, hidden] with causal attention inside each
     /// sequence, prefixes included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
         let attended_thd = {

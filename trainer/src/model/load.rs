@@ -64,9 +64,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until
-    /// somebody gives it memory and values, such as ranks that keep a part of each. A vision tower is read by
-    /// [`Self::read_vision`].
+    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until it
+    /// gets memory and values, such as FSDP shards. A vision tower is read by [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.

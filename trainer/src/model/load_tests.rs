@@ -1,4 +1,4 @@
-//! Folders that cannot be a model are refused with file, tensor, expected and got.
+//! Errors for folders that contain no valid model name file, tensor, expected and got.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The norms of a decoder layer by their place: of the residual stream before and behind its blocks, and of
+//! The norms of a decoder layer by position: of the residual stream before and after its blocks, and of
 //! queries and keys.
 
 use rlt_api::plan::model_config::{

@@ -1,4 +1,4 @@
-//! Sequences of different lengths as one stream of tokens, without padding.
+//! Sequences of different lengths packed into one row of tokens, without padding.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -75,7 +75,7 @@ impl ProjectionWeights {
 
 impl Projection {
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and
-    /// their gradients arrive in the storage dtype. Without `dropout` nothing is dropped.
+    /// their gradients have the storage dtype. Without `dropout` nothing is dropped.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
         let base = || self.product(x, self.bias.as_ref());
         match (&self.lora, adapter) {
@@ -93,7 +93,7 @@ impl Projection {
     }
 
     /// The weights with the adapter folded in: `W + scaling * B A`, by DoRA with rows of their magnitudes,
-    /// summed in f32 and left so, for whoever takes them to round once. The base is not touched. Without an
+    /// summed in f32 and returned so, for the caller to round once. The base is not touched. Without an
     /// adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed in
     /// 16 or 32 bits.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {

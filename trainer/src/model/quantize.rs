@@ -1,6 +1,6 @@
-//! Weights that are quantized as they are read or drawn: a linear layer's weight is here whole for a moment,
-//! in the numbers that compute, as transformers has it before bitsandbytes quantizes it. A rank that keeps a
-//! part of each does so too, for scales depend on numbers that other ranks keep.
+//! Weights that are quantized as they are read or drawn: a linear layer's weight is whole for a moment, in
+//! the compute dtype, as in transformers before bitsandbytes quantizes it. With FSDP too, because scales
+//! depend on elements of other ranks' shards.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,4 @@
-//! Quantized models against what bitsandbytes, transformers and PEFT have made of them
-//! (`tests/fixtures/quantized`).
+//! Quantized models against results of bitsandbytes, transformers and PEFT (`tests/fixtures/quantized`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Rotary position embeddings: frequencies from the configuration, cosines and sines for given positions, and
-//! the order in which a head's dims lie while they are turned.
+//! the order of a head's dims while they are rotated.
 //!
 //! All arithmetic is libtorch's in f32, operation by operation as in transformers' `modeling_rope_utils`,
 //! because a last-bit difference in a frequency grows with the position.

@@ -1,5 +1,5 @@
-//! What routers chose, for metrics: whether rollout and actor chose the same experts for a token, and how
-//! evenly experts are used.
+//! Routers' choices, for metrics: whether rollout and actor chose the same experts for a token, and how
+//! balanced the use of experts is.
 //!
 //! ```text
 //! rollout  RouteLog: a digest of each layer's choices for every token from which one is sampled

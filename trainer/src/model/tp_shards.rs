@@ -1,8 +1,8 @@
-//! A rank's shard of a decoder's products: which rows and columns of the weights it multiplies with. What
-//! comes of the shards is put together elsewhere.
+//! A rank's tensor-parallel shard of a decoder's products: the rows and columns of the weights that it
+//! multiplies with. The collectives are elsewhere.
 //!
 //! ```text
-//! q, k, v       rows of own heads       -> queries of own heads, keys and values that these look at
+//! q, k, v       rows of own heads       -> queries of own heads, keys and values that these attend to
 //! latents       whole on each rank; what expands them as q, k and v
 //! o             columns of own heads    -> a summand of the output, which one shard gives its bias
 //! gate, up      rows of own width       -> own part of the feed-forward block

@@ -1,5 +1,4 @@
-//! The weights of a model by name, read or drawn where they are requested: all of a tensor, or the part of it
-//! that one of several ranks keeps. What they are for is not known here.
+//! The weights of a model by name, read or initialized on request: all of a tensor, or the shard of one rank.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Which completions of a step are recorded, and what is written into their records: rollouts and rewards
-//! when they are judged, advantages and log-probs when they are known.
+//! The recorded completions of a step: rollouts and rewards when they are judged, advantages and log-probs
+//! when they are computed.
 
 use std::collections::BTreeMap;
 

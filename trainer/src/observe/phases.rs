@@ -1,4 +1,4 @@
-//! Where the time of a step goes, by verl's phase names, and its memory.
+//! The time of a step by phase, under verl's names, and its memory.
 
 pub(crate) mod memory;
 

@@ -1,11 +1,11 @@
-//! `report.html`: one page that tells a run's story, made from what the run folder holds.
+//! `report.html`: one page about a run, generated from the run folder.
 //!
 //! ```text
 //! metrics.jsonl, completions.jsonl, manifest.yaml -> Run -> sections of plots and tables -> one HTML file
 //! ```
 //! The page needs nothing outside itself: plots are inline SVG, the style sheet follows the reader's light or
-//! dark scheme, and a small script only adds read-outs under the pointer. It can be made at any time, of one
-//! step as well as of a thousand; what is missing is left out.
+//! dark scheme, and a small script only adds read-outs under the pointer. It can be generated at any time,
+//! after one step or a thousand; sections without data are left out.
 
 mod completions;
 mod headline;

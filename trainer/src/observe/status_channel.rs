@@ -1,7 +1,7 @@
-//! What the operator is told about a run: progress, metrics, checkpoints, the end.
+//! The reports of a run to the operator: progress, metrics, checkpoints, the end.
 //!
 //! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and
-//! sends. Outside of a cluster nobody listens, and every call does nothing. No call waits or fails.
+//! sends. Outside of a cluster every call does nothing. No call waits or fails.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -104,8 +104,8 @@ impl StatusChannel {
         });
     }
 
-    /// A step is finished. The first one of a process is told at once: it ends the waiting of whoever started
-    /// it.
+    /// A step is finished. The first one of a process is reported at once: it shows that the start has
+    /// succeeded.
     pub(crate) fn end_step(&self, metrics: &StepMetrics) {
         let (urgency, process_seconds, remaining_seconds) = {
             let mut pace = self.pace();

@@ -1,5 +1,4 @@
-//! How a run learns that it should end early: signals and the job's own deadline, asked between
-//! micro-batches.
+//! Requests to end a run early: signals and the job's own deadline, polled between micro-batches.
 //!
 //! Nothing here ends anything by itself: the loop asks, finishes or drops what it is doing, and checkpoints.
 
@@ -9,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Why a run was told to end before its last step.
+/// Why a run was asked to stop before its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// SIGTERM or SIGINT arrived: preemption, eviction, or a person at the terminal.
+    /// SIGTERM or SIGINT: preemption, eviction, or Ctrl-C in a terminal.
     Signal,
     /// `runPolicy.activeDeadlineSeconds` is over.
     Deadline,
@@ -23,7 +22,7 @@ pub enum StopReason {
 pub enum Outcome {
     /// All steps are done.
     Complete,
-    /// It was told to stop; a checkpoint of the last complete step was saved.
+    /// It was asked to stop; a checkpoint of the last complete step was saved.
     Stopped(StopReason),
 }
 

@@ -1,5 +1,4 @@
-//! What shows the metrics of a run while it trains, besides the files and servers of [`rlt_tracking`]:
-//! Prometheus and the terminal.
+//! Live metrics of a run, besides the files and servers of [`rlt_tracking`]: Prometheus and the terminal.
 
 pub mod console;
 mod prometheus;

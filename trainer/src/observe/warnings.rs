@@ -1,5 +1,5 @@
-//! What people have to know although a run continues: the warnings that stand, and symptoms that its metrics
-//! show, kept in the run folder and handed to whoever tells people. What is a symptom `rlt-api` decides.
+//! Warnings of a run that continues, and symptoms in its metrics: kept in the run folder, and returned for
+//! terminal and status. `rlt-api` defines the symptoms.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,7 @@ impl State {
         self.all().join("; ")
     }
 
-    /// A run continues although nobody may read its warnings there.
+    /// A run continues although its warnings cannot be written there.
     fn keep(&self) {
         let Some(folder) = &self.folder else { return };
         let (file, all) = (folder.join(WARNINGS), self.all());

@@ -1,6 +1,6 @@
-//! Everyone who watches a run, behind one door: trackers, the progress on the terminal, the operator.
+//! All observers of a run behind one interface: trackers, the progress on the terminal, the operator.
 //!
-//! The loop says what happened; who listens, and whether anybody does, is not its business.
+//! The loop reports events; it does not know the observers.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ pub struct Watchers {
 }
 
 impl Watchers {
-    /// Nobody, until the run knows where it stands.
-    pub fn nobody() -> Self {
+    /// No observers, until the run is set up.
+    pub fn none() -> Self {
         Self {
             trackers: None,
             prometheus: None,
@@ -44,8 +44,8 @@ impl Watchers {
         }
     }
 
-    /// Tells the operator, too, from now on.
-    pub fn tell(&mut self, channel: &Arc<StatusChannel>) {
+    /// Adds the status channel: from now on the operator gets reports, too.
+    pub fn report_to(&mut self, channel: &Arc<StatusChannel>) {
         self.channel = Arc::clone(channel);
     }
 
@@ -102,12 +102,12 @@ impl Watchers {
         self.channel.end_step(&metrics);
         if let Some(trackers) = &self.trackers {
             trackers.log(&metrics);
-            self.tell_symptoms(&metrics);
+            self.report_symptoms(&metrics);
         }
     }
 
-    /// Tells people and the operator what the step's metrics show to go wrong, or no longer.
-    fn tell_symptoms(&self, metrics: &StepMetrics) {
+    /// Reports new and resolved symptoms in the step's metrics to the user and the operator.
+    fn report_symptoms(&self, metrics: &StepMetrics) {
         let Some(change) = self.warnings.end_step(metrics) else { return };
         self.channel.warn(&change.text);
         for symptom in change.new {
@@ -147,7 +147,7 @@ impl Watchers {
         self.channel.warn(&self.warnings.stand(warning));
     }
 
-    /// A sentence for the person who watches.
+    /// A message to the user.
     pub fn message(&self, text: &str) {
         self.progress.message(text);
     }

@@ -1,11 +1,11 @@
-//! What tells a process which rank it is: variables in the names of torch's own launcher.
+//! The environment of a rank: variables with torchrun's names.
 //!
 //! | variable | value |
 //! |---|---|
 //! | `RANK`, `WORLD_SIZE` | this rank, from 0, and how many there are; without `WORLD_SIZE` there is one |
 //! | `LOCAL_WORLD_SIZE` | ranks on this machine |
 //! | `MASTER_ADDR`, `MASTER_PORT` | where the first rank's launcher serves the rendezvous |
-//! | `RLT_ATTEMPT` | the how many-th start of the job this is, from 1 |
+//! | `RLT_ATTEMPT` | number of the job's attempt, from 1 |
 
 use super::RankError;
 
@@ -51,7 +51,7 @@ impl RankEnvironment {
             world_size,
             local_world_size: number("LOCAL_WORLD_SIZE", Some(1), 1..=world_size)?,
             master_address: variable("MASTER_ADDR").unwrap_or_else(|| "localhost".to_owned()),
-            // Alone a rank meets nobody.
+            // A single rank needs no rendezvous.
             master_port: number("MASTER_PORT", (world_size == 1).then_some(1), 1..=65535)? as u16,
             attempt: number("RLT_ATTEMPT", Some(1), 1..=usize::MAX)? as u64,
         }))

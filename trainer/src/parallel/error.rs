@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, and whose fault it is.
+//! Errors between ranks, and which rank caused them.
 
 use rlt_core::mesh::MeshError;
 use rlt_core::packed_samples::PackedSamplesError;

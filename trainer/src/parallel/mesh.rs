@@ -1,4 +1,4 @@
-//! This rank's place on the mesh, and the process groups along its axes. How ranks are laid out is
+//! This rank's place on the mesh, and the process groups along its axes. The layout of ranks is in
 //! `rlt_core::mesh`.
 
 use std::cell::RefCell;

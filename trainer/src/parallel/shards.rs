@@ -9,12 +9,13 @@
 //! backward        gradients add up in a whole buffer -> reduce-scatter -> gradient shard
 //! ```
 //! With `training.offload` shards are in offload storage: a unit is prefetched from there, an update fetches
-//! this rank's pieces one buffer after the other, and checkpoints and digests read them where they are. A
-//! rank that is alone with its replica has shards of one.
+//! this rank's pieces buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 the
+//! shard is the whole unit.
 //!
 //! A unit is a decoder layer, or everything outside of the layers. Frozen parameters are gathered like
 //! trained ones but have no gradient. The schedule (`actor::layer_schedule`) decides when units are
-//! prefetched, unsharded and resharded; all ranks follow one schedule, for each line of it is a collective.
+//! prefetched, unsharded and resharded; all ranks follow the same schedule, because each of its steps is a
+//! collective.
 
 mod flat;
 mod own;
@@ -335,8 +336,8 @@ impl ShardedParameters {
         Ok(self.ranks.sum_over_shards(own_norm * own_norm)?.sqrt())
     }
 
-    /// Lets `change` read and write this rank's pieces of the trained parameters, those of one buffer after
-    /// the other; it is told which are here.
+    /// Calls `change` with this rank's pieces of the trained parameters, buffer by buffer, to read and write
+    /// them.
     ///
     /// # Errors
     /// What `change` fails with, or when offloaded pieces cannot be fetched or put back.

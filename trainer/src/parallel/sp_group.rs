@@ -1,5 +1,5 @@
 //! Sequence-parallel groups (Ulysses): ranks that compute the same packed tokens, each a shard of them, and
-//! what they exchange. How attention uses it is `actor::layer_schedule`; how ranks are laid out is
+//! their all-to-alls. `actor::layer_schedule` uses them around attention; the layout of ranks is in
 //! `rlt_core::mesh`.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Ranks that are threads here: what each has after an exchange.
+//! Collectives between ranks that are threads: the result on each rank.
 
 mod traffic;
 
@@ -168,12 +168,12 @@ fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
         batch.groups = groups;
         let all: Vec<usize> = (0..6).collect();
         if size == 2 {
-            let dealt = on_ranks(size, |ranks| ranks.balanced_by(Balance::Order).share_of(&batch, &all, 16));
-            assert_eq!(dealt, [vec![0, 1, 2, 3], vec![4, 5]], "the first group and the second");
+            let shares = on_ranks(size, |ranks| ranks.balanced_by(Balance::Order).share_of(&batch, &all, 16));
+            assert_eq!(shares, [vec![0, 1, 2, 3], vec![4, 5]], "the first group and the second");
         }
         if size == 4 {
-            let dealt = on_ranks(size, |ranks| ranks.balanced_by(Balance::Count).share_of(&batch, &all, 16));
-            let mut counts: Vec<usize> = dealt.iter().map(Vec::len).collect();
+            let shares = on_ranks(size, |ranks| ranks.balanced_by(Balance::Count).share_of(&batch, &all, 16));
+            let mut counts: Vec<usize> = shares.iter().map(Vec::len).collect();
             counts.sort_unstable();
             assert_eq!(counts, [1, 1, 2, 2]);
         }

@@ -1,6 +1,6 @@
 //! Tensor-parallel groups of the rollout: each rank multiplies with its shard of every layer, and results
-//! are all-reduced or all-gathered here. Which rows and columns a shard has is `model::tp_shards`; which
-//! rank samples and judges which prompt is `rlt_core::tensor_parallel`.
+//! are all-reduced or all-gathered here. The rows and columns of a shard are in `model::tp_shards`; the
+//! assignment of prompts to ranks is in `rlt_core::tensor_parallel`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

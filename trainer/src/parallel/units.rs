@@ -1,5 +1,5 @@
 //! A decoder that is read one FSDP unit at a time: weight sync and export never need the whole model in
-//! memory. What is made of a unit is the reader's.
+//! memory.
 
 use tch::Kind;
 

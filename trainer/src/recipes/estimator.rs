@@ -1,5 +1,5 @@
-//! The advantage estimator of a manifest, with what it reads beside rewards: a greedy baseline, the spread of
-//! the policy's distributions. Formulas are in `rlt-core`.
+//! The advantage estimator of a manifest, with its inputs beside rewards: a greedy baseline, the sum of
+//! squared probabilities. Formulas are in `rlt-core`.
 
 use std::sync::Arc;
 

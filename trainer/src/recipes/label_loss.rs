@@ -1,5 +1,4 @@
-//! The loss of completions with labels as the recipe uses it: what it reads of the roles, and what it
-//! reports.
+//! The loss of completions with labels: its inputs from the roles, and its metrics.
 
 use std::sync::Arc;
 

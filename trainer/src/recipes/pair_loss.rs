@@ -1,5 +1,4 @@
-//! The loss of a batch of pairs as recipes use it: what it reads of the roles, what it keeps from one update
-//! to the next, and what it reports.
+//! The loss of a batch of pairs: its inputs from the roles, its state between updates, and its metrics.
 
 use rlt_api::resolved::PairPreference;
 use rlt_core::batch::Batch;

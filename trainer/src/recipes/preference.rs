@@ -1,4 +1,4 @@
-//! DPO (arXiv 2305.18290) and its family: chosen completions become likelier than rejected ones.
+//! DPO (arXiv 2305.18290) and its family: chosen completions become more likely than rejected ones.
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;

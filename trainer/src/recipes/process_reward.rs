@@ -1,4 +1,4 @@
-//! A process reward model (arXiv 2211.14275): at the end of each step it says whether the step is right.
+//! A process reward model (arXiv 2211.14275): it classifies each step as right or wrong at the step's end.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are drawn again before its updates, by
+//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are resampled before its updates, by
 //! weights that follow from their rewards. Formulas are in `rlt-core`.
 
 use rlt_api::resolved;

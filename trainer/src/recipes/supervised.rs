@@ -1,4 +1,4 @@
-//! Supervised fine-tuning: the demonstrated tokens become likelier.
+//! Supervised fine-tuning: the likelihood of demonstrated tokens is raised.
 
 use rlt_core::batch::Batch;
 

@@ -1,5 +1,4 @@
-//! The actor: the policy that is trained. It turns batches into log-probs, losses into gradients, gradients
-//! into an update.
+//! The actor: the policy that is trained. It computes log-probs of batches, gradients of losses, and updates.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> head, chunk by chunk:
@@ -7,9 +6,8 @@
 //! ```
 //! This file is the actor's head; the loop over micro-batches and updates is in [`crate::roles::learner`],
 //! the schedule over layers in [`layer_schedule`]. The reference policy is the same weights with the adapter
-//! off. Which losses there are, and what a batch holds, is decided in `rlt-core`. Ranks of a
-//! sequence-parallel group do this for their shard of the tokens each: sums over ranks then are sums over
-//! tokens, of log-probs as of gradients.
+//! off. Losses and batches are defined in `rlt-core`. Ranks of a sequence-parallel group each do this for
+//! their shard of the tokens; log-probs and gradients are then summed over ranks.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
@@ -205,7 +203,7 @@ impl Actor {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
 
-    /// The decoder for whoever takes all of it over, part by part.
+    /// The decoder for callers that read all of it, unit by unit.
     pub fn units(&self) -> DecoderUnits<'_> {
         DecoderUnits::new(&self.decoder, self.shards.as_ref())
     }
@@ -218,7 +216,7 @@ impl Actor {
         Model { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
     }
 
-    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of
+    /// Fails on all ranks together unless the ranks of a sequence-parallel group compute what one of
     /// them computes alone. `field` is what asks for the streams.
     ///
     /// # Errors

@@ -1,13 +1,12 @@
-//! The critic: a decoder of its own with a value head, which says at every token how much reward is still to
-//! come.
+//! The critic: a separate decoder with a value head, which predicts the future reward at every token.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
 //! A token's value is that of the state in which it was chosen, so it stands at the position that predicts
-//! it. What the values are compared with is decided in `rlt-core`; what is learned of a batch in [`learn`],
-//! by the loop of [`crate::roles::learner`].
+//! it. Returns are computed in `rlt-core`; [`learn`] updates the critic on a batch, by the loop of
+//! [`crate::roles::learner`].
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
@@ -166,8 +165,8 @@ impl Critic {
 
     /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
     /// sequence-parallel group it gets the value of each completion token, and returns the loss's derivative
-    /// by each beside what it counts. On a GPU it is called in the order of the stream, and nobody waits for
-    /// it.
+    /// by each beside what it counts. On a GPU it is called in the order of the stream, and the launching
+    /// thread does not wait for it.
     fn accumulate<S: Send + 'static>(
         &self,
         micro_batch: &MicroBatch,

@@ -5,7 +5,7 @@
 //!                                        -> sum the gradients of all ranks -> clip -> optimizer step
 //! ```
 //! The two roles differ by their head: what it makes of the hidden states that predict completion tokens,
-//! and the gradient of its loss by them. What a loss is, and where its inputs come from, is not known here.
+//! and the gradient of its loss by them. Losses and their inputs are not known here.
 //!
 //! Legend of shapes: t tokens of a micro-batch, c completion tokens, d hidden size.
 
@@ -96,7 +96,7 @@ pub(crate) struct TrainingPass<'a> {
     pub dropout_seed: Option<u64>,
     /// Derivatives of the routers' auxiliary loss by the probability of each expert; `None` without one.
     pub router_slopes: Option<&'a [f32]>,
-    /// What is counted of the routers' choices; `None` where nobody asks.
+    /// What is counted of the routers' choices; `None` if no metric needs it.
     pub routes: Option<Rc<WatchedRoutes>>,
 }
 

@@ -1,5 +1,5 @@
-//! The objective of an update, from the job's algorithm. Names and parameters were settled by the API;
-//! formulas are `rlt-algorithms`'.
+//! The objective of an update, from the job's algorithm. `rlt-api` has resolved names and parameters;
+//! formulas are in `rlt-algorithms`.
 
 use rlt_api::resolved::{self, PairPreference, PolicyGradient, PolicyGradientLoss};
 use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective, PositiveTerm};

@@ -1,6 +1,5 @@
-//! What of a role is offloaded while it is not needed, and where to: the same for actor and
-//! critic. When it is offloaded and prefetched is decided by [`crate::roles::optim`], [`crate::parallel`]
-//! and [`crate::roles::actor`].
+//! What of actor and critic is offloaded between uses, and to which storage. When it is offloaded and
+//! prefetched is decided by [`crate::roles::optim`], [`crate::parallel`] and [`crate::roles::actor`].
 
 use std::path::{Path, PathBuf};
 

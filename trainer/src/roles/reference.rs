@@ -1,6 +1,6 @@
-//! The reference: the policy that the actor is held near. With an adapter it is the actor without it; without
-//! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
-//! it. What it is compared for is not known here.
+//! The reference: the policy of KL terms and preference losses. With LoRA it is the actor with the adapter
+//! disabled; otherwise it is a frozen copy, sharded like the actor, which on the CPU is in a memory-mapped
+//! file.
 
 mod follow;
 pub(crate) mod kept;
@@ -56,7 +56,7 @@ impl Reference {
 /// How a copy of the actor's weights is kept.
 #[derive(Clone, Debug)]
 pub struct Copying {
-    /// The run folder, in which it lies where it is offloaded, and on the CPU while nobody reads it.
+    /// The run folder, for the file of an offloaded copy, or of any copy on the CPU.
     pub folder: PathBuf,
     /// Whether it is offloaded, where the actor is in shards.
     pub is_offloaded: bool,

@@ -1,11 +1,11 @@
-//! Judging completions: the manifest's reward functions, run by threads that can be lost.
+//! Rewards of completions: the manifest's reward functions, run by threads that may be abandoned.
 //!
 //! ```text
 //! RewardsSpec -> RewardFunctions (compiled, checked on the data) -> RewardPool::score -> one Reward a sample
 //!             -> RewardModels (loaded, fitted to the policy) -> scores ----^
 //!             -> ExternalFunctions (servers) -> verdicts ------------------^
 //! ```
-//! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
+//! The functions are in `rlt_core::reward`; here are names, weights, time limits and panics.
 
 mod exchange;
 mod external;

@@ -1,5 +1,5 @@
-//! What the roles share during a step: its position, seeds, requests to stop, clocks, metrics, and whoever
-//! follows the run.
+//! The state that roles share during a step: its position, seeds, stop requests, timers, metrics, and
+//! observers of the run.
 //!
 //! The run begins and ends a step here; roles report into it. A recipe therefore times and logs nothing.
 
@@ -91,13 +91,13 @@ pub(crate) fn key_of(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
 }
 
 impl StepContext {
-    /// The context of a run that nobody follows yet.
+    /// The context of a run without observers.
     pub fn new(job_seed: u64, stop: StopRequest) -> Rc<Self> {
         let position = StepPosition { stage: Stage::Training, num_done: 0 };
         Rc::new(Self {
             job_seed,
             stop,
-            watch: RefCell::new(Watchers::nobody()),
+            watch: RefCell::new(Watchers::none()),
             position: Cell::new(position),
             record: RefCell::default(),
             is_sampling: Cell::new(false),

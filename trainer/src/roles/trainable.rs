@@ -1,8 +1,7 @@
-//! The trainable parameters of a role, sharded or whole, with their optimizer state: the gradients of all
-//! ranks, applied, and weights and moments on their way into a checkpoint and out of it. A checkpoint holds
-//! them by name, with their place in the whole tensor, and so does not depend on the number of ranks: each
-//! rank saves and reads its shards. Shards are gathered only for a leader that must save for all, one FSDP
-//! unit at a time. How gradients are computed is the role's.
+//! The trainable parameters of a role, sharded or whole, with their optimizer state: applies the gradients of
+//! all ranks, and saves and loads weights and moments. A checkpoint has them by name and offset in the whole
+//! tensor, so it does not depend on the number of ranks: each rank saves and reads its shards. Shards are
+//! gathered only for a leader that must save for all, one FSDP unit at a time. Roles compute the gradients.
 
 use std::collections::BTreeMap;
 use std::path::Path;

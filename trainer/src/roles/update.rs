@@ -1,8 +1,8 @@
 //! The actor's update: a batch with advantages in, changed weights out.
 //!
 //! The loop is that of [`crate::roles::learner`]; here is what the actor's loss reads of a batch, and what
-//! its updates report. Denominators are those of the whole update, so micro-batches only bound memory. Where
-//! advantages come from is not known here.
+//! its updates report. Denominators are those of the whole update, so micro-batches only bound memory.
+//! Advantages are computed elsewhere.
 
 use std::sync::Arc;
 
@@ -288,7 +288,7 @@ impl OneUpdate<'_> {
     }
 }
 
-/// Adds the gradient of one micro-batch's share of the loss. On a GPU nobody waits for the loss.
+/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
 fn accumulate(
     actor: &Actor,
     micro_batch: &MicroBatch,

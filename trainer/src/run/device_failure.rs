@@ -1,5 +1,5 @@
-//! A GPU that failed under a run: ECC and NVLink errors, and those that the driver logs as Xid. Nothing that
-//! the job could change helps, and another GPU may do.
+//! A GPU that failed under a run: ECC and NVLink errors, and those that the driver logs as Xid. No change of
+//! the job helps, but another GPU may work.
 
 /// CUDA's words for failures of a device that no program brings about by itself, and its names for them where
 /// the driver was asked.
@@ -25,7 +25,7 @@ pub struct DeviceFailed {
 }
 
 impl DeviceFailed {
-    /// What a `message` of libtorch's or the driver's says of it; `None` where it speaks of something else.
+    /// What a `message` of libtorch's or the driver's says of it; `None` if it is about something else.
     pub(crate) fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let is_cudas = message.contains("CUDA error") || message.contains("CUDA_ERROR_");
         let line = message

@@ -1,4 +1,4 @@
-//! What can end a run, and with which exit code.
+//! Errors that end a run, and their exit codes.
 
 use rlt_api::{ExitCode, Problem};
 
@@ -122,7 +122,7 @@ impl From<ReferenceError> for TrainError {
 }
 
 impl TrainError {
-    /// The exit code that tells the operator what to do about it.
+    /// The exit code by which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         if self.is_peer_lost() {
             return ExitCode::PeerLost;

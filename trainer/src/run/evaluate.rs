@@ -1,5 +1,5 @@
-//! Held-out rows: prompts are sampled, judged and summed up; what else there is, the recipe measures. Nothing
-//! is learned from them.
+//! Held-out rows: prompts are sampled, judged and averaged; the recipe measures other rows. The model is not
+//! trained on them.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
     Ok((metrics.len() > 1).then_some(Evaluation { reward, metrics }))
 }
 
-/// What the rewards of sampled completions say; `None` when the run was told to stop.
+/// The metrics of sampled completions; `None` when the run was asked to stop.
 fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);

@@ -2,7 +2,7 @@
 //! room.
 //!
 //! libtorch says so wherever it allocates, by an error or, inside of a model's pass, by a panic; both are
-//! caught where a run's work begins, and told by the phase that was under way.
+//! caught at the top of a run, and reported with the active phase.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -29,7 +29,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// What libtorch's `message` says of it; `None` where it speaks of something else.
+    /// What libtorch's `message` says of it; `None` if it is about something else.
     fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let (_, behind) = message.split_once(ASKED)?;
         if !message.contains("out of memory") {
@@ -65,7 +65,7 @@ fn advice(phase: &str) -> &'static str {
 }
 
 /// Does `work`; where device memory ran out in it, or the device failed, the error says in which phase, and
-/// what to change. Whoever gets that ends the run: `work` was left half way.
+/// what to change. The caller has to end the run: `work` is incomplete.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {
         let phase = phases::under_way();

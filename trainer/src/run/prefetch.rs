@@ -1,5 +1,5 @@
-//! What a hot spare does before it has ranks: it fetches the job's models, and reads their weights and the
-//! program's own libraries once, so that they are in the page cache of its node.
+//! The warm-up of a hot spare: it downloads the job's models, and reads their weights and the program's own
+//! libraries once, so that they are in the page cache of its node.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

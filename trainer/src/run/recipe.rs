@@ -1,4 +1,4 @@
-//! What a recipe is to the run: one step of a training, as roles and data make it.
+//! The interface between recipe and run: one step of a training on roles and data.
 
 use rlt_core::metrics::Metrics;
 use serde_json::Value;

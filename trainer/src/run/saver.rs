@@ -1,6 +1,5 @@
-//! The checkpoints of a run: begun after a step, committed when all ranks are done, reported to whoever
-//! follows the run. What a checkpoint holds is in [`crate::run::state`]; how ranks write it, in
-//! [`crate::run::saving`].
+//! The checkpoints of a run: begun after a step, committed when all ranks are done, reported to observers.
+//! The content of a checkpoint is in [`crate::run::state`], writing by ranks in [`crate::run::saving`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -106,7 +105,7 @@ impl Saver {
                 Ok(())
             }
             Err(error) => {
-                // Whoever asks again for a checkpoint of that step gets a new one.
+                // Another request for a checkpoint of that step makes a new one.
                 self.saved_at = None;
                 Err(error)
             }

@@ -1,5 +1,4 @@
-//! Saving on all ranks together and beside the training: who writes, what is under way, and that all agree on
-//! how it ended.
+//! Asynchronous saving on all ranks: which ranks write, which save is in flight, and agreement on its result.
 //!
 //! ```text
 //! begin     the leader makes room -> each rank writes its parts into the kernel's memory      training waits

@@ -1,6 +1,6 @@
 //! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
 //!
-//! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
+//! Errors of a model, its data or its rewards are found here, before the first step.
 
 pub(crate) mod datasets;
 mod device;

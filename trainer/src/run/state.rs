@@ -1,4 +1,4 @@
-//! What a run keeps across a restart: everything that the next step depends on.
+//! The state of a run in a checkpoint: everything that the next step depends on.
 //!
 //! Tensors: trained weights and optimizer moments of actor and critic, a reference that no source can make
 //! again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
@@ -53,7 +53,7 @@ struct State {
 }
 
 /// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already
-/// is left alone.
+/// is not changed.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.

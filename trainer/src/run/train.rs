@@ -1,10 +1,10 @@
-//! The loop around the step: cold start, steps, evaluation, checkpoints, and the end, however it comes.
+//! The training loop: cold start, steps, evaluation, checkpoints, and the end.
 //!
 //! ```text
 //! resume? -> cold start -> evaluate -> [ step -> log -> evaluate? -> checkpoint? ]* -> export -> report
 //! ```
-//! What a step does is a recipe ([`crate::recipes`]); what is kept across a restart is in
-//! [`crate::run::state`]. Nothing here computes.
+//! A step is a recipe ([`crate::recipes`]); the checkpointed state is in [`crate::run::state`]. Nothing here
+//! computes.
 
 use rlt_core::metrics::Metrics;
 use rlt_torch::collectives::Traffic;
@@ -188,8 +188,8 @@ fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> 
     Ok(StepEnd::Complete(metrics))
 }
 
-/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks
-/// take part; one that is alone has nothing to tell.
+/// `perf/communication_gb`: the bytes that the busiest rank has sent to others since `before`. All ranks take
+/// part; a single rank reports nothing.
 ///
 /// # Errors
 /// [`RankError`] when a rank is lost.

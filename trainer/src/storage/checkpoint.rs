@@ -1,4 +1,4 @@
-//! Checkpoints: everything the next step depends on, in folders that exist whole or not at all.
+//! Checkpoints: everything that the next step depends on, in folders that are committed atomically.
 //!
 //! ```text
 //! checkpoints/
@@ -14,9 +14,9 @@
 //! where; nothing in the format knows how many processes wrote it. Loading parses JSON and copies bytes: no
 //! code is executed.
 //!
-//! Where `checkpoint.uri` names an object store, `copies` brings committed checkpoints there and back.
+//! If `checkpoint.uri` names an object store, `copies` uploads and downloads committed checkpoints.
 //!
-//! What a tensor or a state field means is not known here.
+//! The meaning of tensors and state fields is not known here.
 
 mod copies;
 mod dtype;

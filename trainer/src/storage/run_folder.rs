@@ -1,10 +1,10 @@
-//! The run folder: one place for everything a run leaves behind, and the rule that one run owns it at a time.
+//! The run folder: all files of a run, and the rule that one run owns it at a time.
 //!
 //! ```text
 //! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  wandb/  report.html
 //!             checkpoints/step-000020/  export/  export/adapter/  exports/step-000020/  .lock
 //! ```
-//! Only paths and ownership live here; each file is written by the module whose content it is.
+//! Only paths and ownership are here; each file is written by the module of its content.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -78,7 +78,7 @@ const CONTENT: [&str; 14] = [
     WARNINGS,
 ];
 
-/// Where checkpoints are exported, by their step, unless somebody says where.
+/// Where checkpoints are exported, by their step, unless the user names a folder.
 pub(crate) const EXPORTS: &str = "exports";
 
 /// At which commits data sets of the hub were read.
@@ -225,7 +225,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
-    // A temporary file is private by default; what a run leaves is for everybody who may read the folder.
+    // A temporary file is private by default; the files of a run have the folder's default permissions.
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.as_file().set_permissions(permissions)?;
     file.persist(path).map_err(|error| error.error)?;
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kill_left_unfinished_is_removed_and_is_not_taken_for_somebody_else_s() {
+    fn leftovers_of_a_killed_run_are_removed_and_do_not_count_as_foreign_files() {
         let temporary = tempfile::tempdir().unwrap();
         std::fs::write(temporary.path().join(".new-Xy12"), "steps: 1\nse").unwrap();
         let folder = RunFolder::open(temporary.path(), false).unwrap();

@@ -15,7 +15,7 @@ using at::Tensor;
 using Milliseconds = std::chrono::milliseconds;
 
 namespace rlt {
-// `Asked` and `LentStore` in store/lent.rs.
+// `Asked` and `StoreHandle` in store/handle.rs.
 struct Asked {
   uint8_t operation;
   uint64_t wait_ms;
@@ -25,7 +25,7 @@ struct Asked {
   size_t value_len;
 };
 using Take = void (*)(void* into, const uint8_t* data, size_t len);
-struct LentStore {
+struct StoreHandle {
   const void* connection;
   int (*ask)(const void* connection, const Asked* asked, void* into, Take take);
   void (*release)(const void* connection);
@@ -44,10 +44,10 @@ using Bytes = std::vector<uint8_t>;
 // What c10d asks of a store, of a connection that is Rust's. Gloo's groups use no more than these.
 class Store final : public c10d::Store {
  public:
-  Store(LentStore lent, Milliseconds timeout) : c10d::Store(timeout), lent_(lent) {}
+  Store(StoreHandle handle, Milliseconds timeout) : c10d::Store(timeout), handle_(handle) {}
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
-  ~Store() override { lent_.release(lent_.connection); }
+  ~Store() override { handle_.release(handle_.connection); }
 
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
@@ -82,34 +82,34 @@ class Store final : public c10d::Store {
     const auto take = [](void* into, const uint8_t* data, size_t len) {
       static_cast<Bytes*>(into)->assign(data, data + len);
     };
-    const int outcome = lent_.ask(lent_.connection, &asked, &answer, take);
+    const int outcome = handle_.ask(handle_.connection, &asked, &answer, take);
     TORCH_CHECK(outcome != FAILED, std::string(answer.begin(), answer.end()));
     return outcome == ANSWERED ? std::optional<Bytes>(std::move(answer)) : std::nullopt;
   }
   Bytes wait_for(const std::string& key, Milliseconds wait) {
     auto answer = ask(GET, key, {}, wait);
-    TORCH_CHECK(answer.has_value(), "nobody put ", key, " into the store within ", wait.count(), " ms");
+    TORCH_CHECK(answer.has_value(), "no rank put ", key, " into the store within ", wait.count(), " ms");
     return *std::move(answer);
   }
   [[noreturn]] static void unserved(const std::string& what) {
     C10_THROW_ERROR(NotImplementedError, "the ranks' store serves no " + what);
   }
 
-  LentStore lent_;
+  StoreHandle handle_;
 };
 
 // c10d notes the operations of all groups of a process in one map, which it fills without a lock: threads that use
-// groups of their own would tear it. Nobody reads it; without room it notes nothing. It is asked for once, before the
-// first operation.
+// groups of their own would tear it. The map is never read; without room it notes nothing. It is asked for
+// once, before the first operation.
 void note_no_operations() {
   static std::once_flag once;
   std::call_once(once, [] { c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", true); });
 }
 
-GroupPointer join(LentStore lent, const char* name, int rank, int size, const char* address,
+GroupPointer join(StoreHandle handle, const char* name, int rank, int size, const char* address,
                   int64_t timeout_ms) {
   // First, so that it is given back whatever follows.
-  auto store = c10::make_intrusive<Store>(lent, Milliseconds(timeout_ms));
+  auto store = c10::make_intrusive<Store>(handle, Milliseconds(timeout_ms));
   note_no_operations();
   auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
@@ -135,7 +135,7 @@ using rlt::GroupPointer;
 using rlt::WorkPointer;
 
 extern "C" {
-char* rlt_group_join(rlt::LentStore store, const char* name, int rank, int size, const char* address,
+char* rlt_group_join(rlt::StoreHandle store, const char* name, int rank, int size, const char* address,
                      int64_t timeout_ms, GroupPointer** out) {
   return rlt::guarded(
       [&] { *out = new GroupPointer(rlt::join(store, name, rank, size, address, timeout_ms)); });

@@ -85,7 +85,7 @@ struct QuantizedLinearFunction : torch::autograd::Function<QuantizedLinearFuncti
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
                         std::shared_ptr<QuantizedWeight> weight, const std::optional<Tensor>& bias) {
     Tensor y = at::linear(x, dequantized(*weight, x.scalar_type()), bias);
-    // Not saved as autograd's tensors: where ranks share them their memory comes and goes in between.
+    // Not saved as autograd's tensors: with FSDP their memory is freed and gathered in between.
     ctx->saved_data["weight"] =
         c10::IValue::make_capsule(c10::make_intrusive<Held>(std::move(weight)));
     return y;

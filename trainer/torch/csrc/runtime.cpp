@@ -141,8 +141,8 @@ struct RecurringSizes final : c10::Allocator {
 
 // A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
 // registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
-// libtorch keeps its first answer to `at::hasCUDA()` for ever, so nobody asks before both are open. Empty where CUDA
-// can be used, else what is missing.
+// libtorch keeps its first answer to `at::hasCUDA()` for ever, so it is not called before both are open.
+// Empty where CUDA can be used, else what is missing.
 std::string load_cuda() {
   const auto missing = [](const char* library) {
     const char* cause = dlerror();

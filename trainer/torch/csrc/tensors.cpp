@@ -10,6 +10,6 @@
 #include "linear.cpp"
 #include "nccl.cpp"
 #include "quantized.cpp"
-#include "resting.cpp"
+#include "offload.cpp"
 #include "runtime.cpp"
 #include "streams.cpp"

@@ -117,7 +117,7 @@ pub(crate) fn from_owner<O>(data: *mut c_void, owner: O, shape: &[i64], kind: Ki
         unsafe { rlt_tensor_from_owner(data, shape.as_ptr(), shape.len(), code, owner, release::<O>, out) }
     });
     if made.is_err() {
-        // SAFETY: without a tensor nobody else will release the owner.
+        // SAFETY: without a tensor nothing else releases the owner.
         unsafe { release::<O>(owner) };
     }
     made

@@ -8,7 +8,7 @@ use crate::device_segments::{DeviceSegments, packed_attention};
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// How a packed stream of T tokens divides into segments.
+/// How T packed tokens divide into segments.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments<'a> {
     /// Start of each segment, and T at the end: rises from 0 to T.
@@ -55,7 +55,7 @@ impl<'a> AttentionScores<'a> {
     }
 }
 
-/// Causal attention inside each segment of a packed stream. A segment that continues another, its prefix,
+/// Causal attention inside each segment of packed tokens. A segment that continues another, its prefix,
 /// sees all of that first, as if both were one sequence; other tokens never see each other. So a prefix that
 /// many segments continue, a prompt with its completions, is computed once.
 ///

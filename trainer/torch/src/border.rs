@@ -74,7 +74,7 @@ pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
 /// Takes over a text that C++ allocated.
 ///
 /// # Safety
-/// `text` is NUL-terminated, allocated by C's allocator, and used by nobody else.
+/// `text` is NUL-terminated, allocated by C's allocator, and not used elsewhere.
 pub(crate) unsafe fn owned_text(text: *mut c_char) -> String {
     // SAFETY: promised by the caller.
     unsafe {

@@ -1,5 +1,5 @@
-//! Attention of prompts, whole or in pieces, whose keys and values are in a paged cache already: gathered
-//! there once for all queries of a pass, then attended to as packed segments are.
+//! Attention of (chunked) prefills whose keys and values are already in a paged cache: they are gathered once
+//! for all queries of a pass, then attended to like packed segments.
 
 use tch::{Kind, Tensor};
 

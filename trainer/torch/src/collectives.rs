@@ -1,7 +1,7 @@
-//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], and three who do it: a group of one
-//! rank, which moves nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group takes
-//! both and looks where a tensor is. Which tensors a training step exchanges, and how ranks are laid out on a
-//! mesh, is not known here.
+//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], with three implementations: a group
+//! of one rank, which moves nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group
+//! has both transports and selects by the tensor's device. Which tensors a training step exchanges, and how
+//! ranks are laid out on a mesh, is not known here.
 //!
 //! ```text
 //! Rendezvous::join (store, attempt, rank) -> Rendezvous::group (name, members) -> Box<dyn Collectives>

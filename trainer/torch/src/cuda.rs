@@ -1,5 +1,5 @@
-//! Finding CUDA at run time in a binary that is linked without it, and computing there: a border to the
-//! driver, streams, graphs, and the launchers of our own kernels (`csrc/cuda/`).
+//! CUDA in a binary that is linked without it: run-time detection, bindings to the driver, streams, graphs,
+//! and the launchers of our own kernels (`csrc/cuda/`).
 
 mod activation;
 mod adamw;
@@ -64,6 +64,6 @@ pub fn missing_cuda() -> Result<Option<String>, Error> {
         let none = (!tch::Cuda::is_available()).then(|| "libtorch sees no CUDA device".to_owned());
         return Ok(none);
     }
-    // SAFETY: a text of `strdup`, which nobody else has.
+    // SAFETY: a text of `strdup` with no other reference.
     Ok(Some(unsafe { owned_text(missing) }))
 }

@@ -1,5 +1,5 @@
-//! The vocabulary head on a GPU, chunk by chunk as in [`crate::head_forward_backward`]: the loss between the
-//! two products is the host's, in stream order, so that the launching thread waits for nothing.
+//! The vocabulary head on a GPU, chunk by chunk as in [`crate::head_forward_backward`]: the host computes the
+//! loss between the two products, in stream order, so that the launching thread does not wait.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Segments of a packed stream as a GPU attends with them: made once for all layers of a pass, so that a
-//! layer neither copies nor counts anything.
+//! Segments of packed tokens for attention on a GPU: prepared once for all layers of a pass, so that a layer
+//! neither copies nor counts anything.
 
 use tch::{Device, Kind, Tensor};
 

@@ -1,4 +1,4 @@
-//! What can fail in this crate. No recovery lives here.
+//! The errors of this crate. There is no recovery here.
 
 /// A failed act of this crate.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,5 @@
-//! Rows of a mixture of experts, sorted by expert: gathered, multiplied by each expert's own weights and put
-//! together again, with gradients. Which expert computes which token is the caller's choice.
+//! Grouped products of a mixture of experts: rows are sorted by expert, gathered, multiplied by each expert's
+//! weights and combined, with gradients. Which expert computes which token is the caller's choice.
 //!
 //! ```text
 //! tokens [t, d] -> gather: a row for each choice, sorted [n, d] -> linear -> .. -> combine [t, d]

@@ -1,6 +1,5 @@
-//! A buffer whose memory is freed behind tensors that stay: views of it can be leaves of a model and be
-//! saved in autograd's graphs while there is nothing behind them. When that happens is the caller's
-//! business.
+//! A flat buffer whose memory can be freed while its views stay (as FSDP resizes storage): views can be
+//! leaves of a model and be saved in autograd graphs while the memory is freed. The caller decides when.
 
 use crate::Error;
 use crate::border::{check, raw, rlt_resize_storage};
@@ -31,8 +30,8 @@ impl FlatBuffer {
         self.resize(self.flat.numel() * self.flat.kind().elt_size_in_bytes())
     }
 
-    /// Frees the memory. Until the next [`Self::take`] nobody may read or write a view: the process would be
-    /// ended by the kernel.
+    /// Frees the memory. Until the next [`Self::take`] no view may be read or written: the process would
+    /// fault.
     ///
     /// # Errors
     /// When the memory is not libtorch's, which it is from [`Self::new`] on.
@@ -59,9 +58,9 @@ impl FlatBuffer {
     }
 }
 
-/// Frees the values of `tensor`, which libtorch has made and nobody reads any more, and of everything that
-/// shares memory with it: for the end of a graph whose values have been copied elsewhere. Its size stays, and
-/// so does the graph behind it.
+/// Frees the values of `tensor`, which libtorch allocated and which is not read any more, and of everything
+/// that shares memory with it: for the end of a graph whose values have been copied elsewhere. Its size
+/// stays, and so does the graph behind it.
 ///
 /// # Errors
 /// When the memory is not libtorch's own.

@@ -1,6 +1,5 @@
 //! The vocabulary head in chunks of tokens: log-probabilities, entropies and their gradients without the `[T,
-//! V]` logits. Which loss the gradients belong to is the caller's business. The formulas stand in
-//! `csrc/kernels/head.inl`.
+//! V]` logits. The caller supplies the loss. The formulas are in `csrc/kernels/head.inl`.
 
 use crate::Error;
 use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};

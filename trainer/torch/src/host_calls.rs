@@ -1,5 +1,5 @@
-//! Arithmetic of the host in the order of a device's stream: numbers come from the device, a function of the
-//! host makes others of them, these go back, and the thread that requests it waits for none of it.
+//! Host functions in the order of a device's stream: numbers are copied from the device, a function of the
+//! host computes results, which are copied back; the launching thread does not wait.
 //!
 //! ```text
 //! stream    ... -> numbers -> pinned -> compute(numbers, results) -> pinned -> results on the device -> ...

@@ -1,6 +1,6 @@
 //! The one place for C++ and unsafe code: fused kernels, attention over packed segments and paged caches, the
-//! chunked vocabulary head, and the services of libtorch that `tch` does not offer. No word of reinforcement
-//! learning lives here.
+//! chunked vocabulary head, and the services of libtorch that `tch` does not offer. There is no reinforcement
+//! learning here.
 //!
 //! Every kernel exists for several instruction sets and is chosen at run time by what the CPU has; every
 //! function also takes tensors on other devices, where it composes ATen's operations to the same formula. A
@@ -9,7 +9,7 @@
 //!
 //! Operations meant for the inside of a model (`rms_norm`, `varlen_attention`, ...) panic on shapes that
 //! cannot work, as tch's own do; what takes data from outside returns [`Error`]. A C++ exception never
-//! crosses into Rust.
+//! reaches Rust.
 //!
 //! A binary that links this crate must find libtorch at run time; a build script's link arguments reach only
 //! its own package, so each such package repeats the two lines of `trainer/build.rs`.

@@ -1,5 +1,5 @@
 //! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by
-//! the same weight again and again, where packing at each call would cost more than the product. No autograd.
+//! the same weight many times, and packing at each call would cost more than the product. No autograd.
 //!
 //! Float32 weights go to a kernel of ours that reads them once for up to a dozen rows (at 16 rows of a 135M
 //! model

@@ -89,10 +89,10 @@ pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
     check("starting a new peak of the device's memory", unsafe { rlt_reset_peak_cuda_bytes(index as i64) })
 }
 
-/// The memory of a GPU, whoever uses it.
+/// The memory of a GPU, used by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that nobody has taken.
+    /// Free bytes.
     pub free_bytes: u64,
     /// Bytes in all.
     pub total_bytes: u64,

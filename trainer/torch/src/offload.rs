@@ -1,5 +1,5 @@
-//! Offload storage: tensors away from their device, in pinned memory of the host or, for tensors of the CPU,
-//! in a nameless file. What is offloaded, and when it is prefetched, is the caller's.
+//! Offload storage: tensors in pinned memory of the host or, for tensors of the CPU, in an unlinked file. The
+//! caller decides what is offloaded and when it is prefetched.
 //!
 //! ```text
 //! offload, write   device -> storage     a GPU goes on computing meanwhile
@@ -118,8 +118,8 @@ impl Offloaded {
         }
     }
 
-    /// Starts the copy to `target`, a contiguous tensor of the same size, kind and device, which nobody may
-    /// use before [`Prefetch::wait`].
+    /// Starts the copy to `target`, a contiguous tensor of the same size, kind and device, which may not be
+    /// used before [`Prefetch::wait`].
     ///
     /// # Errors
     /// When the device refuses the copy, or [`Error::Argument`].
@@ -205,7 +205,7 @@ impl Offloaded {
 
 /// Numbers on their way to a tensor.
 #[derive(Debug)]
-#[must_use = "a tensor has its numbers only after they have arrived"]
+#[must_use = "a tensor has its values only after the wait"]
 pub struct Prefetch {
     target: Tensor,
     /// What the CPU has yet to read, and where it begins.

@@ -1,5 +1,5 @@
-//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. Schedules,
-//! clipping rules and parameter groups live with the caller.
+//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. The caller has
+//! schedules, clipping rules and parameter groups.
 
 use crate::Error;
 use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};

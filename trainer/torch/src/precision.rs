@@ -1,5 +1,5 @@
-//! How matrix products are computed, on CPUs and on GPUs apart: their precision, whether every run gives the
-//! same bits, the CPU's threads and the instruction set of our kernels there.
+//! Process-wide settings of matrix products, separately for CPUs and GPUs: precision, determinism, the CPU's
+//! threads and the instruction set of our kernels.
 
 use crate::Error;
 use crate::border::{
@@ -84,7 +84,7 @@ pub fn is_deterministic() -> bool {
     unsafe { rlt_is_deterministic() }
 }
 
-/// Whether a product of numbers near one, which bfloat16 cannot tell from one, keeps what float32 can tell.
+/// Whether a product of numbers near 1, which bfloat16 rounds to 1, has float32's precision.
 fn products_are_float32() -> bool {
     const SIZE: i64 = 96;
     let near_one = Tensor::linspace(1.0, 1.001, SIZE * SIZE, (Kind::Float, Device::Cpu)).view([SIZE, SIZE]);

@@ -1,5 +1,5 @@
-//! Memory that many tensors share and that goes back to the kernel in one piece: a block of large pages for
-//! weights that are read again and again, and a file without a name for weights that mostly are still.
+//! Memory that many tensors share and that is freed at once: a block of large pages for weights that are read
+//! often, and an unlinked file for weights that are read rarely.
 
 use crate::Error;
 use crate::access::{from_owner, tensor_from_bytes};
@@ -33,7 +33,7 @@ struct Owned {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that no thread owns; who writes where is settled by `Block::keep`,
+// SAFETY: the mapping is plain memory that no thread owns; `Block::keep` decides which thread writes where,
 // which hands every byte out once.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
@@ -73,8 +73,8 @@ impl Block {
     }
 }
 
-/// Tensors in a file without a name, mapped for reading: while nobody reads them the kernel may have the
-/// memory.
+/// Tensors in an unlinked file, mapped for reading: the kernel may reclaim their memory while they are not
+/// read.
 #[derive(Debug)]
 pub struct TensorFile {
     map: Arc<Mmap>,
@@ -106,7 +106,7 @@ impl TensorFile {
         }
         writer.flush().map_err(failed)?;
         drop(writer);
-        // SAFETY: the file has no name, so nobody else can shorten or change it.
+        // SAFETY: the file has no name, so no other process can shorten or change it.
         let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(failed)?);
         let mapped = tensors
             .iter()
@@ -117,7 +117,7 @@ impl TensorFile {
     }
 
     /// Writes `values` over `place`, a contiguous tensor or part of a tensor of this file, of the same dtype
-    /// and number of elements. Whoever reads it afterwards reads them.
+    /// and number of elements. Later reads see the new values.
     ///
     /// # Errors
     /// When `place` is not here or has another dtype or length, and when the file cannot be written.
@@ -142,8 +142,7 @@ impl TensorFile {
         }
     }
 
-    /// Gives the memory of all pages back; whoever reads next gets them from the file again, or from the
-    /// kernel's cache while that has room.
+    /// Releases the memory of all pages; the next read gets them from the file, or from the page cache.
     pub fn release(&self) {
         // SAFETY: the mapping is shared and only read, so dropped pages come back with the same bytes.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };

@@ -1,9 +1,8 @@
-//! Which thread signals interrupt: never one that computes. What a signal means is decided by whoever handles
-//! it.
+//! Directs signals away from threads that compute. The handler decides what a signal means.
 //!
-//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux lays a
-//! signal's frame down where that points, and so over whatever is there on the heap: training would continue
-//! with wrong numbers, or die of a damaged heap later.
+//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux writes a
+//! signal's frame where that points, and so over data on the heap: training would continue with wrong
+//! numbers, or crash later.
 
 use std::ffi::c_int;
 use std::io;
@@ -20,7 +19,7 @@ pub const SIGNALS_THREAD: &str = "signals";
 /// When the system has no thread left.
 pub fn take_signals_apart(signals: &'static [c_int]) -> io::Result<()> {
     std::thread::Builder::new().name(SIGNALS_THREAD.to_owned()).spawn(move || {
-        // Also where whoever started this process takes none of them.
+        // Also if the parent process blocks them.
         if set(signals, true).is_ok() {
             loop {
                 std::thread::park();
@@ -42,7 +41,7 @@ fn set(signals: &[c_int], takes: bool) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// SIGWINCH, which nobody handles here and which ends nothing.
+    /// SIGWINCH, which has no handler here and ends no process.
     const SIGNALS: &[c_int] = &[28];
 
     /// Whether the kernel's account of a thread of this process has it take the signal.

@@ -1,4 +1,4 @@
-//! Numbers on their way to a device, for which the host does not wait: they go by way of pinned memory.
+//! Asynchronous uploads to a device through pinned memory.
 
 use tch::{Device, Kind, Tensor};
 

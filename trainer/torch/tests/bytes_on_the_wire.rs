@@ -1,5 +1,5 @@
-//! Bytes that a rank says it has exchanged, beside those that the kernel has carried between all ranks: in a
-//! process of its own, whose connections are those of its ranks alone.
+//! The bytes that ranks count as exchanged, compared with those that the kernel counted: in a separate
+//! process, whose connections are only those of its ranks.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -110,8 +110,7 @@ fn ranks_count_what_their_connections_carry() {
         let sent: u64 = ranks.iter().map(|rank| rank[idx].0.sent).sum();
         let received: u64 = ranks.iter().map(|rank| rank[idx].0.received).sum();
         assert_eq!(sent, received, "{name}");
-        // Headers of messages, the barriers around the operation, and what ranks tell the store of
-        // themselves.
+        // Headers of messages, the barriers around the operation, and the ranks' heartbeats.
         let carried = ranks[0][idx].1;
         assert!(carried >= sent && carried < sent + sent / 100, "{name}: {sent} counted, {carried} carried");
     }

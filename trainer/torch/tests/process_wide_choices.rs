@@ -1,6 +1,5 @@
-//! What is chosen for a whole process (how float32 is multiplied, deterministic algorithms): in a process of
-//! its own, one test after the other, since a choice changes the bits of every product that another thread
-//! makes meanwhile.
+//! Process-wide settings (precision of float32 products, deterministic algorithms): in a separate process,
+//! one test after the other, since a setting changes the bits of other threads' products.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

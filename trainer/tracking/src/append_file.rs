@@ -1,4 +1,4 @@
-//! A file that only grows, record by record, and never keeps half of one.
+//! An append-only file of records, which never keeps half of one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! A tracker behind a bounded queue and a thread of its own.
+//! A tracker behind a bounded queue and a separate thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

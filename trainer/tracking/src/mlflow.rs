@@ -1,9 +1,9 @@
 //! MLflow: a run on a tracking server, by its REST API.
 //!
 //! The run is found again by a tag with its identity ([`crate::RunDescription::id`]), and steps that the
-//! server has are not sent again: it never replaces points. So a resumed run continues, and a replay
-//! completes what a server that was down has missed. While a server does not answer, steps wait in memory,
-//! up to a limit.
+//! server has are not sent again: it never replaces points. So a resumed run continues, and a replay sends
+//! what was missed while the server was down. While a server does not answer, steps wait in memory, up to a
+//! limit.
 //!
 //! Credentials are those of MLflow's own clients: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME`
 //! and `MLFLOW_TRACKING_PASSWORD`.

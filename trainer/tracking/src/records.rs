@@ -1,4 +1,4 @@
-//! What trackers take of a step: its metrics, with the stage that counts it.
+//! The records of a step for trackers: its metrics, with the stage that counts it.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};

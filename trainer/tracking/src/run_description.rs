@@ -1,5 +1,5 @@
-//! What trackers call a run: its name, its settings, and an identity that every program derives from the
-//! run's files alike.
+//! The description of a run for trackers: its name, its settings, and an identity that every program derives
+//! from the run's files.
 
 use std::fmt::Write as _;
 use std::fs;

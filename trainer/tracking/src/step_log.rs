@@ -168,7 +168,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) ->
     replace().map_err(TrackingError::file("rewrite", path))
 }
 
-/// Temporary files are private to their owner; logs are for everybody whom the folder lets in.
+/// Temporary files are private to their owner; logs have the default permissions.
 fn readable_by_all(file: &fs::File) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     file.set_permissions(fs::Permissions::from_mode(0o644))

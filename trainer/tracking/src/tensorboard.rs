@@ -4,7 +4,7 @@
 //! ```text
 //! u64 length | u32 masked crc32c(length) | bytes | u32 masked crc32c(bytes)        (all little-endian)
 //! ```
-//! When a run resumes the file is written again from `metrics.jsonl`, so both always tell the same story.
+//! When a run resumes the file is written again from `metrics.jsonl`, so that both always agree.
 
 use std::fs;
 use std::path::Path;

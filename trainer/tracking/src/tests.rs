@@ -1,4 +1,4 @@
-//! Every step exactly once in the logs, and no tracker that can hold up or end the training.
+//! Every step is exactly once in the logs, and no tracker can delay or end the training.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -28,7 +28,7 @@ use crate::{RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError};
 pub struct WandbOptions {
     /// The project; by default the job's name.
     pub project: Option<String>,
-    /// The team or user; by default that of the user who uploads.
+    /// The team or user; by default that of the account that uploads.
     pub entity: Option<String>,
     /// The run's name; by default the job's.
     pub run_name: Option<String>,

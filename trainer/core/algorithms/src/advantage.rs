@@ -2,8 +2,8 @@
 //!
 //! Rows are **completions**: a row starts at the first token after the prompt, so that position `t` means the
 //! same in every row of a group. One family of estimators per file; this one holds what they share and the
-//! choice between them. Definitions follow verl 0.10 (`core_algos.py`); every function is held to verl's own
-//! values by the golden test. How the policy is then moved is [`crate::loss`]'s business.
+//! choice between them. Definitions follow verl 0.10 (`core_algos.py`); the golden test compares every
+//! function with verl's values. The policy loss is in [`crate::loss`].
 
 mod baseline;
 mod gae;

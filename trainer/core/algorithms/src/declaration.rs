@@ -1,7 +1,7 @@
-//! How a formula is declared: its name in manifests, its documentation, and its parameters with their ranges.
+//! Declarations of formulas: name in manifests, documentation, and parameters with their ranges.
 //!
 //! [`formula!`] declares one formula as the struct of its parameters. `register!` lists the formulas of a
-//! family, and makes the enum of their names (a choice of the custom resource) and the enum of the formulas
+//! family, and generates the enum of their names (for the custom resource) and the enum of the formulas
 //! themselves.
 
 mod choice;
@@ -123,7 +123,7 @@ impl ParameterType for Option<f64> {
 pub trait Declared: Sized {
     /// Its name in manifests.
     const NAME: &'static str;
-    /// Its documentation. The first paragraph is shown to those who write manifests.
+    /// Its documentation. The first paragraph is the description in the CRD.
     const DOC: &'static str;
     /// Its parameters.
     const PARAMETERS: &'static [&'static Parameter];

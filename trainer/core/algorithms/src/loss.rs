@@ -1,8 +1,8 @@
-//! What an update minimises: policy loss, KL term and entropy bonus, with gradients by hand.
+//! The objective of an update: policy loss, KL term and entropy bonus, with hand-written gradients.
 //!
-//! The trainer computes log-probs and entropies of a micro-batch (or of a chunk of it); this module answers
-//! with the loss and its derivatives with respect to exactly those two, so that no autograd graph over the
-//! loss exists:
+//! The trainer computes log-probs and entropies of a micro-batch (or of a chunk of it); this module returns
+//! the loss and its derivatives with respect to exactly those two, so that no autograd graph of the loss
+//! exists:
 //!
 //! ```text
 //! Objective::prepare(LossInputs, Denominators) -> PreparedLoss
@@ -12,10 +12,10 @@
 //! Every aggregation is a weighted sum over tokens whose weights are known before any log-prob is
 //! ([`Aggregation::weights`]) and whose [`Denominators`] count the **whole** batch of the update, over all
 //! micro-batches and ranks. Partial losses and gradients are added, never averaged: the gradient does not
-//! depend on how the batch was split. What a loss must see before it can be evaluated is its [`LossScope`].
+//! depend on how the batch was split. The tokens that a loss needs at once are its [`LossScope`].
 //!
-//! Definitions follow verl 0.10 (`core_algos.py`) and are held to its values and gradients by the golden
-//! test. Advantages come from [`crate::advantage`]; tensors never appear here.
+//! Definitions follow verl 0.10 (`core_algos.py`) and the golden test compares values and gradients.
+//! Advantages come from [`crate::advantage`]; there are no tensors here.
 
 mod aggregation;
 mod clipped;

@@ -1,7 +1,7 @@
-//! A seeded permutation of `0..len` in constant memory: the order of every shuffled thing.
+//! A seeded permutation of `0..len` in constant memory, for all shuffling.
 //!
 //! Data order and problem choice are functions of a seed alone, on every machine and in every release, so the
-//! algorithm is written out here and no crate's random generator stands behind it:
+//! algorithm is written out here instead of using a crate's generator:
 //!
 //! - `len` is covered by the smallest square `4^h` with `h >= 4`; an index splits into two halves of `h`
 //!   bits;

@@ -1,15 +1,14 @@
 //! Verifiable rewards: pure functions of one sample, each with a value in a documented range.
 //!
 //! A file holds a function and its declaration ([`DeclaredReward`]): its name in manifests, its
-//! documentation, the settings that it needs, and how it is made of them. One line of the list below
-//! registers it; the choice of the custom resource, its fields, rules and reference, and the way from a
-//! manifest to the function follow.
+//! documentation, the settings that it needs, and its constructor. One line of the list below registers it;
+//! the enum, fields and rules of the custom resource, the field reference, and resolution are generated from
+//! that.
 //!
 //! ```text
 //! Sample -> RewardFunction::judge (one per function) -> combine (weights, clip, overlong) -> Reward
 //! ```
-//! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds
-//! them.
+//! No threads, clocks or time limits here: the trainer's reward pool runs these functions with time limits.
 
 #[macro_use]
 mod registry;
@@ -74,7 +73,7 @@ register_rewards! {
 pub trait DeclaredReward {
     /// Its name in manifests.
     const NAME: &'static str;
-    /// Its documentation. The first paragraph is shown to those who write manifests.
+    /// Its documentation. The first paragraph is the description in the CRD.
     const DOC: &'static str;
     /// The settings that it needs.
     const SETTINGS: &'static [&'static Setting] = &[];
@@ -99,7 +98,7 @@ pub struct Given<'a> {
     pub max_completion_tokens: usize,
 }
 
-/// What a reward function may look at.
+/// The inputs of a reward function.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
     /// The prompt's text after the chat template.
@@ -116,7 +115,7 @@ pub struct Sample<'a> {
     pub verdicts: &'a Verdicts,
 }
 
-/// Of a sample that nobody was asked about.
+/// The verdicts of a sample without external reward functions.
 pub static NO_VERDICTS: Verdicts = BTreeMap::new();
 
 /// A function that values one completion.
@@ -197,7 +196,7 @@ pub enum RewardError {
         /// What is possible.
         expected: &'static str,
     },
-    /// Nobody judged the sample.
+    /// The sample has no external verdict.
     #[error("judge by function {name:?}: {message}")]
     NoVerdict {
         /// The function's name.

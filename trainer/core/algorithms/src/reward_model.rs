@@ -1,5 +1,4 @@
-//! How reward models learn: from pairs (Bradley-Terry) and from steps that are right or wrong (process
-//! rewards).
+//! Losses of reward models: of pairs (Bradley-Terry) and of steps that are right or wrong (process rewards).
 //!
 //! Losses are means over the whole update, so that shares of micro-batches are added. Definitions follow TRL
 //! 1.16 (`trl/trainer/reward_trainer.py`) and are held to its values and gradients.

@@ -1,5 +1,5 @@
-//! PF-PPO: a batch is drawn anew from its samples, by weights that follow from their scores (policy
-//! filtration, arXiv 2409.06957).
+//! PF-PPO: a batch is resampled by weights that follow from its samples' scores (policy filtration, arXiv
+//! 2409.06957).
 //!
 //! Weights follow verl (`compute_pf_ppo_reweight_data`) and are held to its values. Samples are drawn with
 //! replacement by a function of the seed, so that every rank draws the same.

@@ -3,8 +3,8 @@
 //! No padded batch exists in this crate. A per-token quantity is one flat slice; [`Rows`] says where each
 //! sequence of it begins and ends (`cu_seqlens`, as varlen attention wants it) and holds the loss mask, which
 //! may have holes (tool observations, rejected tokens) and may be empty for a row. Arithmetic on rewards or
-//! losses lives elsewhere; functions that take slices from outside check them with [`Rows::check_tokens`]
-//! before anything here reads them.
+//! losses is elsewhere; functions that take slices from outside check them with [`Rows::check_tokens`] before
+//! anything here reads them.
 
 use std::ops::Range;
 

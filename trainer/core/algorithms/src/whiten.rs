@@ -1,5 +1,5 @@
-//! Means, variances and whitening over the tokens that count, as verl's `torch_functional.masked_*` define
-//! them, and the same of plain values.
+//! Means, variances and whitening over unmasked tokens, as verl's `torch_functional.masked_*` define them,
+//! and the same of plain values.
 
 use thiserror::Error;
 

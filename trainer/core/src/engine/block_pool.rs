@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The block numbers that nobody holds.
+/// The numbers of free blocks.
 #[derive(Debug, Default)]
 struct FreeList(Mutex<Vec<u32>>);
 
@@ -42,7 +42,7 @@ impl BlockPool {
         (0..count).map(|_| self.allocate()).collect()
     }
 
-    /// Blocks that nobody holds.
+    /// Free blocks.
     pub fn num_free(&self) -> usize {
         self.free.lock().len()
     }
@@ -63,7 +63,7 @@ impl Block {
         self.0.idx
     }
 
-    /// Whether somebody else holds it too, so that it must be copied before it is written.
+    /// Whether another handle exists, so that it must be copied before it is written.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

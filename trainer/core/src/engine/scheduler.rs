@@ -229,7 +229,7 @@ impl Scheduler {
         let mut step = Step::default();
         let num_preempted = self.stats.preemptions;
         self.make_room_for_running(&mut step);
-        // Whoever joined right after a preemption would take the very blocks that were missing.
+        // A sequence admitted right after a preemption would take the blocks that were missing.
         if self.stats.preemptions == num_preempted {
             self.admit_waiting(&mut step);
         }
@@ -277,7 +277,7 @@ impl Scheduler {
         self.stats
     }
 
-    /// Blocks that nobody holds.
+    /// Free blocks.
     pub fn num_free_blocks(&self) -> usize {
         self.pool.num_free()
     }

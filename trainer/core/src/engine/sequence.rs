@@ -1,4 +1,4 @@
-//! One sample being written: its tokens and the blocks that hold their keys and values.
+//! A sequence: the tokens of one sample and the blocks with their keys and values.
 
 use std::sync::Arc;
 

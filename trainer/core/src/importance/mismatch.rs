@@ -1,4 +1,4 @@
-//! How far the rollout engine's policy is from the trainer's, as metrics of every step.
+//! The difference between the rollout engine's policy and the trainer's, as metrics of every step.
 
 use super::{ImportanceError, bounded_exp, check, max, min, row_means};
 use crate::metrics::Metrics;

@@ -1,4 +1,4 @@
-//! Leaving out tokens or sequences on which sampler and trainer disagree too much.
+//! Masks tokens or sequences on which the rollout's and the trainer's policies differ too much.
 
 use super::{ImportanceError, LOG_RATIO_BOUND, check};
 use crate::metrics::Metrics;

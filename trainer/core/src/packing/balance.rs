@@ -1,4 +1,4 @@
-//! Evening out the work of micro-batches without touching their number or breaking the budget.
+//! Balances the work of micro-batches without changing their number or exceeding the budget.
 
 use crate::partition::{PartSizes, karmarkar_karp};
 

@@ -1,4 +1,4 @@
-//! How attention reads segments out of one token stream.
+//! The segments of a packed row, as attention reads them.
 
 /// A stretch of the stream: a sequence, a prompt, or what continues one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Emptying a few bins and filling them again until there are few enough.
+//! Empties a few bins and fills them again until there are few enough.
 
 use super::fill::fullest_first;
 use crate::permutation::splitmix64;

@@ -151,18 +151,17 @@ mod tests {
         sums
     }
 
-    /// The method as it is told, with copies of item lists: quadratic, obvious, and what the quick one must
-    /// equal.
-    fn told(workloads: &[u64], num_parts: usize, sizes: PartSizes) -> Vec<Vec<usize>> {
-        type Told = Vec<(u64, Vec<usize>)>;
+    /// The textbook method with copies of item lists: quadratic, and the reference for the fast one.
+    fn textbook(workloads: &[u64], num_parts: usize, sizes: PartSizes) -> Vec<Vec<usize>> {
+        type State = Vec<(u64, Vec<usize>)>;
         let order = |part: &(u64, Vec<usize>)| Reverse((part.0, part.1.len(), part.1.clone()));
         let len = if sizes == PartSizes::Equal { num_parts } else { 1 };
         let mut items: Vec<usize> = (0..workloads.len()).collect();
         items.sort_by_key(|item| (workloads[*item], *item));
-        let mut states: Vec<Told> = items
+        let mut states: Vec<State> = items
             .chunks(len)
             .map(|chunk| {
-                let mut state: Told = chunk.iter().map(|item| (workloads[*item], vec![*item])).collect();
+                let mut state: State = chunk.iter().map(|item| (workloads[*item], vec![*item])).collect();
                 state.resize(num_parts, (0, Vec::new()));
                 state.sort_by_key(order);
                 state
@@ -190,11 +189,11 @@ mod tests {
         ) {
             prop_assume!(workloads.len() >= num_parts);
             let got = karmarkar_karp(&workloads, num_parts, PartSizes::Free).unwrap();
-            prop_assert_eq!(got, told(&workloads, num_parts, PartSizes::Free));
+            prop_assert_eq!(got, textbook(&workloads, num_parts, PartSizes::Free));
             let even = &workloads[..workloads.len() / num_parts * num_parts];
             let got = karmarkar_karp(even, num_parts, PartSizes::Equal).unwrap();
             prop_assert!(got.iter().all(|part| part.len() * num_parts == even.len()));
-            prop_assert_eq!(got, told(even, num_parts, PartSizes::Equal));
+            prop_assert_eq!(got, textbook(even, num_parts, PartSizes::Equal));
         }
 
         #[test]

@@ -1,4 +1,4 @@
-//! Counter-based random numbers: a value is a pure function of who requests it, never of who asked before.
+//! Counter-based random numbers: a value is a pure function of its key, never of earlier draws.
 
 use crate::permutation::splitmix64;
 

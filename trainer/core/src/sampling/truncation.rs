@@ -1,4 +1,4 @@
-//! Which tokens top-k, top-p and min-p leave, as one threshold on the probability.
+//! The tokens that top-k, top-p and min-p keep, as one threshold on the probability.
 //!
 //! A vocabulary is never sorted: probabilities are counted by the leading bits of their floating-point form,
 //! which order as they do, and only the bucket in which the threshold falls is sorted.

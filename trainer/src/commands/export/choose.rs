@@ -1,4 +1,4 @@
-//! Which checkpoint of a run is exported.
+//! Selects the checkpoint of a run that is exported.
 
 use std::str::FromStr;
 

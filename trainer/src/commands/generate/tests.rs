@@ -1,4 +1,4 @@
-//! The command on a fixture model: lines in, lines out, and which line is to blame.
+//! The command on a fixture model: input lines, output lines, and errors that name the line.
 
 use std::error::Error;
 use std::fs;

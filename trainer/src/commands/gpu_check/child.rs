@@ -1,4 +1,4 @@
-//! A check in a process of its own, which ends with all that it started when its time is over.
+//! A check in a separate process, which is killed with its children when its time is over.
 
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;

@@ -1,8 +1,8 @@
-//! What a decoding step costs: the difference of two lengths of `rlt-trainer generate`, and of two depths of
+//! The cost of a decoding step: the difference of two lengths of `rlt-trainer generate`, and of two depths of
 //! a model.
 //!
-//! Copies, launches and waits are counted where the device counts them, which those of tests do. On a GPU
-//! nobody counts, so nothing is claimed: `decode-speed` measures there.
+//! Copies, launches and waits are counted where the device counts them, which those of tests do. A GPU has no
+//! such counters, so this check is skipped there, and `decode-speed` measures.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! Memory that is taken and given back 200 times: what the device has free afterwards is what it had.
+//! Memory that is allocated and freed 200 times: the device's free memory afterwards is that of before.
 
 use serde_json::json;
 use tch::{Device, Kind, Tensor};

@@ -1,5 +1,5 @@
-//! Collectives between this machine's GPUs: one process each, every operation against its definition, and
-//! what the links carry.
+//! Collectives between this machine's GPUs: one process each, every operation against its definition, and the
+//! bandwidth of the links.
 //!
 //! Values are small integers in every dtype, so that sums are exact whatever their order.
 

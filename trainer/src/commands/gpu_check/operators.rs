@@ -1,4 +1,4 @@
-//! Operators on the GPU against the CPU's in fp64: the truth, not another rounding.
+//! Operators on the GPU against the CPU's in fp64.
 
 use rlt_torch::{Activation, apply_rope, gated_activation, rms_norm};
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! The models that checks make from a seed, and how much work they are given: real shapes on a GPU, tiny ones
-//! on a device of CPU memory.
+//! The models of checks, initialized from a seed, and the sizes of their work: real shapes on a GPU, tiny
+//! ones on an emulated device.
 
 use rlt_api::plan::model_config::ModelConfig;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
-//! How fast this machine's GPU is, beside what its data sheet says: limits, decoding, updates, whole steps.
+//! The speed of this machine's GPU, compared with its data sheet: limits, decoding, updates, whole steps.
 //!
-//! Parts of a peak are of the table that plans use (`rlt_api::plan::Machine`), and null for a GPU that is not
-//! in it. On a device of CPU memory shapes are tiny, and a note says that times mean nothing.
+//! Fractions of a peak use the table of plans (`rlt_api::plan::Machine`), and are null for a GPU that is not
+//! in it. On an emulated device shapes are tiny, and a note says that times mean nothing.
 
 pub(super) mod decode;
 pub(super) mod grpo_step;

@@ -1,5 +1,5 @@
 //! A whole GRPO step on random tokens with random rewards: rollout, log-probs of the reference, one update.
-//! No model learns anything by it; benchmarks and `gpu-check` measure it, and peers do the same work.
+//! Benchmarks and `gpu-check` measure it, and peers do the same work.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

@@ -1,5 +1,5 @@
-//! A job whose ranks are all on this machine: attempt after attempt, each from the last complete checkpoint,
-//! for as long as `runPolicy.retries` allows. Which causes it pays for is in [`super::budget`].
+//! A job whose ranks are all on this machine: attempts, each from the last complete checkpoint, while
+//! `runPolicy.retries` allows. The budget by cause is in [`super::budget`].
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,8 +27,8 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
         let count = job.spec().workers.num_ranks() as usize;
-        // Another store with another number each time: nobody whom an attempt left behind finds the next
-        // one's.
+        // Each attempt has another store with another number, so a leftover rank of an earlier attempt cannot
+        // join it.
         let store = serve(0, attempt, count)?;
         let before = Before { spent: launched.elapsed(), ..Before::default() };
         let children = Children::start(&args, &manifest, &all_here(&store, attempt, count), &before)?;

@@ -1,5 +1,4 @@
-//! Whether another attempt follows one that failed, and when. No process is touched here, and no clock is
-//! read.
+//! Whether and when a failed attempt is retried. Pure: no processes, no clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

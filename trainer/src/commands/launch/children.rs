@@ -1,4 +1,4 @@
-//! The workers as processes: started, signalled, waited for. What their ends mean is judged in
+//! The ranks as child processes: started, signalled, waited for. Their exits are classified in
 //! [`super::outcome`].
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE,
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::RankEnvironment;
 
-/// Between two looks at the workers.
+/// The interval of polls for exits.
 const POLL: Duration = Duration::from_millis(20);
 /// How long ranks may continue after one whose own end says what happened, to say what they saw of it.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
 /// they miss.
 const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
 
-/// The workers of this machine. Whoever still runs when this is dropped is killed.
+/// The ranks of this machine. Dropping this kills those that still run.
 pub(super) struct Children {
     running: Vec<(usize, Child)>,
     ends: Vec<End>,

@@ -1,13 +1,13 @@
-//! A pod that may be given another attempt: its launcher asks the operator in which attempt the pod is, and
-//! starts its ranks again in place.
+//! A pod that may be assigned to another attempt: its launcher polls the operator for the pod's attempt, and
+//! restarts its ranks in place.
 //!
 //! ```text
 //! environment, or a spare that waits -> ranks run -> they ended, or another attempt has begun
 //!        -> all processes are gone -> the operator knows it -> it answers with attempt, ranks and rendezvous
 //! ```
-//! Nothing of the next attempt is started before every process of the last one is gone, and the operator is
-//! told that they are gone only then. A launcher that cannot prove it ends with its pod; so does one whose
-//! failure no other attempt mends, and one that the operator leaves without an answer.
+//! No rank of the next attempt is started before every process of the last one has ended, which the launcher
+//! then reports. A launcher that cannot prove it exits; so does one with a failure that a retry cannot fix,
+//! and one that gets no answer from the operator.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -26,11 +26,11 @@ use crate::run::prefetch;
 
 /// How long a pod without ranks waits for an operator that does not answer. A spare waits for good.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at the newest answer.
+/// The interval of polls for the newest answer.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Whether the operator may give this pod another attempt. Nobody can where nobody answers, but a spare has
-/// nothing else to do than to wait.
+/// Whether the operator may assign this pod to another attempt. Without a channel to the operator it cannot,
+/// except that a spare always waits.
 pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
     let has_operator = std::env::var_os(rlt_channel::environment::ADDRESS).is_some();
     match (std::env::var(FOLLOW).as_deref(), place) {
@@ -44,7 +44,7 @@ pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
 enum Next {
     /// These ranks.
     Ranks(RankEnvironment),
-    /// Nothing: the job has ended, or nobody answers.
+    /// Nothing: the job has ended, or the operator does not answer.
     Nothing,
     /// Nothing: a signal requested the end.
     Stopped,
@@ -223,7 +223,7 @@ impl Pod<'_> {
     }
 }
 
-/// What the operator is told of an attempt of which no process is left.
+/// The report of an attempt whose processes have all ended.
 fn ending(code: ExitCode, failed: Option<&Failed>) -> Ending {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let words =

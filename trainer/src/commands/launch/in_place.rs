@@ -1,9 +1,9 @@
-//! A pod that runs all ranks of its job: it restarts their processes in place, which takes seconds less than
-//! a new pod does and keeps what its local volumes hold.
+//! A pod that runs all ranks of its job: it restarts their processes in place, which is seconds faster than a
+//! new pod and keeps local volumes.
 //!
-//! It does so only when every process of the failed attempt is gone, only for causes that another node would
-//! not mend, and only as often as the operator allows by `RLT_RETRIES_LEFT`. Ranks report each restart by its
-//! cause, and the termination message counts them once more, so that the operator misses none.
+//! It does so only when every process of the failed attempt has ended, only for causes that another node
+//! would not fix, and only as often as the operator allows by `RLT_RETRIES_LEFT`. Ranks report each restart
+//! with its cause, and the termination message repeats the counts, so that the operator misses none.
 
 use std::time::{Duration, Instant};
 

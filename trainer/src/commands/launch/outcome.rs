@@ -1,4 +1,4 @@
-//! What the ends of all ranks come to: one cause, one exit code. No process is touched here.
+//! Classifies the exits of all ranks: one cause, one exit code. Pure: no processes.
 
 use std::fmt;
 use std::time::Duration;
@@ -48,9 +48,9 @@ impl Cut {
 /// What the ranks of a machine came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// Nobody failed.
+    /// No rank failed.
     Ended(ExitCode),
-    /// Somebody did.
+    /// A rank failed.
     Failed(Box<Failed>),
 }
 
@@ -136,10 +136,10 @@ impl AttemptOutcome {
     /// Judges the ends of all ranks of a machine, in the order in which they came.
     pub fn of(ends: &[End]) -> Self {
         let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
-        // Who misses a rank that a signal ended has no more failed than that rank.
+        // A rank that lost a peer to a signal has not failed on its own either.
         let failed =
             || ends.iter().filter(|end| end.is_failure() && !(was_cut_by_signal && end.has_lost_a_peer()));
-        // Who lost a peer says so before the launcher sees the peer's own end, now and then.
+        // A rank may report a lost peer before the launcher sees the peer's exit.
         let Some(first) = failed().find(|end| end.is_cause()).or_else(|| failed().next()) else {
             let stopped = ends.iter().any(|end| end.success() == Some(ExitCode::Preempted));
             return Self::Ended(if stopped { ExitCode::Preempted } else { ExitCode::Success });
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_is_who_failed_of_its_own_whoever_was_seen_first() {
+    fn the_cause_is_the_rank_that_failed_on_its_own_in_any_order_of_exits() {
         assert_eq!(cause(&[exited(0, 76), killed(2, 9), exited(1, 76)]), (2, ExitCode::PeerLost));
         assert_eq!(cause(&[exited(0, 76), exited(1, 78)]), (1, ExitCode::BadConfig));
         assert_eq!(cause(&[exited(1, 77), exited(0, 77)]), (1, ExitCode::Diverged));

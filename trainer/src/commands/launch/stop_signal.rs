@@ -1,4 +1,4 @@
-//! Signals that ask this process to stop, and the time that its ranks have for it.
+//! Stop signals, and the grace period of ranks.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use signal_hook::iterator::Signals;
 
 use super::LaunchError;
 
-/// Between two looks at whether a signal has come.
+/// The interval of polls for a signal.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Whether this process is to stop, and since when.

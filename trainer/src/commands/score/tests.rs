@@ -1,4 +1,4 @@
-//! Scoring files: values beside the model's own logits, lines that are refused, output all or nothing.
+//! Scoring files: values compared with the model's logits, refused lines, atomic output.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Which files of a data set's repository make a split, by the rules of Hugging Face's library `datasets`:
 //! the `configs` at the head of the README, else the names of files and folders.
 //!
-//! Names and README come from a server that nobody vouches for. Here they are only compared.
+//! Names and README come from an untrusted server. Here they are only compared.
 
 mod glob;
 
@@ -17,7 +17,7 @@ const NO_ROWS: [&str; 5] =
     ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 /// The configuration of a repository that names none.
 const DEFAULT_CONFIG: &str = "default";
-/// The split of files whose names tell none.
+/// The split of files whose names contain none.
 const DEFAULT_SPLIT: &str = "train";
 /// Shards, whose names hold their split.
 const SHARDS: &str = "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*";
@@ -194,7 +194,7 @@ fn texts(value: &Value) -> Vec<String> {
 }
 
 /// The splits of a repository without patterns: shards that name them, else folders, else files; where no
-/// name tells, all files are one split to train on. The first way that finds any is taken.
+/// name contains a split, all files are the split to train on. The first rule that finds files is used.
 fn splits_by_names(names: &[&str], folder: String) -> Result<Splits, DatasetFilesError> {
     let rows: Vec<&str> = names.iter().copied().filter(|name| has_rows(name)).collect();
     let mut shards = Splits::new();

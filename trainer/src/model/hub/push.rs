@@ -67,7 +67,7 @@ impl fmt::Display for Repository {
 /// Why a folder is not on the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// Nobody says who pushes.
+    /// No token is given.
     #[error("HF_TOKEN: expected a token of the hub with write access, got none")]
     NoToken,
     /// The token cannot be sent.
@@ -129,7 +129,7 @@ impl PushError {
     }
 }
 
-/// The hub with the token of whoever pushes.
+/// The hub with the user's token.
 #[derive(Debug)]
 pub struct Hub {
     endpoint: String,

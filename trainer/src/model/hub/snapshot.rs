@@ -1,8 +1,8 @@
-//! The files of one commit, in the hub's ordinary cache. The names come from a server that nobody vouches
-//! for: none of them may lead out of the snapshot's folder.
+//! The files of one commit, in the hub's ordinary cache. The names come from an untrusted server: none of
+//! them may leave the snapshot's folder.
 //!
-//! Of what the server says, only names of files and their contents are used. Its entity tags and commits are
-//! not, of which other clients make paths: files are in the snapshot itself and not behind links.
+//! Only names and contents of files are used, not the server's entity tags, from which other clients build
+//! paths: files are in the snapshot itself and not behind links.
 
 use std::fs;
 use std::path::{Path, PathBuf};

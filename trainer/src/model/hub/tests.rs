@@ -63,11 +63,11 @@ fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed(
         let hub = HubServer::start(files).unwrap();
         let outer = tempfile::tempdir().unwrap();
         let cache = outer.path().join("cache");
-        std::fs::write(outer.path().join("precious"), "of somebody else").unwrap();
+        std::fs::write(outer.path().join("precious"), "of another owner").unwrap();
         let error = fetch(&spec(&hub, "main"), Some(&cache)).unwrap_err();
         assert_eq!(error.exit_code(), ExitCode::BadConfig);
         assert!(std::error::Error::source(&error).unwrap().to_string().contains(name), "{error:?}");
-        assert_eq!(std::fs::read_to_string(outer.path().join("precious")).unwrap(), "of somebody else");
+        assert_eq!(std::fs::read_to_string(outer.path().join("precious")).unwrap(), "of another owner");
         assert!(!cache.exists() && hub.downloads().is_empty(), "{name}");
     }
 }
@@ -85,8 +85,8 @@ fn says_which_repository_and_revision_cannot_be_had() {
     );
     let elsewhere = HubSpec { repo: "owner/other".to_owned(), ..spec(&hub, "main") };
     assert!(refusal(&elsewhere).contains("owner/other"));
-    let nobody = HubSpec { endpoint: Some("not an address".to_owned()), ..spec(&hub, "main") };
-    assert!(refusal(&nobody).contains("connecting to the hub"));
+    let invalid = HubSpec { endpoint: Some("not an address".to_owned()), ..spec(&hub, "main") };
+    assert!(refusal(&invalid).contains("connecting to the hub"));
 }
 
 fn dataset(hub: &HubServer, config: Option<&str>, split: &str) -> HubDatasetSpec {

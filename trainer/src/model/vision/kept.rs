@@ -1,4 +1,4 @@
-//! Features of images by their digest, as long as they fit: the tower is frozen, so that they never change.
+//! A cache of image features by digest, up to a size: the tower is frozen, so that they never change.
 
 use std::collections::{HashMap, VecDeque};
 

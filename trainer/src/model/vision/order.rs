@@ -1,5 +1,5 @@
-//! In which order a tower computes the patches of an image: tokens window by window, so that those that see
-//! each other are neighbours, and back.
+//! The order in which a tower computes the patches of an image: tokens window by window, so that tokens of a
+//! window are neighbours, and the inverse.
 //!
 //! The patches of a token are neighbours all along; what is moved are tokens.
 

@@ -18,7 +18,7 @@ thread_local! {
 /// What was seen of a device.
 #[derive(Debug, Default)]
 struct Peaks {
-    /// `None` where nobody asked.
+    /// `None` if it was not requested.
     device: Option<Device>,
     /// The phases under way, the innermost last.
     under_way: Vec<&'static str>,
@@ -28,7 +28,7 @@ struct Peaks {
 }
 
 impl Peaks {
-    /// Counts the peak since the last call for whoever was under way, and starts a new one.
+    /// Counts the peak since the last call for the active phases, and resets it.
     fn settle(&mut self) {
         let Some(device) = self.device else { return };
         let Ok(Some(bytes)) = rlt_torch::peak_device_bytes(device) else { return };

@@ -1,4 +1,4 @@
-//! What a reader wants to know first.
+//! The headline: the most important results of a run.
 
 use serde_json::Value;
 

@@ -105,7 +105,7 @@ impl Plot {
         format!("<ul>{}</ul>", self.series.iter().map(item).collect::<String>())
     }
 
-    /// The plot in words, for those who do not see it.
+    /// The plot in words, for screen readers.
     fn description(&self) -> String {
         let in_words = |series: &Series| {
             let [(first_step, first), .., (last_step, last)] = series.points[..] else {

@@ -1,4 +1,4 @@
-//! What a run left behind, read into memory.
+//! The files of a run folder, read into memory.
 
 use std::fs;
 use std::path::Path;
@@ -100,7 +100,7 @@ fn read_manifest(path: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
-/// Processor, memory and GPUs as Linux describes them; parts that it does not tell are left out.
+/// Processor, memory and GPUs as Linux describes them; unknown parts are left out.
 fn hardware() -> Vec<String> {
     let field = |text: &str, name: &str| -> Option<String> {
         let line = text.lines().find(|line| line.starts_with(name))?;

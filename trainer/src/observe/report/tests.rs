@@ -1,4 +1,4 @@
-//! The page holds what the run left behind, however little that is.
+//! The page shows the files of a run, also of an incomplete one.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! Progress for a person: live bars on a terminal, one plain line a step everywhere else.
+//! Progress on the terminal: live bars if it is interactive, else one plain line a step.
 //!
-//! The training says where it is through [`Progress`] and never learns who listens. Drawing happens on a
-//! thread of its own: a terminal that is held back loses updates and delays nothing.
+//! The training reports through [`Progress`]. Drawing is done on a separate thread: a blocked terminal loses
+//! updates and delays nothing.
 
 mod bars;
 mod lines;
@@ -51,21 +51,21 @@ impl Phase {
     }
 }
 
-/// Whoever wants to know where the training is. No call blocks.
+/// A receiver of the training's progress. No call blocks.
 pub trait Progress: Send + Sync {
     /// A stage of `num_steps` steps begins; `num_done` of them were finished by an earlier run.
     fn begin_stage(&self, stage: Stage, num_done: u64, num_steps: u64);
-    /// A phase of `total` units of work begins within the step; 0 where nobody counts.
+    /// A phase of `total` units of work begins within the step; 0 if it is not counted.
     fn begin_phase(&self, phase: Phase, total: u64);
     /// The phase has done this many units and produced this many tokens since it began.
     fn advance(&self, num_done: u64, num_tokens: u64);
     /// A step, or the evaluation before the first, is finished.
     fn end_step(&self, metrics: &StepMetrics);
-    /// A sentence for the person who watches, without a line break.
+    /// A message to the user, without a line break.
     fn message(&self, text: &str);
 }
 
-/// Nobody watches.
+/// No display.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -80,7 +80,7 @@ impl Progress for Silent {
 /// Progress on the standard error stream.
 pub struct Console {
     updates: Option<SyncSender<Update>>,
-    /// Locked only to make the console shareable; nobody but `drop` receives.
+    /// Locked only to make the console shareable; only `drop` receives.
     drawn: Mutex<Receiver<()>>,
 }
 
@@ -125,7 +125,7 @@ impl Console {
 
     fn send(&self, update: Update) {
         if let Some(updates) = &self.updates {
-            // A full queue means that nobody can see the update anyway.
+            // A full queue means that the terminal is blocked and would not show the update.
             let _ = updates.try_send(update);
         }
     }

@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus: the last finished step, served from a thread of its own.
+//! `/metrics` for Prometheus: the last finished step, served on a separate thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

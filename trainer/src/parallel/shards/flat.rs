@@ -1,4 +1,4 @@
-//! Parameters of one FSDP unit as one flat buffer, of which this rank keeps a shard.
+//! The parameters of one FSDP unit as a flat buffer, of which this rank keeps a shard.
 //!
 //! ```text
 //! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
@@ -8,8 +8,8 @@
 //! The whole is gathered in the compute dtype, or in the master dtype of the shards. Gradients are always in
 //! the master dtype.
 //!
-//! A rank that is alone with its replica has one shard, the whole itself. Parameters then begin at aligned
-//! addresses, so that products are those of separate tensors.
+//! With `dp_shard` 1 the shard is the whole buffer. Parameters then begin at aligned addresses, so that
+//! products have the bits of separate tensors.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::own::OwnShard;
 use super::place::{Place, copy_tensor_shard, places, ranges};
-use super::whole::{Arrival, Presence, WeightDtype, Whole};
+use super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
 use crate::parallel::{MeshRanks, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -31,12 +31,12 @@ pub(super) struct Flat {
     layout: Shards,
     /// Where this rank's part lies in the whole.
     own: Range<usize>,
-    /// This rank's part, `[shard_len]`; what is nobody's is zero.
+    /// This rank's shard, `[shard_len]`; padding is zero.
     shard: OwnShard,
-    exact: Whole,
+    master: Whole,
     /// `None` where layers compute with what shards hold.
-    computed: Option<Whole>,
-    presence: RefCell<Presence>,
+    compute: Option<Whole>,
+    state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
 }
 
@@ -76,21 +76,21 @@ impl Flat {
         let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
         let places = places(&leaves, ranges, layout, ranks.shard());
-        let exact = Whole::new(layout, &places, (kind, device))?;
-        let computed =
+        let master = Whole::new(layout, &places, (kind, device))?;
+        let compute =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
         let shard = FlatBuffer::new(layout.shard_len(), (kind, device))?;
         let _ = shard.tensor().shallow_clone().zero_();
-        let taken = leaves.into_iter().zip(places).zip(&exact.views);
+        let taken = leaves.into_iter().zip(places).zip(&master.views);
         let parameters = taken.map(|((named, place), view)| {
             let piece = no_grad(|| place.in_shard(shard.tensor(), &own));
             Parameter::new(named, place, piece, view)
         });
         let parameters = parameters.collect();
         let shard = OwnShard::new(shard, place)?;
-        let presence = RefCell::new(Presence::Away);
+        let state = RefCell::new(UnshardState::Resharded);
         let gradients = RefCell::default();
-        Ok(Some(Self { parameters, layout, own, shard, exact, computed, presence, gradients }))
+        Ok(Some(Self { parameters, layout, own, shard, master, compute, state, gradients }))
     }
 
     /// This rank's part, whose values can be read unless they rest.
@@ -172,64 +172,64 @@ impl Flat {
         let gradients = self.gradients.borrow();
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
         let shard = if self.is_offloaded() { 0 } else { self.shard().numel() };
-        // What adds up where it stays is there once.
+        // Without sharding the gradient exists once.
         let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.whole) };
-        let exact = shard + whole_gradient + gradient(&gradients.shard);
-        let whole = self.presence.borrow().dtype().map_or(0, |dtype| self.whole(dtype).num_bytes());
-        exact * self.shard().kind().elt_size_in_bytes() + whole
+        let sharded = shard + whole_gradient + gradient(&gradients.shard);
+        let whole = self.state.borrow().dtype().map_or(0, |dtype| self.whole(dtype).num_bytes());
+        sharded * self.shard().kind().elt_size_in_bytes() + whole
     }
 
     fn whole(&self, dtype: WeightDtype) -> &Whole {
-        self.computed.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.exact)
+        self.compute.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.master)
     }
 
-    /// Starts to gather the whole, unless it is there in at least these numbers or on its way.
+    /// Starts to gather the whole, unless it is unsharded or being gathered in at least this dtype.
     pub(super) fn prefetch(&self, ranks: &MeshRanks, wanted: WeightDtype) -> Result<(), RankError> {
-        let wanted = if self.computed.is_some() { wanted } else { WeightDtype::Master };
-        let present = self.presence.borrow().dtype();
+        let wanted = if self.compute.is_some() { wanted } else { WeightDtype::Master };
+        let present = self.state.borrow().dtype();
         if present >= Some(wanted) {
             return Ok(());
         }
         self.reshard()?;
         let whole = self.whole(wanted);
         whole.buffer.take()?;
-        if self.computed.is_some() {
+        if self.compute.is_some() {
             for (parameter, view) in self.parameters.iter().zip(&whole.views) {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
         }
-        let arrival = self.start_gather(ranks, whole.buffer.tensor())?;
-        self.presence.replace(Presence::Prefetch(wanted, arrival));
+        let fill = self.start_gather(ranks, whole.buffer.tensor())?;
+        self.state.replace(UnshardState::Prefetch(wanted, fill));
         Ok(())
     }
 
-    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<Arrival, RankError> {
+    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<PendingFill, RankError> {
         if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
             let is_as_stored = whole.kind() == self.shard().kind();
             let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
-            return Ok(Arrival::Fetched(coming));
+            return Ok(PendingFill::Fetched(coming));
         }
         let values = self.shard.values()?;
         let sent = no_grad(|| values.detach().to_kind(whole.kind()));
-        Ok(Arrival::Gathered(ranks.all_gather(whole, &sent)?))
+        Ok(PendingFill::Gathered(ranks.all_gather(whole, &sent)?))
     }
 
     pub(super) fn unshard(&self) -> Result<(), RankError> {
-        let Some(dtype) = self.presence.borrow().dtype() else { return Ok(()) };
-        match self.presence.replace(Presence::Here(dtype)) {
-            Presence::Prefetch(_, arrival) => arrival.complete(self.whole(dtype).buffer.tensor()),
-            Presence::Away | Presence::Here(_) => Ok(()),
+        let Some(dtype) = self.state.borrow().dtype() else { return Ok(()) };
+        match self.state.replace(UnshardState::Unsharded(dtype)) {
+            UnshardState::Prefetch(_, fill) => fill.complete(self.whole(dtype).buffer.tensor()),
+            UnshardState::Resharded | UnshardState::Unsharded(_) => Ok(()),
         }
     }
 
     pub(super) fn reshard(&self) -> Result<(), RankError> {
-        let dtype = match self.presence.replace(Presence::Away) {
-            Presence::Away => return Ok(()),
-            Presence::Prefetch(dtype, arrival) => {
-                arrival.give_up()?;
+        let dtype = match self.state.replace(UnshardState::Resharded) {
+            UnshardState::Resharded => return Ok(()),
+            UnshardState::Prefetch(dtype, fill) => {
+                fill.give_up()?;
                 dtype
             }
-            Presence::Here(dtype) => dtype,
+            UnshardState::Unsharded(dtype) => dtype,
         };
         Ok(self.whole(dtype).buffer.release()?)
     }
@@ -240,7 +240,7 @@ impl Flat {
         ranks: &MeshRanks,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
-        let dtype = self.presence.borrow().dtype().unwrap_or(WeightDtype::Master);
+        let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
         let whole = self.whole(dtype).buffer.tensor();
         let held = self.shard.in_place().map_err(RankError::from)?;
         let sent = no_grad(|| held.detach().to_kind(whole.kind()));

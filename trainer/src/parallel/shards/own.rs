@@ -1,4 +1,4 @@
-//! This rank's part of a flat buffer: on the device, or offloaded and fetched only while it is written.
+//! This rank's shard of a flat buffer: on the device, or offloaded and fetched only while it is written.
 
 use rlt_torch::{Error, FlatBuffer, OffloadStorage, Offloaded};
 use tch::Tensor;

@@ -1,5 +1,4 @@
-//! Where parameters lie that follow each other in a flat buffer, and what of each is in one rank's shard of
-//! it.
+//! The offsets of parameters in a flat buffer, and the part of each that is in one rank's shard.
 
 use std::ops::Range;
 
@@ -66,8 +65,8 @@ pub(super) fn places(
     leaves.iter().zip(ranges).map(place).collect()
 }
 
-/// Copies a shard of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in
-/// order, such as one that has a single number for all, a chunk is laid out at a time.
+/// Copies a shard of the whole tensor over `values`, `[len]`. A tensor that is not contiguous, such as an
+/// expanded one, is copied chunk by chunk.
 pub(crate) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
     let chunks = tensor_shard.chunks(READ_CHUNK_NUMBERS as usize);

@@ -1,4 +1,4 @@
-//! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
+//! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
 
 mod offloaded;
 mod saved;

@@ -1,5 +1,5 @@
-//! Where the values of shards come from, and where those of a frozen model are: each rank requests its own
-//! pieces alone, so that no rank has the whole of a model on the way. What the values mean is not known here.
+//! The source of shards' values, and the storage of a frozen model's: each rank requests only its own pieces,
+//! so that no rank ever loads the whole model. The meaning of values is not known here.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! The unsharded parameters of a flat buffer: their memory, and the all-gather or prefetch that fills it.
-//! When that happens is the schedule's.
+//! The schedule decides when.
 
 use rlt_core::mesh::Shards;
 use rlt_torch::collectives::Pending;
@@ -39,41 +39,41 @@ impl Whole {
         Ok(Self { buffer, views })
     }
 
-    /// Bytes that it takes while it is there.
+    /// Bytes that it takes while it is unsharded.
     pub(super) fn num_bytes(&self) -> usize {
         let tensor = self.buffer.tensor();
         tensor.numel() * tensor.kind().elt_size_in_bytes()
     }
 }
 
-/// Where the whole is.
+/// Whether the parameters are sharded, being gathered or prefetched, or unsharded.
 #[derive(Debug)]
-pub(super) enum Presence {
-    Away,
-    Prefetch(WeightDtype, Arrival),
-    Here(WeightDtype),
+pub(super) enum UnshardState {
+    Resharded,
+    Prefetch(WeightDtype, PendingFill),
+    Unsharded(WeightDtype),
 }
 
-impl Presence {
-    /// What it is there in, or will be.
+impl UnshardState {
+    /// The dtype in which it is, or will be, unsharded.
     pub(super) fn dtype(&self) -> Option<WeightDtype> {
         match self {
-            Self::Away => None,
-            Self::Prefetch(dtype, _) | Self::Here(dtype) => Some(*dtype),
+            Self::Resharded => None,
+            Self::Prefetch(dtype, _) | Self::Unsharded(dtype) => Some(*dtype),
         }
     }
 }
 
-/// How the whole is filled.
+/// The operation that fills the whole.
 #[derive(Debug)]
-pub(super) enum Arrival {
+pub(super) enum PendingFill {
     /// From the shards of all ranks.
     Gathered(Pending),
     /// From offload storage, to be cast where dtypes differ.
     Fetched(Prefetch),
 }
 
-impl Arrival {
+impl PendingFill {
     /// Returns when the numbers are in `whole`.
     pub(super) fn complete(self, whole: &Tensor) -> Result<(), RankError> {
         match self {
@@ -88,7 +88,7 @@ impl Arrival {
         Ok(())
     }
 
-    /// Lets go of what nobody wants any more; other ranks may need this one's part of it.
+    /// Cancels the fill. An all-gather is still completed, because other ranks need this rank's shard.
     pub(super) fn give_up(self) -> Result<(), RankError> {
         match self {
             Self::Gathered(pending) => Ok(pending.wait()?),

@@ -1,5 +1,5 @@
-//! Ranks that are threads here share streams of tokens, and compute and train what one rank with all tokens
-//! does.
+//! Sequence parallelism on ranks that are threads: passes and training equal those of one rank with all
+//! tokens.
 
 use std::sync::Arc;
 

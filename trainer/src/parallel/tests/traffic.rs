@@ -1,4 +1,4 @@
-//! Bytes that a step moves beside the fewest that its layout of ranks needs.
+//! The bytes that a step sends, compared with the minimum for its layout of ranks.
 
 use rlt_api::spec::LoraInit;
 use rlt_core::batch::Demonstration;

@@ -1,5 +1,5 @@
-//! The routers' auxiliary loss in an update: choices are counted in a pass of their own, over all ranks,
-//! before the first backward pass. What the loss is, is [`crate::model::RouterLoad`]'s.
+//! The routers' auxiliary loss in an update: choices are counted in a separate pass, over all ranks, before
+//! the first backward pass. The loss itself is in [`crate::model::RouterLoad`].
 
 use super::layer_schedule;
 use super::{Actor, ActorError, MicroBatch};

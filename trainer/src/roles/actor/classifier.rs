@@ -2,8 +2,7 @@
 //! derivatives. Reward models are trained by it.
 //!
 //! The head is linear, so its gradient follows from the derivatives alone: a loss of several completions is
-//! evaluated once all of them are read, whatever micro-batches they were in, and no micro-batch is waited
-//! for.
+//! evaluated once all of them are computed, in any micro-batches.
 //!
 //! Legend of shapes: k labels, c positions of a micro-batch that are read or could be, d hidden size.
 

@@ -1,4 +1,4 @@
-//! Gradients that the backward pass does not make by autograd: those of the embedding and of the head.
+//! Gradients that autograd does not compute: those of the embedding and of the head.
 //!
 //! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's own gradient,
 //! so that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes

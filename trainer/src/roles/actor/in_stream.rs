@@ -1,5 +1,5 @@
-//! The loss of micro-batches on a GPU: evaluated by the host in the order of the device's stream, so that
-//! nobody waits between micro-batches; and its sums, which whoever evaluates a loss adds up alike.
+//! The loss of micro-batches on a GPU: the host evaluates it in the order of the device's stream, so that no
+//! thread waits between micro-batches. Its sums are used on CPUs too.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

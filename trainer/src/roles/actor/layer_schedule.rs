@@ -14,9 +14,9 @@
 //!   forward    unshard layer, prefetch the next, compute, reshard     (the last layers stay unsharded)
 //!   backward   unshard layer, prefetch the previous, compute, reduce-scatter its gradient, reshard
 //! ```
-//! How many layers stay unsharded between forward and backward pass is the shards' to say: the very last, the
-//! last `training.unshardedLayers`, or all with `training.reshardAfterForward: false`. They are the last
-//! because the backward pass begins with them.
+//! The layers that stay unsharded between forward and backward pass are the last one, the last
+//! `training.unshardedLayers`, or all with `training.reshardAfterForward: false`. They are the last because
+//! the backward pass begins there.
 //!
 //! ```text
 //! offload      with activation checkpointing: layer inputs alone are kept, in offload storage
@@ -237,8 +237,8 @@ pub(crate) fn backward_through(
     drop((normed_td, norm_input_td));
     let mut next = layers.pop().map(SavedLayer::prefetch).transpose()?;
     model.backward(|layer| {
-        let Some(departed) = next.take() else { return Ok(()) };
-        let held = departed.wait()?;
+        let Some(prefetched) = next.take() else { return Ok(()) };
+        let held = prefetched.wait()?;
         next = layers.pop().map(SavedLayer::prefetch).transpose()?;
         let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.sp_group))?;
         if let Some(output_grad_td) = grad_td.take() {

@@ -6,10 +6,10 @@
 //! ```
 //! The last token of a completion is left out: nothing is predicted from it.
 //!
-//! Where ranks share a stream, all of them lay the same one out and each keeps its part of the tokens. What
-//! is predicted from a token goes with it, also where the predicted token itself is the next rank's.
+//! Ranks of a sequence-parallel group pack the same tokens, and each keeps its shard of them. A target is
+//! kept with the token that predicts it, even if the target token itself is in the next rank's shard.
 //!
-//! Legend of shapes: t tokens of the packed stream, or of this rank's part of it, c completion tokens that
+//! Legend of shapes: t packed tokens, or those of this rank's shard, c completion tokens that
 //! are predicted from them.
 
 use std::ops::Range;
@@ -26,7 +26,7 @@ use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
 use crate::roles::actor::placed_images::PlacedImages;
 
-/// Rows of a batch, packed into one stream of tokens, the prompt of neighbours of one rollout group once.
+/// Rows of a batch, packed into one row of tokens, the prompt of neighbours of one rollout group once.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// The stream.

@@ -1,5 +1,5 @@
-//! The images of a micro-batch: where their tokens lie in the stream, and the positions by time, height and
-//! width that go with them. Streams without images have positions of one axis, as those of text models.
+//! The images of a micro-batch: the packed positions of their tokens, and their rotary positions by time,
+//! height and width. Micro-batches without images have positions of one axis, as in text models.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! A look before the first step whether sharing a stream really acts: what all of a stream's ranks make of a
-//! few tokens together is what each of them makes of all of these alone. An attention that saw no more than
-//! its own rank's tokens would train without a word, on another model.
+//! A probe of sequence parallelism before the first step: a group's result on a few tokens must equal the
+//! result of one rank on all of them. Attention over only the own rank's tokens would train silently, as
+//! another model.
 
 use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, Segment};

@@ -1,4 +1,4 @@
-//! Whether the actor's routers choose the experts that the rollout's chose, and how evenly they choose:
+//! Whether the actor's routers choose the experts that the rollout's chose, and how balanced the choices are:
 //! counted in the passes over a batch, at the tokens from which completion tokens are predicted.
 
 use std::cell::RefCell;

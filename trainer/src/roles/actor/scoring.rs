@@ -1,6 +1,6 @@
-//! Numbers of completion tokens, without gradients: log-probs and entropies, squared probabilities, a
-//! critic's values. What is made of a hidden state is the caller's; how layers are scheduled is in
-//! [`islands`]. The numbers of a GPU are on their way while the next micro-batch computes: one wait, for all.
+//! Passes without gradients over completion tokens: log-probs and entropies, squared probabilities, a
+//! critic's values. The caller supplies the head; layers are scheduled in [`super::layer_schedule`]. Results
+//! of a GPU are copied while the next micro-batch computes, with one wait for all.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 

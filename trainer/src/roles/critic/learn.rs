@@ -1,4 +1,4 @@
-//! How the critic learns from a batch: as many updates as the actor takes, on the same rollout groups.
+//! The critic's updates on a batch: as many as the actor's, on the same rollout groups.
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{Aggregation, Denominators, LossError, ValueLossInputs, value_loss};

@@ -1,5 +1,5 @@
-//! What a micro-batch adds to the critic's report, once its loss is known: at once, or on a GPU when the
-//! stream is past it.
+//! The summands of a micro-batch in the critic's report, added once its loss is known: at once, or on a GPU
+//! when the stream has passed it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! The critic as a role: made of the actor before the first step, then batches in, values and updates out.
+//! The critic as a role: copied from the actor before the first step, then batches in, values and updates
+//! out.
 
 use std::rc::Rc;
 

@@ -22,8 +22,8 @@ pub struct AdamWOptions {
     pub betas: (f64, f64),
     /// Added to the root of the second moment, > 0.
     pub epsilon: f64,
-    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of
-    /// norms and biases nothing, which are told by their names as transformers' `Trainer` tells them.
+    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient;
+    /// norms and biases are not decayed; they are recognized by name, as in transformers' `Trainer`.
     pub weight_decay: f64,
     /// B matrices and magnitudes of adapters, and the bias beside them, learn at so many times the learning
     /// rate (LoRA+, arXiv:2402.12354, grouped as PEFT does).
@@ -163,8 +163,8 @@ impl AdamW {
         fused::update(&options, clipped, together)?;
         let mut wanted = one_by_one.into_iter().map(Parameter::prefetch);
         let mut next = wanted.next().transpose()?;
-        while let Some((parameter, departed)) = next {
-            let moments = departed.wait().map_err(parameter.failed())?;
+        while let Some((parameter, prefetched)) = next {
+            let moments = prefetched.wait().map_err(parameter.failed())?;
             next = wanted.next().transpose()?;
             parameter.step(&options, clipped, moments)?;
         }
@@ -276,8 +276,8 @@ impl Parameter {
 
     /// Starts the prefetch of the moments.
     fn prefetch(&mut self) -> Result<(&mut Self, Prefetched), OptimError> {
-        let departed = self.moments.prefetch().map_err(self.failed())?;
-        Ok((self, departed))
+        let prefetched = self.moments.prefetch().map_err(self.failed())?;
+        Ok((self, prefetched))
     }
 
     fn next_step(&self, options: &AdamWOptions, clipped: &Clipped) -> AdamWStep {
@@ -334,8 +334,8 @@ impl Parameter {
     }
 }
 
-/// Norms scale what passes through them, and biases shift it: neither has a size that could grow out of hand,
-/// and a norm at rest is 1 in most families, not 0.
+/// Norms scale what passes through them, and biases shift it: neither grows without bound, and the neutral
+/// value of a norm is 1 in most families, not 0.
 fn decays(name: &str) -> bool {
     let is_spared = |part: &str| {
         part == "bias"

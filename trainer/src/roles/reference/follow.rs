@@ -1,5 +1,5 @@
 //! The reference follows the actor (TR-DPO, arXiv 2404.09656): every few steps each of its weights moves
-//! towards the actor's. When it does is the role's.
+//! towards the actor's. The role decides when.
 
 use std::collections::BTreeMap;
 

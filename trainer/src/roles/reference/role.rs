@@ -1,4 +1,4 @@
-//! The reference as a role: log-probs of the policy that the actor is held near, and how strongly it is.
+//! The reference as a role: its log-probs of batches, and the coefficient of the KL.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Reward functions that are computed elsewhere: which samples each is asked about, and its verdicts.
+//! Reward functions that are computed elsewhere: the samples that each judges, and its verdicts.
 //!
 //! ```text
 //! rollout --finished completion--> Judging::submit -> requests of a full batch -> verdicts
@@ -107,7 +107,7 @@ enum Backend {
     Wasm(wasm::WasmFunction),
 }
 
-/// What a function elsewhere is told of a sample.
+/// The fields of a sample that are sent to an external function.
 #[derive(Clone, Debug)]
 struct ExternalSample {
     id: SampleId,
@@ -307,7 +307,7 @@ impl Judging {
         let task = self.event_loop.handle().spawn(async move {
             let verdicts = function.judge(&samples, &budget).await;
             let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
-            // Nobody listens once the batch was given up.
+            // The receiver is closed once the batch was given up.
             let _ = sender.send((idx, answered));
         });
         self.tasks.push(task.abort_handle());

@@ -1,9 +1,8 @@
-//! The reward models of a manifest: which samples each is asked about, and its numbers for the reward
-//! functions of kind `Model`. What each reads of a sample is in [`reading`]. Weights and limits are the
-//! pool's, like those of all other functions.
+//! The reward models of a manifest: the samples that each judges, and its scores for the reward functions of
+//! kind `Model`. [`reading`] builds the inputs. The pool applies weights and limits, as for all functions.
 //!
-//! Where ranks share the policy they share these models too: each asks about its own samples, and passes are
-//! made by all.
+//! With a sharded policy these models are sharded too: each rank scores its own samples, and all ranks take
+//! part in the passes.
 
 mod reading;
 

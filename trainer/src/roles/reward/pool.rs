@@ -1,9 +1,9 @@
 //! Threads that judge a batch, under a time limit for every single call.
 //!
-//! A thread cannot be stopped from outside. So one that is past its limit is abandoned: its sample counts as
-//! timed out, whatever it still returns is thrown away, and another thread takes its place. Abandoned threads
-//! that never come back are counted, and beyond [`MAX_ABANDONED`] of them none is replaced any more: what
-//! then finds no thread fails at once. A step therefore ends in bounded time whatever the functions do.
+//! A thread cannot be stopped from outside. So a thread that exceeds its limit is abandoned: its sample
+//! counts as timed out, a later result is discarded, and another thread replaces it. Abandoned threads that
+//! never return are counted; beyond [`MAX_ABANDONED`] none is replaced, and samples without a thread fail at
+//! once. A step therefore ends in bounded time whatever the functions do.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -160,7 +160,7 @@ impl Batch {
         }
     }
 
-    /// No thread is left and none can be started: what nobody has begun fails.
+    /// No thread is left and none can be started: samples that no thread has started fail.
     fn fail_unclaimed(&self) {
         let message = "no thread is left to judge it: the others hang in reward functions or could not start";
         while let Some(idx) = self.claim() {

@@ -1,4 +1,4 @@
-//! Rewards that behave, and those that fail, panic and hang.
+//! Reward functions that work, and those that fail, panic and hang.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -226,7 +226,7 @@ fn the_name_of_a_kind_leads_to_its_own_formula() {
         function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let named = values(functions(json!({"functions": [function]})).unwrap());
         assert_eq!(named, values(RewardFunctions::default().with("f", 1.0, formula)), "{kind}");
-        assert!(!seen.contains(&named), "the probes do not tell {kind} from another: {named:?}");
+        assert!(!seen.contains(&named), "the probes do not distinguish {kind} from another: {named:?}");
         seen.push(named);
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that are threads save together, and agree on how it ended whatever happens to one of them.
+//! Ranks that are threads save together, and agree on the result after any failure of one of them.
 
 use std::path::Path;
 use std::sync::mpsc::channel;

@@ -1,4 +1,4 @@
-//! The rows of a job: where they are, those in memory, and those that are streamed.
+//! The data sets of a job: their locations, rows in memory, and streamed rows.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! Threads, arithmetic and the device of a rank's process. Which numbers are computed on it is not decided
-//! here.
+//! Threads, matmul precision and the device of a rank's process. The compute dtype is not decided here.
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
@@ -13,7 +12,7 @@ use crate::observe::phases;
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
 
-/// What of a GPU's memory may be in use before anybody is blamed: contexts of this process and of displays.
+/// The share of a GPU's memory that may be in use without an error: contexts of this process and of displays.
 const UNREMARKABLE_SHARE: f64 = 0.1;
 
 /// Where the tensors of a rank live.
@@ -52,7 +51,7 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     Ok(placement)
 }
 
-/// A warning between lines of its own, so that nobody overlooks it.
+/// A warning between separator lines, so that it is not overlooked.
 fn warn_loudly(warning: &str) {
     let line = "=".repeat(100);
     tracing::warn!("\n{line}\nTHIS RUN {warning}\n{line}");
@@ -61,12 +60,12 @@ fn warn_loudly(warning: &str) {
 fn on_cpu(cause: &str) -> Placement {
     let warning = format!(
         "COMPUTES ON THE CPU, although this machine has a GPU: {cause}. `rlt-trainer device` shows what is seen; with \
-         spec.workers.device Cuda the job fails instead, with Cpu nobody looks for a GPU"
+         spec.workers.device Cuda the job fails instead, with Cpu it uses no GPU"
     );
     Placement { device: Device::Cpu, warning: Some(warning) }
 }
 
-/// Refuses a GPU whose memory somebody else has, where the plan says that the job needs it.
+/// Refuses a GPU whose memory another process has, if the plan says that the job needs it.
 ///
 /// # Errors
 /// [`TrainError::GpuTaken`].
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_somebody_else_fills_is_refused_and_one_that_is_merely_small_is_not() {
+    fn a_gpu_filled_by_another_process_is_refused_and_a_small_one_is_not() {
         let error = room(1, 20 * GIB, (5 * GIB, 80 * GIB)).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("GPU 1 has 5.0 of 80.0 GiB free") && text.contains("20.0 GiB"), "{text}");

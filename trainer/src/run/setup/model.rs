@@ -1,5 +1,5 @@
-//! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge.
-//! Where ranks share the model each of them reads, draws or copies its own part alone.
+//! The model and the roles on it: the actor with its optimizer, the reference, and reward models. With FSDP
+//! each rank reads, initializes or copies only its shard.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! Whole runs in this process, for what no manifest can ask for: reward functions that panic, and how often
-//! weights are packed.
+//! Whole runs in this process, for cases that no manifest can request: reward functions that panic, and how
+//! often weights are packed.
 
 use std::path::Path;
 use std::sync::Arc;

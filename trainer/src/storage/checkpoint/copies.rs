@@ -3,10 +3,9 @@
 //! ```text
 //! <uri>/step-000020/shard-00000.safetensors  state.json  manifest.json
 //! ```
-//! A copy is the local folder, file by file, with `manifest.json` last: what has no manifest is not there, so
-//! a copy that was cut off never counts. It is checked against its manifest on the way in and on the way out.
-//! Copying happens on a thread of its own and fails alone: the training neither waits for it nor ends with
-//! it.
+//! A copy is the local folder, file by file, with `manifest.json` last: a folder without a manifest is
+//! ignored, so an interrupted copy never counts. Uploads and downloads are checked against the manifest.
+//! Copying runs on a separate thread: the training neither waits for it nor fails with it.
 //!
 //! Which checkpoint a run continues from is decided in `store`, by the same order for both.
 

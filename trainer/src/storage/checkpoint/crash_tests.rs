@@ -1,4 +1,4 @@
-//! Proves that a failure or a power loss at any instruction of a save leaves a whole checkpoint selected.
+//! Proves that a failure or a power loss at any instruction of a save leaves a complete checkpoint selected.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Err when this act fails; the flag tells whether it may be done half.
+    /// Err when this act fails; the flag says whether it may be half done.
     fn act(&mut self) -> Result<(), (bool, io::Error)> {
         let idx = self.num_acts;
         self.num_acts += 1;

@@ -1,4 +1,4 @@
-//! What can go wrong with a checkpoint; every variant names the file or the tensor.
+//! Errors of checkpoints; every variant names the file or the tensor.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! A process that saves without pause is killed at arbitrary moments; what it leaves behind is always whole.
+//! A process that saves without pause is killed at arbitrary moments; its newest checkpoint is always
+//! complete.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{CheckpointContent, CheckpointStore};
 
-/// Tells the test process that it is to save into this folder until it is killed.
+/// The variable by which the test process saves into this folder until it is killed.
 const FOLDER: &str = "RLT_TEST_SAVE_UNTIL_KILLED";
 const NUM_KILLS: u64 = 6;
 

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint holds, where each byte is, and the digests that prove it.
+//! `manifest.json`: the content of a checkpoint, its offsets, and its digests.
 //!
 //! Pure values: nothing here opens a file.
 

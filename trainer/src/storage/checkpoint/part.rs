@@ -1,5 +1,5 @@
-//! What of a tensor one process saves, and how processes that hold the same divide it. Nothing is written
-//! here.
+//! The pieces of a tensor that one process saves, and the division among processes with equal copies. Nothing
+//! is written here.
 
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> V
             return part.stretch(place, num_copies);
         }
         let least = (0..num_copies).min_by_key(|copy| small_bytes[*copy]).unwrap_or(0);
-        // An empty tensor has an entry all the same, so it must be somebody's.
+        // An empty tensor has an entry, too, so one process must own it.
         small_bytes[least] += part.num_bytes().max(1);
         (least == place).then_some(part)
     };

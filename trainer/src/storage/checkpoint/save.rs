@@ -1,4 +1,4 @@
-//! Streams tensors and state into one folder; committing that folder is the store's.
+//! Streams tensors and state into one folder; the store commits that folder.
 //!
 //! ```text
 //! each process    write: its shard file, into the kernel's memory     what training waits for
@@ -36,7 +36,7 @@ pub struct UnsyncedShard {
     tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// A process's file of tensors that is complete, as processes tell each other.
+/// A process's complete file of tensors, in the form in which processes exchange it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WrittenShard {
     name: String,
@@ -66,7 +66,7 @@ impl UnsyncedShard {
         let mut num_bytes = header.len() as u64;
         let mut buffer = Vec::new();
         for idx in order {
-            // What is in a file takes memory from when it is read until nobody has it any more.
+            // A tensor that is read from a file takes memory until it is dropped.
             if let Some(part) = parts[idx].take() {
                 num_bytes += write_values(&mut *file, &path, &part, &mut buffer)?;
             }
@@ -124,7 +124,7 @@ pub(super) fn write_manifest(
     let num_bytes: u64 = files.values().map(|file| file.num_bytes).sum();
     let (format, version, sha256) = (manifest::FORMAT.into(), manifest::VERSION, String::new());
     let manifest = Manifest { format, version, step, save_index, files, tensors, sha256 };
-    // A part that nobody has written is found here, not by whoever resumes.
+    // A missing part is found here, not on resume.
     manifest.find_problem().map_or(Ok(()), |problem| Err(inconsistent(problem)))?;
     let manifest_json = manifest.to_json().map_err(CheckpointError::parse(&manifest_path))?;
     let manifest_entry = write_file(storage, &manifest_path, &manifest_json)?;

@@ -1,5 +1,5 @@
-//! Checkpoints that several processes write together: whole with all of their files, refused with any of them
-//! amiss.
+//! Checkpoints that several processes write together: complete with all of their files, refused with any of
+//! them missing or damaged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn write(store: &CheckpointStore, writer_idx: usize, step: u64) -> WrittenShard 
 fn save(dir: &Path, step: u64) -> PathBuf {
     let mut store = CheckpointStore::open(dir, 3).unwrap();
     store.begin(step).unwrap();
-    // As processes tell each other, in any order.
+    // As processes exchange them, in any order.
     let shards = (0..NUM_WRITERS).rev().map(|writer_idx| {
         let shard = serde_json::to_vec(&write(&CheckpointStore::follow(dir), writer_idx, step)).unwrap();
         serde_json::from_slice(&shard).unwrap()
@@ -125,7 +125,7 @@ fn a_rank_that_was_killed_while_it_wrote_leaves_the_checkpoint_before() {
         let store = CheckpointStore::open(dir.path(), 3).unwrap();
         store.begin(6).unwrap();
         (0..num_written).for_each(|writer_idx| drop(write(&store, writer_idx, 6)));
-        // All are gone before the leader has committed; whoever comes next finds what is whole.
+        // All processes end before the leader has committed; the next one finds the last complete checkpoint.
         drop(store);
         let latest = CheckpointStore::open(dir.path(), 3).unwrap().latest_complete().unwrap();
         assert!(latest.skipped.is_empty());

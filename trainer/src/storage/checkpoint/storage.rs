@@ -1,4 +1,4 @@
-//! The few acts on a file system that a checkpoint needs, as a trait so that tests can fail each one of them.
+//! The file-system operations of a checkpoint, as a trait so that tests can fail each of them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

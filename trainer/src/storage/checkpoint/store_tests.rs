@@ -1,4 +1,4 @@
-//! Proves that what was saved comes back, and that what was damaged does not.
+//! Proves that a saved checkpoint is loaded, and that a damaged one is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,12 +4,12 @@ use std::ffi::{c_char, c_int, c_void};
 
 use torch_sys::C_tensor;
 
-use super::store::LentStore;
+use super::store::StoreHandle;
 use crate::border::Outcome;
 
 unsafe extern "C" {
     pub(super) fn rlt_group_join(
-        store: LentStore,
+        store: StoreHandle,
         name: *const c_char,
         rank: c_int,
         size: c_int,

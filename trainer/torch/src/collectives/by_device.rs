@@ -1,5 +1,5 @@
-//! A group whose tensors travel by NCCL where they are on a GPU and by Gloo where they are on the CPU. The
-//! GPUs are connected with the first operation on one: all members come to it alike.
+//! A group that sends GPU tensors by NCCL and CPU tensors by Gloo. The NCCL communicator is created with the
+//! first operation on a GPU tensor, which all members call alike.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What can fail between ranks, with the names of those that are missing. No recovery lives here.
+//! Errors between ranks, with the missing ranks. There is no recovery here.
 
 use std::fmt;
 use std::time::Duration;
@@ -83,7 +83,7 @@ pub(super) fn ranks(ranks: &[usize]) -> String {
 /// Why ranks did not find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// Nobody answers at the store's address.
+    /// No server answers at the store's address.
     #[error("no rendezvous at {address} within {} s", timeout.as_secs_f64())]
     Unreachable {
         /// Host and port.
@@ -104,9 +104,9 @@ pub enum RendezvousError {
     /// This rank and the store do not agree on the number of ranks.
     #[error("this rank expects {ours} ranks, the rendezvous {theirs}")]
     OtherWorldSize {
-        /// What this rank was told.
+        /// The number that this rank was started with.
         ours: usize,
-        /// What the store was told.
+        /// The number that the store was started with.
         theirs: usize,
     },
     /// Two processes have one rank.
@@ -118,7 +118,7 @@ pub enum RendezvousError {
     /// Some ranks have not come.
     #[error("{} did not join within {} s", ranks(missing), timeout.as_secs_f64())]
     Missing {
-        /// Who.
+        /// The missing ranks.
         missing: Vec<usize>,
         /// How long was waited.
         timeout: Duration,
@@ -126,7 +126,7 @@ pub enum RendezvousError {
     /// A rank has failed before all had come.
     #[error("{} had not joined when one failed: {cause}", ranks(missing))]
     Failed {
-        /// Who.
+        /// The missing ranks.
         missing: Vec<usize>,
         /// The rank that failed, and why.
         cause: String,

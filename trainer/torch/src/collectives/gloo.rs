@@ -1,4 +1,4 @@
-//! A group over c10d's Gloo, for tensors on CPUs. Who is in a group is decided in `rendezvous`.
+//! A group over c10d's Gloo, for tensors on CPUs. The members of a group are chosen in `rendezvous`.
 
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -46,7 +46,7 @@ impl GlooGroup {
         // SAFETY: a live store, NUL-terminated texts and a place for the result.
         let outcome = unsafe {
             border::rlt_group_join(
-                store.lend(),
+                store.handle(),
                 name.as_ptr(),
                 rank,
                 size,
@@ -108,8 +108,8 @@ impl GlooGroup {
     fn reduce_piece(&mut self, output: Tensor, chunks: &Tensor) -> Result<Pending, CollectiveError> {
         let input = chunks.contiguous();
         let received = input.empty_like();
-        let arrived = received.shallow_clone();
-        let finish = move || add_chunks(&output, &arrived);
+        let chunks = received.shallow_clone();
+        let finish = move || add_chunks(&output, &chunks);
         let splits = vec![1; self.size()];
         self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
     }

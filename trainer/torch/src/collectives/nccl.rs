@@ -1,9 +1,9 @@
-//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own, behind what was
-//! computed before they were started and before what is computed after they were waited for. So an exchange
-//! that is begun early runs while others compute. Whether a tensor goes this way is decided in `by_device`.
+//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own. They wait for work
+//! that was launched before them, and work that is launched after their wait waits for them. So a collective
+//! that is started early overlaps with computation. `by_device` selects the transport of a tensor.
 //!
-//! A thread that waits looks at the operation now and then instead of sleeping in CUDA: a peer that is lost
-//! or late ends the communicator on this rank, and is named.
+//! A waiting thread polls the operation instead of blocking in CUDA: if a peer is lost or late, the
+//! communicator is aborted on this rank, and the error names the peer.
 
 mod in_stream;
 mod link;
@@ -50,8 +50,8 @@ fn started(seat: &Seat, num_started: &AtomicU64) -> u64 {
 const CONNECT: &str = "connecting GPUs";
 
 impl NcclGroup {
-    /// Connects GPU number `device_idx` of this machine with those of the other members, who find each other
-    /// by a name that the first member leaves in the store of `attempt`.
+    /// Connects GPU number `device_idx` of this machine with those of the other members, by NCCL's unique id,
+    /// which the first member puts into the store of `attempt`.
     pub(super) fn join(
         store: &Store,
         attempt: u64,

@@ -1,4 +1,4 @@
-//! Operations under way, whatever carries them. Which operations there are is the groups' business.
+//! Pending operations, over any transport. The operations themselves are the groups'.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) trait Work: Send {
     /// When a rank is lost or too late.
     fn wait(&mut self) -> Result<(), CollectiveError>;
 
-    /// The same for one whose outcome nobody requests.
+    /// The same for an operation whose result is not used.
     fn settle(&mut self);
 }
 

@@ -1,8 +1,7 @@
-//! Every rank's sign of life: a thread that tells the store, once a second, that this process runs and how
-//! far each of its groups is. It costs training nothing, and lets a failed operation say whom it waited for.
+//! Heartbeats of ranks: a thread writes to the store, once a second, that this process runs and how far each
+//! of its groups is. So a failed operation can name the ranks that it waited for.
 //!
-//! A beat is a number that changes; whether a rank lives is judged by seeing it change, so no clocks are
-//! compared.
+//! A heartbeat is a counter; a rank is alive while the counter changes, so no clocks are compared.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

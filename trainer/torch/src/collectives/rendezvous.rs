@@ -1,9 +1,9 @@
-//! How ranks find each other: one of them (or whoever started them) serves a store, all join it, and from it
-//! make the groups they exchange tensors in.
+//! The rendezvous of ranks: one of them (or their launcher) serves a store, all join it, and create their
+//! process groups through it.
 //!
-//! The store carries the attempt's number. A rank that a former attempt left behind finds a higher number
-//! there and is refused, so it can never take part in the new attempt's collectives. A rank that finds a
-//! lower number has come before the server of its own attempt, and waits for it.
+//! The store has the attempt's number. A rank of an earlier attempt finds a higher number and is refused, so
+//! it can never take part in the new attempt's collectives. A rank that finds a lower number waits for the
+//! store of its own attempt.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -48,13 +48,13 @@ pub struct Membership {
 pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, StoreError> {
     let store = Store::serve(port)?;
     store.set("world_size", &world_size.to_string())?;
-    // Last: who reads it may rely on the rest.
+    // Last: a rank that reads it may rely on the other entries.
     store.set("attempt", &attempt.to_string())?;
     Ok(store)
 }
 
-/// Reports through the store why `rank` failed, unless somebody has done so already: ranks that still join
-/// are told, and the first report is what everybody gets back.
+/// Reports through the store why `rank` failed, unless a failure was reported before. Ranks that still join
+/// get the first report, and so does every caller.
 ///
 /// # Errors
 /// When the store is gone.

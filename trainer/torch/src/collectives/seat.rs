@@ -1,5 +1,5 @@
-//! A rank's place in a group, whether tensors fit the group's operations, and the bytes that these exchange
-//! over any transport. Nothing here sends anything.
+//! A rank's index in a group, checks of tensors for the group's operations, and the bytes that these exchange
+//! over any transport. Nothing is sent here.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,10 +1,10 @@
-//! A store on the network: small values under names, shared by all ranks, and lent to c10d, whose groups find
-//! each other through it. What ranks say to each other through it is decided in `rendezvous` and `pulse`.
+//! A key-value store on the network, shared by all ranks, and used by c10d to connect groups. Its keys are
+//! defined in `rendezvous` and `pulse`.
 //!
-//! It is our own, and not c10d's `TCPStore`, because that asks the resolver for the name of every peer it
-//! connects to, and where nobody answers such questions ranks would wait for seconds at every connection.
+//! It is our own, and not c10d's `TCPStore`, because that resolves the name of every peer it connects to, and
+//! without a resolver ranks would wait for seconds at every connection.
 
-mod lent;
+mod handle;
 mod server;
 mod wire;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 use server::Server;
 use wire::{Answer, GREETING, Operation, Question};
 
-pub(super) use lent::LentStore;
+pub(super) use handle::StoreHandle;
 
 /// How long an answer may be on its way, and a connection in the making.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ pub enum StoreError {
 }
 
 /// A connection to the store, over which one question is under way at a time; see [`Store::try_clone`].
-/// Whoever serves the store holds it with its connection.
+/// The process that serves the store holds the server with its connection.
 #[derive(Debug)]
 pub struct Store {
     connection: Arc<Connection>,
@@ -66,7 +66,7 @@ pub struct Store {
     _server: Option<Server>,
 }
 
-/// Shared with those whom the store is lent to.
+/// Shared with the handles that c10d uses.
 #[derive(Debug)]
 struct Connection {
     address: SocketAddr,
@@ -89,7 +89,7 @@ impl Store {
     /// Connects to the store at `address`.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When no server answers.
     pub fn connect(address: SocketAddr) -> Result<Self, StoreError> {
         Ok(Self { connection: Arc::new(Connection::open(address)?), _server: None })
     }
@@ -146,8 +146,8 @@ impl Store {
     }
 
     /// A share of this connection for c10d.
-    pub(super) fn lend(&self) -> LentStore {
-        LentStore::new(&self.connection)
+    pub(super) fn handle(&self) -> StoreHandle {
+        StoreHandle::new(&self.connection)
     }
 }
 

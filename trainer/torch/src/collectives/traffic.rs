@@ -1,6 +1,5 @@
-//! How many bytes of tensors a rank sends and receives, counted where an operation is started: what the
-//! transport's own schedule moves for it. What a transport adds around them, a few dozen bytes a message, is
-//! not counted, nor are barriers.
+//! The bytes of tensors that a rank sends and receives, counted when an operation is started, by the
+//! transport's algorithm. Headers, a few dozen bytes a message, and barriers are not counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! The batch's state between two decoding steps, which lives on the device: what is fed in, where it goes,
-//! and how the next step follows from the tokens just drawn.
+//! The batch's state between two decoding steps, on the device: input tokens, cache slots, and the update by
+//! the tokens just drawn.
 
 use super::kernels::Kernels;
 use super::module::Shape;

@@ -1,4 +1,4 @@
-//! The digest of a tensor where it is: `rlt_core::digest::digest64`.
+//! The digest of a tensor on its device: `rlt_core::digest::digest64`.
 
 use super::kernels::Kernels;
 use super::module::Shape;

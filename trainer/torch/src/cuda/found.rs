@@ -1,4 +1,4 @@
-//! Looking for CUDA: what this machine has of it and, where it cannot be used, what stands in the way.
+//! Detection of CUDA: what this machine has of it and, if it cannot be used, the cause.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
@@ -30,7 +30,7 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// What a look for CUDA found.
+/// The result of the detection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaSearch {
     /// GPUs that libtorch computes on.
@@ -215,7 +215,7 @@ pub struct Gpu {
     pub compute_capability: (i32, i32),
     /// All of its memory, in bytes.
     pub memory_bytes: usize,
-    /// What nobody uses of it, in bytes.
+    /// Its free memory in bytes.
     pub free_bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Work of a stream recorded once and launched as one: a CUDA graph.
+//! A CUDA graph: work of a stream, captured once and replayed by one launch.
 
 use super::driver::{Driver, Handle};
 use super::stream::Stream;
@@ -11,7 +11,7 @@ pub struct Graph {
     executable: Handle,
 }
 
-// SAFETY: a graph is changed by nobody after capture, and the driver launches it from any thread.
+// SAFETY: a graph is not changed after capture, and the driver launches it from any thread.
 unsafe impl Send for Graph {}
 
 impl Graph {

@@ -1,4 +1,4 @@
-//! CUDA's libraries as this process finds them: where each is, and its version in its own words.
+//! CUDA's libraries as this process finds them: path and reported version of each.
 
 use std::ffi::{CStr, c_int};
 use std::path::PathBuf;

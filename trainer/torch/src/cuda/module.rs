@@ -1,5 +1,4 @@
-//! The file of compiled kernels: where it is found, how it is loaded, and how one of its functions is
-//! launched.
+//! The file of compiled kernels: its path, loading, and launches of its functions.
 
 use super::driver::{Attribute, Context, Driver, Handle, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
 use super::kernels::BUILT_FOR;

@@ -1,5 +1,5 @@
-//! Libraries that a library needs and this process cannot find: all of them, where the dynamic linker names
-//! the first alone.
+//! The dependencies of a library that this process cannot find: all of them, where the dynamic linker names
+//! only the first.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,7 +15,7 @@ use super::libraries::loaded_from;
 /// A library of libtorch's that every process has loaded: CUDA's half is beside it.
 const NEIGHBOUR: &str = "libtorch_cpu.so";
 
-/// What `file` needs, itself or through what it needs, and nobody can find; sorted. Empty where `file` itself
+/// The direct and transitive dependencies of `file` that cannot be found; sorted. Empty where `file` itself
 /// is not found, or is no library.
 pub(super) fn missing_for(file: &str) -> Vec<String> {
     let folders = searched();
@@ -44,7 +44,7 @@ impl Search {
         self.folders.iter().chain(own).map(|folder| folder.join(name)).find(|path| path.exists())
     }
 
-    /// Looks at everything that the library at `path` needs.
+    /// Visits all dependencies of the library at `path`.
     fn visit(&mut self, path: &Path) {
         // What cannot be read has a fault of its own, of which the linker speaks.
         let Ok(dynamic) = Dynamic::of(path) else { return };
@@ -68,7 +68,7 @@ fn loads(name: &str) -> bool {
     CString::new(name).is_ok_and(|name| open(&name).is_ok())
 }
 
-/// What an ELF file tells the dynamic linker.
+/// The dynamic section of an ELF file.
 #[derive(Debug, Default, PartialEq)]
 struct Dynamic {
     needed: Vec<String>,

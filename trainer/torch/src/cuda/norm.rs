@@ -12,7 +12,8 @@ use tch::Tensor;
 pub struct RmsNormResidual<'a> {
     /// What is added, `[rows, width]`; `None` normalises `residual` as it is.
     pub x: Option<&'a Tensor>,
-    /// The residual stream `[rows, width]`, changed in place; f32, bf16 or f16, which is everybody's dtype.
+    /// The residual stream `[rows, width]`, changed in place; f32, bf16 or f16, the dtype of all tensors
+    /// here.
     pub residual: &'a Tensor,
     /// `[width]`.
     pub weight: &'a Tensor,

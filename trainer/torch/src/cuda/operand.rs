@@ -1,4 +1,5 @@
-//! What a launcher asks of its tensors before their addresses go to a device: kind, shape, place, no gaps.
+//! Checks of a launcher's tensors before their addresses are passed to a device: dtype, shape, device,
+//! contiguity.
 
 use crate::Error;
 use std::ffi::c_void;

@@ -1,5 +1,5 @@
-//! Streams of a device and what is put into them beside kernels: copies, functions of the host, events.
-//! Nothing here keeps the calling thread waiting except what says so.
+//! Streams of a device and their work beside kernels: copies, functions of the host, events. No function
+//! blocks the calling thread unless its documentation says so.
 //!
 //! A device's default stream is null to the driver, which takes it for that of the thread's current context.
 //! So each call enters the context of its stream's device.

@@ -199,7 +199,7 @@ fn a_rank_that_does_not_come_to_an_operation_is_named_within_the_timeout() {
             })
         });
         let [first, second] = failing.map(|thread| thread.join().unwrap());
-        assert_eq!(first, second, "every rank is told the first cause");
+        assert_eq!(first, second, "every rank gets the first cause");
         done.send(()).unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! What is offloaded is fetched as it was, whatever comes between.
+//! Offloaded tensors are prefetched unchanged, under any order of operations.
 
 use tch::{Device, Kind, Tensor};
 
@@ -22,12 +22,12 @@ fn assert_comes_back(device: Device) {
     let replaced = on_device(randn(&[3, 5], 4));
     offloaded[0].write(&replaced).unwrap();
     let expected = [&replaced, &tensors[1], &tensors[2], &tensors[3]];
-    // The next one is on its way while one arrives.
+    // The next prefetch is in flight while this one completes.
     let mut coming = offloaded[3].prefetch_new().unwrap();
     for at in [2, 1, 0] {
-        let arrived = coming.wait().unwrap();
+        let fetched = coming.wait().unwrap();
         coming = offloaded[at].prefetch_new().unwrap();
-        assert!(arrived.equal(expected[at + 1]), "tensor {}", at + 1);
+        assert!(fetched.equal(expected[at + 1]), "tensor {}", at + 1);
     }
     let target = Tensor::zeros([3, 5], (Kind::Float, device));
     drop(offloaded[0].prefetch(&target).unwrap().wait().unwrap());

@@ -1,4 +1,4 @@
-//! Outcomes normalised within their rollout group: GRPO and what was made from it.
+//! Outcomes normalised within their rollout group: GRPO and its variants.
 
 use super::groups::{mean_or_zero, members, select, within_groups};
 use super::{AdvantageError, AdvantageInputs, Advantages, Estimator, STD_EPSILON, outcomes};

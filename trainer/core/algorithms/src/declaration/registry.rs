@@ -1,4 +1,4 @@
-//! The list of a family's formulas, and everything that follows from it.
+//! The list of a family's formulas, and the code that is generated from it.
 
 /// Registers the formulas of a family, one line each: `module::Formula`. It makes
 /// - the enum of their names, which manifests choose from: [`super::Family`], serde, and the schema with the

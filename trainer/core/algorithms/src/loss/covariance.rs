@@ -1,5 +1,5 @@
-//! Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens whose log-prob and advantage covary most are held
-//! back, so that the entropy does not collapse. Which ones is decided over the whole batch, before any
+//! Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens whose log-prob and advantage covary most are clipped
+//! or penalised, so that the entropy does not collapse. They are selected over the whole batch, before any
 //! gradient.
 
 use super::clipped::clipped_surrogate;

@@ -1,4 +1,4 @@
-//! Likelihood of good completions, beside another loss.
+//! The negative log-likelihood of good completions, as a term beside another loss.
 
 use crate::rows::{Rows, RowsError};
 

@@ -197,7 +197,8 @@ pub struct PreparedLoss<'a> {
 }
 
 impl PreparedLoss<'_> {
-    /// What borrows nothing, for whoever evaluates the loss later and owns its inputs: [`Objective::resume`].
+    /// Owned copies, for a caller that evaluates the loss later with inputs of its own:
+    /// [`Objective::resume`].
     pub fn owned(&self) -> (Objective, Arc<LossWeights>) {
         (self.objective, Arc::clone(&self.weights))
     }

@@ -1,4 +1,4 @@
-//! What policy losses share: scope, parameters, and the loss of one token.
+//! Shared types of policy losses: scope, parameters, and the loss of one token.
 
 use super::sequence::RowTerm;
 use super::{Aggregation, CovarianceInputs, LossInputs, LossMetrics, PolicyLoss};

@@ -1,4 +1,4 @@
-//! SAPO: a gate that closes softly instead of a clip.
+//! SAPO: a soft gate instead of a clip.
 
 use super::Aggregation;
 use super::policy::{Token, TokenFormula, TokenLoss};

@@ -24,7 +24,7 @@ pub(crate) struct RowTerm {
 }
 
 impl RowTerm {
-    /// For losses that do not look at sequences.
+    /// For losses that read single tokens only.
     pub(super) const NONE: Self = Self { ratio: 1.0, alive: true, advantage: 0.0, share: 1.0 };
 }
 

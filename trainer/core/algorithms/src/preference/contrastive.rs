@@ -1,4 +1,4 @@
-//! Losses that move each completion of a pair by itself.
+//! Losses with a separate term for each completion of a pair.
 //!
 //! Below, c and r are beta times the log-ratios to the reference of the chosen and the rejected completion.
 

@@ -1,4 +1,4 @@
-//! The whole objective of an update on pairs, over any of its micro-batches.
+//! The whole objective of an update on pairs, evaluated over any of its micro-batches.
 
 use std::iter::Sum;
 use std::ops::Add;

@@ -1,4 +1,4 @@
-//! What preference losses share: a pair of completions, parameters, and the logistic function.
+//! Shared types of preference losses: a pair of completions, parameters, and the logistic function.
 
 use super::Divergence;
 use super::matching::Matching;

@@ -1,5 +1,5 @@
 //! Unit tests as ground truths: the code of a completion, the tests of a row, and the programs that run them.
-//! Where programs run is the trainer's.
+//! The trainer runs the programs.
 
 use std::sync::Arc;
 
@@ -64,14 +64,14 @@ pub struct Program {
     pub code: String,
     /// Its standard input.
     pub stdin: String,
-    /// What it has to write; `None` where an assertion or its exit code tells.
+    /// Its expected output; `None` if an assertion or its exit code decides.
     pub expected: Option<String>,
     /// Python that fails where the code is wrong.
     pub assertion: Option<String>,
 }
 
 impl Program {
-    /// The code and its assertion as one program, whose exit code tells whether it passes.
+    /// The code and its assertion as one program, whose exit code says whether it passes.
     pub fn whole(&self) -> String {
         match &self.assertion {
             Some(assertion) => format!("{}\n{assertion}\n", self.code),

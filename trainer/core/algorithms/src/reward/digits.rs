@@ -1,4 +1,4 @@
-//! Partial credit: how much of the answer stands in its place.
+//! Partial credit: the share of the answer's characters at their positions.
 
 use std::sync::Arc;
 

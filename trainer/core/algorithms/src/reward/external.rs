@@ -1,5 +1,5 @@
-//! Verdicts of others as the value of a reward function: reward models, servers, sandboxes. Who asks them is
-//! the trainer's.
+//! External verdicts as the value of a reward function: reward models, servers, sandboxes. The trainer
+//! requests them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Verdict {
     }
 }
 
-/// The verdict that somebody else gave under the name of this function: any number.
+/// The external verdict under the name of this function: any number.
 #[derive(Clone, Debug)]
 pub struct External {
     name: String,

@@ -1,4 +1,4 @@
-//! Whether a completion has the asked-for form, whatever it says.
+//! Whether a completion has the required format, whatever its content.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The list of the reward functions, and what follows from it.
+//! The list of the reward functions, and the code that is generated from it.
 
 /// Registers kinds of reward functions, one line each: `Kind: module::Declaration`, of a type that implements
 /// [`super::DeclaredReward`]. It makes the choice of manifests and the way from a name to the function.

@@ -1,4 +1,4 @@
-//! How a reward came about.
+//! The status of a reward: computed, failed or timed out.
 
 use serde::{Deserialize, Serialize};
 

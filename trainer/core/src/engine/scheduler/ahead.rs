@@ -3,10 +3,9 @@
 //! ```text
 //!   loop { schedule(); launch; advance_unread(); read the tokens of the step before; resolve(tokens) }
 //! ```
-//! How long a sequence is, and so which blocks and slots it needs, is known without its tokens. What only a
-//! token says, that a sequence is complete, is learned one step late: the token that it drew meanwhile is
-//! dropped. A block that is freed so may be written once more by the step under way, and belongs to somebody
-//! else only in a later one.
+//! How long a sequence is, and so which blocks and slots it needs, is known without its tokens. Whether a
+//! sequence is complete is known one step late: the token that it drew meanwhile is dropped. A block that is
+//! freed then may be written once more by the step in flight; another sequence gets it only in a later step.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Tokens a second of the rollout, batch by batch, beside what reading the weights and the cache takes.
+//! Tokens a second of the rollout, by batch size, compared with the time to read the weights and the cache.
 
 use std::ops::ControlFlow;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What the GPU does at best: products of matrices, and copies.
+//! The GPU's measured limits: matrix products, and copies.
 
 use rlt_torch::cuda::{Stream, pinned};
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::super::{Failure, Findings};
 use super::{GPU, measured, peak};
 use crate::commands::measure::fastest;
 
-/// Products one after the other before anybody waits, so that starting them is hidden.
+/// Products in a row before a wait, which hides launch overhead.
 const IN_A_ROW: usize = 8;
 
 pub(in super::super) fn products() -> Result<Findings, Failure> {

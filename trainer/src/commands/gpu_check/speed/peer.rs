@@ -1,5 +1,4 @@
-//! The peer of a GRPO step: a script that the binary brings along, run by a Python that has torch and
-//! transformers.
+//! The peer of a GRPO step: a script inside the binary, run by a Python with torch and transformers.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

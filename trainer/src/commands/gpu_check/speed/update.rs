@@ -1,4 +1,4 @@
-//! One update as a part of what the GPU multiplies at best (MFU).
+//! The MFU of one update: its FLOP a second as a fraction of the GPU's measured maximum.
 
 use std::time::Instant;
 

@@ -11,7 +11,7 @@ pub(super) struct Glob {
 }
 
 impl Glob {
-    /// `None` where a bracket is not closed, or nobody could have meant a pattern of this size.
+    /// `None` where a bracket is not closed, or the pattern is too long.
     pub(super) fn new(pattern: &str) -> Option<Self> {
         let regex = Regex::new(&regex_of(pattern)?).ok()?;
         Some(Self { regex, num_hidden: num_hidden(pattern), num_special: num_special(pattern) })

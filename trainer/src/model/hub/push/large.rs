@@ -1,5 +1,5 @@
-//! Large files by the protocol of Git LFS: the hub says where each goes, whole or in parts, and has those
-//! already that it names no place for.
+//! Large files by the protocol of Git LFS: the hub returns an upload URL for each, whole or in parts, and
+//! none for those that it already has.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};

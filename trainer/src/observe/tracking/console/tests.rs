@@ -1,4 +1,4 @@
-//! What people see, and that a held terminal holds nobody up.
+//! The texts on the terminal, and that a blocked terminal delays nothing.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -94,7 +94,7 @@ fn a_quick_cold_start_shows_its_first_and_last_step() {
 }
 
 #[test]
-fn a_held_terminal_holds_nobody_up() {
+fn a_blocked_terminal_delays_nothing() {
     struct Held;
     impl Write for Held {
         fn write(&mut self, _bytes: &[u8]) -> std::io::Result<usize> {

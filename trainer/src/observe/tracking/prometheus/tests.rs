@@ -1,4 +1,4 @@
-//! What a scrape returns, also beside readers that never finish.
+//! The result of a scrape, also with other clients that never finish.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -58,7 +58,7 @@ fn names_that_differ_only_in_punctuation_keep_the_page_valid() {
 }
 
 #[test]
-fn a_reader_that_never_finishes_blocks_nobody() {
+fn a_client_that_never_finishes_blocks_no_other() {
     let (mut exporter, endpoint) = serve(0).unwrap();
     let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, endpoint.address().port())).unwrap();
     let silent = connect();

@@ -1,5 +1,5 @@
-//! What is offloaded trains as what stays on its device, bit for bit: every role, on one rank and on several,
-//! and from either's checkpoints.
+//! Offloaded training equals training without offload, bit for bit: every role, on one rank and on several,
+//! and resumed from either's checkpoints.
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;
@@ -141,24 +141,24 @@ fn parameters_that_rest_take_no_memory_between_passes_and_two_layers_in_one() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_named_by_whoever_needs_it() {
+fn errors_of_an_unwritable_offload_folder_name_the_tensor_and_the_folder() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
-    let told = |error: &dyn std::error::Error| {
+    let chain = |error: &dyn std::error::Error| {
         let causes = std::iter::successors(Some(error), |error| error.source());
         causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
     };
     let offload = Offload::new(ALL, &missing);
     let whole = decoder(TIED);
     let error = offload.optimizer(whole.trainable_parameters(), AdamWOptions::default()).unwrap_err();
-    assert!(told(&error).contains("the optimizer's moments: making a nameless file in"));
-    assert!(told(&error).contains("missing"));
+    assert!(chain(&error).contains("the optimizer's moments: making a nameless file in"));
+    assert!(chain(&error).contains("missing"));
     let mesh = Rc::new(Ranks::alone().on_mesh(1).unwrap());
     let error = ShardedParameters::new(&whole, mesh, offload.parameters()).unwrap_err();
-    assert!(told(&error).contains("making a nameless file in") && told(&error).contains("missing"));
+    assert!(chain(&error).contains("making a nameless file in") && chain(&error).contains("missing"));
     let spec = OffloadSpec { activations: true, ..NONE };
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, spec, &missing);
     let error = update(&mut actor, &batch(), &plan(TIED, 0)).unwrap_err();
-    let told = told(&error);
-    assert!(told.contains("what a layer's backward pass needs") && told.contains("missing"), "{told}");
+    let text = chain(&error);
+    assert!(text.contains("what a layer's backward pass needs") && text.contains("missing"), "{text}");
 }

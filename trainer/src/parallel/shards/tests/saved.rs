@@ -1,4 +1,4 @@
-//! What any number of ranks has saved together any number continues from.
+//! A checkpoint saved by any number of ranks is resumed by any number.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A model that ranks share is taken over part by part, by an engine and into a folder, as one that is whole.
+//! The rollout engine and the export read a sharded model unit by unit, with the same result as a whole one.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -115,25 +115,25 @@ fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate(
 fn what_was_gathered_wrong_is_told_by_the_digests_of_all_ranks() {
     let digest =
         |tensor: &Tensor| Ok::<_, RankError>(tensor.double_value(&[0]).to_bits() ^ tensor.numel() as u64);
-    let told = on_ranks(2, |ranks| {
+    let matches = on_ranks(2, |ranks| {
         let actor = actor(FULL, &ranks, 2);
         let shards = actor.shards().unwrap();
-        let mut told = Vec::new();
+        let mut matches = Vec::new();
         let visited = shards.visit(WeightDtype::Master, |unit| {
-            told.push(shards.is_as_held(unit, digest)?);
+            matches.push(shards.is_as_held(unit, digest)?);
             // The first number of rank 0's shard, as it has come to rank 1.
             if ranks.rank() == 1 {
                 let (_, leaf) = shards.parameters_of(unit).into_iter().next().unwrap();
                 let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);
             }
-            told.push(shards.is_as_held(unit, digest)?);
+            matches.push(shards.is_as_held(unit, digest)?);
             Ok::<(), RankError>(())
         });
         visited.unwrap();
-        told
+        matches
     });
-    assert!(told[0].iter().all(|is_as_held| *is_as_held));
-    assert!(told[1].chunks(2).all(|pair| pair == [true, false]), "{:?}", told[1]);
+    assert!(matches[0].iter().all(|is_as_held| *is_as_held));
+    assert!(matches[1].chunks(2).all(|pair| pair == [true, false]), "{:?}", matches[1]);
 }
 
 /// All files of a folder, by name.

@@ -1,5 +1,4 @@
-//! Layers that stay whole between forward and backward pass train as those that are gathered again, bit for
-//! bit.
+//! Layers that stay unsharded between forward and backward pass train like resharded ones, bit for bit.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! What the forward pass keeps of a layer for its backward pass: the graph itself, or (activation
-//! checkpointing) the layer's input alone, on the device or offloaded. When it is offloaded and prefetched
-//! is the schedule's.
+//! What the forward pass keeps of a layer for its backward pass: the autograd graph, or (activation
+//! checkpointing) only the layer's input, on the device or offloaded. The schedule decides when it is
+//! offloaded and prefetched.
 //!
 //! Legend of shapes: t tokens, d hidden size.
 

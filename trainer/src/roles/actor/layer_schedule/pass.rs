@@ -1,6 +1,6 @@
-//! One layer forward and backward. In a sequence-parallel group (Ulysses) attention sees all tokens of some
-//! heads and the rest of the layer all heads of some tokens. The layer then is three autograd graphs with an
-//! all-to-all on either side of attention:
+//! One layer forward and backward. In a sequence-parallel group (Ulysses) attention computes all tokens of
+//! some heads, and the other operators all heads of some tokens. The layer then is three autograd graphs with
+//! an all-to-all on either side of attention:
 //!
 //! ```text
 //! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
@@ -8,8 +8,8 @@
 //! all-to-all                                      v                 |
 //! own heads                                    gathered -> attention -> attended
 //! ```
-//! The backward pass sends gradients through the same all-to-alls. They are lines of this schedule and no
-//! nodes of autograd's graph: a lost rank is an error that names it.
+//! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
+//! of autograd's graph, so that a lost rank is an error that names it.
 //!
 //! Legend of shapes: n ranks of the group, t tokens of one of them, padding included, s tokens of the group,
 //! h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden size.
@@ -63,7 +63,7 @@ impl LayerPass {
         };
         let (packed, heads) = {
             let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
-            deal_heads(&q_thw, &k_tkw, &v_tkw, sp_group.part().num_shards as i64)
+            split_heads(&q_thw, &k_tkw, &v_tkw, sp_group.part().num_shards as i64)
         };
         let gathered = sp_group.all_to_all(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
         forget_values(&packed)?;
@@ -109,9 +109,9 @@ impl Exchanged {
     /// From the gradient of `returned` on.
     fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;
-        let dealt = returned.grad().unflatten(1, [sp_group.part().num_shards as i64, -1]).transpose(0, 1);
+        let grads = returned.grad().unflatten(1, [sp_group.part().num_shards as i64, -1]).transpose(0, 1);
         drop(returned);
-        let grad_attended = sp_group.all_to_all(&dealt)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
+        let grad_attended = sp_group.all_to_all(&grads)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
         backward(&attended, &grad_attended);
         drop((attended, grad_attended));
         let grad_packed = sp_group.all_to_all(&by_rank(&gathered.grad(), sp_group))?;
@@ -123,9 +123,9 @@ impl Exchanged {
 
 /// Queries `[t, h, w]`, keys and values `[t, k, w]` of own tokens as one block for each of `num_ranks`,
 /// `[n, t, g + 2 j, w]`, and the numbers of heads in a block, g, j and j: a rank's share of the query heads
-/// with the key heads that they look at. Where there are fewer key heads than ranks, several get the same
+/// with the key heads that they attend to. Where there are fewer key heads than ranks, several get the same
 /// one.
-fn deal_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {
+fn split_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {
     let shared = |heads: &Tensor| {
         let copies = (num_ranks / heads.size()[1]).max(1);
         heads.unsqueeze(2).expand([-1, -1, copies, -1], false).flatten(1, 2)

@@ -1,6 +1,5 @@
-//! Parameters on a GPU, updated together: one launch for all of a dtype that have taken as many steps. One
-//! whose moments come from elsewhere takes a launch of its own, of the same kernel, so that its bits are the
-//! same.
+//! Fused updates on a GPU: one launch for all parameters of a dtype with the same step count. A parameter
+//! with offloaded moments has a launch of its own, of the same kernel, so that its bits are the same.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! The moments of one parameter, float32 in its shape: here, or offloaded. What is done with them
-//! is AdamW's.
+//! The moments of one parameter, float32 in its shape: on the device or offloaded.
 
 use rlt_torch::{Error, OffloadStorage, Offloaded, Prefetch};
 use tch::{Kind, Tensor};

@@ -1,5 +1,4 @@
-//! A reference that follows: whole or in shards, in memory, in a file or offloaded, it becomes the same
-//! numbers.
+//! A synced reference has the same numbers whole or sharded, in memory, in a file or offloaded.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What a call in the sandbox may use: fuel, given a slice at a time so that the clock is looked at in
-//! between, memory and time.
+//! The limits of a call in the sandbox: fuel, memory and time. Fuel is given in slices, and the clock is
+//! checked in between.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
 use wasmi::{Error, Store, StoreLimits, StoreLimitsBuilder, TrapCode};
 
-/// Fuel between two looks at the clock: some ten milliseconds.
+/// Fuel between two checks of the clock: about ten milliseconds.
 const SLICE: u64 = 5_000_000;
 
 /// Entries of a module's tables.

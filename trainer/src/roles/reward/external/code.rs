@@ -1,4 +1,4 @@
-//! Unit tests of a completion's code: what they come to, and their runs by a SandboxFusion (`run_code`).
+//! Unit tests of a completion's code: their score, and their runs by a SandboxFusion (`run_code`).
 
 use rlt_api::spec::{CodeRewardSpec, CodeScoring};
 use rlt_core::reward::Verdict;

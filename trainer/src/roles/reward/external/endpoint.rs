@@ -1,5 +1,4 @@
-//! One HTTP server: JSON there, JSON back, within limits of time, size and number, asked again where that may
-//! help.
+//! One HTTP server with requests and responses in JSON, limits of time, size and concurrency, and retries.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -104,7 +103,7 @@ struct Failure {
     is_timeout: bool,
     /// Asking again would not help.
     is_final: bool,
-    /// How long the server asks to be left alone.
+    /// How long the server asks to wait (`Retry-After`).
     pause: Option<Duration>,
 }
 

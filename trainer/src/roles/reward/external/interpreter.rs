@@ -6,10 +6,10 @@
 //! Interpreter::start that memory in a fresh instance -> driver.py answers one message -> the process ends
 //! ```
 //! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
-//! is taken while the interpreter looks at a clock; its native stack is not part of it, so a process goes on
-//! by a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where
-//! that does not work (another interpreter, other objects) every process boots by itself: slower, with the
-//! same verdicts, for bounds count from the first message.
+//! is taken while the interpreter reads a clock; its native stack is not part of it, so a process goes on by
+//! a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where that
+//! does not work (another interpreter, other objects) every process boots by itself: slower, with the same
+//! verdicts, for bounds count from the first message.
 
 mod exports;
 mod process;
@@ -218,12 +218,12 @@ impl Interpreter {
 }
 
 impl Process {
-    /// Gives the first message and continues to the look at the clock that follows its answer.
+    /// Gives the first message and continues to the read of the clock that follows its answer.
     fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), Broken> {
         self.push(preparation);
         self.store.data_mut().stops_at_clock = true;
         let mut state = self.proceed()?;
-        // Modules that are loaded may look at the clock, too.
+        // Modules that are loaded may read the clock, too.
         while state == State::AtClock && self.store.data().stdout.is_empty() {
             self.store.data_mut().stops_at_clock = true;
             state = self.proceed()?;

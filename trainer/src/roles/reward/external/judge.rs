@@ -1,5 +1,5 @@
-//! A language model as judge, behind a server that speaks OpenAI's chat completions: a rubric there, an
-//! answer back, in which a pattern finds the score.
+//! A language model as judge, behind a server with OpenAI's chat completions: a rubric is sent, and a pattern
+//! finds the score in the answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Where a WebAssembly module comes from, and why one is refused.
+//! The source of a WebAssembly module, and why one is refused.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The status of a sample as servers and functions report it, and the verdict that follows. How it is
-//! carried is not here.
+//! The status of a sample as servers and functions report it, and the verdict that follows. Protocols are
+//! elsewhere.
 
 use rlt_core::reward::Verdict;
 use serde::Deserialize;

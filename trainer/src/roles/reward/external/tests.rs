@@ -1,4 +1,4 @@
-//! Servers that behave, and those that hang, drip, are, break off and flood: every sample gets a verdict, and
+//! Servers that work, and those that hang, drip, err, break off and flood: every sample gets a verdict, and
 //! the step ends in time.
 
 mod authorities;

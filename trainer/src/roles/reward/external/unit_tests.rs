@@ -1,9 +1,8 @@
 //! Unit tests of a completion's code, run in the sandbox by an interpreter that the user gives.
 //!
-//! What decides whether a test passes is never in the reach of the code under test. A program's output is
-//! compared outside of the sandbox with what it is not told. An assertion runs in an interpreter of its own,
-//! which never runs the code: that runs in a second one, and both exchange calls and their values as
-//! messages.
+//! The code under test cannot reach what decides whether it passes. A program's output is compared outside of
+//! the sandbox with an expected output that the program does not get. An assertion runs in an interpreter
+//! that never runs the code; the code runs in a second one, and both exchange calls and values as messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,7 +139,7 @@ impl Runner {
         let (mut test, mut state) =
             self.interpreter.start(&json!({"run": "test", "test": assertion}), None)?;
         loop {
-            // What the code wrote is no more than its answer, whoever wrote it.
+            // The code's output is only an answer, also if it imitates the driver's messages.
             let answer = code.take_output();
             if answer.is_empty() {
                 return Ok(Outcome::Failed("the code ends or waits where it should answer".into()));

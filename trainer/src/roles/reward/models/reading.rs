@@ -1,4 +1,4 @@
-//! What a reward model reads of a sample: tokens, and the positions at which its numbers stand.
+//! The input of a reward model for a sample: tokens, and the positions of its scores.
 
 use rlt_api::spec::{RewardModelInput, StepAggregation, StepRewardSpec};
 use rlt_core::types::{Completion, FinishReason, Prompt, TokenId};

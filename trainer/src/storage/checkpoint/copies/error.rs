@@ -1,4 +1,4 @@
-//! What can go wrong with copies of checkpoints, and whether trying again can help.
+//! Errors of copies of checkpoints, and whether a retry can help.
 
 use std::error::Error;
 use std::io;
@@ -35,7 +35,7 @@ pub enum CopyError {
         /// What the store said.
         source: object_store::Error,
     },
-    /// The store knows who asks and refuses, or does not know.
+    /// The store refuses the credentials, or there are none.
     #[error("spec.checkpoint.uri: `{uri}` is refused: are the credentials in the environment right?")]
     Refused {
         /// The address.

@@ -1,4 +1,4 @@
-//! From the store into the local folder: the newest copy that is whole, and newer than all that is there.
+//! Downloads into the local folder the newest complete copy that is newer than all local checkpoints.
 
 use std::fs;
 use std::path::Path;

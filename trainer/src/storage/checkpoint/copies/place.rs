@@ -1,5 +1,5 @@
-//! One run's place in an object store: files of checkpoints in, files out. Which of them is whole is not
-//! known here.
+//! One run's prefix in an object store: reads and writes files of checkpoints. Whether a checkpoint is
+//! complete is not known here.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -39,8 +39,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prepares to reach `uri` with what the environment says of credentials, region and endpoint. Asks
-    /// nobody yet.
+    /// Prepares to reach `uri` with credentials, region and endpoint of the environment. Sends no request
+    /// yet.
     pub(super) fn open(uri: &str) -> Result<Self, CopyError> {
         let (store, prefix) = store_of(uri)?;
         Ok(Self::on(store, prefix, uri))
@@ -66,8 +66,7 @@ impl Place {
         Arc::clone(&self.sent)
     }
 
-    /// The folders of checkpoints, whole or not. What else is there, under names of others, is nobody's
-    /// business here: it is neither fetched nor removed.
+    /// The folders of checkpoints, complete or not. Other objects there are neither fetched nor removed.
     pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
         let listed = listed.map_err(CopyError::request(&self.uri, "list", &self.prefix))?;
@@ -118,7 +117,7 @@ impl Place {
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_bytes as usize);
         let sent = self.send_parts(&mut writer, &mut file, &mut reading).await;
         if let Err(error) = sent.and_then(|()| reading.check(entry)) {
-            // The parts cost money where nobody sweeps them; the error that matters is the one above.
+            // Leftover parts cost money; the error that matters is the one above.
             let _ = writer.abort().await;
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! Copies in stores that behave: folders and memory. Stores that do not behave are met by whole runs.
+//! Copies in stores that work: folders and memory. Failing stores are tested by whole runs.
 
 use std::fs;
 use std::path::Path as FilePath;
@@ -117,8 +117,8 @@ fn a_damaged_copy_is_passed_over_with_a_word_and_is_copied_anew() {
     assert_eq!(newest(here.path()), Some(2));
 }
 
-/// Whoever writes to the store gives any name; the one below would lead out of the run's folder on a
-/// system where `\\` does, and would otherwise win over the newest checkpoint without ever being one.
+/// Names in the store are untrusted. The one below would leave the run's folder on a system with `\\` as its
+/// separator, and elsewhere would be preferred to the newest checkpoint without being one.
 #[test]
 fn a_folder_of_another_name_than_its_step_is_passed_over_and_what_is_not_ours_stays() {
     let (store, here, there) =

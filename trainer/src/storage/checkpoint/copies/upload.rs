@@ -1,8 +1,7 @@
-//! From the local folder into the store: the newest checkpoint, on a thread of its own, until it is there.
+//! Uploads the newest checkpoint to the store, on a separate thread, with retries.
 //!
-//! A store that is slower than the training gets fewer checkpoints, always the newest; one that fails is
-//! asked again and again. Either costs the training nothing but a checkpoint folder that is kept until its
-//! copy is whole.
+//! A store that is slower than the training gets fewer checkpoints, always the newest; a failing one is
+//! retried. The only cost is a local checkpoint folder that is kept until its copy is complete.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use super::place::Place;
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// The longest such wait.
 const MAX_DELAY: Duration = Duration::from_secs(60);
-/// Between two looks at whether the last copy advances.
+/// The interval of polls of the last copy's progress.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Stands for the save index of a folder without a manifest; a save's own begins at 1.
@@ -68,7 +67,7 @@ impl Uploads {
     /// Starts the thread; the newest `keep` copies stay in the store.
     ///
     /// # Errors
-    /// [`CopyError`] for an address that cannot work; nobody is asked yet.
+    /// [`CopyError`] for an address that cannot work; no request is sent yet.
     pub(in super::super) fn start(uri: &str, keep: usize) -> Result<Self, CopyError> {
         Self::to(Place::open(uri)?, keep)
     }
@@ -218,7 +217,7 @@ impl Copier {
         }
     }
 
-    /// Copies a checkpoint, its manifest last. One that has its copy already is left alone.
+    /// Copies a checkpoint, its manifest last. One that has its copy already is skipped.
     async fn copy(&mut self, folder: &Path) -> Result<(), CopyError> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let path = folder.join(manifest::FILE_NAME);

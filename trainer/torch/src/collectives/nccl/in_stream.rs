@@ -1,5 +1,5 @@
-//! Collectives as work of the stream that computes, like kernels: nothing is ordered by events, no thread
-//! waits for them, and a graph may hold them.
+//! Collectives on the computing stream, like kernels: no events order them, no thread waits for them, and a
+//! CUDA graph can capture them.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A communicator of NCCL and moments in its stream, safe to hold and to free; what ranks say to each other
-//! before they have one. Errors are NCCL's own words, of which the group makes its own.
+//! An NCCL communicator and events of its stream, safe to hold and to free, and the exchange of its unique
+//! id. Errors are NCCL's messages, which the group wraps.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ pub(super) fn agree_on_name(
     if place == 0 {
         let mut name = [0; NAME_BYTES];
         // SAFETY: a place for as many bytes.
-        told("drawing a name", unsafe { border::rlt_nccl_name(name.as_mut_ptr()) })?;
+        checked("drawing a name", unsafe { border::rlt_nccl_name(name.as_mut_ptr()) })?;
         store.set(key, &to_text(&name)).map_err(lost)?;
         return Ok(name);
     }
@@ -80,7 +80,7 @@ fn from_text(text: &str) -> Option<[u8; NAME_BYTES]> {
 }
 
 /// NCCL's or libtorch's words where it failed.
-fn told(act: &'static str, outcome: Outcome) -> Result<(), String> {
+fn checked(act: &'static str, outcome: Outcome) -> Result<(), String> {
     check(act, outcome).map_err(Error::into_message)
 }
 
@@ -109,7 +109,7 @@ impl Link {
         let outcome = unsafe {
             border::rlt_nccl_join(name.as_ptr(), place as i32, size as i32, device_idx as i32, &mut pointer)
         };
-        told("connecting", outcome)?;
+        checked("connecting", outcome)?;
         Ok(Self { pointer: Mutex::new(Pointer(pointer)), device_idx })
     }
 
@@ -128,7 +128,7 @@ impl Link {
         act: &'static str,
         call: impl FnOnce(*mut c_void) -> Outcome,
     ) -> Result<(), String> {
-        told(act, call(self.lock().0))
+        checked(act, call(self.lock().0))
     }
 
     /// Whether all that was requested so far is in the stream.
@@ -176,14 +176,14 @@ impl Mark {
     pub(super) fn is_past(&self) -> Result<bool, String> {
         let mut is_past = false;
         // SAFETY: a live mark and a place for the answer.
-        told("looking", unsafe { border::rlt_nccl_is_past(self.0.0, &mut is_past) })?;
+        checked("looking", unsafe { border::rlt_nccl_is_past(self.0.0, &mut is_past) })?;
         Ok(is_past)
     }
 
     /// Lets whatever is computed from here on come after it.
     pub(super) fn compute_after(&self) -> Result<(), String> {
         // SAFETY: a live mark of a live communicator.
-        told("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })
+        checked("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })
     }
 }
 

@@ -1,5 +1,5 @@
-//! The store's own end: values under names, in memory, for as long as it is served. A thread for each
-//! connection; what values mean is decided by those who connect.
+//! The store's server: values under names, in memory, with a thread for each connection. Clients define the
+//! meaning of values.
 
 use std::collections::HashMap;
 use std::io;
@@ -159,7 +159,7 @@ fn take_connections(listener: &TcpListener, shared: &Arc<Shared>) {
         let Some(number) = shared.admit(&stream) else { continue };
         let serving = Arc::clone(shared);
         let serve = move || {
-            // However it ends, there is nobody left to tell.
+            // However it ends, there is no client left to report to.
             let _ = serve(stream, &serving);
             serving.lock().connections.remove(&number);
         };

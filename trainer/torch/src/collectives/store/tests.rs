@@ -1,4 +1,4 @@
-//! The store between clients: what is kept, who waits, and what becomes of those whom it leaves.
+//! The store between clients: values, waiting, and lost connections.
 
 use std::io::{Read as _, Write as _};
 use std::thread;
@@ -73,7 +73,7 @@ fn clients_of_a_store_that_is_gone_are_told_at_once() {
 }
 
 #[test]
-fn whoever_is_no_rank_is_sent_away_and_disturbs_nobody() {
+fn a_client_without_the_greeting_is_disconnected_and_others_are_not() {
     let server = Store::serve(0).unwrap();
     for opening in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[]] {
         let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).unwrap();

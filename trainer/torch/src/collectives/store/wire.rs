@@ -1,5 +1,5 @@
-//! What the store and its clients say to each other: one question, one answer, on a connection that opens
-//! with [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
+//! The protocol of the store and its clients: one question, one answer, on a connection that opens with
+//! [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
 //!
 //! ```text
 //! question  operation: u8, milliseconds to wait: u64, name: u32 and bytes, value: u32 and bytes
@@ -8,7 +8,7 @@
 
 use std::io::{self, Read, Write};
 
-/// The first bytes of a client: whoever opens with others is no rank.
+/// The first bytes of a client; other clients are disconnected.
 pub(super) const GREETING: [u8; 8] = *b"rltstor1";
 /// The longest name or value. The longest in use are the addresses of a group's ranks, some hundred bytes
 /// each.
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_of_ours_would_say_is_an_error() {
+    fn a_malformed_question_is_an_error() {
         let question = |operation: u8, len: u32| {
             let mut bytes = vec![operation];
             bytes.extend([0; 8]);

@@ -154,7 +154,7 @@ fn draws_of_many_seeds_are_those_of_the_host() {
 }
 
 #[test]
-fn a_drawn_token_is_seen_and_a_resting_row_is_left_alone() {
+fn a_drawn_token_is_marked_as_seen_and_an_idle_row_is_unchanged() {
     in_every_order(|kernels| {
         let mut rows = Rows::new(kernels, randn(&[2, 64], 3), vec![SamplingParams::default(); 2]);
         rows.steps = vec![5, -1];

@@ -28,8 +28,7 @@ fn embeddings_are_gathered_and_scaled() {
 #[test]
 fn a_step_follows_from_the_tokens_drawn() {
     in_every_order(|kernels| {
-        // Within a block, into the next, beyond the table, into a block that is not there, and a row that
-        // rests.
+        // Within a block, into the next, beyond the table, into a missing block, and an idle row.
         let positions = ints(&[0, 3, 7, 3, -1]);
         let tables = [[5, 6], [2, 9], [1, 8], [4, -1], [7, 7]].concat();
         let [tokens, slots, lens, steps] = [0; 4].map(|_| ints(&[100, 101, 102, 103, 104]));

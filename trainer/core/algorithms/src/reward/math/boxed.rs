@@ -1,4 +1,4 @@
-//! Finding the answer in its box.
+//! Finds the last boxed answer.
 
 /// What stands in the last box of `text`: the balanced braces after the last `\boxed` (or, without one,
 /// `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its

@@ -1,4 +1,4 @@
-//! Rewriting LaTeX answers until equal answers are equal text.
+//! Normalises LaTeX answers, so that equal answers become equal text.
 //!
 //! The order of the rules matters and is the benchmark's own. Where its program would stop with an error (a
 //! `\frac` without arguments, two units), the pair is compared as it was written.

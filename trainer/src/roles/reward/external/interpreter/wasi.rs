@@ -1,6 +1,6 @@
 //! WASI preview 1 as the sandbox gives it: arguments, three streams of bytes in memory, a clock that moves
 //! when it is read, and random bytes that follow from the input. There are no files, no sockets and no
-//! processes: what requests them gets the error of a descriptor that is not open.
+//! processes: such calls get the error of a descriptor that is not open.
 
 use std::collections::VecDeque;
 
@@ -49,7 +49,7 @@ pub(super) struct Host {
     work: u64,
     /// The read that waits for input: its buffers, their number, and where the number of bytes goes.
     waiting: Option<[u32; 3]>,
-    /// Whether the next look at a clock stops the process.
+    /// Whether the next read of a clock stops the process.
     pub(super) stops_at_clock: bool,
 }
 

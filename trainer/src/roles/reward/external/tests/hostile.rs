@@ -89,9 +89,9 @@ fn servers_that_never_give_a_whole_answer_cost_their_samples_and_the_step_ends_i
         assert_eq!(statuses(&verdicts), [status; 4], "{name}: {verdicts:?}");
         assert!(verdicts.iter().all(|verdict| verdict.value == 0.0 && verdict.message.is_some()), "{name}");
     }
-    let mut nobody = Server::answering(lengths);
-    nobody.url = "http://127.0.0.1:9/".into();
-    assert_eq!(statuses(&judge_four(&nobody, 1)), [Infra; 4]);
+    let mut closed = Server::answering(lengths);
+    closed.url = "http://127.0.0.1:9/".into();
+    assert_eq!(statuses(&judge_four(&closed, 1)), [Infra; 4]);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn treat(number: usize, request: &Request, stream: &mut TcpStream) {
         6 => reply(stream, 200, &"[".repeat(60_000)),
         7 => drop(stream.write_all(b"SSH-2.0-x\r\n")),
         8 => reply(stream, 500, "broken"),
-        9 => reply(stream, 200, "{\"verdicts\": [{\"id\": \"somebody\", \"value\": 1}]}"),
+        9 => reply(stream, 200, "{\"verdicts\": [{\"id\": \"unknown\", \"value\": 1}]}"),
         _ => reply(stream, 200, "{\"verdicts\": [{\"id\": 7, \"value\": 1e999}]}"),
     }
 }

@@ -1,4 +1,4 @@
-//! What servers of each protocol are told, and what their answers mean.
+//! The requests of each protocol, and the verdicts of its answers.
 
 use std::sync::Mutex;
 

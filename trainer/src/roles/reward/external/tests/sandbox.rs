@@ -1,5 +1,4 @@
-//! Modules that behave and modules that do not: each call ends within its bounds, with the same verdict every
-//! time.
+//! Correct and misbehaving modules: each call ends within its limits, with the same verdict every time.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! The store as c10d sees it: one function that C++ calls, with a share of a connection.
-//! `csrc/collectives.cpp` makes a `c10d::Store` of it.
+//! The store's handle for c10d: one function that C++ calls, with a reference to a connection.
+//! `csrc/collectives.cpp` wraps it as a `c10d::Store`.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::wire::Operation;
 /// Takes `len` bytes, which are gone when it returns.
 type Take = unsafe extern "C" fn(into: *mut c_void, data: *const u8, len: usize);
 
-/// `LentStore` in collectives.cpp: a share of a connection, which C++ gives back once by `release`.
+/// `StoreHandle` in collectives.cpp: a share of a connection, which C++ gives back once by `release`.
 #[derive(Debug)]
 #[repr(C)]
-pub(in crate::collectives) struct LentStore {
+pub(in crate::collectives) struct StoreHandle {
     connection: *const c_void,
     ask: unsafe extern "C" fn(*const c_void, *const Asked, *mut c_void, Take) -> c_int,
     release: unsafe extern "C" fn(*const c_void),
@@ -36,7 +36,7 @@ const ANSWERED: c_int = 0;
 const NOTHING: c_int = 1;
 const FAILED: c_int = 2;
 
-impl LentStore {
+impl StoreHandle {
     pub(super) fn new(connection: &Arc<Connection>) -> Self {
         Self { connection: Arc::into_raw(Arc::clone(connection)).cast(), ask, release }
     }
@@ -45,7 +45,7 @@ impl LentStore {
 /// Asks, and hands over the answer or what went wrong.
 ///
 /// # Safety
-/// `connection` is that of a [`LentStore`] that was not released; `asked` holds as many bytes as it says;
+/// `connection` is that of a [`StoreHandle`] that was not released; `asked` holds as many bytes as it says;
 /// `take` may be called with `into`.
 unsafe extern "C" fn ask(
     connection: *const c_void,
@@ -89,8 +89,8 @@ unsafe fn bytes<'a>(data: *const u8, len: usize) -> &'a [u8] {
 }
 
 /// # Safety
-/// `connection` is that of a [`LentStore`], and is not used afterwards.
+/// `connection` is that of a [`StoreHandle`], and is not used afterwards.
 unsafe extern "C" fn release(connection: *const c_void) {
-    // SAFETY: the pointer is that of `Arc::into_raw` in `LentStore::new`, given back once.
+    // SAFETY: the pointer is that of `Arc::into_raw` in `StoreHandle::new`, given back once.
     drop(unsafe { Arc::from_raw(connection.cast::<Connection>()) });
 }

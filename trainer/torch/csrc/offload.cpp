@@ -44,7 +44,7 @@ void copy_beside(const Tensor& to, const Tensor& from) {
     const c10::StreamGuard guard(beside);
     to.copy_(from, /*non_blocking=*/true);
   }
-  // Its memory is given to nobody else before the copy is over.
+  // The allocator must not reuse its memory before the copy is over.
   on_device.record_stream(beside);
 }
 
