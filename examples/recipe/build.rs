@@ -1,4 +1,4 @@
-//! Tells the linker where the binary finds libtorch at run time, as every binary with the trainer in it does.
+//! Sets the run-time path by which the binary finds libtorch, as every binary with the trainer needs.
 
 fn main() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");

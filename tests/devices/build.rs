@@ -1,4 +1,4 @@
-//! Tells the linker where tests find libtorch at run time: a build script's link arguments reach only its own
+//! Sets the run-time path by which tests find libtorch: a build script's link arguments reach only its own
 //! package. Nothing is compiled here.
 
 fn main() {

@@ -1,5 +1,5 @@
-//! A collector of OpenTelemetry traces, in memory: it takes spans over HTTP in protobuf, or accepts calls and
-//! never answers.
+//! A collector of OpenTelemetry traces, in memory: it receives spans over HTTP in protobuf, or accepts
+//! connections and never answers.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -16,10 +16,10 @@ use prost::Message as _;
 /// Longest that a test waits for spans; they leave every few seconds, and at the end of a process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A span as a test looks at it; ids are hexadecimal.
+/// The fields of a span that tests read; ids are hexadecimal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Received {
-    /// Who sent it.
+    /// The service that sent it.
     pub service: String,
     /// What it is called.
     pub name: String,

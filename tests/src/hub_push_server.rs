@@ -1,7 +1,7 @@
-//! A server that takes what is pushed to the Hugging Face hub: repositories, large files by Git LFS whole or
-//! in parts, and commits. It holds each request to the protocol: tokens, digests, sizes, what is committed.
+//! A server for pushes to the Hugging Face hub: repositories, large files by Git LFS whole or in parts, and
+//! commits. It checks each request against the protocol: tokens, digests, sizes, committed files.
 //!
-//! What the real hub answers beside that is not proved by this one.
+//! It does not prove the behaviour of the real hub.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};

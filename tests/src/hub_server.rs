@@ -1,6 +1,6 @@
 //! A server that answers as the Hugging Face hub does for a model and a data set of one name.
 //!
-//! What the real hub answers beside that is not proved by this one.
+//! It does not prove the behaviour of the real hub.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};

@@ -1,6 +1,6 @@
-//! What the black-box tests share: where the workspace is and how its sources are read.
+//! Helpers of the black-box tests: the path of the workspace, and its sources.
 //!
-//! No product code lives here, and nothing here is used by product code.
+//! There is no product code here, and product code does not use this crate.
 
 pub mod collector;
 pub mod hub_push_server;

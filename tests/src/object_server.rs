@@ -1,7 +1,7 @@
-//! A server that speaks as much of S3 as a run needs, in memory, and misbehaves on request: it fails, is
-//! slow, hangs up in the middle, or goes silent.
+//! An S3 server in memory with the operations that a run needs, which misbehaves on request: it fails, is
+//! slow, closes connections early, or stops answering.
 //!
-//! What a real server accepts is not proved by this one.
+//! It does not prove the behaviour of a real server.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -79,7 +79,7 @@ impl ObjectServer {
         vec![
             ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port)),
             ("AWS_ALLOW_HTTP", "true".into()),
-            ("AWS_ACCESS_KEY_ID", "somebody".into()),
+            ("AWS_ACCESS_KEY_ID", "test-user".into()),
             ("AWS_SECRET_ACCESS_KEY", "knows".into()),
             ("AWS_REGION", "us-east-1".into()),
             ("NO_PROXY", "127.0.0.1".into()),

@@ -1,5 +1,5 @@
-//! A relay on loopback between a client and a server, which carries what the client sends as fast as it is
-//! told to: freely, slowly, or so many bytes and then no more.
+//! A relay on loopback between a client and a server, which limits what the client sends: not at all, to a
+//! rate, or to a number of bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -40,7 +40,7 @@ impl Relay {
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let (upstream, flow) = (upstream.clone(), flow.clone());
-                // Who hangs up is no business of the relay's.
+                // The relay does not care which side closes the connection.
                 std::thread::spawn(move || drop(carry(client, &upstream, flow)));
             }
         });

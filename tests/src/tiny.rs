@@ -1,4 +1,4 @@
-//! The smallest whole job: what it trains is of no interest, only that it trains.
+//! The smallest complete job, for tests in which the trained model does not matter.
 
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
-//! The pages of `docs/` and of the root: links, anchors, paths and commands that they name exist, and the
-//! site's table of contents has every page. Needs no mdBook.
+//! The pages of `docs/` and of the root: their links, anchors, paths and commands exist, and the site's table
+//! of contents has every page. Needs no mdBook.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

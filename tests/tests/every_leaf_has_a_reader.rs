@@ -1,5 +1,5 @@
-//! Every field of the specification is read by code that acts on it. A field that nobody reads is a are to
-//! whoever sets it.
+//! Every field of the specification is read by code that acts on it: a field without an effect would mislead
+//! its user.
 //!
 //! The scan is of source text. A field counts as read where it is taken from a value named like its group
 //! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type
@@ -16,7 +16,7 @@ use regex::Regex;
 /// Where readers live.
 const READERS: [&str; 3] = ["trainer/src", "operator", "crds/src/plan"];
 
-/// Sections that say what is trained and how. Whoever writes a job reads them, so their number is held.
+/// Sections that configure the training. Users have to read all of their fields, so the number is bounded.
 const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
@@ -125,7 +125,7 @@ fn reads(leaf: &Leaf, source: &str) -> bool {
     reader(leaf)(source)
 }
 
-/// What tells whether a source reads a field. Searching for plain text first spares most of the work.
+/// A predicate: whether a source reads a field. A plain-text search comes first, for speed.
 fn reader(leaf: &Leaf) -> impl Fn(&str) -> bool {
     let Leaf { path, group, field, owners } = leaf;
     let sign = TURNED.iter().find(|(turned, _)| turned == path).map(|(_, sign)| *sign);

@@ -1,4 +1,4 @@
-//! The script that fetches libtorch, with a pip that is played: what it keeps, and what it refuses to keep.
+//! The script that fetches libtorch, with a fake pip: which downloads it keeps, and which it refuses.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

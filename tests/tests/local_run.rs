@@ -1,7 +1,7 @@
-//! Whole local runs, seen from outside: manifests in, run folders, exit codes and messages out.
+//! Whole local runs as black boxes: manifests in, run folders, exit codes and messages out.
 //!
-//! Every test starts the real binaries on a job so small that it takes about a second. What a single module
-//! promises is tested beside that module.
+//! Every test starts the real binaries on a job so small that it takes about a second. Single modules have
+//! tests of their own.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "local_run/bad_data.rs"]

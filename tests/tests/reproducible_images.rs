@@ -1,5 +1,5 @@
-//! Two builds of an image from the same binaries and libraries are the same image, to the digest. A program
-//! and libraries of a few bytes stand for the trainer's: only what the build itself adds is looked at.
+//! Two builds of an image from the same binaries and libraries have the same digest. A program and libraries
+//! of a few bytes replace the trainer's: only the build is tested.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -46,7 +46,7 @@ impl Inputs {
         self.0.path().join(name)
     }
 
-    /// The digest of the image made of them by somebody with this umask.
+    /// The digest of the image that is built with this umask.
     fn build(&self, umask: &str) -> String {
         let script = workspace_root().join("charts/images.sh");
         let mut command = Command::new("sh");
@@ -69,7 +69,7 @@ fn digest(archive: &Path) -> String {
     index["manifests"][0]["digest"].as_str().unwrap().to_owned()
 }
 
-/// Takes the image away from whoever built it.
+/// Removes the image when the test ends.
 struct Removed;
 
 impl Drop for Removed {

@@ -1,6 +1,6 @@
-//! What may come into the tree: `deny.toml` is obeyed by every package that Cargo would build.
+//! Licences and sources of dependencies: every package that Cargo would build obeys `deny.toml`.
 //!
-//! Known weaknesses of packages are `make deny`'s business: their list is not on this machine.
+//! Known vulnerabilities are checked by `make deny`, which downloads their list.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

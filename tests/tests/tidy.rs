@@ -1,4 +1,4 @@
-//! The rules that the house keeps about itself: dependency arrows, module headers, sizes and words.
+//! The project's own rules: dependencies, module headers, sizes and words.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,5 +1,5 @@
-//! How fast a checkpoint of one gibibyte is saved by one process and by four, how long training waits for it,
-//! and how fast it is verified, beside writing and syncing the same bytes plainly.
+//! The time to save a checkpoint of one gibibyte by one process and by four, the time that training waits for
+//! it, and the time to verify it, compared with plain writes and syncs of the same bytes.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints and may panic")]
 
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! The training step of `update.rs` on two ranks of this machine that share the model, its gradients and its
-//! optimizer state; and the memory of a rank where activations take hardly any, beside what sharing promises.
+//! The training step of `update.rs` on two FSDP ranks of this machine; and the memory of a rank with few
+//! activations, compared with the expected saving.
 //!
 //! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
 

@@ -1,4 +1,4 @@
-//! The actor's schedule of islands, chunked head and hand-made loss gradients, against one plain autograd
+//! The actor's layer schedule, chunked head and hand-written loss gradients, against one plain autograd
 //! graph.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
-//! A rank's memory while it loads its part of a model, lets an engine take the model over, exports it, and
-//! resumes, in a process of its own: the peak counts everything that runs beside it.
+//! A rank's memory while it loads its shard of a model, syncs the engine's weights, exports, and resumes; in
+//! a separate process, because the peak counts everything in it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -159,7 +159,7 @@ fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
     }
 }
 
-/// Nobody ever has all of the model but as the engine has packed it.
+/// No rank ever has the whole model, except as the engine's packed weights.
 #[test]
 fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_whole() {
     let (full, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -176,7 +176,7 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
         // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that
         // is cast.
         let own = width * (count.total() + count.per_layer.max(count.head));
-        // The heap keeps a hole of up to a layer between what comes and goes.
+        // The heap is fragmented by up to a layer between allocations.
         let bound = own + two_parts + 4 * count.per_layer + SLACK;
         assert!(bound < own + 4 * count.total(), "a rank that has all of the model is found");
         for peak in peaks(dir.path(), 2, TAKING_OVER) {

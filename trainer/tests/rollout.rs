@@ -1,5 +1,5 @@
-//! The rollout engine on the fixtures of every family: what it writes is what the actor would write, whatever
-//! runs beside it, wherever the cache puts it and however often it sleeps.
+//! The rollout engine on the fixtures of every family: it samples what the actor would sample, for any batch,
+//! any cache blocks and any number of sleeps.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,6 +1,5 @@
-//! The rollout on a device of CPU memory: it samples what the CPU samples, a step costs the copies and
-//! launches that it may, and memory comes back. Each test runs itself again in a process that has such a
-//! device.
+//! The rollout on a device of CPU memory: it samples what the CPU samples, a step has the expected copies and
+//! launches, and memory is freed. Each test runs itself again in a process with such a device.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -156,8 +155,8 @@ fn a_sample_survives_preemption_on_a_device() {
 }
 
 #[test]
-fn two_hundred_sleeps_leave_no_memory_behind_on_a_device() {
-    on_device("two_hundred_sleeps_leave_no_memory_behind_on_a_device", || {
+fn two_hundred_sleeps_leak_no_memory_on_a_device() {
+    on_device("two_hundred_sleeps_leak_no_memory_on_a_device", || {
         let device = device_decoder("llama");
         let mut engine = RolloutEngine::new(options());
         let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;

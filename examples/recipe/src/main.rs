@@ -1,5 +1,5 @@
-//! Expert iteration, or rejection sampling fine-tuning (arXiv 2308.01825): sample, keep what is right, learn
-//! it by heart. A recipe of another crate, in the same binary as the trainer's own.
+//! Expert iteration, or rejection sampling fine-tuning (arXiv 2308.01825): sample, keep the right
+//! completions, and train on them (SFT). A recipe in a crate of its own, in one binary with the trainer's.
 
 use std::process::ExitCode;
 

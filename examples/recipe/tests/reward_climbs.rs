@@ -1,4 +1,4 @@
-//! The example as it stands: its binary runs its job, and the reward climbs while the loss falls.
+//! The example as it is: its binary runs its job, and the reward rises while the loss falls.
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! A real Argo CD as far as it syncs: its kinds, its application controller and its repository server, as
-//! processes beside the control plane. Applications come from git repositories on this machine's disk; nobody
-//! logs in.
+//! processes beside the control plane. Applications come from git repositories on this machine's disk; there
+//! are no logins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -79,7 +79,7 @@ fn installation(settings: &BTreeMap<String, String>) -> Vec<Value> {
         map("argocd-cm", settings),
         json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": metadata("argocd-secret"),
-            "stringData": {"server.secretkey": "of nobody who logs in"},
+            "stringData": {"server.secretkey": "of a server without logins"},
         }),
         json!({
             "apiVersion": "argoproj.io/v1alpha1", "kind": "AppProject", "metadata": metadata("default"),
@@ -110,7 +110,7 @@ fn environment(cluster: &Cluster, folder: &Path) -> Result<Vec<(&'static str, St
         ("ARGOCD_GPG_ENABLED", "false".into()),
         ("ARGOCD_TLS_DATA_PATH", text(folder.join("tls"))),
         ("ARGOCD_SSH_DATA_PATH", text(folder.join("ssh"))),
-        // It calls git and helm; settings of whoever runs the test are not its own.
+        // It calls git and helm; the user's own settings must not apply.
         ("PATH", path.unwrap_or_default().to_string_lossy().into_owned()),
         ("HOME", text(folder.to_owned())),
         ("TMPDIR", text(folder.join("tmp"))),

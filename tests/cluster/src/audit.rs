@@ -1,5 +1,5 @@
-//! The API server's own account of who called what: the honest way to count an operator's calls, and to time
-//! them.
+//! The API server's audit log: counts and times the calls of each user, independently of the operator's own
+//! metrics.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};

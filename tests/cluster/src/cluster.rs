@@ -1,4 +1,4 @@
-//! A running cluster: what a test holds, and what it can ask of it.
+//! A running cluster: the handle of a test, and its operations.
 
 mod clients;
 
@@ -175,19 +175,19 @@ impl Cluster {
         Ok(self.real_node.as_ref().ok_or(ClusterError::NoRealNode)?.load(archive)?)
     }
 
-    /// The kubeconfig of the user who may do everything.
+    /// The kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.slot.folder().join("admin.kubeconfig")
     }
 
-    /// `kubectl` as the user who may do everything.
+    /// `kubectl` as the administrator.
     pub fn kubectl(&self) -> Command {
         let mut command = Command::new(self.programs.join("kubectl"));
         command.env("KUBECONFIG", self.kubeconfig());
         command
     }
 
-    /// `helm` as the user who may do everything; built on first use.
+    /// `helm` as the administrator; built on first use.
     ///
     /// # Errors
     /// When it does not build.
@@ -197,9 +197,9 @@ impl Cluster {
         Ok(command)
     }
 
-    /// A driver of devices (dynamic resource allocation) for the real node, as the user who may do
-    /// everything. Pods that claim `devices` get them once it has prepared the claim, for which it keeps a
-    /// file of the claim's name in `folder`.
+    /// A driver of devices (dynamic resource allocation) for the real node, as the administrator. Pods that
+    /// claim `devices` get them once it has prepared the claim, for which it keeps a file of the claim's name
+    /// in `folder`.
     pub fn device_driver(&self, driver: &str, folder: &Path, devices: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("device-driver"));
         let kubelet = self.slot.folder().join("node/kubelet");

@@ -49,11 +49,11 @@ pub(crate) struct ControlPlane {
     pub(crate) server: String,
     /// Certificate of the authority, as PEM.
     pub(crate) authority: Vec<u8>,
-    /// Who may do everything.
+    /// The administrator.
     pub(crate) admin: User,
-    /// Who the real node is.
+    /// The user of the real node.
     pub(crate) node: User,
-    /// Who turns service addresses into those of pods.
+    /// The user of kube-proxy.
     pub(crate) proxy: User,
     processes: Vec<Process>,
 }
@@ -203,7 +203,7 @@ fn api_server_flags(slot: &Slot, options: &Options) -> Result<Vec<String>, Contr
         write(&folder.join("audit-policy.json"), &policy.to_string())?;
         flags.push(format!("--audit-policy-file={}", path("audit-policy.json")));
         flags.push(format!("--audit-log-path={}", path("audit.log")));
-        // In MiB; by default it begins again at a hundred, and who reads it loses its place.
+        // In MiB; by default the log is rotated at a hundred, and readers lose their position.
         flags.push("--audit-log-maxsize=100000".into());
     }
     Ok(flags)
@@ -216,7 +216,7 @@ fn controller_manager_flags(folder: &Path, options: &Options) -> Vec<String> {
         "--use-service-account-credentials".into(),
         format!("--service-account-private-key-file={}", path("certificates/apiserver.key")),
         format!("--root-ca-file={}", path("certificates/apiserver.crt")),
-        // The defaults would hide how quick everybody else is.
+        // The defaults would hide the speed of the other components.
         "--kube-api-qps=1000".into(),
         "--kube-api-burst=1000".into(),
         "--profiling=false".into(),

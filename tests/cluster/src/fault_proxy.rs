@@ -1,5 +1,5 @@
-//! A proxy on loopback in which calls meet [`Faults`]: for a program whose client nobody can put a layer
-//! into.
+//! A proxy on loopback that injects [`Faults`] into calls: for a program whose client cannot get a tower
+//! layer.
 //!
 //! ```text
 //! operator --http--> FaultProxy --https--> API server     the caller's own token passes, so its roles hold

@@ -1,5 +1,5 @@
-//! Faults between a client and the API server, by a script: answers that say no, answers that are lost after
-//! the deed, requests that never arrive, silence.
+//! Faults between a client and the API server, by a script: refusals, answers lost after execution, lost
+//! requests, silence.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use tower::{BoxError, Layer, Service};
 pub enum Fault {
     /// The server says no with this code, and has done nothing.
     Refuse(u16),
-    /// The connection breaks before the request arrives.
+    /// The connection breaks before the request is received.
     LoseRequest,
     /// The server does what it is asked, and its answer is lost.
     LoseAnswer,
@@ -31,7 +31,7 @@ pub enum Fault {
     Delay(Duration),
     /// The connection breaks this long after the answer has begun: for watches.
     Break(Duration),
-    /// Nothing more arrives this long after the answer has begun, and the connection stays: for watches.
+    /// No more data is sent this long after the answer has begun, and the connection stays open: for watches.
     Stall(Duration),
 }
 
@@ -87,7 +87,7 @@ impl<S> Layer<S> for Faults {
     }
 }
 
-/// The answer's body, whoever made it.
+/// The body of an answer, from the server or from the proxy.
 pub(crate) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A client's service with [`Faults`] in front of it.

@@ -1,4 +1,4 @@
-//! Who calls the API server, and how: tokens, and the file by which `kubectl`, `helm` and clients find the
+//! Users of the API server: tokens, and the kubeconfig by which `kubectl`, `helm` and clients find the
 //! cluster.
 
 use std::collections::hash_map::RandomState;
@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 
 use serde_json::json;
 
-/// Somebody the API server knows by a token from its start on.
+/// A user with a static token of the API server.
 #[derive(Clone, Debug)]
 pub(crate) struct User {
     /// The user's name.

@@ -1,5 +1,5 @@
 //! A real Kubernetes for tests: etcd, API server, controller manager and scheduler, built from source by Go
-//! and started in a second or two, in a network namespace of their own. Nothing of the product lives here.
+//! and started in a second or two, in a network namespace of their own. There is no product code here.
 //!
 //! ```no_run
 //! use rlt_cluster::{Options, Shared};
@@ -8,8 +8,8 @@
 //!
 //! # async fn a_test_in_a_namespace_of_its_own() -> Result<(), Box<dyn std::error::Error>> {
 //! let Some(cluster) = CLUSTER.get() else { return Ok(()) };           // says why; under CI it fails instead
-//! let namespace = cluster.namespace("gang").await?;                   // nobody else's, with its account
-//! let admin: kube::Client = cluster.client().await?;                  // may do everything
+//! let namespace = cluster.namespace("gang").await?;                   // of this test, with a service
+//! account let admin: kube::Client = cluster.client().await?;                  // may do everything
 //! let operator = cluster.client_of_service_account(&namespace, "rlt-operator").await?; // in its roles
 //! cluster.kubectl().args(["apply", "-f", "crds/manifests"]).status()?;
 //! # Ok(()) }
@@ -17,11 +17,11 @@
 //!
 //! The test process is a machine on the cluster's network: it reaches the API server, pods and services by
 //! their addresses, and is reached at [`Cluster::host_address`]. [`Options`] say what to start, [`FakeNodes`]
-//! how pods end that nobody runs, [`Faults`] which calls fail. [`own_cluster`] is for a test that breaks its
+//! how pods on fake nodes end, [`Faults`] which calls fail. [`own_cluster`] is for a test that breaks its
 //! cluster.
 //!
 //! A cluster ends with its owner. A janitor process waits on a pipe that only the owner holds open, and
-//! sweeps when it ends, also after SIGKILL; whoever starts a cluster next sweeps what even the janitor left.
+//! sweeps when it ends, also after SIGKILL; the next start of a cluster sweeps leftovers of a killed janitor.
 
 mod argo_cd;
 mod audit;

@@ -1,4 +1,4 @@
-//! MinIO, a real object store that speaks S3, as a process of this machine.
+//! MinIO, a real S3 object store, as a process of this machine.
 //!
 //! It serves one bucket from a folder of its own and ends with the thread that started it, however that ends.
 
@@ -17,7 +17,7 @@ use crate::requirements::go_is_missing;
 
 /// How long the store may take to serve.
 const PATIENCE: Duration = Duration::from_secs(30);
-const USER: &str = "somebody";
+const USER: &str = "minio-user";
 const PASSWORD: &str = "knows-the-word";
 
 /// Why there is no store.

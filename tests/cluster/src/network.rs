@@ -6,7 +6,7 @@
 //!                                                                        --- 198.19.N.0/24   services
 //! ```
 //!
-//! Both sides reach each other by these addresses and nothing else: the namespace has no way out of the
+//! Both sides reach each other by these addresses and nothing else: the namespace has no route out of the
 //! machine.
 
 use std::io::{self, Write};

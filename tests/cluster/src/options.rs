@@ -1,4 +1,4 @@
-//! What a cluster consists of. The cheapest that can fail is the right one for a test.
+//! The components of a cluster. A test should choose the cheapest with which it can fail.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a cluster asks of the machine, and what becomes of a test where it is not there.
+//! The requirements of a cluster on the machine, and the skip or failure of a test without them.
 
 use std::path::Path;
 use std::process::Command;

@@ -5,7 +5,7 @@
 //! /var/lib/rlt-cluster/3/       everything the cluster writes: made first, removed last
 //! ```
 //!
-//! A folder whose lock is free belongs to nobody any more; whoever comes next sweeps it.
+//! A folder whose lock is free has no owner any more; the next process sweeps it.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -145,7 +145,7 @@ fn make_folder(path: &Path) -> Result<(), SlotError> {
     std::fs::create_dir_all(path).map_err(|source| SlotError::Make { path: path.to_owned(), source })
 }
 
-/// The slot's lock, or `None` when somebody holds it.
+/// The slot's lock, or `None` if another process holds it.
 fn try_lock(index: u8) -> Result<Option<File>, SlotError> {
     let path = Path::new(ROOT).join(format!("{index}.lock"));
     let opened = File::options().create(true).truncate(false).write(true).open(&path);

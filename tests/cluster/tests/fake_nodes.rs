@@ -73,7 +73,7 @@ async fn pods_run_and_accelerators_are_accounted_for() {
     let running = wait_for_running(&pods, 3).await;
     let node = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.clone();
     let nodes: BTreeSet<_> = running.iter().map(node).collect();
-    assert_eq!(nodes.len(), 3, "eight of eight accelerators leave room for nobody else: {nodes:?}");
+    assert_eq!(nodes.len(), 3, "eight of eight accelerators leave no room for another pod: {nodes:?}");
     let all = pods.list(&Default::default()).await.unwrap();
     assert_eq!(all.iter().filter(|pod| node(pod).is_none()).count(), 1);
     pods.delete(&running[0].name_any(), &DeleteParams::default()).await.unwrap();

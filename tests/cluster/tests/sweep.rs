@@ -1,5 +1,4 @@
-//! What becomes of a cluster whose owner is killed: the janitor ends it, and whoever comes next ends what is
-//! left.
+//! A cluster whose owner is killed: the janitor ends it, and the next start removes leftovers.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

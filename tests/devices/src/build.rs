@@ -1,5 +1,5 @@
-//! Compiling the stand-ins: by g++, once for their sources, the kernels' and libtorch's version, whoever asks
-//! first.
+//! Compiles the emulated libraries by g++, once for the digest of their sources, the kernels and libtorch's
+//! version, across processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -162,7 +162,7 @@ fn is_source(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "cpp")
 }
 
-/// Objects that nobody has compiled yet go to `objects`, named by their digest.
+/// Missing objects are compiled into `objects`, named by their digest.
 fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildError> {
     fs::create_dir_all(objects).map_err(failed("making", objects))?;
     let (mut of_libraries, mut work) = (Vec::new(), Vec::new());

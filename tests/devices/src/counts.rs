@@ -1,4 +1,4 @@
-//! What a process has asked of its devices, as it has reported it.
+//! The driver's counts of a process: copies, launches, waits and memory, from its report.
 
 use std::io;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! The stand-in driver as this process has loaded it: its counts, and functions of CUDA's driver that a test
-//! calls by itself.
+//! The emulated driver in this process: its counts, and functions of CUDA's driver that a test calls
+//! directly.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

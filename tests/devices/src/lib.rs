@@ -2,7 +2,7 @@
 //! product opens NVIDIA's and libtorch's, built here and given to processes by their environment. Tests only.
 //!
 //! ```text
-//! libcuda.so.1      the device: memory that the host may not touch, streams whose work is done when somebody
+//! libcuda.so.1      the device: memory that the host cannot access, streams whose work is done when a thread
 //!                   waits for it, events, pinned memory, graphs, and our own kernels run by fibers
 //! libtorch_cuda.so  tensors on it: every operator of the CPU, and references for those that only CUDA has
 //! libnccl.so.2      collectives between processes
@@ -38,7 +38,7 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// The libraries as the sources are now; compiled where nobody has done it yet, once for all processes.
+    /// The libraries as the sources are now; compiled once for all processes.
     ///
     /// # Errors
     /// When there is no libtorch, or the compiler fails.

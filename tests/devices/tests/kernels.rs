@@ -128,7 +128,7 @@ fn copies_kernels_and_calls_happen_in_the_streams_order() {
             })
             .unwrap();
         done.record(&stream).unwrap();
-        assert_eq!(calls.load(Ordering::SeqCst), 0, "nobody has waited");
+        assert_eq!(calls.load(Ordering::SeqCst), 0, "no wait yet");
         done.synchronize().unwrap();
         assert!(done.has_happened().unwrap());
         assert_eq!(calls.load(Ordering::SeqCst), 1);

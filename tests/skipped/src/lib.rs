@@ -1,6 +1,6 @@
 //! Tests that cannot run on this machine. Each says so on the terminal and is noted in
-//! `target/skipped-tests.txt`, which `make test` shows at its end. What a test needs is decided where the
-//! test is; nothing else lives here, so that every crate's tests can depend on this one.
+//! `target/skipped-tests.txt`, which `make test` shows at its end. The test itself decides what it needs;
+//! there is nothing else here, so that every crate's tests can depend on this one.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A test that cannot run is seen: on the terminal, in the notes, and under CI as a failure.
+//! A skipped test is reported on the terminal and in the notes, and fails under CI.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -234,7 +234,7 @@ fn steps_with_a_non_finite_loss_are_skipped_and_counted_and_then_end_the_run() {
 
 #[test]
 fn a_hub_that_cannot_be_reached_is_worth_another_try() {
-    // Nobody listens on port 1.
+    // No server listens on port 1.
     let hub = json!({ "repo": "owner/name", "endpoint": "http://127.0.0.1:1" });
     let model = json!({ "architecture": null, "tokenizer": null, "hub": hub });
     Place::new().train(&tiny_with(json!({ "model": model }))).expect(75, &["owner/name", "main"]);

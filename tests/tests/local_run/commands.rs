@@ -1,4 +1,4 @@
-//! `rlt-trainer score` and `generate` on what a run exported, and models that come from the hub.
+//! `rlt-trainer score` and `generate` on an exported model, and models of the hub.
 
 use std::fs;
 use std::path::Path;

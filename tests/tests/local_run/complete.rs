@@ -1,4 +1,4 @@
-//! A run that reaches its end leaves the whole run-folder contract.
+//! A complete run leaves all files of the run folder.
 
 use std::fs;
 

@@ -1,6 +1,6 @@
-//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost goes on from
-//! there; a store that fails, hangs or is not there never stops a run that can continue, and never takes a
-//! checkpoint with it.
+//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost resumes from
+//! there; a store that fails, hangs or is unreachable never stops a run, and never causes the loss of a local
+//! checkpoint.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -115,7 +115,7 @@ fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
 fn a_copy_that_a_kill_cut_off_does_not_count() {
     let (server, first, second) = (ObjectServer::start().unwrap(), Place::new(), Place::new());
     train(&first, &on_server(2), &server).expect(0, &[]);
-    // Of the next one the shard arrives, and no more.
+    // Of the next one only the shard is uploaded.
     server.become_(Mood::WillingFor(1));
     let child = start(&first, &on_server(4000), &server);
     let started = Instant::now();
@@ -150,7 +150,7 @@ fn an_invalid_checkpoint_uri_ends_a_run_before_it_starts() {
 fn a_run_without_folder_and_store_cannot_be_resumed() {
     let (server, place) = (ObjectServer::start().unwrap(), Place::new());
     train(&place, &on_server(2), &server).expect(0, &[]);
-    // Nobody listens on port 1.
+    // No server listens on port 1.
     let alone = |place: &Place, manifest: &Value| {
         let path = place.write(manifest);
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));

@@ -1,4 +1,4 @@
-//! The examples as they stand, run as their first lines say, from a folder of their own. Of the quickstart,
+//! The examples as they are, run as their first lines say, each from a folder of its own. Of the quickstart,
 //! which `make quickstart` runs whole, the first quarter is enough for its promise.
 
 use std::path::{Path, PathBuf};

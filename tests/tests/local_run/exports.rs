@@ -1,4 +1,4 @@
-//! `rlctl export`: checkpoints of runs as folders for others, chosen by step or by reward, and on the hub.
+//! `rlctl export`: checkpoints of runs as Hugging Face folders, chosen by step or by reward, and on the hub.
 
 use std::fs;
 use std::path::Path;

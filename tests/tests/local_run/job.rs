@@ -1,4 +1,4 @@
-//! The tiny job that all tests vary, and the means to run it and to read what it left.
+//! The tiny job that tests vary, and helpers to run it and to read its run folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The plan's estimate of memory beside the peak that the run itself reports; pages of program and libraries
-//! are in neither.
+//! The plan's estimate of memory compared with the peak that the run reports, both without pages of program
+//! and libraries.
 
 use std::fs;
 use std::path::{Path, PathBuf};

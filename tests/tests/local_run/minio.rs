@@ -1,5 +1,4 @@
-//! Copies of checkpoints in a real object store, which is slow, cut off in the middle of an upload, and
-//! killed.
+//! Copies of checkpoints in a real object store, which is slow, disconnected during an upload, and killed.
 
 use std::collections::BTreeSet;
 use std::process::Child;
@@ -73,7 +72,7 @@ fn an_interrupted_upload_is_no_checkpoint_and_a_failing_store_stops_no_run() {
     let (first, second) = (Place::new(), Place::new());
     store.train(&first, &job(1)).expect(0, &[]);
     assert_eq!(store.whole_copies(), names(&["step-000001"]));
-    // Of the next shard a part arrives, and of the one after it some.
+    // A part of the next shard is uploaded, and some of the one after it.
     store.relay.set(Flow::Only(10 << 20));
     let child = store.begin(&first, &job(4000));
     wait_until(|| store.relay.is_dry());

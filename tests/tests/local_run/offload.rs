@@ -1,5 +1,5 @@
-//! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit,
-//! in less memory; and a disk without room for them is told by its name.
+//! A job with offloaded parameters, moments and layer inputs equals one without offload, bit for bit, in less
+//! memory; and a full disk is named in the error.
 
 use serde_json::{Value, json};
 
@@ -8,10 +8,10 @@ use crate::memory;
 use crate::resume::assert_same_run;
 use crate::run_folder::SmallDisk;
 
-/// `changes` with layer inputs alone kept, and everything resting or nothing.
-fn job(changes: &Value, rests: bool) -> Value {
+/// `changes` with activation checkpointing, and everything offloaded or nothing.
+fn job(changes: &Value, offloaded: bool) -> Value {
     let mut manifest = tiny_with(changes.clone());
-    let offload = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
+    let offload = json!({ "parameters": offloaded, "optimizer": offloaded, "activations": offloaded });
     merge(
         &mut manifest["spec"],
         json!({ "training": { "activationCheckpointing": true, "offload": offload } }),
@@ -34,10 +34,10 @@ fn a_run_with_everything_offloaded_equals_one_without_offload() {
     merge(&mut adapters, json!({ "model": { "lora": { "rank": 4 } } }));
     let supervised = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } });
     for changes in [roles(), adapters, supervised] {
-        let (staying, resting) = (Place::new(), Place::new());
+        let (staying, offloading) = (Place::new(), Place::new());
         staying.train(&job(&changes, false)).expect(0, &[]);
-        resting.train(&job(&changes, true)).expect(0, &[]);
-        assert_same_run(&staying, &resting);
+        offloading.train(&job(&changes, true)).expect(0, &[]);
+        assert_same_run(&staying, &offloading);
     }
 }
 
@@ -45,10 +45,11 @@ fn a_run_with_everything_offloaded_equals_one_without_offload() {
 fn a_role_is_offloaded_by_itself_or_stays_by_itself_bit_for_bit() {
     let staying = Place::new();
     staying.train(&job(&roles(), false)).expect(0, &[]);
-    for rests in [true, false] {
-        let offload = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
-        let own = json!({ "critic": { "offload": offload }, "reference": { "offloadParameters": rests } });
-        let mut manifest = job(&roles(), !rests);
+    for offloaded in [true, false] {
+        let offload = json!({ "parameters": offloaded, "optimizer": offloaded, "activations": offloaded });
+        let own =
+            json!({ "critic": { "offload": offload }, "reference": { "offloadParameters": offloaded } });
+        let mut manifest = job(&roles(), !offloaded);
         merge(&mut manifest["spec"], json!({ "training": { "roles": own } }));
         let place = Place::new();
         place.train(&manifest).expect(0, &[]);
@@ -61,17 +62,17 @@ fn a_role_is_offloaded_by_itself_or_stays_by_itself_bit_for_bit() {
 fn a_run_resumes_with_offload_switched_on_or_off() {
     let mut changes = roles();
     merge(&mut changes, json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } }));
-    let steps = |steps: u64, rests: bool| {
-        let mut manifest = job(&changes, rests);
+    let steps = |steps: u64, offloaded: bool| {
+        let mut manifest = job(&changes, offloaded);
         merge(&mut manifest["spec"], json!({ "training": { "steps": steps } }));
         manifest
     };
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&steps(6, false)).expect(0, &[]);
-    for (num_steps, rests, says) in
+    for (num_steps, offloaded, says) in
         [(2, true, None), (4, false, Some("after step 2")), (6, true, Some("after step 4"))]
     {
-        resumed.train(&steps(num_steps, rests)).expect(0, says.as_slice());
+        resumed.train(&steps(num_steps, offloaded)).expect(0, says.as_slice());
     }
     assert_same_run(&whole, &resumed);
 }
@@ -79,9 +80,9 @@ fn a_run_resumes_with_offload_switched_on_or_off() {
 /// Supervised, for sampling has a packed copy of the whole model.
 #[test]
 fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
-    let measured = [false, true].map(|rests| {
+    let measured = [false, true].map(|offloaded| {
         let mut manifest = memory::large();
-        let all = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
+        let all = json!({ "parameters": offloaded, "optimizer": offloaded, "activations": offloaded });
         let changes = json!({
             "model": { "architecture": { "numLayers": 12 } },
             "algorithm": { "kind": "SFT" },
@@ -95,7 +96,7 @@ fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
         });
         merge(&mut manifest["spec"], changes);
         let place = Place::new();
-        memory::train_as_estimated(if rests { "at rest" } else { "at hand" }, &place, &manifest);
+        memory::train_as_estimated(if offloaded { "offloaded" } else { "on the device" }, &place, &manifest);
         memory::measured(&place.run(""))
     });
     // 12 bytes for each of 21 million parameters, less two layers and what is fetched for an update.

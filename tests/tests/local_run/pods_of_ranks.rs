@@ -1,5 +1,5 @@
-//! Pods of several ranks: a launcher each, which starts its share of the job's ranks on one run folder, as
-//! pods do that share a volume.
+//! Pods of several ranks: each has a launcher, which starts its share of the job's ranks on a shared run
+//! folder, as pods with a shared volume do.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;

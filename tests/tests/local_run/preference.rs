@@ -1,5 +1,5 @@
-//! Training on preferences: of a data set, of labels, of rollout groups. The loss and its gradients are held
-//! to TRL's beside the trainer; here whole runs are.
+//! Training on preferences: of a data set, of labels, of rollout groups. Tests of the trainer compare loss
+//! and gradients with TRL's; these are whole runs.
 
 use std::fs;
 

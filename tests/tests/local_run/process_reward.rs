@@ -1,5 +1,5 @@
 //! Process reward models: trained on steps that are right or wrong, exported as transformers loads them, and
-//! asked by the next job. Loss and gradients are held to transformers' beside the trainer.
+//! used by the next job. Tests of the trainer compare loss and gradients with transformers'.
 
 use std::fs;
 

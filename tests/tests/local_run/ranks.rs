@@ -1,4 +1,4 @@
-//! Many ranks train as one: the same steps, the same weights, one end for all.
+//! Any number of ranks equals one rank: the same steps, the same weights, the same exit code.
 
 use std::collections::BTreeMap;
 use std::fs;

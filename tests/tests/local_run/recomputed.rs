@@ -1,6 +1,6 @@
 //! A step can be computed again from the files of its run alone: advantages, ratios, losses.
 //!
-//! The formulas here are written down anew; none of the product's is called.
+//! The formulas here are independent of the product's code.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! A reference that follows the actor: what it changes in a run, that a resumed run is the whole one, and
-//! that ranks that share the model are one rank. Its numbers are tested beside the trainer.
+//! A synced reference: its effect in a run, resumed runs equal uninterrupted ones, and sharded runs equal one
+//! rank. Its numbers are tested in the trainer.
 
 use std::f64::consts::LN_2;
 

@@ -1,5 +1,5 @@
-//! Ranks that end before their time are started again, and the run comes out as if nothing had happened; what
-//! cannot heal, or was requested, is not tried again.
+//! Failed ranks are restarted, and the run's result is that of an undisturbed one; permanent failures and
+//! requested stops are not retried.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -215,7 +215,7 @@ fn a_rank_that_does_not_stop_in_time_is_killed_and_named() {
     let ended = ended.expect(76, &["did not end within 1 s of a signal and was killed"]);
     assert!(
         !ended.stderr.contains("attempt"),
-        "what was asked to stop is not started again: {}",
+        "a run that was asked to stop is not restarted: {}",
         ended.stderr
     );
     assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());

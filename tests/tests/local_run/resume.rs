@@ -1,4 +1,4 @@
-//! A run that was interrupted, however it was, ends bit for bit as one that was not.
+//! An interrupted and resumed run equals an uninterrupted one, bit for bit.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Runs that a trained reward model judges.
+//! Runs with a trained reward model.
 
 use std::fs;
 use std::path::Path;
@@ -76,10 +76,10 @@ fn the_reward_is_the_models_score_for_any_number_of_workers_sharded_or_offloaded
     let place = Place::new();
     let model = place.file("reward-model");
     make_reward_model(&model);
-    let rewards = |workers: u32, mesh: Value, rests: bool| {
+    let rewards = |workers: u32, mesh: Value, offloaded: bool| {
         let tracking = json!({ "completionsPerStep": 8 });
         let workers = json!({ "count": workers, "mesh": mesh });
-        let training = json!({ "steps": 1, "offload": { "parameters": rests } });
+        let training = json!({ "steps": 1, "offload": { "parameters": offloaded } });
         let changes = json!({ "workers": workers, "tracking": tracking, "training": training });
         let place = Place::new();
         place.train(&judged_by(&model, changes)).expect(0, &[]);
@@ -92,10 +92,7 @@ fn the_reward_is_the_models_score_for_any_number_of_workers_sharded_or_offloaded
             .collect()
     };
     let alone: Vec<(Value, f64)> = rewards(1, json!({}), false);
-    assert!(
-        alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3),
-        "it tells them apart: {alone:?}"
-    );
+    assert!(alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3), "scores differ: {alone:?}");
     // Three workers have two prompts, so that one of them passes by what the others ask.
     for many in [
         rewards(2, json!({}), false),

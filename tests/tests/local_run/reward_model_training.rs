@@ -1,5 +1,5 @@
-//! Reward models from pairs: trained, measured, exported as transformers loads them, and asked by the next
-//! job. Loss and gradients are held to TRL's beside the trainer; here whole runs are.
+//! Reward models from pairs: trained, measured, exported as transformers loads them, and used by the next
+//! job. Tests of the trainer compare loss and gradients with TRL's; these are whole runs.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Whole runs that a program outside of the trainer judges, and those whose program fails.
+//! Whole runs with external reward servers, and with failing ones.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Rewards of a whole run: functions that hang, and what is recorded of them.
+//! Rewards of a whole run: functions that hang, and their records.
 
 use std::time::{Duration, Instant};
 

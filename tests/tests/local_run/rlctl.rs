@@ -1,4 +1,4 @@
-//! `rlctl`: what a person types.
+//! `rlctl` as a user calls it.
 
 use std::fs;
 use std::io::Write as _;

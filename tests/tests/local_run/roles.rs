@@ -1,5 +1,5 @@
-//! Roles with a precision of their own: each computes what it computes in a job whose precision that is, to
-//! the bit, whatever the actor computes in, and whether ranks share the model or not.
+//! Roles with a precision of their own: each gives the same bits as in a job of that precision, whatever the
+//! actor's precision, sharded or not.
 
 use serde_json::{Value, json};
 

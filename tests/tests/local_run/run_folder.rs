@@ -1,4 +1,4 @@
-//! The run folder under attack: two runs, other manifests, damaged checkpoints, a full disk.
+//! Faults of the run folder: two runs, other manifests, damaged checkpoints, a full disk.
 
 use std::fs;
 use std::path::Path;
@@ -140,7 +140,7 @@ impl<'a> SmallDisk<'a> {
 
 impl Drop for SmallDisk<'_> {
     fn drop(&mut self) {
-        // What cannot be unmounted now is seen by whoever removes the folder.
+        // If it cannot be unmounted now, removing the folder reports that.
         let _ = Command::new("umount").arg(self.0).output();
     }
 }

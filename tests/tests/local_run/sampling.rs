@@ -1,4 +1,4 @@
-//! What a manifest says about sampling and about which samples count shows in a whole run.
+//! The manifest's settings of sampling, and of which samples count, in a whole run.
 
 use serde_json::{Value, json};
 
@@ -117,7 +117,7 @@ fn with_long_completions(rollout: Value) -> Value {
     changes
 }
 
-/// All memory that a worker of this machine has, in bytes, as the error about a cache without room tells it.
+/// All memory that a worker of this machine has, in bytes, as the error about a too small cache reports it.
 fn memory_of_worker() -> f64 {
     let place = Place::new();
     let none = with_long_completions(json!({ "memoryFraction": 1e-6 }));

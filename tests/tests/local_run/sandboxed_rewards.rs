@@ -1,4 +1,4 @@
-//! Whole runs that Python in the sandbox judges: functions, and unit tests of what the model wrote.
+//! Whole runs with Python in the sandbox: reward functions, and unit tests of the model's code.
 
 use std::collections::BTreeMap;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave
-//! checkpoints that any number of ranks continues from.
+//! FSDP and sequence parallelism: sharded ranks equal one rank, and any number of ranks resumes from their
+//! checkpoints.
 
 use std::fs;
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Symptoms that a run's metrics show: told while it trains, kept in its folder and its report, explained by
+//! Symptoms in a run's metrics: reported while it trains, kept in its folder and its report, explained by
 //! `rlctl why`.
 
 use std::fs;
@@ -35,8 +35,8 @@ fn a_run_whose_rewards_are_all_equal_says_so_and_one_that_learns_does_not() {
         .expect(0, &["is complete: 20 of 20 steps", "EqualRewards", "`spec.algorithm.dynamicSampling`"]);
 
     let (place, ended) = rewarded("[0-4].*");
-    let told = ended.stdout + &ended.stderr;
-    assert!(!told.contains("warning: this run"), "{told}");
+    let output = ended.stdout + &ended.stderr;
+    assert!(!output.contains("warning: this run"), "{output}");
     assert!(!place.run("warnings.json").exists());
     why(&place).expect(0, &["is complete: 20 of 20 steps", "nothing is to be done"]);
 }

@@ -1,4 +1,4 @@
-//! TensorBoard itself reads what a run leaves for it.
+//! TensorBoard itself reads a run's event files.
 
 use std::collections::BTreeMap;
 use std::path::Path;

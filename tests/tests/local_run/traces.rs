@@ -1,5 +1,4 @@
-//! A run is followed by OpenTelemetry traces where its environment says so, and no collector delays or ends
-//! it.
+//! OpenTelemetry traces of a run, if its environment turns them on; no collector delays or ends it.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -81,10 +80,7 @@ fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing
     train(&silent, &tiny(), &Collector::silent().unwrap()).expect(0, &["traces are lost"]);
     let followed = started.elapsed();
     assert_eq!(quiet.weights(), silent.weights());
-    assert!(
-        followed < alone * 2 + Duration::from_secs(6),
-        "{followed:?}, and {alone:?} where nobody follows"
-    );
+    assert!(followed < alone * 2 + Duration::from_secs(6), "{followed:?}, and {alone:?} without traces");
 }
 
 #[test]

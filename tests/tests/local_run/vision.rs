@@ -1,5 +1,5 @@
-//! Prompts with images: a tiny vision-language model of transformers' learns by GRPO to tell colours that
-//! nothing but the image says.
+//! Prompts with images: a tiny vision-language model of transformers' learns by GRPO to name colours that
+//! only the image contains.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -121,7 +121,7 @@ def run(contest, load, commands, arguments, raw):
             # The first round warms caches, page tables and moments up.
             if round_idx > 0:
                 rounds[name].append(result)
-            print(json.dumps({"contest": contest, "who": name, "round": round_idx, **result}), file=raw, flush=True)
+            print(json.dumps({"contest": contest, "contestant": name, "round": round_idx, **result}), file=raw, flush=True)
     for contestant in contestants.values():
         contestant.end()
     return {name: median(results, contestants[name].loaded) for name, results in rounds.items()}
@@ -184,7 +184,7 @@ def main():
                 machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
                 limits = machine.measure("limits")
                 machine.end()
-                print(json.dumps({"contest": contest, "who": "machine", **limits}), file=raw, flush=True)
+                print(json.dumps({"contest": contest, "contestant": "machine", **limits}), file=raw, flush=True)
                 print("\n" + bounds.where_the_time_goes(contest, results["ours"], limits), flush=True)
 
 

@@ -19,7 +19,7 @@ def end_with_parent():
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     except (AttributeError, OSError):
-        pass  # No Linux; then whoever started this waits for it.
+        pass  # Not Linux: then the parent waits for it.
 
 
 def answer(values):

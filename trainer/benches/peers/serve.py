@@ -41,7 +41,7 @@ class Measurement:
 
 
 def wait_for_turn():
-    """The load that is wanted next; empty once nobody wants another measurement."""
+    """The load that is wanted next; empty after the last measurement."""
     return sys.stdin.readline().strip()
 
 

@@ -1,5 +1,4 @@
-//! The ranks of a benchmark: the process that was started, and those that it starts to do the same beside it.
-//! What they do is the benchmark's business.
+//! The ranks of a benchmark: the first process, and those that it starts with the same work.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -51,8 +50,8 @@ impl Crew {
         Ok(Self { ranks, others, _store: Some(store) })
     }
 
-    /// Lets all ranks do `load`, of which this one's part is `work`: processor time of all together, the peak
-    /// of memory of the rank that had the highest, and what else this one tells.
+    /// Runs `load` on all ranks, of which this one's share is `work`: the processor time of all, the highest
+    /// peak of memory of any rank, and this rank's own figures.
     pub(crate) fn measured(
         &mut self,
         load: &str,

@@ -1,5 +1,5 @@
-//! How the benchmarks that peers take turns with measure and answer: one line of standard input, one JSON
-//! object. What is measured is each benchmark's own business.
+//! The protocol of benchmarks that alternate with peers: one line of standard input, one JSON object as the
+//! answer.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -36,7 +36,8 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// What `work` tells of itself, `tokens` among it, with its time, its processor time and its peak of memory.
+/// The figures that `work` returns, `tokens` among them, with its time, its processor time and its peak of
+/// memory.
 pub(crate) fn measured(work: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::Result<Value> {
     // Without the kernel's counter the peak is that of the whole life of the process.
     rlt_torch::reset_peak_rss().ok();

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_an_image_count_rows_and_columns_and_text_goes_on_behind_the_longer_side() {
+    fn tokens_of_an_image_count_rows_and_columns_and_text_continues_after_the_longer_side() {
         let tokens = [1, PAD, PAD, PAD, PAD, PAD, PAD, 2, 3, PAD, 4];
         let layout = ImageLayout::new(&tokens, [grid(4, 6), grid(2, 2)], PAD, 2).unwrap();
         assert_eq!(layout.starts, [1, 9]);

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_stands_one_position_behind_the_token_that_it_is_read_after() {
+    fn scores_are_read_one_position_after_their_token() {
         let completion = |tokens: &[TokenId], places: &[usize]| ReadCompletion {
             tokens: tokens.to_vec(),
             places: places.to_vec(),

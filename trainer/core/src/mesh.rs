@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_rank_is_in_one_group_of_each_kind_and_finds_itself_there_by_its_coordinates(
+        fn every_rank_is_in_one_group_of_each_axis_at_the_index_of_its_coordinates(
             dp_replicate in 1_usize..5,
             dp_shard in 1_usize..5,
             sp in 1_usize..5,
@@ -202,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn a_copy_meets_the_ranks_of_a_shard_once_and_a_stream_lies_within_them(
+        fn a_replica_has_one_rank_of_each_shard_and_a_sequence_parallel_group_is_within_it(
             dp_replicate in 1_usize..5,
             dp_shard in 1_usize..5,
             sp in 1_usize..5,
@@ -218,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn the_parts_of_a_stream_are_alike_and_lie_end_to_end(num_tokens in 0_usize..100, num_shards in 1_usize..9) {
+        fn sequence_parallel_shards_are_equally_long_and_contiguous(num_tokens in 0_usize..100, num_shards in 1_usize..9) {
             let parts: Vec<_> =
                 (0..num_shards).map(|place| SpShard { place, num_shards }.range(num_tokens)).collect();
             prop_assert_eq!(parts[0].start, 0);

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_balance_decides_who_gets_the_long_sequences() {
+    fn a_balance_decides_which_rank_gets_the_long_sequences() {
         let workloads = [90, 30, 30, 30, 10, 10];
         let work = |share: &Vec<usize>| share.iter().map(|item| workloads[*item]).sum::<u64>();
         let works = |balance| {

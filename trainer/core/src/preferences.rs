@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn mismatched_completions_stand_behind_the_next_prompt() {
+    fn mismatched_completions_follow_the_next_prompt() {
         let examples = [example(&[7], &[&[1], &[2]]), example(&[8], &[&[3]]), example(&[9], &[&[4]])];
         let batch = Batch::from_mismatched(&examples);
         let got: Vec<_> = batch.sequences.iter().map(|s| (s.prompt.tokens[0], s.completion[0])).collect();

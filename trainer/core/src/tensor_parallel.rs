@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slices_lie_end_to_end_and_none_is_longer_than_the_first(len in 0_usize..100, num_shards in 1_usize..9) {
+        fn shards_are_contiguous_and_none_is_longer_than_the_first(len in 0_usize..100, num_shards in 1_usize..9) {
             let all: Vec<usize> = shards(num_shards).flat_map(|shard| shard.of(len)).collect();
             prop_assert_eq!(all, (0..len).collect::<Vec<_>>());
             for shard in shards(num_shards) {

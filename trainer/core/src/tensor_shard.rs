@@ -131,7 +131,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_rows_that_it_touches_hold_it_and_no_row_is_there_in_vain(
+        fn the_touched_rows_contain_it_and_no_row_is_superfluous(
             shape in prop::collection::vec(1_i64..6, 0..4),
             (one, other) in (0.0..=1.0, 0.0..=1.0),
         ) {

@@ -50,7 +50,7 @@ fn computed(decoder: &Decoder) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn a_base_in_bf16_below_an_adapter_computes_and_learns_as_one_in_fp32() {
+fn a_bf16_base_below_an_adapter_trains_like_an_fp32_base() {
     let (narrow, wide) = (adapted(Kind::BFloat16), adapted(Kind::Float));
     assert!(narrow.base_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
     assert!(narrow.trainable_parameters().iter().all(|(_, matrix)| matrix.kind() == Kind::Float));

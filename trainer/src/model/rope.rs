@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_lie_half_a_head_apart_while_they_are_turned() {
+    fn rotated_pairs_are_half_a_head_apart() {
         assert_eq!(dim_order(&config(0.5)), Some(vec![0, 2, 4, 6, 1, 3, 5, 7]));
         assert_eq!(dim_order(&config(1.0)), Some(vec![0, 2, 4, 6, 1, 3, 5, 7]));
         let halves = |partial| ModelConfig { rope_pairing: RopePairing::Halves, ..config(partial) };
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_turned_is_not_scaled() {
+    fn dims_that_are_not_rotated_are_not_scaled() {
         let mut config = config(0.5);
         config.ropes[0].scaling = RopeScaling::LongRope {
             short_factors: vec![1.0, 2.0],

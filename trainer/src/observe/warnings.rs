@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_symptom_is_told_once_kept_beside_what_stands_and_taken_back_when_it_has_gone() {
+    fn a_symptom_is_reported_once_and_withdrawn_when_it_is_over() {
         let folder = tempfile::tempdir().unwrap();
         let warnings = Warnings::default();
         // Devices are chosen before the run has a folder.
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_counts_the_steps_that_its_log_has_and_those_of_a_cold_start_never() {
+    fn a_resumed_run_counts_the_logged_steps_without_the_cold_start() {
         let folder = tempfile::tempdir().unwrap();
         let lines =
             (1..=9).map(|idx| serde_json::to_string(&step(idx, Stage::Training, 1.0)).unwrap() + "\n");

@@ -115,7 +115,7 @@ pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
 }
 
 #[test]
-fn every_rank_has_what_all_have_brought() {
+fn every_rank_has_the_values_of_all_ranks() {
     for size in [1, 2, 3] {
         let results = on_ranks(size, |ranks| {
             let own = "x".repeat(ranks.rank() * 3);

@@ -40,7 +40,7 @@ mod tests {
     use super::DeviceFailed;
 
     #[test]
-    fn a_failed_device_is_told_from_a_programs_own_mistake() {
+    fn a_failed_device_is_distinguished_from_an_error_of_the_program() {
         let ecc = "apply_rope failed in libtorch: CUDA error: uncorrectable ECC error encountered\nframe #1";
         let failed = DeviceFailed::in_message(ecc, "gen").unwrap().to_string();
         assert!(

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn other_failures_stay_what_they_are() {
+    fn other_failures_are_unchanged() {
         let other = explained(|| Err::<(), _>(TrainError::NoTokenizer)).unwrap_err();
         assert!(matches!(other, TrainError::NoTokenizer));
         let panic = catch_unwind(|| explained_panic("sizes do not fit")).unwrap_err();

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_with_line_numbers() {
+    fn written_lines_are_read_with_line_numbers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.jsonl");
         write(&path, [1, 2]).unwrap();

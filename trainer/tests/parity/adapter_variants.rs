@@ -152,7 +152,7 @@ fn patterns_of_a_specification_give_the_ranks_and_scalings_of_peft() {
 
 /// A larger rank computes the same; a smaller one what is left of the product by its singular values.
 #[test]
-fn an_adapter_goes_on_at_another_rank() {
+fn an_adapter_continues_at_another_rank() {
     for (name, variant, rank) in [("llama", "dora-rslora", 2), ("llama", "patterns", 4)] {
         let [base, expected] = open(name, variant);
         let path = folder(&base, variant).to_string_lossy().into_owned();

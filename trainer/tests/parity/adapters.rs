@@ -17,7 +17,7 @@ const ADAPTED: [&str; 9] =
 
 /// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
 /// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none
-/// slides, and what another field says for each layer or nobody reads.
+/// slides, and fields that repeat others or that no library reads.
 const REWRITTEN: [&str; 11] = [
     "dtype",
     "torch_dtype",

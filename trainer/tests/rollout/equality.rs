@@ -1,4 +1,4 @@
-//! The same tokens and log-probs by every route: dense or paged, alone or together, shared or not.
+//! The same tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
@@ -64,7 +64,7 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
 
 /// Weights are rounded once, from where they are kept.
 #[test]
-fn an_engine_in_other_numbers_than_its_policy_samples_as_one_of_a_policy_in_these() {
+fn an_engine_of_another_precision_samples_like_one_of_a_policy_in_that_precision() {
     let requests = requests(7, 2, &truncated());
     for (family, kind) in FAMILIES.into_iter().zip([Kind::BFloat16, Kind::Half].into_iter().cycle()) {
         let load = LoadOptions { compute: kind, ..LoadOptions::default() };
@@ -76,7 +76,7 @@ fn an_engine_in_other_numbers_than_its_policy_samples_as_one_of_a_policy_in_thes
 }
 
 #[test]
-fn a_shared_prompt_gives_what_prompts_of_their_own_give() {
+fn a_shared_prompt_equals_separate_prompts() {
     for family in FAMILIES {
         let decoder = decoder(family);
         let grouped = requests(5, 4, &SamplingParams::default());

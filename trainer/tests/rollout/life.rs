@@ -1,4 +1,4 @@
-//! Sync, sleep and wake: weights that cannot go stale unseen, memory that comes back.
+//! Sync, sleep and wake: stale weights are refused, and memory is freed.
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
@@ -43,7 +43,7 @@ fn any_parameter_that_changed_is_found_and_named() {
 }
 
 #[test]
-fn new_weights_leave_nothing_of_the_old_ones() {
+fn new_weights_replace_the_old_ones_completely() {
     let decoder = trainable("llama");
     let requests = requests(3, 2, &SamplingParams::default());
     let mut engine = RolloutEngine::new(options());
@@ -77,7 +77,7 @@ fn an_engine_without_weights_or_with_older_ones_refuses() {
 }
 
 #[test]
-fn two_hundred_sleeps_leave_no_memory_behind() {
+fn two_hundred_sleeps_leak_no_memory() {
     let decoder = decoder("llama");
     let requests = requests(4, 2, &SamplingParams::default());
     let mut engine = RolloutEngine::new(options());

@@ -27,7 +27,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks)
     })
 }
 
-/// The engine of a rank that samples as one with the others.
+/// The engine of a rank of a rollout tensor-parallel group.
 pub(crate) fn engine(ranks: &Ranks, options: RolloutOptions) -> RolloutEngine {
     let shards = ranks.rollout_tp_group(ranks.size()).unwrap();
     assert!(shards.is_some(), "the engine has a shard");

@@ -134,7 +134,7 @@ fn each_completion_is_handed_over_while_others_are_still_being_sampled() {
     };
     let completions =
         engine.generate_streaming(&decoder, &requests, &Letters, &mut progress, &mut on_finish).unwrap();
-    assert_eq!(completions, expected, "who listens changes nothing");
+    assert_eq!(completions, expected, "observers change nothing");
     assert_eq!(handed.len(), 6, "each once");
     for ((request_idx, sample_idx), completion, _) in &handed {
         assert_eq!(*completion, completions[*request_idx][*sample_idx]);

@@ -1,5 +1,5 @@
-//! Ranks that are threads here sample as one, each with a shard of the weights: the completions of one rank
-//! that has the whole.
+//! Tensor-parallel rollouts on ranks that are threads: the completions equal those of one rank with all
+//! weights.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -29,7 +29,7 @@ fn sample<'a>(
     engine.generate(policy, requests, &Letters, &mut |_| ControlFlow::Continue(()))
 }
 
-/// What ranks that sample as one write, the same on each of them, with `options` and in each of several
+/// The completions of a tensor-parallel group, the same on each rank, with `options` and in each of several
 /// calls.
 fn sharded(
     num_shards: usize,
@@ -53,7 +53,7 @@ fn sharded(
 }
 
 #[test]
-fn slices_of_every_family_sample_what_the_actor_would() {
+fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
     // The plan refuses to slice what normalises queries and keys over all heads, or each by its own weights.
     let is_sliced = |family: &&str| !family.starts_with("olmo") && !["cohere", "gpt-oss"].contains(family);
     for family in FAMILIES.into_iter().filter(is_sliced) {
@@ -172,7 +172,7 @@ fn a_slice_takes_its_part_of_the_memory() {
 }
 
 #[test]
-fn what_ranks_exchange_to_sample_as_one_is_counted_and_is_what_their_sums_and_logits_need() {
+fn bytes_of_a_tensor_parallel_rollout_are_those_of_its_all_reduces_and_logits() {
     let num_shards = 2;
     let requests = requests(6, 3, &SamplingParams::default());
     let of_ranks = on_ranks(num_shards, 60, |ranks| {
@@ -192,7 +192,7 @@ fn what_ranks_exchange_to_sample_as_one_is_counted_and_is_what_their_sums_and_lo
 }
 
 #[test]
-fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
+fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
     let requests = requests(3, 1, &SamplingParams::greedy());
     let num_steps = on_ranks(2, 60, |ranks| {
         let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
@@ -225,7 +225,7 @@ fn ranks_that_draw_different_tokens_end_in_that_step() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_a_sum_is_named() {
+fn a_rank_that_misses_an_all_reduce_is_named() {
     let requests = requests(1, 1, &SamplingParams::greedy());
     let end = Barrier::new(2);
     let said = on_ranks(2, 5, |ranks| {

@@ -1,4 +1,4 @@
-//! Ranks with a device each sample as one: what one rank samples, in steps that ask nothing more of the host.
+//! Tensor-parallel rollouts with a device each: they equal one rank, without further waits of the host.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -31,7 +31,7 @@ fn of_rank<T>(
     body(&mut engine, &decoder)
 }
 
-/// What two ranks sample as one, the same on either.
+/// The completions of two tensor-parallel ranks, the same on either.
 fn sharded(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
     let of_ranks = on_ranks(2, 60, |ranks| {
         of_rank(&ranks, (family, options.clone()), |engine, decoder| {
@@ -63,11 +63,10 @@ fn two_ranks_with_a_device_each_sample_what_one_rank_does() {
     });
 }
 
-const COUNTED: &str =
-    "tensor_parallel_on_devices::a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens";
+const COUNTED: &str = "tensor_parallel_on_devices::a_tensor_parallel_decoding_step_waits_only_for_its_tokens";
 
 #[test]
-fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
+fn a_tensor_parallel_decoding_step_waits_only_for_its_tokens() {
     let variable = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
     if is_inside() {
         let sampling = SamplingParams { ignore_eos: true, ..truncated() };
@@ -109,45 +108,55 @@ fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
 }
 
 #[test]
-fn what_ranks_exchange_by_graphs_is_counted_at_every_launch() {
-    on_device("tensor_parallel_on_devices::what_ranks_exchange_by_graphs_is_counted_at_every_launch", || {
-        let requests = requests(3, 1, &SamplingParams::greedy());
-        let sent = |uses_graphs: bool| {
-            on_ranks(2, 60, |ranks| {
-                of_rank(&ranks, ("llama", RolloutOptions { uses_graphs, ..options() }), |engine, decoder| {
-                    let before = ranks.traffic();
-                    engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()).unwrap();
-                    ranks.traffic().since(before).sent
+fn bytes_of_captured_collectives_are_counted_at_every_launch() {
+    on_device(
+        "tensor_parallel_on_devices::bytes_of_captured_collectives_are_counted_at_every_launch",
+        || {
+            let requests = requests(3, 1, &SamplingParams::greedy());
+            let sent = |uses_graphs: bool| {
+                on_ranks(2, 60, |ranks| {
+                    of_rank(
+                        &ranks,
+                        ("llama", RolloutOptions { uses_graphs, ..options() }),
+                        |engine, decoder| {
+                            let before = ranks.traffic();
+                            engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()).unwrap();
+                            ranks.traffic().since(before).sent
+                        },
+                    )
                 })
-            })
-        };
-        let (by_graphs, eager) = (sent(true), sent(false));
-        assert!(eager[0] > 0 && by_graphs == eager, "{by_graphs:?} and {eager:?}");
-    });
+            };
+            let (by_graphs, eager) = (sent(true), sent(false));
+            assert!(eager[0] > 0 && by_graphs == eager, "{by_graphs:?} and {eager:?}");
+        },
+    );
 }
 
 #[test]
-fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
-    on_device("tensor_parallel_on_devices::as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do", || {
-        // In the midst, and with the last token of all.
-        let requests = requests(1, 1, &SamplingParams { ignore_eos: true, ..SamplingParams::greedy() });
-        for asked_at in [3, requests[0].max_new_tokens] {
-            let num_steps = on_ranks(2, 60, |ranks| {
-                of_rank(&ranks, ("llama", options()), |engine, decoder| {
-                    let mut num_steps = 0;
-                    let ended = engine.generate(decoder, &requests, &Letters, &mut |_| {
-                        num_steps += 1;
-                        let is_asked = ranks.rank() == 1 && num_steps == asked_at;
-                        if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                    });
-                    assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
-                    num_steps
-                })
-            });
-            // One step is under way by then, and the next one carries the word.
-            assert_eq!(num_steps, [(asked_at + 2).min(requests[0].max_new_tokens), asked_at]);
-        }
-    });
+fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
+    on_device(
+        "tensor_parallel_on_devices::a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group",
+        || {
+            // In the midst, and with the last token of all.
+            let requests = requests(1, 1, &SamplingParams { ignore_eos: true, ..SamplingParams::greedy() });
+            for asked_at in [3, requests[0].max_new_tokens] {
+                let num_steps = on_ranks(2, 60, |ranks| {
+                    of_rank(&ranks, ("llama", options()), |engine, decoder| {
+                        let mut num_steps = 0;
+                        let ended = engine.generate(decoder, &requests, &Letters, &mut |_| {
+                            num_steps += 1;
+                            let is_asked = ranks.rank() == 1 && num_steps == asked_at;
+                            if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                        });
+                        assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+                        num_steps
+                    })
+                });
+                // One step is under way by then, and the next one carries the word.
+                assert_eq!(num_steps, [(asked_at + 2).min(requests[0].max_new_tokens), asked_at]);
+            }
+        },
+    );
 }
 
 #[test]
@@ -180,8 +189,8 @@ impl Detokenizer for FailsAfter {
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_a_step_is_named() {
-    on_device("tensor_parallel_on_devices::a_rank_that_does_not_come_to_a_step_is_named", || {
+fn a_rank_that_misses_a_step_is_named() {
+    on_device("tensor_parallel_on_devices::a_rank_that_misses_a_step_is_named", || {
         let sampling =
             SamplingParams { ignore_eos: true, stop: vec!["?".into()], ..SamplingParams::greedy() };
         let requests = [RolloutRequest { max_new_tokens: 40, ..requests(1, 1, &sampling).remove(0) }];

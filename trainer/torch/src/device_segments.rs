@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_do_not_fit_are_refused_by_what_is_wrong() {
+    fn segments_that_do_not_fit_are_refused_with_the_reason() {
         let refused =
             |cu_seqlens, prefixes| Counts::of(Segments { cu_seqlens, prefixes }).unwrap_err().to_string();
         assert!(refused(&[0, 5, 3], &[]).contains("[0, 5, 3]"));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_lie_as_their_numbers_did() {
+    fn pairs_keep_the_order_of_their_numbers() {
         let numbers = [0, 3, -1, i32::MAX, 7];
         let pairs = Tensor::from_slice(&in_pairs(&numbers)).view_dtype(Kind::Int);
         assert_eq!(Vec::<i32>::try_from(pairs.narrow(0, 0, 5)).unwrap(), numbers);

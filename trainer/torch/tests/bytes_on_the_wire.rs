@@ -95,7 +95,7 @@ fn measure(rank: usize, port: u16, operations: &[Operation]) -> Vec<(Traffic, u6
 }
 
 #[test]
-fn ranks_count_what_their_connections_carry() {
+fn ranks_count_the_bytes_of_their_connections() {
     let store = serve_store(0, 1, SIZE).unwrap();
     let port = store.port();
     let operations: [Operation; 5] = [all_reduce, all_gather, reduce_scatter, all_to_all, broadcast];

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_told_apart_by_its_name_and_the_time_of_its_first_step() {
+    fn a_run_is_identified_by_its_name_and_the_time_of_its_first_step() {
         let run = |name: &str| RunDescription { name: name.into(), spec: Value::Null };
         let id = run("a").id(&step(1.7e9));
         assert_eq!(id.len(), 16);

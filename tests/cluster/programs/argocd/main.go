@@ -33,7 +33,7 @@ func main() {
 	}
 }
 
-// redis serves at the address that `--address` gives until it is told to stop. What it holds never expires.
+// redis serves at the address that `--address` gives until it is asked to stop. What it holds never expires.
 func redis() error {
 	address := flag.String("address", "127.0.0.1:6379", "where to listen")
 	flag.Parse()

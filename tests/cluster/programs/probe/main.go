@@ -1,8 +1,8 @@
-// Package main is what runs in the harness's own pods. Without arguments it holds a pod's namespaces open until it is
-// told to end. With arguments it does what a test of the cluster asks of a pod:
+// Package main runs in the harness's own pods. Without arguments it holds a pod's namespaces open until it
+// gets a stop signal. With arguments it does what a test of the cluster asks of a pod:
 //
 //	probe exit CODE           says so and ends with the code
-//	probe serve ADDRESS       answers every connection with its host's name, until it is told to end
+//	probe serve ADDRESS       answers every connection with its host's name, until it gets a stop signal
 //	probe connect ADDRESS     tries until a connection is answered, and prints the answer
 package main
 

@@ -1,7 +1,7 @@
-//! `cluster up`, `down` and `sweep`: a cluster for people, by the same means as those of the tests.
+//! `cluster up`, `down` and `sweep`: a cluster for manual use, by the same code as in tests.
 //!
-//! `up` leaves a process behind that owns the cluster, and `down` asks it to end over a socket; whoever kills
-//! it ends the cluster as well.
+//! `up` leaves a process behind that owns the cluster, and `down` asks it to end over a socket; killing the
+//! process ends the cluster, too.
 
 #![expect(clippy::print_stdout, reason = "it talks to people")]
 
@@ -106,7 +106,7 @@ fn up(images: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Owns a cluster until it is told to end it. Says on its first line how to call `kubectl`.
+/// Owns a cluster until `down` asks it to end. Says on its first line how to call `kubectl`.
 fn own(arguments: &[&str]) -> Result<(), Failure> {
     let (chart, images) = match arguments {
         ["--chart", chart, images @ ..] => (Some(chart), images),

@@ -1,5 +1,4 @@
-//! Who asks the cluster, and how: clients and kubeconfigs of whoever may do everything, and of service
-//! accounts.
+//! Clients and kubeconfigs of the administrator, and of service accounts.
 
 use std::path::PathBuf;
 

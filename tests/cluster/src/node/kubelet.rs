@@ -33,14 +33,14 @@ fn configuration(site: &Site, socket: &Path) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "enforceNodeAllocatable": [],
-        // The disk belongs to whoever runs the tests.
+        // The disk belongs to the machine of the tests.
         "evictionHard": { "memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%" },
         "imageGCHighThresholdPercent": 100,
         "clusterDNS": [site.slot.node_address()],
         "clusterDomain": "cluster.local",
         "resolvConf": "",
         "healthzPort": 0,
-        // Nobody but this machine reaches it.
+        // Only this machine reaches it.
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
         "authorization": { "mode": "AlwaysAllow" },
         "nodeStatusUpdateFrequency": "2s",

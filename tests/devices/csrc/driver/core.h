@@ -102,7 +102,7 @@ struct Core {
   std::vector<std::unique_ptr<Device>> devices;
   // Around queues, events, captures and memory. Never held while work is carried out.
   std::mutex lock;
-  // Held by whoever carries work out: one entry of one stream at a time.
+  // Held by the thread that executes work: one entry of one stream at a time.
   std::mutex running;
   std::vector<std::unique_ptr<Stream>> streams;
   std::set<Capture*> captures;

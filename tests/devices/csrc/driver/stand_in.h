@@ -41,8 +41,8 @@ void* rlt_stand_in_alias(const void* address);
 // The device whose memory an address is in, or -1.
 int rlt_stand_in_device_of(const void* address);
 bool rlt_stand_in_is_pinned(const void* address);
-// Memory of a device, which is taken and given back without waiting for anybody: an allocator upon it must know when
-// work on it is over.
+// Memory of a device, allocated and freed without a wait: an allocator on top must know when work on it is
+// over.
 CUresult rlt_stand_in_allocate(int device, size_t num_bytes, void** out);
 void rlt_stand_in_release(void* address);
 

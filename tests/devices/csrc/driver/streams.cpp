@@ -1,5 +1,5 @@
-// Streams and their work. Work is carried out when somebody waits for it: nobody sees a result that was not waited
-// for.
+// Streams and their work. Work is executed when a thread waits for it: a result is never visible without a
+// wait.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -89,7 +89,7 @@ struct Caller {
   }
 };
 
-// Threads that are never joined: what they look at lives as long as the process.
+// Threads that are never joined: the data that they read lives as long as the process.
 template <class Worker>
 Worker& started() {
   static Worker* worker = [] {

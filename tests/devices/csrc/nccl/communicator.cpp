@@ -83,8 +83,8 @@ void Operation::end() {
 bool Operation::advance() {
   if (of->is_aborted || of->error != SUCCESS) return true;
   if (!of->is_complete()) return of->error != SUCCESS;
-  Operation* nobody = nullptr;
-  if (!has_begun && !of->running.compare_exchange_strong(nobody, this)) return false;
+  Operation* none = nullptr;
+  if (!has_begun && !of->running.compare_exchange_strong(none, this)) return false;
   if (!has_begun)
     for (const Copy& copy : copies) std::memmove(copy.to, copy.from, copy.num_bytes);
   has_begun = true;

@@ -22,7 +22,7 @@ constexpr unsigned MAGIC = 0xcafebeef;
 
 using Handle = std::shared_ptr<Communicator>*;
 
-// Communicators that are neither destroyed nor aborted: whoever uses another one uses freed memory.
+// Communicators that are neither destroyed nor aborted: using another one would use freed memory.
 std::mutex living_lock;
 std::set<Handle> living;
 

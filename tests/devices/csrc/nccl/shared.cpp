@@ -40,7 +40,7 @@ size_t Channel::take(char* into, size_t n) {
   return n;
 }
 
-// Whoever comes first makes it; its bytes begin as zeros, which is an empty communicator.
+// The first process creates it; its bytes begin as zeros, which is an empty communicator.
 Shared* open_shared(const std::string& name, int num_ranks, std::string& error) {
   const int file = shm_open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   void* memory = MAP_FAILED;

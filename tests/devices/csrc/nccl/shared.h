@@ -30,7 +30,7 @@ struct Shared {
 // The communicator's memory in this process; null with a cause in `error` where it cannot be had.
 Shared* open_shared(const std::string& name, int num_ranks, std::string& error);
 void close_shared(Shared* shared, int num_ranks);
-// Lets nobody else find it, once all have.
+// Removes its name, once all have opened it.
 void forget_shared(const std::string& name);
 
 }  // namespace nccl

@@ -48,7 +48,7 @@ struct Group {
 struct Block {
   Fiber threads[MAX_THREADS];
   Group all, warps[MAX_THREADS / WARP];
-  // What the lanes of a warp show each other, of two generations: nobody is further ahead than one.
+  // The values that the lanes of a warp exchange, of two generations: no lane is further ahead than one.
   uint64_t shown[MAX_THREADS / WARP][2][WARP];
   unsigned ready[MAX_THREADS], num_ready, num_done, num_threads, current;
   void* scheduler;

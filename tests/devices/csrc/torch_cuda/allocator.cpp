@@ -1,6 +1,6 @@
-// Memory of tensors. A piece that was freed is given to somebody else once the stream that it was taken on, and those
-// that recorded its use, have come past the moment at which it was freed; no other stream is asked. So whoever
-// forgets to record a use reads other numbers.
+// Memory of tensors. A freed piece is reused once the stream that it was allocated on, and those that
+// recorded its use, have passed the moment at which it was freed; no other stream is checked. So a forgotten
+// record of a use shows as wrong numbers.
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstdio>
@@ -35,7 +35,7 @@ struct Piece {
   std::set<CUstream> streams;
 };
 
-// A freed piece and how far streams must come before it is anybody's.
+// A freed piece and how far streams must come before it is reused.
 struct Freed {
   void* address;
   std::map<CUstream, uint64_t> until;

@@ -1,5 +1,5 @@
-// Pinned memory of the host. What was freed is kept for who asks next, and not given away before recorded copies are
-// over.
+// Pinned memory of the host. Freed memory is kept for later requests, and not reused before recorded copies
+// are over.
 #include <map>
 #include <mutex>
 #include <vector>

@@ -27,7 +27,7 @@ inline CUstream current_handle(int device) { return handle_of(current_stream(dev
 
 c10::DeviceAllocator& device_allocator();
 c10::Allocator& pinned_allocator();
-// Pinned memory is not given to anybody else before the stream is done with it.
+// Pinned memory is not reused before the stream is done with it.
 void record_pinned(const void* address, CUstream stream);
 
 const at::Generator& default_generator(int device);

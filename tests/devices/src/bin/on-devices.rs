@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the one place where this program speaks of its own end")]
+#[expect(clippy::print_stderr, reason = "the one place where this program prints its final error")]
 fn refuse(cause: &str) -> ExitCode {
     eprintln!("on-devices: {cause}");
     ExitCode::from(2)

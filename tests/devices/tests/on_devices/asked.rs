@@ -1,4 +1,4 @@
-//! What this process has asked of its stand-in devices.
+//! The operations that this process has requested of its emulated devices.
 
 use std::ffi::{CStr, c_char, c_void};
 

@@ -1,4 +1,4 @@
-//! The stand-in device itself: it must refuse, and show, what a GPU does not forgive.
+//! The emulated device itself: it must refuse, and expose, errors that fail on a GPU.
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt as _;
@@ -62,10 +62,10 @@ fn a_device_copy_is_visible_only_after_a_wait() {
         let copied = Event::new(0).unwrap();
         stream.copy_to_host(&host, &on_device).unwrap();
         copied.record(&stream).unwrap();
-        assert_eq!(values(&host), [0.0, 0.0], "nobody has waited yet");
+        assert_eq!(values(&host), [0.0, 0.0], "no wait yet");
         copied.synchronize().unwrap();
         assert_eq!(values(&host), [1.0, 2.0]);
-        // The other way, what the host writes too early is what arrives.
+        // In the other direction, a value that the host writes too early is copied.
         stream.copy_to_device(&on_device, &host).unwrap();
         let _ = host.shallow_clone().fill_(7.0);
         assert_eq!(values(&on_device), [7.0, 7.0]);

@@ -1,4 +1,4 @@
-//! What is said of devices that are there, and of those that cannot be used.
+//! The report on found devices, and on those that cannot be used.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! The checks of a machine with a GPU, on devices of CPU memory, so that they cannot rot; and without any
-//! device.
+//! `gpu-check` on emulated devices, so that it keeps working, and without any device.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A device whose memory does not suffice: the run ends, and says what ran out, when, and what to change.
+//! A device with too little memory: the run ends, and its error names phase, amounts and fields to change.
 
 use std::fs;
 use std::process::Command;
@@ -35,9 +35,9 @@ fn a_device_that_is_too_small_ends_the_run_with_phase_amounts_and_fields() {
     for num_bytes in [peak * 9 / 10, peak / 50] {
         let (code, said, _) = train(num_bytes);
         assert_eq!(code, Some(BAD_CONFIG), "{said}");
-        let told = said.lines().find(|line| line.contains("ran out of memory in phase `")).unwrap_or(&said);
+        let error = said.lines().find(|line| line.contains("ran out of memory in phase `")).unwrap_or(&said);
         for part in ["were asked for", "were free", "spec."] {
-            assert!(told.contains(part), "{part} in {told}");
+            assert!(error.contains(part), "{part} in {error}");
         }
     }
 }

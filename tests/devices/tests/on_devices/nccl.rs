@@ -1,5 +1,5 @@
-//! The product's border to NCCL between real processes: every collective against its definition, and what is
-//! said of a rank that hangs or is gone.
+//! The product's border to NCCL between real processes: every collective against its definition, and the
+//! errors for a rank that hangs or has ended.
 
 use std::env;
 use std::process::{Child, Command, Stdio};

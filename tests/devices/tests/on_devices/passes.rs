@@ -1,5 +1,5 @@
-//! Scoring and updates on a device: the CPU's numbers, by so many launches however many samples there are,
-//! and without waiting between micro-batches.
+//! Scoring and updates on a device: the CPU's results, with a number of launches that does not depend on the
+//! samples, and without waits between micro-batches.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -196,7 +196,7 @@ fn scoring_waits_once_for_all_micro_batches() {
         };
         let (few, many, split) = (asked(FEW, LARGE), asked(MANY, LARGE), asked(MANY, SMALL));
         assert_eq!(few.launches, many.launches, "launches of one micro-batch");
-        // Where the numbers have come by the time that they are requested, nobody waits.
+        // If the numbers were copied before they are requested, no thread waits.
         assert!([few.waits, many.waits, split.waits].iter().all(|waits| *waits <= 1), "{few:?} {split:?}");
         assert_eq!([few.host_to_device, few.device_to_host], [1, 1]);
     });

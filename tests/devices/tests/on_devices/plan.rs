@@ -1,5 +1,5 @@
-//! What `rlctl plan` says of a GPU's memory, beside the peak that a run reports of each phase. Both count
-//! what tensors hold: what an allocator keeps for later, and the context of a process, are in neither.
+//! `rlctl plan`'s memory of a GPU, compared with the peak that a run reports for each phase. Both count
+//! tensors only, without free blocks of the allocator and the context of a process.
 
 use std::fs;
 use std::process::Command;

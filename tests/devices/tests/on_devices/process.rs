@@ -1,5 +1,5 @@
-//! Tests that compute on devices: each runs again in a process that finds them, for libtorch learns once in a
-//! process whether there are any.
+//! Tests that compute on devices: each runs again in a process that finds them, because libtorch detects
+//! devices once per process.
 
 use std::env;
 use std::process::{Command, Output};

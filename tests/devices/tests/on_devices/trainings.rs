@@ -1,5 +1,5 @@
-//! What a training gives on devices: the numbers that it gives on the CPU, on any number of devices,
-//! interrupted or not, offloaded or not, in any split.
+//! Trainings on devices give the CPU's numbers, on any number of devices, interrupted or not, offloaded or
+//! not, in any split into micro-batches.
 
 use serde_json::{Value, json};
 
@@ -72,12 +72,12 @@ fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
 #[test]
 fn offload_to_pinned_memory_changes_no_bit() {
     for (lora, precision) in [(json!(null), "Fp32"), (json!({ "rank": 4 }), "Bf16")] {
-        let job = |rests: bool| {
+        let job = |offloaded: bool| {
             json!({
                 "model": { "lora": lora, "architecture": { "numLayers": 2 } },
                 "training": {
                     "activationCheckpointing": true, "precision": precision,
-                    "offload": { "parameters": rests, "optimizer": rests, "activations": rests }
+                    "offload": { "parameters": offloaded, "optimizer": offloaded, "activations": offloaded }
                 }
             })
         };

@@ -1,4 +1,4 @@
-//! What the rollout's weights cost a device: only digests leave it, and of a model with an adapter only the
+//! The cost of a weight sync on a device: only digests are copied from it, and with an adapter only the
 //! adapter's.
 
 use std::path::Path;

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_know_where_they_lie() {
+    fn rows_have_their_offsets() {
         let rows = holed();
         assert_eq!(rows.ranges().collect::<Vec<_>>(), [0..3, 3..3, 3..5, 5..6]);
         assert_eq!((rows.num_rows(), rows.num_valid_rows()), (4, 2));

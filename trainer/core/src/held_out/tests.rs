@@ -100,7 +100,7 @@ fn samples_without_a_trusted_reward_count_for_nothing() {
 }
 
 #[test]
-fn the_majority_earns_what_its_answer_earns() {
+fn the_majority_has_the_reward_of_its_answer() {
     let unanimous = [(Some(1.0), Some("7")), (Some(1.0), Some("7"))];
     let metrics = held_out_metrics(&[group("a", &unanimous)], 2);
     assert_eq!(metrics["val-core/a/reward/maj@2/mean"], 1.0);

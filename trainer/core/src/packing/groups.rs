@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn there_is_at_most_one_micro_batch_too_many(groups in groups(), max_tokens in 24_usize..90) {
+        fn packing_uses_at_most_one_micro_batch_more_than_the_minimum(groups in groups(), max_tokens in 24_usize..90) {
             let lens: Vec<usize> =
                 units(&groups, max_tokens, 64).unwrap().iter().map(|unit| unit.num_tokens).collect();
             let num = pack_groups(&groups, max_tokens, 64).unwrap().micro_batches.len();

@@ -108,7 +108,7 @@ fn options_out_of_range_are_refused_before_the_model_is_loaded() {
 }
 
 #[test]
-fn the_adapter_changes_what_is_written() {
+fn the_adapter_changes_the_sampled_tokens() {
     let files = Files::new(&prompts());
     let adapter = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models/llama/adapter");
     let base = files.run(&["--temperature", "0"]).unwrap();

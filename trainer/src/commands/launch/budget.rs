@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cause_has_a_budget_of_its_own_and_what_cannot_heal_has_none() {
+    fn each_cause_has_its_own_budget_and_permanent_failures_have_none() {
         let mut restarts = Restarts::new(&RetriesSpec { crash: 2, io: 1, ..RetriesSpec::default() });
         for cause in [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo] {
             seconds(restarts.after(cause, Progress::Lived));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_that_come_to_nothing_wait_the_longer_the_more_there_were() {
+    fn attempts_without_progress_are_retried_with_growing_delays() {
         use Progress::{None, Saved};
         let mut restarts = Restarts::new(&RetriesSpec { crash: 100, ..RetriesSpec::default() });
         let mut after = |progress| seconds(restarts.after(FailureCause::Signalled, progress));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_a_rank_left_behind_is_gone_before_the_next_attempt() {
+    fn a_leftover_process_of_a_rank_is_killed_before_the_next_attempt() {
         let mut rank = Command::new("sh")
             .args(["-c", "sleep 300 & echo started; sleep 300"])
             .process_group(0)

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_stopped_before_it_could_save_was_stopped_and_did_not_fail() {
+    fn a_run_stopped_before_its_first_checkpoint_has_not_failed() {
         let early = End { cut: Cut::by_signal(None, Some(15)), ..killed(0, 15) };
         let missing = End { cut: Cut::AfterAnother, ..killed(2, 9) };
         let ends = [early.clone(), exited(1, 76), missing.clone()];
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_stop_in_time_is_named_with_the_time() {
+    fn ranks_that_do_not_stop_in_time_are_named_with_the_time() {
         let late = End { cut: Cut::TooLate(Duration::from_secs(3)), ..killed(1, 9) };
         let Failed { rank, how, code, .. } = failed(&[exited(0, 80), late]);
         assert_eq!((rank, code), (1, ExitCode::PeerLost));

@@ -107,7 +107,7 @@ fn scores_are_those_of_each_sequence_alone_in_the_order_of_the_lines() {
 }
 
 #[test]
-fn text_goes_through_the_model_s_tokenizer() {
+fn text_is_encoded_by_the_model_s_tokenizer() {
     let setting = Setting::new();
     let scored = setting.run(&setting.args(), "{\"id\": \"sum\", \"text\": \"1+2=3\"}\n").unwrap();
     let tokenizer = Tokenizer::load(&setting.args().model.model).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_below_only_where_every_part_of_it_goes_down() {
+    fn a_path_is_below_a_folder_only_without_parent_components() {
         for path in ["config.json", "a/b", "..a", "a..b/c", "..."] {
             assert!(is_below(path), "{path}");
         }

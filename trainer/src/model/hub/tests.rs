@@ -73,7 +73,7 @@ fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed(
 }
 
 #[test]
-fn says_which_repository_and_revision_cannot_be_had() {
+fn an_unavailable_repository_or_revision_is_named() {
     let (_, files) = tiny_model();
     let hub = HubServer::start(files).unwrap();
     let cache = tempfile::tempdir().unwrap();

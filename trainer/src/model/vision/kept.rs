@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_the_longest_time_ago_is_dropped() {
+    fn the_least_recently_used_entry_is_dropped() {
         // Three of them do not fit.
         let large =
             Tensor::zeros([1], (Kind::Uint8, Device::Cpu)).expand([(KEPT_FEATURES_BYTES / 2) as i64], false);

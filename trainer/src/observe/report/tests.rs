@@ -37,7 +37,7 @@ fn completion(step: u64, prompt: &str, completion: &str) -> String {
 }
 
 #[test]
-fn a_warning_of_the_run_stands_above_everything_else() {
+fn a_warning_of_the_run_is_shown_first() {
     let dir = folder_with(&[], "metadata: {name: demo}", "");
     assert!(!page(dir.path()).contains("role=\"alert\""));
     fs::write(dir.path().join(WARNINGS), r#"["COMPUTES ON THE CPU: <libcudnn.so.9> does not load"]"#)
@@ -48,7 +48,7 @@ fn a_warning_of_the_run_stands_above_everything_else() {
 }
 
 #[test]
-fn an_empty_folder_makes_a_page_that_says_so() {
+fn the_page_of_an_empty_folder_reports_that_it_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(dir.path());
     assert!(page.contains("No step is finished yet.") && !page.contains("<figure"), "{page}");
@@ -92,7 +92,7 @@ fn text_of_a_model_stays_text() {
 }
 
 #[test]
-fn early_and_late_completions_of_one_prompt_stand_side_by_side() {
+fn early_and_late_completions_of_one_prompt_are_shown_side_by_side() {
     let completions = completion(1, "2+2=", "5")
         + &completion(1, "1+1=", "7")
         + &completion(50, "in between", "x")

@@ -317,7 +317,7 @@ fn an_adapter_on_shards_of_a_quantized_model_trains_as_on_the_whole() {
 }
 
 #[test]
-fn a_quantized_model_that_is_offloaded_trains_as_one_that_is_not() {
+fn an_offloaded_quantized_model_trains_like_one_on_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let offloaded = offloaded_actor(QUANTIZED, &Ranks::alone(), 1, ALL, folder.path());
     assert_eq!(train_actor(QUANTIZED, offloaded), train(QUANTIZED, &Ranks::alone(), 1));
@@ -441,7 +441,7 @@ fn a_critic_in_shards_learns_as_the_whole() {
 
 /// Below its adapter a critic computes with the actor's shards: nothing of the model is there twice.
 #[test]
-fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
+fn a_critic_s_adapter_uses_the_actor_s_shards() {
     let case = Case { lora: true, ..FULL };
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
@@ -481,7 +481,7 @@ fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
 }
 
 #[test]
-fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_is_asked_for() {
+fn weights_are_gathered_in_the_compute_dtype_and_in_the_master_dtype_on_request() {
     let case = Case { compute: Kind::BFloat16, ..FULL };
     let exact = numbers(whole_parameters(DecoderUnits::from(&decoder(case))).values());
     on_ranks(2, |ranks| {
@@ -519,7 +519,7 @@ fn accumulated_micro_batches_are_one_batch() {
 }
 
 #[test]
-fn at_rest_a_rank_holds_its_part_and_nothing_more() {
+fn between_passes_a_rank_holds_only_its_shard() {
     for case in [FULL, Case { lora: true, ..FULL }] {
         let (num_parameters, num_trained) = {
             let whole = decoder(case);

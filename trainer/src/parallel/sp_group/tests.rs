@@ -275,7 +275,7 @@ fn gradients_of_every_parameter_are_those_of_one_rank() {
 }
 
 #[test]
-fn streams_train_as_one_rank_also_where_ranks_share_the_model() {
+fn sequence_parallel_groups_train_like_one_rank_also_with_fsdp() {
     let one = train(FULL, ONE, POLICY);
     for layout in [layout(4, 1, 4), layout(4, 1, 2), layout(4, 2, 2), layout(8, 2, 2)] {
         assert_close(&format!("{layout:?}"), &train(FULL, layout, POLICY), &one, TOLERANCE);

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_that_rest_are_those_that_stay_and_can_be_forgotten() {
+    fn offloaded_moments_equal_those_in_memory_and_can_be_dropped() {
         let folder = tempfile::tempdir().expect("a folder");
         let trained = |is_offloaded: bool| {
             let leaves = [leaf(&[1.0, -2.0, 3.0]), leaf(&[]), leaf(&[0.5])];

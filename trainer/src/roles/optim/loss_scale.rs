@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_goes_on_as_if_it_had_not_been() {
+    fn a_saved_and_loaded_state_continues_unchanged() {
         let mut scale = LossScale::of(Kind::Half);
         scale.back_off();
         (0..GROWTH_INTERVAL / 2).for_each(|_| scale.grow());

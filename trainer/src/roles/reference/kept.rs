@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_computed_once_is_read_by_the_next_attempt_up_to_a_torn_record() {
+    fn cached_log_probs_are_read_by_the_next_attempt_up_to_a_torn_record() {
         let folder = tempfile::tempdir().unwrap();
         let open = |digest| KeptLogprobs::open(folder.path(), digest, &Ranks::alone()).unwrap();
         let [one, two] = [

@@ -73,7 +73,7 @@ fn functions(spec: Value) -> Result<RewardFunctions, RewardSetupError> {
 }
 
 #[test]
-fn rewards_come_back_in_the_order_of_the_samples() {
+fn rewards_are_returned_in_the_order_of_the_samples() {
     let by_number = Closure(|sample: &Sample<'_>| {
         let number: u64 = sample.completion.parse().unwrap();
         // Early samples take longest, so completion order differs from sample order.

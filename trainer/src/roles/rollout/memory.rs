@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_has_its_part_of_what_the_machine_has() {
+    fn a_worker_has_its_share_of_the_machines_memory() {
         let share = |ranks| MemoryShare::of(Device::Cpu, 0.5, ranks).unwrap().total_bytes;
         assert!(share(1) as u64 <= rlt_torch::machine_memory_bytes().unwrap());
         assert!(share(1) > 64 << 20, "a machine that runs this has some memory");

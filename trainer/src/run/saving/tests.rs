@@ -89,7 +89,7 @@ fn a_file_that_is_not_what_was_written_is_never_committed() {
 }
 
 #[test]
-fn training_goes_on_while_a_rank_is_not_done_and_the_commit_waits_for_it() {
+fn training_continues_while_a_rank_saves_and_the_commit_waits_for_it() {
     let dir = tempfile::tempdir().unwrap();
     on_ranks(SIZE, |ranks| {
         let mut store = store(&ranks, dir.path());
@@ -122,7 +122,7 @@ fn training_goes_on_while_a_rank_is_not_done_and_the_commit_waits_for_it() {
 }
 
 #[test]
-fn what_changes_after_the_begin_is_no_part_of_the_checkpoint() {
+fn changes_after_the_start_of_a_save_are_not_in_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (ranks, mut store) = (Ranks::alone(), store(&Ranks::alone(), dir.path()));
     let mut saving = Saving::prepare(&ranks, &store).unwrap();
@@ -136,7 +136,7 @@ fn what_changes_after_the_begin_is_no_part_of_the_checkpoint() {
 }
 
 #[test]
-fn ranks_that_do_not_see_the_leader_s_folder_leave_the_writing_to_it() {
+fn ranks_without_access_to_the_leader_s_folder_send_it_their_tensors() {
     let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let shared = on_ranks(SIZE, |ranks| {
         let dir = if ranks.rank() == 2 { elsewhere.path() } else { dir.path() };

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_gpus_are_named_with_what_is_there() {
+    fn too_few_gpus_are_reported_with_the_number_found() {
         let error = choose(spec::Device::Cuda, &with_gpus(3), (0, 4)).unwrap_err();
         assert_eq!(
             error.to_string(),

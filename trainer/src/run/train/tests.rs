@@ -60,7 +60,7 @@ fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
 }
 
 #[test]
-fn a_reward_that_panics_costs_its_samples_and_the_run_goes_on() {
+fn a_panicking_reward_function_masks_its_samples_and_the_run_continues() {
     let root = tempfile::tempdir().unwrap();
     let root = root.path().join("run");
     assert_eq!(run(false, &root).unwrap(), Outcome::Complete);

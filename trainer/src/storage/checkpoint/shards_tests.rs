@@ -58,7 +58,7 @@ fn shard(folder: &Path, writer_idx: usize) -> PathBuf {
 }
 
 #[test]
-fn what_many_have_written_is_whole() {
+fn a_checkpoint_of_many_writers_is_complete() {
     let dir = tempfile::tempdir().unwrap();
     let folder = save(dir.path(), 5);
     let checkpoint = Checkpoint::open(&folder).unwrap();

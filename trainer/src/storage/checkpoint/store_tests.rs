@@ -44,7 +44,7 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_kind_shape_and_stride_comes_back_bit_by_bit() {
+fn every_dtype_shape_and_stride_is_loaded_bit_by_bit() {
     let dir = temporary();
     let base = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([2, 3, 4]);
     let kinds = [
@@ -96,7 +96,7 @@ fn other_safetensors_readers_read_the_file() {
 }
 
 #[test]
-fn a_tensor_is_whole_again_whatever_number_of_processes_wrote_it() {
+fn a_tensor_is_loaded_whole_from_any_number_of_writers() {
     let dir = temporary();
     let store = save(dir.path(), 1, &[1]);
     drop(store);
@@ -259,7 +259,7 @@ fn misfits_are_refused_with_both_sides() {
 }
 
 #[test]
-fn state_numbers_come_back_bit_by_bit() {
+fn state_numbers_are_loaded_bit_by_bit() {
     let dir = temporary();
     let values = [0.1 + 0.2, f64::MIN_POSITIVE, 1e308, -0.0, std::f64::consts::PI];
     let state = json!({ "values": values, "seed": u64::MAX });

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_whose_beat_stands_still_is_silent_and_one_that_is_late_is_behind() {
+    fn a_rank_without_heartbeat_is_silent_and_a_slow_one_is_behind() {
         let pulse = |beat, sequence| Some(encode(beat, &Started::from([("data".to_owned(), sequence)])));
         let before = [pulse(5, 7), pulse(9, 7), pulse(2, 6), None];
         let after = [pulse(7, 7), pulse(9, 7), pulse(4, 6), None];

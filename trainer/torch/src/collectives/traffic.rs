@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_rank_sends_another_receives_and_no_more_than_an_operation_needs() {
+    fn bytes_sent_equal_bytes_received_and_the_minimum_of_each_operation() {
         for size in 2..=9 {
             for num_bytes in [0, 4, 8, 4 * 7, 4 * 1000, 4 * 1003, 4 * 9_000_001] {
                 let others = (size - 1) as u64;

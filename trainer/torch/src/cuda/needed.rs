@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_loads_misses_nothing_and_one_that_is_not_there_needs_nothing() {
+    fn a_loadable_library_and_a_missing_one_have_no_missing_dependencies() {
         assert_eq!(missing_for(NEIGHBOUR), [""; 0]);
         assert_eq!(missing_for("librlt-is-nowhere.so"), [""; 0]);
     }

@@ -160,7 +160,7 @@ fn several_operations_may_be_under_way_at_once_and_groups_do_not_meet() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_to_an_operation_is_named_within_the_timeout() {
+fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
     let store = serve_store(0, 3, 3).unwrap();
     let port = store.port();
     thread::scope(|scope| {
@@ -245,7 +245,7 @@ fn a_store_that_appears_late_is_waited_for_and_one_that_never_does_is_named() {
 }
 
 #[test]
-fn a_rank_that_comes_before_the_store_of_its_attempt_waits_while_that_of_the_last_one_answers() {
+fn a_rank_waits_for_the_store_of_its_attempt_while_an_older_store_answers() {
     let last = serve_store(0, 2, 1).unwrap();
     let port = last.port();
     let early = thread::spawn(move || Rendezvous::join(membership(port, 0, 1)).map(|_| ()));

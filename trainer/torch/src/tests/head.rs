@@ -146,7 +146,7 @@ fn nothing_to_predict_gives_zeros() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_its_numbers() {
+fn invalid_sizes_are_refused_with_their_numbers() {
     let (hidden, weight) = (randn(&[2, 8], 1), randn(&[9, 8], 2));
     let refused = |error: Error, part: &str| assert!(error.to_string().contains(part), "{error}");
     refused(head_forward(&hidden, &weight, &[1, 9], 1.0, 2).unwrap_err(), "9 at token 1");

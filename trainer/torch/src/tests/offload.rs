@@ -38,12 +38,12 @@ fn assert_comes_back(device: Device) {
 }
 
 #[test]
-fn tensors_come_back_from_a_file_as_they_were() {
+fn tensors_offloaded_to_a_file_are_prefetched_unchanged() {
     assert_comes_back(Device::Cpu);
 }
 
 #[test]
-fn tensors_come_back_from_pinned_memory_as_they_were() {
+fn tensors_offloaded_to_pinned_memory_are_prefetched_unchanged() {
     if crate::load_cuda().unwrap() {
         return assert_comes_back(Device::Cuda(0));
     }

@@ -113,7 +113,7 @@ fn last_settings() -> AdamWStep {
 }
 
 #[test]
-fn the_norm_is_that_of_all_elements_and_tells_what_is_not_finite() {
+fn the_norm_covers_all_elements_and_shows_non_finite_ones() {
     on_every_isa(|| {
         let tensors = [randn(&[70_000], 1), randn(&[3, 5], 2), randn(&[7], 3).to_kind(Kind::BFloat16)];
         let expected: f64 = tensors
@@ -174,7 +174,7 @@ fn a_block_hands_out_its_memory_once_and_lives_as_long_as_a_tensor() {
 }
 
 #[test]
-fn tensors_in_a_file_are_what_was_written_also_after_their_memory_was_given_back() {
+fn tensors_in_a_file_are_unchanged_after_their_memory_was_released() {
     let folder = tempfile::tempdir().unwrap();
     let tensors = [randn(&[3, 5], 1), randn(&[0], 1), randn(&[1 << 18], 2).to_kind(Kind::BFloat16)];
     let (file, mapped) = crate::TensorFile::write(folder.path(), &tensors).unwrap();
@@ -199,7 +199,7 @@ fn tensors_in_a_file_are_what_was_written_also_after_their_memory_was_given_back
 }
 
 #[test]
-fn a_gradient_taken_away_comes_back_with_the_next_backward_pass() {
+fn a_removed_gradient_is_allocated_by_the_next_backward_pass() {
     let leaf = super::leaf(&randn(&[3], 1));
     let given = Tensor::ones([3], (Kind::Float, tch::Device::Cpu));
     crate::set_grad(&leaf, Some(&given));
@@ -212,7 +212,7 @@ fn a_gradient_taken_away_comes_back_with_the_next_backward_pass() {
 }
 
 #[test]
-fn memory_may_go_and_come_back_between_a_pass_and_its_backward() {
+fn memory_can_be_freed_and_restored_between_forward_and_backward() {
     let (weight, x) = (randn(&[4, 3], 1), leaf(&randn(&[5, 3], 2)));
     let buffer = crate::FlatBuffer::new(20, (Kind::Float, tch::Device::Cpu)).unwrap();
     let mut parameter = leaf(&weight);
@@ -233,7 +233,7 @@ fn memory_may_go_and_come_back_between_a_pass_and_its_backward() {
 }
 
 #[test]
-fn the_peak_covers_what_was_used() {
+fn the_peak_covers_all_used_memory() {
     crate::reuse_large_buffers();
     let before = crate::rss_bytes().unwrap();
     crate::reset_peak_rss().unwrap();

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_equal_rewards_teaches_nothing() {
+    fn a_group_of_equal_rewards_has_no_gradient() {
         let rows = Rows::unmasked([2; 3]);
         let rewards = rows.at_last_valid(&[0.1; 3]);
         assert_eq!(grpo(&rows, &rewards, &[5; 3], true).unwrap().advantages, [0.0; 6]);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn remax_pays_what_beats_the_greedy_completion() {
+    fn remax_subtracts_the_greedy_completions_reward() {
         let rows = Rows::unmasked([2, 1]);
         let got = remax(&rows, &[0.0, 1.0, 0.5], &[0.25, 1.0]).unwrap();
         assert_eq!(got.advantages, [0.75, 0.75, -0.5]);

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_stand_in_order_with_nothing_outside() {
+    fn sections_are_in_order_and_self_contained() {
         let format = Format::matching(r"<think>.*</think>\s*<answer>.*</answer>").unwrap();
         let score = |text: &str| format.score(&sample(text, &json!(null))).unwrap();
         assert_eq!(score("<think>x < y</think>\n<answer>3</answer>"), 1.0);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schema_and_what_would_be_fetched_is_refused() {
+    fn invalid_schemas_and_remote_references_are_refused() {
         assert!(matches!(JsonSchema::new(&json!({"type": 3})), Err(RewardError::Schema { .. })));
         let remote = json!({"$ref": "https://example.com/schema.json"});
         assert!(matches!(JsonSchema::new(&remote), Err(RewardError::Schema { .. })));

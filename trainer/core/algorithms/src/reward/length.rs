@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_lies_above_the_free_length() {
+    fn the_limit_is_above_the_free_length() {
         assert!(matches!(LengthPenalty::new(5, 5), Err(RewardError::Setting { .. })));
     }
 }

@@ -269,7 +269,7 @@ fn samples_that_wait_for_a_place_fork_from_the_same_prefill() {
 }
 
 #[test]
-fn a_finished_sequence_leaves_at_once_and_a_waiting_one_joins() {
+fn a_finished_sequence_is_removed_at_once_and_a_waiting_one_is_admitted() {
     let requests = [request(3, 1, 9), request(3, 1, 9), request(3, 1, 9)];
     let lengths = [2, 9, 3];
     let done = Simulation::new(limits(64, 4, 2), &requests).run(&|s| lengths[s.request_idx]);

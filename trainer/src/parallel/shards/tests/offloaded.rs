@@ -20,7 +20,7 @@ fn everywhere<T: PartialEq + std::fmt::Debug + Send>(size: usize, body: impl Fn(
 }
 
 #[test]
-fn an_actor_that_rests_trains_as_one_that_stays() {
+fn an_offloaded_actor_trains_like_one_on_the_device() {
     let alone = [
         OffloadSpec { optimizer: true, ..NONE },
         OffloadSpec { activations: true, ..NONE },
@@ -51,7 +51,7 @@ fn an_actor_that_rests_trains_as_one_that_stays() {
 }
 
 #[test]
-fn a_critic_that_rests_learns_as_one_that_stays() {
+fn an_offloaded_critic_trains_like_one_on_the_device() {
     for (case, size, dp_shard) in [(TIED, 1, 1), (ADAPTER, 1, 1), (UNTIED, 2, 2), (ADAPTER, 2, 2)] {
         let learned = |spec| {
             let folder = tempfile::tempdir().unwrap();
@@ -73,7 +73,7 @@ fn a_critic_that_rests_learns_as_one_that_stays() {
 }
 
 #[test]
-fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
+fn a_checkpoint_is_resumed_with_offload_on_or_off() {
     let in_bf16 = Case { compute: Kind::BFloat16, ..UNTIED };
     let (alone, copies, shards): (Layout, Layout, Layout) = ((1, 1, 1), (2, 1, 1), (4, 2, 1));
     for (case, layout, changes) in [
@@ -97,7 +97,7 @@ fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
 }
 
 #[test]
-fn any_number_of_ranks_goes_on_from_what_rested() {
+fn any_number_of_ranks_resumes_from_a_checkpoint_saved_with_offload() {
     let dir = tempfile::tempdir().unwrap();
     let [saved, ended] = save(Way { case: UNTIED, layout: (4, 4, 1), offload: ALL }, dir.path());
     for (layout, offload) in [((1, 1, 1), ALL), ((2, 2, 1), NONE), ((4, 2, 2), ALL)] {
@@ -111,7 +111,7 @@ fn any_number_of_ranks_goes_on_from_what_rested() {
 }
 
 #[test]
-fn parameters_that_rest_take_no_memory_between_passes_and_two_layers_in_one() {
+fn offloaded_parameters_take_no_memory_between_passes_and_that_of_two_layers_in_one() {
     let folder = tempfile::tempdir().unwrap();
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, ALL, folder.path());
     let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();

@@ -74,7 +74,7 @@ pub(super) fn go_on(Way { case, layout, offload }: Way, path: &Path) -> [BTreeMa
 }
 
 #[test]
-fn any_number_of_ranks_goes_on_from_what_any_number_has_saved() {
+fn any_number_of_ranks_resumes_from_a_checkpoint_of_any_number() {
     let tied = Case { tied: true, ..FULL };
     let adapter = Case { lora: true, ..FULL };
     let four: &[Layout] = &[(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 4, 2)];

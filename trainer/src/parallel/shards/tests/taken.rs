@@ -65,7 +65,7 @@ fn engine() -> RolloutEngine {
 }
 
 #[test]
-fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
+fn an_engine_samples_the_same_from_a_sharded_and_a_whole_model() {
     let (tied, adapter) = (Case { tied: true, ..FULL }, Case { lora: true, ..FULL });
     for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
         let folder = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate(
 }
 
 #[test]
-fn what_was_gathered_wrong_is_told_by_the_digests_of_all_ranks() {
+fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
     let digest =
         |tensor: &Tensor| Ok::<_, RankError>(tensor.double_value(&[0]).to_bits() ^ tensor.numel() as u64);
     let matches = on_ranks(2, |ranks| {

@@ -102,7 +102,7 @@ fn follow(keeping: Keeping, ranks: &Ranks, folder: &Path) -> [BTreeMap<String, V
 }
 
 #[test]
-fn a_reference_that_follows_becomes_the_mixture_bit_for_bit_wherever_it_lies() {
+fn a_synced_reference_is_the_mixture_bit_for_bit_in_any_storage() {
     let whole = Keeping { dp_shard: 1, own_dp_shard: None, is_offloaded: false, compute: Kind::Float };
     let sharded = Keeping { dp_shard: 2, ..whole };
     let folder = tempfile::tempdir().unwrap();

@@ -62,7 +62,7 @@ fn newest(dir: &FilePath) -> Option<u64> {
 }
 
 #[test]
-fn a_copy_in_many_parts_comes_back_byte_for_byte_and_only_the_newest_stay() {
+fn a_multipart_copy_is_fetched_byte_for_byte_and_only_the_newest_are_kept() {
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 2, &[1, 2, 3]);
@@ -77,7 +77,7 @@ fn a_copy_in_many_parts_comes_back_byte_for_byte_and_only_the_newest_stay() {
 }
 
 #[test]
-fn what_was_saved_last_is_the_newest_also_after_a_run_went_back() {
+fn the_last_saved_checkpoint_is_the_newest_also_after_a_run_went_back() {
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 2, &[7, 8, 5]);
@@ -100,7 +100,7 @@ fn a_copy_that_was_cut_off_does_not_count_and_is_swept() {
 }
 
 #[test]
-fn a_damaged_copy_is_passed_over_with_a_word_and_is_copied_anew() {
+fn a_damaged_copy_is_skipped_with_a_warning_and_copied_again() {
     let (store, here, there) =
         (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     save_and_copy(&store, here.path(), 3, &[1, 2]);
@@ -178,7 +178,7 @@ fn a_folder_is_a_store_and_can_be_cleared() {
 }
 
 #[test]
-fn an_address_that_cannot_be_one_is_refused_with_what_can() {
+fn an_invalid_address_is_refused_with_the_valid_forms() {
     for uri in ["bucket/prefix", "ftp://bucket", "s3://", "file://relative", "gs:///prefix"] {
         let error = Place::open(uri).err().unwrap();
         assert!(matches!(error, CopyError::Address { .. }) && error.is_permanent(), "{uri}: {error}");

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_comes_out_of_the_store_as_it_went_in() {
+    fn a_name_is_read_from_the_store_unchanged() {
         let name: [u8; NAME_BYTES] = std::array::from_fn(|at| (at * 7) as u8);
         assert_eq!(from_text(&to_text(&name)), Some(name));
         for text in ["", "00", &"zz".repeat(NAME_BYTES), &"00".repeat(NAME_BYTES + 1)] {

@@ -43,7 +43,7 @@ fn numbers_that_many_add_to_at_once_lose_nothing() {
 }
 
 #[test]
-fn who_waits_for_a_name_is_answered_when_it_is_there() {
+fn a_client_that_waits_for_a_name_is_answered_once_it_is_set() {
     let server = Store::serve(0).unwrap();
     let waiting = server.try_clone().unwrap();
     let waiter = thread::spawn(move || wait_for(&waiting, "late", TIMEOUT));
@@ -56,7 +56,7 @@ fn who_waits_for_a_name_is_answered_when_it_is_there() {
 }
 
 #[test]
-fn clients_of_a_store_that_is_gone_are_told_at_once() {
+fn clients_of_a_closed_store_fail_at_once() {
     let server = Store::serve(0).unwrap();
     let (waiting, idle) = (server.try_clone().unwrap(), server.try_clone().unwrap());
     let waiter = thread::spawn(move || waiting.connection.ask(Operation::Get, b"never", b"", TIMEOUT));

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn written_rows_are_read_back_unchanged() {
         let operations = [Operation::Set, Operation::SetFirst, Operation::Add, Operation::Get];
         for (operation, wait_ms) in operations.into_iter().zip([0, 1, 300, u64::MAX]) {
             let question = Question { operation, wait_ms, name: b"joined/3".to_vec(), value: vec![0, 255] };

@@ -80,7 +80,7 @@ fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
 
 /// More changes than threads; what is not counted or is outside of the state changes nothing.
 #[test]
-fn words_are_written_and_copied_as_changes_say() {
+fn words_are_written_and_copied_by_the_list_of_changes() {
     in_every_order(|kernels| {
         let before: Vec<i32> = (0..20_000).collect();
         let mut expected = before.clone();

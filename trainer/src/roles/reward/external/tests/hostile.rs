@@ -95,7 +95,7 @@ fn servers_that_never_give_a_whole_answer_cost_their_samples_and_the_step_ends_i
 }
 
 #[test]
-fn what_passes_is_asked_again_and_what_was_answered_is_kept() {
+fn transient_errors_are_retried_and_answers_are_kept() {
     let failing = Server::start(|request, stream| match request.number {
         0 => reply(stream, 503, "busy"),
         1 => reply(stream, 429, "slower"),

@@ -52,7 +52,7 @@ fn a_full_request_leaves_while_others_are_still_being_sampled() {
 }
 
 #[test]
-fn a_server_is_told_everything_and_says_how_it_judged() {
+fn a_server_gets_all_fields_of_a_sample_and_returns_a_verdict() {
     let server = Server::answering(|request| {
         let [sample] = &request.body["samples"].as_array().unwrap()[..] else { panic!("{}", request.body) };
         let expected = json!({
@@ -213,7 +213,7 @@ fn a_judges_score_is_read_from_its_answer() {
 }
 
 #[test]
-fn a_judge_spends_what_a_batch_may_and_no_more() {
+fn a_judge_stays_within_the_budget_of_a_batch() {
     for (settings, num_fine) in
         [(json!({"maxRequestsPerBatch": 3}), 3), (json!({"maxTokensPerBatch": 11}), 2), (json!({}), 6)]
     {

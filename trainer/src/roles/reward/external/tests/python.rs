@@ -83,7 +83,7 @@ fn sample(completion: &str) -> Value {
 }
 
 #[test]
-fn a_function_in_python_judges_and_what_breaks_it_is_no_verdict() {
+fn a_python_function_judges_and_its_failure_is_no_verdict() {
     let (Some(module), Some(interpreter)) = (&*MODULE, &*COPIED) else { return };
     assert!(interpreter.is_copied());
     for (completion, status, value, words) in [
@@ -122,7 +122,7 @@ fn a_function_in_python_judges_and_what_breaks_it_is_no_verdict() {
 }
 
 #[test]
-fn a_copy_of_an_interpreter_says_what_one_says_that_was_started_for_the_sample() {
+fn a_copied_interpreter_gives_the_verdict_of_a_freshly_started_one() {
     let (Some(module), Some(copied)) = (&*MODULE, &*COPIED) else { return };
     let preparation = json!({"imports": [], "path": "reward.py", "source": SOURCE, "function": FUNCTION});
     let started = Interpreter::with_snapshots(module, Bounds::of(&wasm()), &preparation, false).unwrap();

@@ -138,7 +138,7 @@ fn wasm_functions(wasm: Value) -> Result<ExternalFunctions, RewardSetupError> {
 }
 
 #[test]
-fn modules_come_from_files_and_addresses_and_are_those_that_were_meant() {
+fn modules_are_read_from_files_and_addresses_and_checked_by_digest() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("reward.wasm");
     std::fs::write(&path, &*MODULE).unwrap();

@@ -32,7 +32,7 @@ fn verdict_of(runner: &Runner, completion: &str, tests: &Value) -> Verdict {
 }
 
 #[test]
-fn tests_tell_right_code_from_wrong_code_and_count_what_passes() {
+fn tests_pass_right_code_and_fail_wrong_code_and_are_counted() {
     let Some(runner) = &*RUNNER else { return };
     let sums = json!({"inputs": ["1\n2\n", "5\n"], "outputs": ["3\n", "5"]});
     let calls = json!({"fn_name": "add", "inputs": ["1\n2", "\"a\"\n\"b\""], "outputs": ["3", "ab"]});

@@ -92,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn every_row_says_what_its_sequence_says_whoever_comes_moves_and_goes(
+    fn every_row_equals_its_sequence_while_rows_begin_move_and_end(
         shapes in prop::collection::vec((1usize..12, 1u64..5, 1usize..16), 1..7),
         block_size in 1usize..5,
         max_concurrent in 1usize..9,
@@ -154,7 +154,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_moved_row_has_seen_moves_with_it() {
+fn the_seen_tokens_of_a_moved_row_move_with_it() {
     let limits = SchedulerLimits { num_blocks: 64, block_size: 4, max_concurrent: 4, max_prefill_tokens: 64 };
     let mut scheduler = Scheduler::new(limits).unwrap();
     let request = |token: u32| SequenceRequest {
