@@ -141,7 +141,7 @@ fn forget_defaults(schema: &mut Value) {
     }
 }
 
-/// Bounds of whole numbers come as floating-point numbers.
+/// schemars writes bounds of whole numbers as floating-point numbers.
 fn make_bounds_whole(fields: &mut Map<String, Value>) {
     for bound in ["minimum", "maximum"].iter().filter(|_| fields["type"] == "integer").collect::<Vec<_>>() {
         let whole = fields.get(*bound).and_then(Value::as_f64);

@@ -55,7 +55,7 @@ impl Defaults {
     }
 }
 
-/// Where a value comes from.
+/// The source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Origin {
     /// The job says so.
@@ -84,7 +84,7 @@ impl fmt::Display for Origin {
 pub struct MergedSpec {
     /// The specification.
     pub spec: Value,
-    /// Every value of `spec.workers` by its path, with where it comes from.
+    /// Every value of `spec.workers` by its path, with its source.
     pub origins: BTreeMap<String, (Value, Origin)>,
 }
 

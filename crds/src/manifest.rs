@@ -1,4 +1,4 @@
-//! A manifest as it stands in a file: type, metadata and specification. Rules that span fields live in
+//! A manifest as written in a file: type, metadata and specification. Rules that span fields live in
 //! `rules`.
 
 use std::collections::BTreeMap;

@@ -42,12 +42,12 @@ pub fn overlay(base: &mut Value, over: &Value) {
 pub(crate) struct Overlay<'a> {
     /// How the items of the list at a path are distinguished; `None` where the list is one value.
     pub(crate) items_of: &'a dyn Fn(&[String]) -> Option<Items>,
-    /// Hears the path of every value that came from above.
+    /// Called with the path of every value of the overlay.
     pub(crate) taken: &'a mut dyn FnMut(&[String], &Value),
 }
 
 impl Overlay<'_> {
-    /// Lays `over` over `base`, which both stand at `path`. Null in `over` says nothing.
+    /// Merges `over` into `base`, both at `path`. Null in `over` is ignored.
     pub(crate) fn lay(&mut self, base: &mut Value, over: &Value, path: &mut Vec<String>) {
         match (&mut *base, over) {
             (_, Value::Null) => {}

@@ -123,9 +123,9 @@ pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
     plan_for(job, models, device, None)
 }
 
-/// Plans a job whose ranks each have such a machine, whatever device the manifest names: what it leaves
-/// open is chosen for it, and the plan says whether the job fits and how long a step takes when every
-/// sequence is as long as it may be.
+/// Plans a job whose ranks each have `machine`, ignoring the manifest's device: open choices are made for
+/// that machine, and the plan says whether the job fits and how long a step takes with sequences of maximal
+/// length.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
 }
@@ -141,7 +141,7 @@ pub fn plan_for_lengths(
     plan_for(job, models, machine.device, Some((machine, lengths)))
 }
 
-/// The memory of a job on GPUs with so many bytes each, whatever device the manifest names; `None` unless all
+/// The memory of a job on GPUs with so many bytes each, ignoring the manifest's device; `None` unless all
 /// of its `models` are known.
 pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> Option<MemoryPlan> {
     let (device, memory) = (Device::Cuda, Some(memory_bytes));

@@ -117,9 +117,9 @@ pub struct Preset {
     pub positive_coefficient: f64,
     /// Steps in which only the critic learns.
     pub critic_warmup_steps: u32,
-    /// Drawing samples anew by their rewards.
+    /// Resampling by rewards.
     pub reweighting: Option<ReweightingSpec>,
-    /// Sampling anew for groups without differing rewards.
+    /// Further rollouts for groups without differing rewards.
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
     /// The penalty on completions close to the limit.
     pub overlong: Option<OverlongRewardSpec>,

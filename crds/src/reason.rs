@@ -5,7 +5,7 @@ use crate::plan::FailureCause;
 /// A reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The job has not come to this yet.
+    /// The condition is not reached yet.
     NotFinished,
     /// All workers ended well.
     StepsFinished,

@@ -1,4 +1,4 @@
-//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form stand side by
+//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form are side by
 //! side and share one message. What concerns a single field (type, range, choices) is in the schema instead.
 
 mod algorithm;
@@ -41,7 +41,7 @@ pub(crate) use workers::is_variable_reserved;
 
 /// One rule.
 pub(crate) struct Rule {
-    /// Where `self` of the CEL form stands, such as `spec.model`; `[]` for each item of a list. The API
+    /// The path of `self` in the CEL form, such as `spec.model`; `[]` for each item of a list. The API
     /// server evaluates a rule only if that field is given, and every field access has a cost. So the scope
     /// is as deep as possible, and the condition that decides most jobs is first.
     pub(crate) scope: &'static str,
@@ -186,7 +186,7 @@ fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
     spec.algorithm.defaults(spec.rollout.max_completion_tokens)
 }
 
-/// `['A', 'B']` in CEL, with the names that stand in manifests.
+/// `['A', 'B']` in CEL, with the names of manifests.
 fn cel_list<T: Serialize>(choices: &[T]) -> String {
     format!("[{}]", choices.iter().map(cel_name).collect::<Vec<_>>().join(", "))
 }

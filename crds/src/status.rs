@@ -54,8 +54,7 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub failures_by_cause: BTreeMap<FailureCause, u32>,
-    /// Failures since the last one that a new checkpoint came before: these count against
-    /// `spec.runPolicy.retries`.
+    /// Failures since the last new checkpoint: these count against `spec.runPolicy.retries`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub retries_used: BTreeMap<FailureCause, u32>,
@@ -64,12 +63,11 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub restarts_in_place: BTreeMap<FailureCause, u32>,
-    /// The step of the newest checkpoint when `retriesUsed` was begun; a failure after a newer one begins it
-    /// anew.
+    /// The step of the newest checkpoint when `retriesUsed` was reset; a failure after a newer one resets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries_since_step: Option<u64>,
-    /// Restarts by rules of `spec.runPolicy.failurePolicy` since the last one that a new checkpoint came
-    /// before: these count against its `maxRestarts`.
+    /// Restarts by rules of `spec.runPolicy.failurePolicy` since the last new checkpoint: these count against
+    /// its `maxRestarts`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy_restarts_used: Option<u32>,
     /// Failures that may be a node's fault, by its name: new workers prefer other nodes, the more it has the
@@ -157,8 +155,8 @@ impl RLTrainingJobStatus {
     }
 }
 
-/// What the conditions of a job come to, for tools that compare one value. `Succeeded` and `Failed` are for
-/// good; the others may follow each other in any order.
+/// A summary of the conditions of a job, for tools that compare one value. `Succeeded` and `Failed` are
+/// final; the others may follow each other in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
     /// Workers are awaited: for the first time, after a failure or after a pause.
@@ -174,7 +172,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// What these conditions come to.
+    /// The phase of these conditions.
     pub fn of(conditions: &[Condition]) -> Self {
         let holds = |type_| {
             let is_it = |one: &&Condition| one.type_ == type_;
@@ -217,7 +215,7 @@ pub enum ConditionType {
 }
 
 impl ConditionType {
-    /// Every type, in the order in which they stand in a status.
+    /// Every type, in the order of a status.
     pub const ALL: [Self; 10] = [
         Self::Complete,
         Self::Failed,
@@ -444,7 +442,7 @@ pub struct CheckpointStatus {
     /// Ranks that wrote it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world_size: Option<u32>,
-    /// Whether a restart goes on from it.
+    /// Whether a restart resumes from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub latest: bool,
     /// When it was committed (RFC 3339).

@@ -11,8 +11,8 @@ pub use course::Course;
 
 use serde::Serialize;
 
-/// A symptom by name. [`SymptomKind::ALL`] is the order in which symptoms are listed: what makes others
-/// meaningless comes first.
+/// A symptom by name. [`SymptomKind::ALL`] is the order in which symptoms are listed: symptoms that make
+/// others meaningless are first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum SymptomKind {
     /// Updates are skipped, for their gradients are not finite.
@@ -64,7 +64,7 @@ impl SymptomKind {
         }
     }
 
-    /// What a person can change, the likeliest first. Fields stand in backticks, from `spec` on.
+    /// What a user can change, the likeliest first. Fields are in backticks, as paths from `spec`.
     pub fn changes(self) -> &'static [&'static str] {
         match self {
             Self::SkippedUpdates => &[

@@ -190,7 +190,7 @@ fn no_rule_uses_a_reserved_name() {
     fn check(schema: &Value) {
         let rules = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
         for rule in rules.filter_map(|rule| rule["rule"].as_str()) {
-            // Every second piece is a text in quotes, where any word may stand.
+            // Every second piece is a quoted text with any words.
             for code in rule.split('\'').step_by(2) {
                 let mut words = code.split(|each: char| !each.is_alphanumeric() && each != '_');
                 assert!(!words.any(|word| RESERVED.contains(&word)), "{rule}");

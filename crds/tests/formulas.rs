@@ -36,7 +36,7 @@ fn pairs(algorithm: Value) -> PairPreference {
     }
 }
 
-/// A value that no formula has by default: it can only come from the manifest.
+/// A value that no formula has by default: it can only be the manifest's.
 fn unusual(parameter: &Parameter, idx: usize) -> ParameterValue {
     match parameter.range {
         // Other flags are true by default.

@@ -1,4 +1,4 @@
-//! Resolving: every default is filled in, and what comes out is a manifest again.
+//! Resolving: every default is filled in, and the result is a manifest again.
 
 use rlt_api::validate;
 

@@ -220,7 +220,7 @@ fn texts_that_look_like_something_else_survive_resolution() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever stands in the place of a line, the answer is a job or problems, never a panic.
+    /// With any text in place of a line, the result is a job or problems, never a panic.
     #[test]
     fn no_line_however_changed_makes_validation_panic(line in 0usize..80, text in "[ -~]{0,24}", indent in 0usize..8) {
         let mut lines: Vec<String> = ARITHMETIC.lines().map(str::to_owned).collect();

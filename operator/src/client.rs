@@ -30,15 +30,14 @@ pub struct CallRate {
 }
 
 impl Default for CallRate {
-    /// A burst of 200 jobs of eight pods goes through at once; what the API server itself will not take, it
-    /// says.
+    /// A burst of 200 jobs of eight pods passes at once; the API server's own limits (429) bound the rest.
     fn default() -> Self {
         Self { per_second: 1000.0, burst: 2000.0 }
     }
 }
 
-/// Calls under way at the same time. More than the API server works on would only wait there, where a status
-/// comes no sooner than an event.
+/// Calls in flight at the same time. More than the API server works on would only wait there, without
+/// priorities.
 pub const MAX_IN_FLIGHT: usize = 64;
 
 /// Time for any call, and for a watch to begin.

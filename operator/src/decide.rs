@@ -353,7 +353,7 @@ impl<'a> Reconcile<'a> {
     }
 }
 
-/// The reason that stands behind the summary of a job that has ended.
+/// The cause of the end of a finished job.
 fn cause_of(status: &RLTrainingJobStatus) -> Reason {
     status.last_failure.as_ref().map_or(Reason::StepsFinished, |failure| Reason::Failure(failure.cause))
 }

@@ -1,5 +1,5 @@
 //! The cache of the watches, by job: pods, cut down to what decisions need, the digests of a job's other
-//! children, and its Workload. A lookup costs the size of one job, whatever else is in the cluster.
+//! children, and its Workload. The cost of a lookup depends on the size of the job only.
 //!
 //! The key of a job is namespace, name and UID together: an object in another namespace with a job's UID or
 //! our labels belongs to a job that does not exist.

@@ -1,9 +1,9 @@
-//! Which replica leads: a Lease that one of them holds and renews, while the others stand by.
+//! Leader election: a Lease that one replica holds and renews, while the others stand by.
 //!
 //! A holder counts as gone when its Lease has not changed for a while by the watching process's clock; clocks
 //! of two machines are never compared. The leader stops before another may begin: it gives up when its last
-//! renewal is older than [`Timing::renew_within`], whatever call is under way, and then the process must end.
-//! A standby makes no calls; it watches. [`Election::release`] hands the Lease over at once.
+//! renewal is older than [`Timing::renew_within`], also while a call is in flight, and then the process must
+//! end. A standby makes no calls; it watches. [`Election::release`] hands the Lease over at once.
 
 mod elector;
 mod term;

@@ -189,7 +189,7 @@ impl Metrics {
         self.watches.ages()
     }
 
-    /// An attempt has come so far, so long after its start.
+    /// An attempt has reached `milestone`, `after` its start.
     pub fn reached(&self, milestone: Milestone, after: Duration) {
         let label = [("milestone", milestone.name().to_owned())];
         self.milestones.get_or_create(&label).observe(after.as_secs_f64());

@@ -35,8 +35,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let (index, prepared) = (Arc::clone(&context.index), Arc::clone(&context.prepared));
     process.serve_channel(&args.process, KnownWorkers { index, prepared });
     let limiter = process.limiter.clone();
-    // Reconciles that have begun end with the calls that are under way, so that another leader begins at
-    // once.
+    // Active reconciles end with their calls in flight, so that another leader can begin at once.
     let stop = async move {
         stop.await;
         limiter.close();
@@ -44,7 +43,7 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let working = controller::run(context, &args.namespaces, args.concurrency, stop);
     tokio::select! {
         () = working => {}
-        // Whatever is still under way must not be written any more: the process ends.
+        // Writes in flight must be cancelled: the process ends.
         error = process.lost() => return Err(ProcessError::from(error).into()),
     }
     process.release().await;

@@ -10,7 +10,7 @@ use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::job::Job;
 use rlt_objects::seen::version;
 
-/// A status with the version of the object that it stands in.
+/// A status with the resource version of its object.
 #[derive(Clone, Debug)]
 pub struct Current {
     /// The status.

@@ -29,7 +29,7 @@ pub struct Received {
     pub id: String,
     /// The id of the span that it is a part of; empty for none.
     pub parent: String,
-    /// Its attributes in the order in which they came, as text.
+    /// Its attributes in the order of the request, as text.
     pub attributes: Vec<(String, String)>,
     /// How long it took.
     pub duration: Duration,
@@ -89,12 +89,12 @@ impl Collector {
         vec![("OTEL_EXPORTER_OTLP_ENDPOINT", address), ("NO_PROXY", "127.0.0.1".into())]
     }
 
-    /// What came so far.
+    /// The spans received so far.
     pub fn spans(&self) -> Vec<Received> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until what came is as wished; what came in the end, in any case.
+    /// Waits until the received spans satisfy `wish`; returns them, also after a timeout.
     pub fn when(&self, wish: impl Fn(&[Received]) -> bool) -> Vec<Received> {
         let started = Instant::now();
         loop {
@@ -107,7 +107,7 @@ impl Collector {
     }
 }
 
-/// Takes what comes over one connection, call by call.
+/// Receives the calls of one connection.
 fn take(mut stream: TcpStream, spans: &Mutex<Vec<Received>>) -> io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     loop {

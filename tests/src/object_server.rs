@@ -74,7 +74,7 @@ impl ObjectServer {
         Ok(server)
     }
 
-    /// What a client's environment needs to come here.
+    /// The environment of a client of this server.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port)),
@@ -91,7 +91,7 @@ impl ObjectServer {
         self.lock().mood = mood;
     }
 
-    /// Requests that came so far.
+    /// The number of requests so far.
     pub fn num_requests(&self) -> u64 {
         self.lock().num_requests
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// How what clients send is carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flow {
-    /// As it comes.
+    /// Without a limit.
     #[default]
     Free,
     /// So many bytes in a second on each connection.

@@ -41,7 +41,7 @@ fn prose_and_blocks(text: &str, language: &str) -> (String, String) {
     (prose, blocks)
 }
 
-/// What stands between backticks outside of fenced blocks.
+/// The texts in backticks outside of fenced blocks.
 fn quoted(text: &str) -> Vec<String> {
     let code = Regex::new("`([^`]+)`").unwrap();
     code.captures_iter(&prose_and_blocks(text, "").0).map(|found| found[1].to_owned()).collect()

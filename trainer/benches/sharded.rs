@@ -66,8 +66,8 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
 }
 
-/// Bytes of a rank: its part of weights, gradients and two moments, and weights and gradients of the two
-/// largest of what comes whole at once, which are a layer and what is outside of the layers.
+/// Bytes of a rank: its shard of weights, gradients and two moments, and weights and gradients of the two
+/// largest unsharded units, a layer and the unit outside of the layers.
 fn formula(decoder: &Decoder) -> f64 {
     const NUMBER: f64 = 4.0;
     let (mut outer, mut layer, mut all) = (0, 0, 0);

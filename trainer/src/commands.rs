@@ -71,7 +71,7 @@ enum Command {
     Export(ExportArgs),
     /// Measure what this machine can do at best, for `rlctl plan --measure`.
     Measure(MeasureArgs),
-    /// Draw `report.html` of a run folder anew, also while the run goes on.
+    /// Draw `report.html` of a run folder again, also during the run.
     Report {
         /// The run folder.
         folder: std::path::PathBuf,
@@ -96,7 +96,7 @@ pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
     code.into()
 }
 
-/// Runs a command to its end, and says how that came.
+/// Runs a command, and returns its exit code.
 fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
     let outcome = match command {
         Command::Launch(args) => {

@@ -91,7 +91,7 @@ impl Ranks {
     /// Joins the ranks that `environment` names; `peer_timeout` bounds every exchange.
     ///
     /// # Errors
-    /// [`RankError::Rendezvous`], naming the ranks that did not come.
+    /// [`RankError::Rendezvous`], naming the ranks that did not join.
     pub fn join(environment: &RankEnvironment, peer_timeout: Duration) -> Result<Self, RankError> {
         if environment.world_size == 1 {
             return Ok(Self::alone());
@@ -220,8 +220,8 @@ impl Ranks {
         Ok(tensor.int64_value(&[0]))
     }
 
-    /// All-gathers bytes, as many as each rank has, in the order of ranks. Lengths travel first, so that
-    /// nothing is padded to the longest.
+    /// All-gathers bytes, as many as each rank has, in the order of ranks. Lengths are exchanged first, so
+    /// that nothing is padded.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -33,7 +33,7 @@ use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
 use crate::storage::run_folder::RunFolder;
 
-/// How far a run has come: what a checkpoint keeps besides tensors and the data's position.
+/// The progress of a run: what a checkpoint has besides tensors and the data's position.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
     /// Steps that are complete; also the policy's version.
@@ -105,7 +105,7 @@ pub struct Run {
     pub(crate) started: Instant,
 }
 
-/// Where the models came from.
+/// The sources of the models.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelOrigin {
     /// What the policy was read from; `None` for a new one.

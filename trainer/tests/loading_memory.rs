@@ -213,7 +213,7 @@ fn a_rank_that_resumes_reads_its_part_of_a_checkpoint_into_the_memory_that_it_ha
     let content = CheckpointContent { tensors: tensors.collect(), state: json!({}) };
     CheckpointStore::open(&dir.path().join("checkpoints"), 1).unwrap().save(1, &content).unwrap();
     let unit = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
-    // A chunk that is verified, and two through which numbers come.
+    // A chunk for verification, and two for reading.
     let bound = SLACK + (3 << 20);
     assert!(bound < unit, "a rank that reads into memory of its own is found");
     for peak in peaks(dir.path(), 4, RESUMING) {

@@ -237,8 +237,7 @@ fn a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph() {
     // Two lengths, 2 steps apart, with one block's end between them.
     for batch in [1, 16, 256] {
         for (uses_graphs, launches, graphs) in [(true, 0, 1), (false, 9 * LAYERS + 8, 0)] {
-            // What a graph holds is what is launched without one, whatever the batch; 256 rows take their
-            // time.
+            // A graph contains the launches of a step without graphs, for any batch; 256 rows are slow.
             if batch == 256 && uses_graphs {
                 continue;
             }

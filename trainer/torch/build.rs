@@ -54,7 +54,7 @@ fn main() {
     for include in ["include", "include/torch/csrc/api/include"] {
         tensors.flag("-isystem").flag(libtorch.join(include).display().to_string());
     }
-    // Declarations of the few names of Gloo that c10d's header mentions; libtorch comes without Gloo's
+    // Declarations of the few names of Gloo that c10d's header mentions; libtorch does not include Gloo's
     // headers.
     tensors.include("csrc");
     if x86 {

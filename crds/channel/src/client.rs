@@ -4,8 +4,8 @@
 //! ```text
 //! training -> Client::update -> mailbox (the newest state, once) -> thread -> TLS -> operator
 //! ```
-//! Whatever the operator does (absent, slow, hanging, refusing, restarting, unknown certificate), a call here
-//! takes microseconds and never fails. Every report contains the whole state, so a delayed report loses
+//! With any fault of the operator (absent, slow, hanging, refusing, restarting, unknown certificate), a call
+//! here takes microseconds and never fails. Every report contains the whole state, so a delayed report loses
 //! nothing and memory does not grow. What the state means is not known here.
 
 mod backoff;

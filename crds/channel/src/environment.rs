@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `RLT_CHANNEL_ADDRESS` | `https://host:port` of the operator; absent: nothing is sent |
 //! | `RLT_CHANNEL_CA_FILE` | PEM file of the authority behind the operator's certificate |
-//! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read anew for every report |
+//! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read again for every report |
 //! | `RLT_JOB_UID`, `RLT_JOB_NAMESPACE`, `RLT_JOB_NAME`, `RLT_ATTEMPT` | the identity of the reporting pod |
 //! | `RANK` | torch's own |
 //! | `RLT_RETRIES_LEFT` | `spec.runPolicy.retries` as far as they are left, in JSON; absent: no restarts in place |

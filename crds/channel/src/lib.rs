@@ -10,7 +10,7 @@ pub mod limits;
 
 pub use generated::*;
 
-/// What `build.rs` wrote; its comments come from the proto file.
+/// The output of `build.rs`; its comments are those of the proto file.
 #[expect(clippy::allow_attributes_without_reason, reason = "written by the generator")]
 mod generated {
     tonic::include_proto!("rltraining.channel.v1alpha1");

@@ -107,7 +107,7 @@ pub struct PhaseMemory {
     pub total_bytes: u64,
 }
 
-/// Where a term lies.
+/// Where a term is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Place {
     /// In memory of the GPU.
@@ -121,7 +121,7 @@ pub enum Place {
 pub struct MemoryTerm {
     /// Its name, the same in every phase and version.
     pub name: &'static str,
-    /// Where it lies.
+    /// Where it is.
     pub place: Place,
     /// How much it takes.
     pub bytes: u64,
@@ -313,12 +313,12 @@ impl PhaseMemory {
     }
 }
 
-/// What lies where it is computed with.
+/// A term on the computing device.
 fn term(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Device, bytes }
 }
 
-/// What lies on the host whatever computes.
+/// A term on the host, also with GPUs.
 fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Host, bytes }
 }
@@ -344,8 +344,8 @@ fn comes_in_parts(spec: &ResolvedSpec) -> bool {
     spec.workers.mesh.is_any_sharded() || spec.training.is_any_offloaded()
 }
 
-/// Numbers of one layer that are cast to compute with them: of all projections, or of the adapter alone where
-/// the frozen ones need no cast. Parts come in the numbers that compute.
+/// Numbers of one layer that are cast to the compute dtype: of all projections, or only of the adapter if the
+/// frozen ones need no cast. Shards are gathered in the compute dtype.
 fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
     if width == FP32 || comes_in_parts(spec) {
         return 0;

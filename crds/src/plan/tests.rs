@@ -528,7 +528,8 @@ fn what_is_offloaded_counts_while_it_is_fetched_and_beside_a_gpu_on_its_host() {
     assert_eq!(offloaded(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
     // Of 24 layer inputs two, beside both sides of the final norm.
     assert_eq!(offloaded(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
-    // Alone and in fp32 a layer comes to where it is computed with; otherwise it is cast or gathered there.
+    // Without sharding and in fp32 a layer is prefetched to the place of its use; otherwise it is cast or
+    // gathered there.
     assert_eq!(offloaded(Phase::Update, "fetched weights"), 0);
     let changed = |field: &'static str, value: Value| {
         move |spec: &mut Value| {

@@ -20,7 +20,7 @@ use crate::spec::{
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedAlgorithm {
-    /// The preset it came from.
+    /// The preset behind it.
     pub kind: AlgorithmKind,
     /// The project whose defaults it took.
     #[serde(skip_serializing_if = "Option::is_none")]

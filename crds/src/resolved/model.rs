@@ -8,10 +8,10 @@ use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, QuantizationSp
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedModel {
-    /// Where the weights come from.
+    /// The source of the weights.
     #[serde(flatten)]
     pub source: ModelSource,
-    /// Where the tokenizer comes from; `None` for the model's own folder.
+    /// The source of the tokenizer; `None` for the model's own folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<TokenizerSource>,
     /// A chat template that replaces the tokenizer's own.
@@ -25,7 +25,7 @@ pub struct ResolvedModel {
     pub quantization: Option<QuantizationSpec>,
 }
 
-/// Where the weights come from.
+/// The source of the weights.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ModelSource {
@@ -37,7 +37,7 @@ pub enum ModelSource {
     Architecture(ArchitectureSpec),
 }
 
-/// Where the tokenizer comes from.
+/// The source of the tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TokenizerSource {

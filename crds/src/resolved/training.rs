@@ -224,7 +224,7 @@ fn default_micro_batch(data: &DataSpec, rollout: &RolloutSpec) -> u32 {
 }
 
 impl DataSpec {
-    /// Where the prompts come from.
+    /// The source of the prompts.
     pub fn source(&self) -> DataSource<'_> {
         match &self.task {
             Some(task) => DataSource::Task(task),

@@ -66,10 +66,10 @@ pub struct AlgorithmSpec {
     /// How steps train a process reward model; only with the kind `ProcessReward`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_reward: Option<ProcessRewardTrainingSpec>,
-    /// Sample anew for groups whose rewards are all equal. The DAPO preset sets it.
+    /// Sample further prompts in place of groups whose rewards are all equal. The DAPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
-    /// Draw the samples of a step anew before its updates, by weights that follow from their rewards. The
+    /// Resample the samples of a step before its updates, by weights that follow from their rewards. The
     /// PFPPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reweighting: Option<ReweightingSpec>,
@@ -124,7 +124,7 @@ pub struct AdvantageSpec {
     pub parameters: Parameters<AdvantageEstimatorKind>,
 }
 
-/// How rewards become the weights by which samples are drawn anew.
+/// How rewards become the weights of resampling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReweightingMethod {
     /// The reward's absolute value to the power of `power`.
@@ -158,13 +158,13 @@ pub enum DynamicSamplingMetric {
     Reward,
 }
 
-/// Sample anew until every group of the batch has differing rewards.
+/// Sample further prompts until every group of the batch has differing rewards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DynamicSamplingSpec {
     /// What must differ within a group.
     pub metric: DynamicSamplingMetric,
-    /// Rollouts of `promptsPerStep` prompts before the step goes on with what it has.
+    /// Rollouts of `promptsPerStep` prompts before the step continues with the groups that it has.
     #[schemars(range(min = 1, max = 1000))]
     pub max_batches: u32,
 }

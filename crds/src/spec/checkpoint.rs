@@ -16,15 +16,15 @@ pub struct CheckpointSpec {
     /// Keep the checkpoint of the highest mean held-out reward, too, beside the newest `keep`: one is saved
     /// after each evaluation that is better than all before it. `rlctl export --step best` exports it.
     pub keep_best: bool,
-    /// A checkpoint folder of another run to start from. A run that has checkpoints itself goes on from its
+    /// A checkpoint folder of another run to start from. A run that has checkpoints itself resumes from its
     /// newest complete one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub resume_from: Option<String>,
     /// Where complete checkpoints are copied to, beside the training: `s3://BUCKET/PREFIX`,
     /// `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or `file:///FOLDER`. The prefix belongs to this run
-    /// alone; as many copies stay as `keep` says. A run goes on from the newest copy where its folder has
-    /// nothing newer. Credentials, region and endpoint come from the environment of the workers, in the
+    /// alone; as many copies are kept as `keep` says. A run resumes from the newest copy if its folder has
+    /// nothing newer. Credentials, region and endpoint are read from the environment of the workers, by the
     /// stores' own names (`AWS_`, `GOOGLE_`, `AZURE_`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
@@ -49,7 +49,7 @@ impl Default for CheckpointSpec {
 /// Numbers in which exported weights are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ExportDtype {
-    /// As in the folder that the model came from; fp32 for a new model.
+    /// As in the folder of the model; fp32 for a new model.
     #[default]
     Auto,
     /// 32 bits.

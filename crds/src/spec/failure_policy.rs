@@ -45,7 +45,8 @@ pub struct FailureRuleSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 20))]
     pub on_reasons: Vec<FailureReason>,
-    /// The operator's own causes, one of which matches; `DeadlineExceeded` ends a job whatever a rule says.
+    /// The operator's own causes, one of which matches; `DeadlineExceeded` ends a job before any rule
+    /// applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 20))]
     pub on_causes: Vec<FailureCause>,

@@ -99,7 +99,7 @@ pub struct VolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: Option<String>,
-    /// A volume that is made for each worker and goes with its pod, such as a node's NVMe.
+    /// A volume that is created for each worker and deleted with its pod, such as a node's NVMe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<EphemeralVolumeSpec>,
     /// A ConfigMap of the job's namespace: a file for each of its keys.

@@ -111,8 +111,8 @@ pub struct RewardFunctionSpec {
 
 /// A classifier as transformers and TRL save reward models: with one label a number for prompt and
 /// completion, read at their last token (`LlamaForSequenceClassification` and its relatives); with two labels
-/// for tokens (`LlamaForTokenClassification`) a process reward model, which judges each step. It lies beside
-/// the policy, in shards where that is in shards.
+/// for tokens (`LlamaForTokenClassification`) a process reward model, which judges each step. It is sharded
+/// like the policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewardModelSpec {
@@ -161,7 +161,7 @@ pub enum StepAggregation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StepRewardSpec {
-    /// What stands between steps, as in the model's training; by default a line break.
+    /// The text between steps, as in the model's training; by default a line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub separator: Option<String>,
@@ -188,7 +188,7 @@ impl RewardFunctionSpec {
     }
 }
 
-/// The penalty on completions that come close to `rollout.maxCompletionTokens`.
+/// The penalty on completions close to `rollout.maxCompletionTokens`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OverlongRewardSpec {

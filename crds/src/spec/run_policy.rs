@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FailurePolicySpec;
 
-/// When the job starts, stops, starts again and goes away.
+/// When the job starts, stops, restarts and is deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RunPolicySpec {
@@ -67,7 +67,7 @@ impl Default for RunPolicySpec {
 /// What is deleted when the time after the end is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TtlPolicy {
-    /// The job; where Argo CD or Flux applied it, and would apply it anew, only its pods.
+    /// The job; if Argo CD or Flux applied it, and would apply it again, only its pods.
     #[default]
     KeepTracked,
     /// The job, also if Argo CD or Flux applied it.
@@ -86,7 +86,7 @@ pub enum CleanPodPolicy {
     None,
 }
 
-/// How often workers are started again, by what ended them. A failure after a new checkpoint is counted anew.
+/// How often workers are restarted, by cause. A new checkpoint resets the counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetriesSpec {

@@ -24,7 +24,7 @@ pub struct WorkersSpec {
     pub ranks_per_worker: u32,
     /// Hot spares: further pods of the same size that wait with the image pulled, the program loaded and the
     /// models fetched and read once. When a worker is lost, a spare takes its ranks, and the other workers
-    /// start theirs again in their pods; without a spare all pods are made anew. Spares are created once all
+    /// restart theirs in their pods; without a spare all pods are created again. Spares are created once all
     /// workers run, count against quotas and queues as workers do, and need the operator's status channel.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16))]
@@ -81,15 +81,16 @@ pub struct WorkersSpec {
     pub env: Vec<EnvSpec>,
     /// What the pods have beside: labels, volumes, a service account.
     pub pod: WorkerPodSpec,
-    /// Whatever else the pods have, as the template of a pod (`metadata` with labels and annotations,
-    /// `spec`): it is merged over the pod that the operator makes as `kubectl patch` does by default
+    /// Any other fields of the pods, as the template of a pod (`metadata` with labels and annotations,
+    /// `spec`): it is merged over the operator's pod as `kubectl patch` does by default
     /// (strategic merge: containers, volumes and variables by their names). The container of the trainer is
     /// `trainer`. Fields of the operator, and those that a job has fields of its own for, are refused by
     /// name; what Pod Security's level `restricted` forbids has to be allowed by the operator's settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub pod_template: Option<Value>,
-    /// Where run folders lie; without it they are lost with their pod, and a restart begins anew.
+    /// The storage of run folders; without it they are lost with their pod, and a restart begins from the
+    /// first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
 }
@@ -250,8 +251,8 @@ pub enum Balance {
     /// Even work among shares of as many groups each (verl's `balance_batch`), so that all ranks hold as
     /// many.
     Count,
-    /// As many neighbours each, whatever their lengths (verl without `balance_batch`): where a sample goes
-    /// then follows from its place in the batch alone.
+    /// As many neighbours each, of any lengths (verl without `balance_batch`): the rank of a sample follows
+    /// only from its index in the batch.
     Order,
 }
 
@@ -280,7 +281,7 @@ pub struct ResourcesSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32))]
     pub memory: Option<String>,
-    /// The resource that stands for a GPU.
+    /// The name of the GPU resource.
     #[schemars(length(min = 1, max = 253))]
     pub gpu: String,
     /// Other resources by their names, each requested and limited: `rdma/hca_shared: 1`, `hugepages-2Mi:
@@ -362,12 +363,12 @@ pub struct TopologySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 317))]
     pub preferred: Option<String>,
-    /// Neighbours by index that lie in one smaller domain each, such as a rack or an NVLink domain.
+    /// Neighbours by index that share a smaller domain, such as a rack or an NVLink domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slice: Option<TopologySliceSpec>,
 }
 
-/// Workers in the order of their indices, cut into slices of equal size, each of which lies in one domain.
+/// Workers in the order of their indices, cut into slices of equal size, each in one domain.
 /// Axes of the mesh that fit a slice exchange within its domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -423,7 +424,7 @@ pub struct SecretKeySpec {
     pub key: String,
 }
 
-/// The volume in which run folders lie: a claim that exists, or one that is made for the job. It is mounted
+/// The volume of run folders: a claim that exists, or one that is created for the job. It is mounted
 /// at `/storage`, and the run folder is `/storage/runs/<job>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

@@ -123,7 +123,7 @@ impl Course {
     }
 }
 
-/// Evaluations and checkpoints come after the step's clock has stopped, and have times of their own.
+/// Evaluations and checkpoints run after the step's timer has stopped, and have their own.
 fn seconds_of_step(step: &Step) -> f64 {
     step.get("timing_s/step").copied().unwrap_or_default()
 }

@@ -116,7 +116,7 @@ fn the_evidence_of_a_slow_step_names_the_phase_that_grew() {
     assert_eq!(found[0].evidence, expected);
 }
 
-/// Fields stand in backticks; what else stands there is a command.
+/// Fields are in backticks; anything else in backticks is a command.
 #[test]
 fn every_field_that_is_named_is_one_of_the_specification() {
     let reference = include_str!("../../../docs/reference.md");
@@ -129,7 +129,7 @@ fn every_field_that_is_named_is_one_of_the_specification() {
     }
 }
 
-/// The section of a symptom is what stands between its heading and the next one.
+/// The section of a symptom is the text between its heading and the next one.
 #[test]
 fn every_symptom_has_a_section_in_the_documentation_with_the_fields_that_it_names() {
     let page = include_str!("../../../docs/troubleshooting.md");

@@ -14,7 +14,7 @@ pub struct Problem {
     pub path: String,
     /// What is wrong.
     pub message: String,
-    /// The value that stands there, if there is one.
+    /// The value, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
     /// What would be right: a range or choices.

@@ -1,7 +1,7 @@
 //! Validation of single fields: a value against the schema that the API server enforces.
 //!
 //! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are
-//! written once, at its type. Besides problems, checking gives a repaired value in which whatever is wrong is
+//! written once, at its type. Besides problems, checking gives a repaired value in which wrong fields are
 //! left out or replaced, so that rules between the other fields can still be tried.
 
 use std::sync::LazyLock;
@@ -201,7 +201,7 @@ impl Checker {
 
 const UNKNOWN_FIELD: &str = "is not a field";
 
-/// The smallest value that a schema accepts, to stand for one that is wrong.
+/// The smallest value that a schema accepts, to replace a wrong one.
 fn placeholder(schema: &Value) -> Value {
     if let Some(choice) = strings(&schema["enum"]).next() {
         return choice.into();
@@ -290,7 +290,7 @@ fn kind_in_words(value: &Value) -> &'static str {
     }
 }
 
-/// The known name that is written almost like an unknown one, whatever its case or separators.
+/// The known name that is most similar to an unknown one, ignoring case and separators.
 fn most_similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
     let similarity = |known: &&str| strsim::jaro_winkler(&plain(name), &plain(known));

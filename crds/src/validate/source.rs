@@ -16,7 +16,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Parses one YAML document. Keys that stand twice are refused.
+    /// Parses one YAML document. Duplicate keys are refused.
     pub(super) fn parse(yaml: &str) -> Result<Self, Box<Problem>> {
         match serde_saphyr::from_str::<Spanned<Node>>(yaml) {
             Ok(root) => Ok(Self { value: root.value.to_value(), root }),
@@ -36,7 +36,7 @@ impl Source {
         }
     }
 
-    /// Notes where a problem's field stands, or else the innermost part around it that exists.
+    /// Sets the position of a problem's field, or else of the innermost existing parent.
     pub(super) fn locate(&self, problem: &mut Problem) {
         let mut found = &self.root;
         let mut at = (&self.root, place(self.root.referenced));
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// A part and where it stands: a field stands where its name does.
+    /// A part and its position: that of a field is the position of its name.
     fn step(&self, step: &Step<'_>) -> Option<(&Spanned<Self>, Location)> {
         match (self, step) {
             (Self::List(items), Step::Item(idx)) => items.get(*idx).map(|item| (item, item.referenced)),

@@ -2,7 +2,7 @@
 
 use std::process::{Child, Command};
 
-/// Of the processor time in `/proc`, whatever the kernel's own clock.
+/// Of the processor time in `/proc` (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A process that ends with this.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::bench_cluster::BenchCluster;
 
-/// Calls under way at the same time, here and where jobs are posted.
+/// Calls in flight at the same time, here and where jobs are posted.
 pub(crate) const IN_FLIGHT: usize = 16;
 
 /// What the machine can do.

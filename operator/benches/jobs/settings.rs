@@ -10,7 +10,7 @@ pub(crate) struct Settings {
     contestants: Vec<String>,
     /// Sizes of the jobs that are posted one after another.
     pub(crate) gangs: Vec<Gang>,
-    /// How often each of them; one more comes first and does not count.
+    /// Repetitions of each; one more runs first as a warm-up.
     pub(crate) rounds: usize,
     /// Whether pods are taken away.
     pub(crate) has_failures: bool,
@@ -57,7 +57,7 @@ fn numbers(name: &str, default: &str) -> Vec<usize> {
     words(name, default).into_iter().map(parse).collect()
 }
 
-/// Numbers of which a 0 stands for none.
+/// Numbers, where 0 means none.
 fn above_zero(name: &str, default: &str) -> Vec<usize> {
     numbers(name, default).into_iter().filter(|number| *number > 0).collect()
 }

@@ -64,7 +64,7 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.
     Status(StatusArgs),
-    /// Say why a job on a cluster or a local run waits, failed or goes on, and what to change.
+    /// Say why a job on a cluster or a local run waits, failed or continues, and what to change.
     Why(WhyArgs),
     /// Show what a worker of a job on a cluster writes.
     Logs(LogsArgs),
@@ -85,7 +85,7 @@ pub(crate) struct RunArgs {
     /// The run folder; by default runs/ and the job's name.
     #[arg(long, short = 'd', value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
-    /// Begin anew in a run folder that is already there.
+    /// Start over in an existing run folder.
     #[arg(long)]
     pub(crate) overwrite: bool,
     /// The trainer to start.
@@ -141,7 +141,7 @@ pub(crate) struct PlanArgs {
     /// Predict times for sequences like those of this run, and compare them with the run's.
     #[arg(long, value_name = "FOLDER", requires = "machine")]
     pub(crate) run: Option<PathBuf>,
-    /// Ask the cluster what would come of it, the GPUs of its nodes included; nothing is changed there.
+    /// Ask the cluster by a dry run, including the GPUs of its nodes; nothing is changed there.
     #[arg(long, conflicts_with_all = ["gpu", "measure"])]
     pub(crate) server: bool,
     #[command(flatten)]

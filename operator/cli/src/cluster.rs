@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// The pods of a job, of whatever attempt.
+    /// The pods of a job, of any attempt.
     pub(crate) async fn pods(&self, job: &Job) -> Result<Vec<SeenPod>, ClusterError> {
         let of_job = ListParams::default().labels(&format!("{}={}", labels::JOB_UID, job.uid()));
         let pods = Api::namespaced(self.client.clone(), &self.namespace);

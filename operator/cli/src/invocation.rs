@@ -41,7 +41,7 @@ impl Invocation {
     }
 }
 
-/// What may stand in place of the last of these words, in the form that kubectl reads.
+/// The candidates for the last of these words, in the form that kubectl reads.
 pub(crate) fn completions(words: &[String]) -> String {
     let (before, last) = match words.split_last() {
         Some((last, before)) => (before, last.as_str()),

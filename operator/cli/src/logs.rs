@@ -89,8 +89,8 @@ async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool)
     hand_on(stream).await
 }
 
-/// As it comes, so that a line that is not ended yet is seen, too. A terminal is shown what it would obey; a
-/// file or another program gets every byte.
+/// Forwards a stream unbuffered, so that an incomplete line is shown, too. Control sequences are escaped on a
+/// terminal; a file or another program gets every byte.
 async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut chunk = vec![0; CHUNK_BYTES];

@@ -26,15 +26,15 @@ fn is_unsafe(each: char) -> bool {
     (each.is_control() && !matches!(each, '\n' | '\t')) || is_turning
 }
 
-/// Escapes a stream that comes in pieces, which may be cut within a character.
+/// Escapes a stream in pieces, which may be cut within a character.
 #[derive(Debug, Default)]
 pub(crate) struct Escaper {
-    /// The beginning of a character whose rest has not come yet.
+    /// The first bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
 impl Escaper {
-    /// What can be shown after the next bytes have come.
+    /// The text that can be shown after the next bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
@@ -58,7 +58,7 @@ impl Escaper {
         safe
     }
 
-    /// What is left when nothing more comes.
+    /// The remaining text at the end.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.begun).iter().map(|byte| format!("\\x{byte:02x}")).collect()
     }

@@ -1,5 +1,5 @@
-//! `rlctl why`: why a job waits, failed or goes on, and what to change. The job, its pods and events are read
-//! here, a local run in `local`; pure functions decide what they mean.
+//! `rlctl why`: why a job waits, failed or continues, and what to change. The job, its pods and events are
+//! read here, a local run in `local`; pure functions decide what they mean.
 
 mod explanation;
 mod failed;
@@ -29,7 +29,7 @@ pub(crate) struct JobSnapshot {
     pub(crate) job: Job,
     /// The specification as this version of the rules sees it.
     pub(crate) prepared: Result<Prepared, Invalid>,
-    /// The job's pods, of whatever attempt, by index.
+    /// The job's pods, of any attempt, by index.
     pub(crate) workers: Vec<Worker>,
     /// What happened, oldest first.
     pub(crate) events: Vec<JobEvent>,

@@ -146,7 +146,7 @@ fn key(object: &Value) -> String {
     format!("{}/{}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
 }
 
-/// Whether everything that is planned stands in what was made; the API server may have added more.
+/// Whether the created object contains everything that was planned; the API server may have added more.
 fn holds(made: &Value, planned: &Value) -> bool {
     match (made, planned) {
         (Value::Object(made), Value::Object(planned)) => {
@@ -201,7 +201,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     }
     let after = String::from_utf8(ask(&["--server"]).await.stdout).unwrap();
     assert!(after.contains("= RLTrainingJob planned: stays as it is"), "{after}");
-    // This operator serves no channel, so that its ConfigMap says less, and what it says stands.
+    // This operator serves no channel, so its ConfigMap has fewer entries, and those are equal.
     let gone: Vec<_> = after.lines().filter(|line| line.starts_with("    -")).collect();
     assert!(matches!(gone[..], [digest] if digest.contains(labels::CONTENT_DIGEST)), "{after}");
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");

@@ -24,8 +24,8 @@ pub(crate) struct Table {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// Names, with spaces between them. A `*` at the end of one stands for all that begin so, at its
-    /// beginning for all that end so, at both for all that contain it.
+    /// Names, with spaces between them. A `*` at the end of a name matches all that begin so, at its
+    /// beginning all that end so, at both all that contain it.
     keys: String,
     /// A field with the same meaning and unit.
     field: Option<String>,
@@ -46,7 +46,7 @@ struct Row {
 /// What became of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stands in these fields.
+    /// It is converted to these fields.
     Converted(String),
     /// There is nothing to set, for this reason.
     Inherent(String),

@@ -98,7 +98,7 @@ impl Launch {
         }
     }
 
-    /// All settings: those of the files first, over which the arguments lie.
+    /// All settings: those of the files, overridden by the arguments.
     pub(crate) fn settings(&self, files: &[String]) -> Result<Settings, SettingsError> {
         let mut settings = Settings::default();
         for file in files {

@@ -115,7 +115,7 @@ fn datasets(settings: &Settings, draft: &mut Draft) {
 }
 
 fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
-    // A list that stands in one variable is one word there, too.
+    // A list in one variable is one word there, too.
     let words = settings.list(list).join(" ");
     let words: Vec<_> = words.split_whitespace().collect();
     let splits = settings.list(splits);

@@ -164,7 +164,7 @@ pub(crate) fn text_of(value: &Value) -> String {
     }
 }
 
-/// The value that a text stands for: YAML's flow style is close to Hydra's grammar and to Python's literals.
+/// The value of a text: YAML's flow style is close to Hydra's grammar and to Python's literals.
 fn parsed(text: &str) -> Value {
     let trimmed = text.trim();
     match trimmed {

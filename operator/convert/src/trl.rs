@@ -167,7 +167,7 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     per_step.div_ceil(per_update) * rounds
 }
 
-/// GRPO's loss: every part as TRL's defaults have it, whatever ours are.
+/// GRPO's loss: every part by TRL's defaults, not ours.
 fn grouped(settings: &Settings, draft: &mut Draft) {
     let loss = settings.text("loss_type").unwrap_or_else(|| "dapo".to_owned());
     let is_sequence = settings.text("importance_sampling_level").as_deref() == Some("sequence");
@@ -223,7 +223,7 @@ fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
     }
 }
 
-/// Completions come with the data. Returns the updates of one step.
+/// Completions are in the data. Returns the updates of one step.
 fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
     draft.set("spec.training.promptsPerStep", sequences(launch, settings));
     let max_length =
@@ -292,7 +292,7 @@ fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
     }
 }
 
-/// Losses by weights, each with its own parameters, which then stand nowhere else.
+/// Losses by weights, each with its own parameters, which are then set nowhere else.
 fn weighted(losses: &[(&str, Value)], settings: &Settings, draft: &mut Draft) {
     let item = |(loss, weight): &(&str, Value)| {
         let mut item =

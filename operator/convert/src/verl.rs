@@ -188,7 +188,7 @@ fn rollout(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.rollout.samplesPerPrompt", count("n"));
     let length = count("response_length").or_else(|| settings.count("data.max_response_length"));
     draft.set_some("spec.rollout.maxCompletionTokens", length);
-    // 0 and -1 both stand for all tokens there.
+    // There, 0 and -1 both mean all tokens.
     draft.set_some("spec.rollout.topK", count("top_k").filter(|top| *top > 0));
     if settings.is_true("actor_rollout_ref.rollout.val_kwargs.do_sample") {
         draft.set_some(

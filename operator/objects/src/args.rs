@@ -52,7 +52,7 @@ pub struct Args {
     /// What happens to workers on a node that gets such a condition.
     #[arg(long, env = "RLT_ON_NODE_PROBLEM", value_name = "ACTION", default_value = "Restart")]
     pub on_node_problem: OnNodeProblem,
-    /// Taints of nodes that are about to be taken away, separated by commas; `*` at the end stands for
+    /// Taints that announce a node's termination, separated by commas; `*` at the end stands for
     /// anything. An empty text stands for none.
     #[arg(long, env = "RLT_TERMINATION_TAINTS", value_name = "KEYS", default_value = DEFAULT_TERMINATION_TAINTS)]
     pub termination_taints: String,

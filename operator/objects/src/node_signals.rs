@@ -24,7 +24,7 @@ pub const DEFAULT_TERMINATION_TAINTS: &str = "aws-node-termination-handler/*,clo
 pub struct NodeSignals {
     /// Conditions that report a problem.
     pub conditions: Vec<ConditionSignal>,
-    /// Keys of taints that announce a node's termination; `*` at the end stands for anything.
+    /// Keys of taints that announce a node's termination; `*` at the end matches anything.
     pub termination_taints: Vec<String>,
     /// What becomes of workers on a node that gets such a condition.
     pub on_problem: OnNodeProblem,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::worker::TRAINER_CONTAINER;
 
-/// Where the template stands in a manifest.
+/// The path of the template in a manifest.
 pub const PATH: &str = "spec.workers.podTemplate";
 
 /// The schema of a template, as Kubernetes' types declare it.

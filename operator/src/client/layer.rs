@@ -33,7 +33,7 @@ impl ApiLayer {
         Self { limiter, metrics, term: Term::default() }
     }
 
-    /// Ends calls that change something with `term`, whether they wait or are under way.
+    /// Ends calls that change something with `term`, whether they wait or are in flight.
     #[must_use]
     pub fn within(self, term: Term) -> Self {
         Self { term, ..self }
@@ -86,7 +86,7 @@ where
             };
             let started = Instant::now();
             metrics.asks(&call);
-            // The API server begins to answer a watch at once, whenever the first event comes.
+            // The API server sends the headers of a watch at once, before the first event.
             let answered = tokio::time::timeout(CALL_TIMEOUT, answer).await;
             let answered = answered.map_err(BoxError::from).flatten();
             let code = answered.as_ref().map(|response| response.status().as_u16()).ok();

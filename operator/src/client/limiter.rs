@@ -23,7 +23,7 @@ struct State {
     tokens: f64,
     filled_at: Instant,
     num_in_flight: usize,
-    /// By the moment that each can wait for, and which one came first.
+    /// By deadline, and in order of arrival.
     waiting: BTreeMap<(Instant, u64), oneshot::Sender<Turn>>,
     num_waited: u64,
     is_pumping: bool,
@@ -54,7 +54,7 @@ impl Drop for Turn {
 }
 
 impl Limiter {
-    /// A full bucket, and nothing under way.
+    /// A full bucket, and no call in flight.
     pub fn new(rate: CallRate, max_in_flight: usize) -> Self {
         let state = State {
             tokens: rate.burst,
@@ -80,7 +80,7 @@ impl Limiter {
         turn.await.map_err(|_| Closed)
     }
 
-    /// Lets no call through any more but vital ones, so that what is under way is soon over.
+    /// Lets no call through any more but vital ones, so that calls in flight end soon.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;

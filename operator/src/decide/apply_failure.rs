@@ -30,7 +30,7 @@ impl Decision {
     }
 }
 
-/// A job that has ended stays `Complete` or `Failed`, whatever is left to clean up.
+/// A finished job stays `Complete` or `Failed`, also while its clean-up fails.
 pub(super) fn stalls(state: &JobState, failure: &ApplyFailure, status: &RLTrainingJobStatus) -> bool {
     let has_ended = status.completion_time.is_some() || matches!(state, JobState::Complete);
     failure.needs_action && !has_ended

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 
-/// A time as it stands in a status: never later than it is.
+/// A time in the format of a status, rounded down.
 pub(super) fn rfc3339(time: Timestamp) -> String {
     let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Trunc);
     time.round(whole).unwrap_or(time).to_string()
@@ -15,7 +15,7 @@ pub(super) fn seconds_between(earlier: Timestamp, later: Timestamp) -> u64 {
     u64::try_from(later.duration_since(earlier).as_secs()).unwrap_or(0)
 }
 
-/// How long it is until a time; `None` once it has come.
+/// The duration until a time; `None` once it has passed.
 pub(super) fn until(time: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
     let wait = time?.duration_since(now);
     Duration::try_from(wait).ok().filter(|wait| !wait.is_zero())

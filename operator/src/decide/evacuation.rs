@@ -43,8 +43,8 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
     deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
 }
 
-/// The signal of a worker's node for which the worker is stopped. One that was given to
-/// the attempt as it is now is kept: there is no better one, and every move would be in vain.
+/// The signal of a worker's node for which the worker is stopped. A worker whose node had the signal already
+/// when the attempt began is kept: no better node was available, and a move would not help.
 fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a Impairment> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref()?;

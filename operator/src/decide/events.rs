@@ -115,7 +115,7 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
     })
 }
 
-/// Which spares take over, where an attempt begins in the pods of the one before.
+/// The promoted spares of an attempt in place.
 pub(super) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> String {
     if !status.attempt_in_place {
         return String::new();

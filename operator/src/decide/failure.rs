@@ -64,7 +64,7 @@ impl Failure {
     }
 }
 
-/// Everything that Kubernetes gives as a reason for a worker's end, or for its start that does not come.
+/// All reasons that Kubernetes reports for a worker's end, or for its failure to start.
 fn reasons(worker: &Worker) -> Vec<String> {
     let explanations = [worker.disruption.as_deref(), worker.explanation.as_deref()];
     let waiting = worker.waiting.as_deref().map(|waiting| match waiting {

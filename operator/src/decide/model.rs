@@ -46,7 +46,7 @@ enum ModelEvent {
     SetSuspend(bool),
     /// Seconds pass.
     TimePasses(i64),
-    /// The operator dies after so many further calls, and another one takes over.
+    /// The operator crashes after so many further calls, and another one continues.
     OperatorCrashes(usize),
     /// After so many calls the API server refuses those that follow; the status is written all the same.
     ApiServerRefuses(usize),

@@ -58,7 +58,7 @@ pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
 pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let starts_at = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     let wait = clock::until(starts_at, reconcile.input.now)?;
-    // A longer wait comes from the clock of an earlier operator, which was ahead of ours.
+    // A longer wait was computed by an earlier operator whose clock was ahead of ours.
     (wait <= delay(&reconcile.status)).then_some(wait)
 }
 

@@ -74,7 +74,7 @@ async fn a_leader_with_hanging_renewals_makes_no_call_after_its_term() {
 
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_is_refused_tries_again_less_and_less_often() {
-    // Beyond a hundred nothing is answered, so that the test ends whatever the candidate does.
+    // Beyond a hundred no call is answered, so that the test always ends.
     let (client, num_writes) = server(|num_writes| (num_writes <= 100).then_some(403));
     let _election = Election::start(client, candidate(), Term::default());
     tokio::time::sleep(Duration::from_secs(60)).await;

@@ -106,7 +106,7 @@ impl Certificates {
         entries.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
-    /// From the entries of a Secret; none where something is missing or damaged, which means: make them anew.
+    /// From the entries of a Secret; `None` if an entry is missing or damaged; new ones are created then.
     pub fn from_data(data: &BTreeMap<String, String>) -> Option<Self> {
         let text = |key: &str| data.get(key).cloned();
         let signed = |certificate, key, renewal| {

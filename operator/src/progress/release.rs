@@ -16,7 +16,7 @@ pub(super) enum Release {
     Never,
     /// Now.
     Now,
-    /// At a later time, together with what comes until then.
+    /// At a later time, together with later reports.
     At(Instant),
 }
 

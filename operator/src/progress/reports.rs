@@ -1,8 +1,8 @@
 //! The newest report of every job, and the released one from which statuses are written.
 //!
 //! A status may be written for many reasons. So that progress alone never causes more than one write in ten
-//! seconds, readers see a report only once it is released; whatever is newer stays hidden until then. Nothing
-//! is lost when the operator restarts: each rank's next report carries everything.
+//! seconds, readers see a report only once it is released; newer reports stay hidden until then. Nothing is
+//! lost when the operator restarts: each rank's next report contains everything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -19,7 +19,7 @@ use tower::{BoxError, Layer, Service};
 
 use crate::test_namespace::TestNamespace;
 
-/// The client of an operator whose calls meet `faults`, and then `crash_point`.
+/// The client of an operator whose calls pass `faults`, and then `crash_point`.
 pub(crate) async fn client(test: &TestNamespace, faults: &Faults, crash_point: &CrashPoint) -> Client {
     let builder = ClientBuilder::try_from(config(test, None).await).unwrap();
     builder.with_layer(faults).with_layer(crash_point).build()
@@ -129,7 +129,7 @@ where
             return Box::pin(self.inner.call(request));
         }
         let count = crash_point.num_calls.fetch_add(1, Ordering::SeqCst) + 1;
-        // Whatever was begun after the end was never begun.
+        // Calls that start after the crash are dropped.
         let is_dead =
             crash_point.at.is_some_and(|(at, side)| count > at || count == at && side == Side::Before);
         if is_dead {

@@ -27,7 +27,7 @@ async fn set_defaults(test: &TestNamespace, text: &str) {
     }
 }
 
-/// The reason and message of the condition that says what stands in a job's way.
+/// The reason and message of the condition `Stalled`.
 fn stalled(status: &RLTrainingJobStatus) -> (String, String) {
     let stalled = status.conditions.iter().find(|one| one.type_ == ConditionType::Stalled).unwrap();
     (stalled.reason.clone(), stalled.message.clone())

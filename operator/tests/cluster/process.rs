@@ -33,7 +33,7 @@ impl TestNamespace {
     /// The calls of a user besides lists and watches.
     fn calls_of(&self, user: &str) -> Vec<Call> {
         let calls = self.cluster.calls().unwrap().into_iter();
-        // What a cluster serves is requested once, whatever jobs there are.
+        // API discovery is requested once, for any number of jobs.
         let is_about_jobs = |call: &Call| !call.resource.is_empty() && !is_stream(call);
         calls.filter(|call| call.user == user && is_about_jobs(call)).collect()
     }
@@ -58,7 +58,7 @@ async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
     second.stop().await;
 }
 
-/// One says that all workers run; where that takes longer than half a second, another one comes before.
+/// One says that all workers run; if that takes longer than half a second, another one precedes it.
 const STATUSES_OF_A_START: std::ops::RangeInclusive<usize> = 1..=2;
 
 /// Where checkpoints go: a job whose result lasts gets no warning, which would be a call more.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::crash_point::{CrashPoint, client};
 use crate::test_namespace::{Operator, TestNamespace, is_true, reason};
 
-/// A node that runs whatever is bound to it, and a Kueue.
+/// A fake node without limits, and a Kueue.
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_kueue().with_fake_nodes(FakeNodes::new(1)));
 

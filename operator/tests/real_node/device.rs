@@ -1,5 +1,5 @@
-//! A job that requests GPUs, in a pod of a real node whose driver is a stand-in: it waits for a GPU, and then
-//! trains on it to its end.
+//! A job that requests GPUs, in a pod of a real node with an emulated driver: it waits for a GPU, and then
+//! trains on it until it completes.
 
 use std::fs;
 
@@ -19,8 +19,9 @@ const STORAGE: &str = "/storage";
 /// The folder in it that has the driver.
 const DRIVER: &str = "driver";
 
-/// Lays the stand-in's libraries into the volume, as NVIDIA's container runtime lays the node's driver into a
-/// container; the variables by which a pod finds them there. Our kernels are looked for beside them.
+/// Copies the emulated libraries into the volume, as NVIDIA's container runtime mounts the node's driver into
+/// a container; returns the variables by which a pod finds them there. Our kernels are looked for beside
+/// them.
 fn driver(folder: &Folder) -> Value {
     let (from, to) = (StandIn::build().unwrap(), folder.path().join(DRIVER));
     fs::create_dir_all(&to).unwrap();

@@ -28,7 +28,7 @@ fn example(text: &str, changes: &Value) -> Value {
     manifest
 }
 
-/// The example whose model the sharded one trains, shortened: some of its sums come out right.
+/// The example whose model the sharded one trains, shortened: some of its sums are right.
 fn supervised() -> Value {
     let shorter =
         json!({ "training": { "steps": 100, "evaluateEvery": 0 }, "data": { "task": { "numHeldOut": 8 } } });
@@ -74,7 +74,7 @@ impl Gang<'_> {
         .await
     }
 
-    /// The step after which the attempt went on, by its first worker's own words.
+    /// The step from which the attempt resumed, from its first worker's log.
     async fn resumed(&self, attempt: u32) -> u64 {
         let (first, attempt) = (format!("{NAME}-trainer-0"), attempt.to_string());
         let is_it = |pod: &Pod| pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt;

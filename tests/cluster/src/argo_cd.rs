@@ -1,5 +1,5 @@
 //! A real Argo CD as far as it syncs: its kinds, its application controller and its repository server, as
-//! processes beside the control plane. Applications come from git repositories on this machine's disk; there
+//! processes beside the control plane. Applications are in git repositories on this machine's disk; there
 //! are no logins.
 
 use std::collections::BTreeMap;

@@ -24,7 +24,7 @@ pub struct Call {
     pub name: String,
     /// Status of the answer, such as 200.
     pub code: u16,
-    /// When the call came in, as RFC 3339 with microseconds.
+    /// The time of the call, as RFC 3339 with microseconds.
     pub at: String,
     /// When it was answered, in the same form.
     pub answered_at: String,
@@ -55,7 +55,7 @@ impl CallLog {
     /// Passes over what was answered so far.
     ///
     /// # Errors
-    /// When the log is there and can not be looked at.
+    /// When the log exists and cannot be read.
     pub fn skip(&mut self) -> io::Result<()> {
         self.offset = match std::fs::metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,

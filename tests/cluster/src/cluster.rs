@@ -79,7 +79,7 @@ pub enum ClusterError {
     /// No proxy could be started.
     #[error("starting a proxy on loopback failed")]
     Proxy(#[source] io::Error),
-    /// The kubeconfig or token came out malformed.
+    /// The kubeconfig or token is malformed.
     #[error("the API server's answer lacks {field}")]
     Answer {
         /// The field.
@@ -87,8 +87,7 @@ pub enum ClusterError {
     },
 }
 
-/// A cluster that this process owns. It ends when it is dropped, and when the process ends, however that
-/// comes.
+/// A cluster that this process owns. It ends when it is dropped, and when the process ends for any reason.
 #[derive(Debug)]
 pub struct Cluster {
     control_plane: ControlPlane,
@@ -252,7 +251,7 @@ impl Cluster {
         kwok.or_else(|| self.control_plane.process_id(program))
     }
 
-    /// A folder for files of programs beside the cluster, which goes with it.
+    /// A folder for files of programs beside the cluster, which is deleted with it.
     pub fn folder(&self) -> PathBuf {
         self.slot.folder()
     }

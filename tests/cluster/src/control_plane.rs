@@ -12,8 +12,7 @@ use crate::options::Options;
 use crate::process::{Place, Process, ProcessError};
 use crate::slot::Slot;
 
-/// Longest that a program may take to come up; usually it is a second or two. Builds beside it take the
-/// processor.
+/// Timeout of a program's start; usually it takes a second or two, but concurrent builds use the processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often readiness is requested.
 const POLL: Duration = Duration::from_millis(20);

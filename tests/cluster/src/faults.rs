@@ -25,7 +25,7 @@ pub enum Fault {
     LoseRequest,
     /// The server does what it is asked, and its answer is lost.
     LoseAnswer,
-    /// Nothing ever comes back, and nothing was done.
+    /// The call is not executed, and there is never an answer.
     Hang,
     /// All goes well, this much later.
     Delay(Duration),
@@ -51,7 +51,7 @@ pub struct Faults {
 
 impl Faults {
     /// From now on the next `num_calls` calls of `method` whose path or query contains `path`, such as
-    /// `watch=true`, meet `fault`. Older rules come first.
+    /// `watch=true`, get `fault`. Older rules take precedence.
     pub fn inject(&self, method: &'static str, path: &str, num_calls: usize, fault: Fault) {
         let rule = Rule { method, path: path.to_owned(), num_left: num_calls, fault };
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
@@ -62,7 +62,7 @@ impl Faults {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Calls that will yet meet a fault.
+    /// The number of faults that are left.
     pub fn num_left(&self) -> usize {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|rule| rule.num_left).sum()
     }

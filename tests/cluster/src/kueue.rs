@@ -87,8 +87,8 @@ pub(crate) fn start(
     Ok(place.start(&with_etc(folder, &etc, &built)?, &flags)?)
 }
 
-/// A program that starts Kueue with its certificates under `/etc/kueue`, where it wants them whatever its
-/// configuration says, and where it alone sees them.
+/// A program that starts Kueue with its certificates under `/etc/kueue`, a path that cannot be configured,
+/// visible to it only.
 fn with_etc(folder: &Path, etc: &Path, built: &Path) -> Result<PathBuf, KueueError> {
     let programs = folder.join("kueue-program");
     let program = programs.join("kueue");

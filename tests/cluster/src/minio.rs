@@ -125,7 +125,7 @@ impl Minio {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// What a client's environment needs to come here, or to `address` on its way here.
+    /// The environment of a client of this store, by way of `address`.
     pub fn environment(&self, address: &str) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ENDPOINT", format!("http://{address}")),

@@ -48,7 +48,7 @@ impl Options {
     }
 
     /// Adds a node whose pods are processes of this machine, with names and addresses of services; five to
-    /// eight seconds. Its images come from [`crate::Cluster::load_image`].
+    /// eight seconds. Its images are loaded by [`crate::Cluster::load_image`].
     #[must_use]
     pub fn with_real_node(mut self) -> Self {
         self.has_real_node = true;

@@ -1,7 +1,7 @@
 //! The programs: Go modules in `programs/`, built once for each content of their `go.mod`, `go.sum` and
 //! sources.
 //!
-//! Nothing is downloaded as a binary: whatever registry serves Go modules serves a whole Kubernetes.
+//! Nothing is downloaded as a binary: a proxy of Go modules suffices for a whole Kubernetes.
 
 use std::fs::{self, File};
 use std::io;

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 
 /// The machine's folder of clusters. Names of network namespaces hold for the machine, so this one does too.
 pub const ROOT: &str = "/var/lib/rlt-cluster";
-/// Addresses come from 198.18.0.0/15, which is set apart for testing: one block of 256 for each slot.
+/// Addresses are of 198.18.0.0/15, which is reserved for testing: one block of 256 for each slot.
 const NUM_SLOTS: u8 = 128;
 const SWEEP: &str = include_str!("sweep.sh");
 

@@ -1,4 +1,4 @@
-//! The control plane on its own: it serves, clusters do not meet, and nothing is left of one.
+//! The control plane on its own: it serves, clusters are separate, and nothing is left of one.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

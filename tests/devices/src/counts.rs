@@ -22,7 +22,7 @@ pub struct Counts {
     pub waits: u64,
     /// Bytes that went to a device.
     pub bytes_host_to_device: u64,
-    /// Bytes that came from a device.
+    /// Bytes copied from a device.
     pub bytes_device_to_host: u64,
     /// Bytes on devices.
     pub bytes_device_to_device: u64,

@@ -44,7 +44,7 @@ pub unsafe fn function_of<F: Copy>(library: &CStr, name: &CStr) -> Option<F> {
     }
 }
 
-/// What this process has asked of its devices so far; `None` without stand-in devices.
+/// The counts of this process so far; `None` without stand-in devices.
 pub fn counts() -> Option<Counts> {
     type Read = unsafe extern "C" fn(*mut RawCounts);
     let mut raw = RawCounts { numbers: [0; 9], num_devices: 0, peak_bytes: [0; MOST_DEVICES] };

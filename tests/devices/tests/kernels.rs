@@ -16,14 +16,14 @@ const GPU: Device = Device::Cuda(0);
 /// Set in the process in which a test's body runs.
 const INSIDE: &str = "RLT_DEVICES_TEST_INSIDE";
 
-/// Runs this very test again, where the stand-in devices are.
+/// Runs this test again in a process with emulated devices.
 fn again(test: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).envs(StandIn::build().unwrap().env()).env(INSIDE, "1");
     command.envs(variables.iter().copied()).output().unwrap()
 }
 
-/// Runs `body` where the stand-in devices are.
+/// Runs `body` in a process with emulated devices.
 fn on_device(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         assert!(rlt_torch::load_cuda().unwrap(), "the stand-in is found");

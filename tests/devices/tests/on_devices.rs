@@ -1,4 +1,4 @@
-//! What runs on stand-in devices: the devices themselves, the operators that only CUDA has, collectives
+//! Tests on emulated devices: the devices themselves, the operators that only CUDA has, collectives
 //! between processes, and whole trainings. Each test has processes of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]

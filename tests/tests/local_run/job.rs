@@ -120,7 +120,7 @@ impl Place {
         command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Runs the trainer on `manifest` to its end, however it comes.
+    /// Runs the trainer on `manifest` until it exits.
     pub(crate) fn train(&self, manifest: &Value) -> Ended {
         Ended::of(self.start(manifest).wait_with_output().unwrap())
     }

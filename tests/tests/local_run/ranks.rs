@@ -136,7 +136,7 @@ pub(crate) fn workers(launcher: &Child) -> BTreeMap<String, u32> {
     children.split_whitespace().filter_map(|pid| Some((rank(pid)?, pid.parse().unwrap()))).collect()
 }
 
-/// Whatever ends an attempt ends the run.
+/// A manifest without retries.
 fn never_again() -> Value {
     json!({ "runPolicy": { "retries": { "crash": 0 } } })
 }

@@ -1,7 +1,6 @@
 //! The examples that are written for GPUs, models and data sets of the hub: each runs here for two steps, on
-//! a small new model and rows with the columns of its data sets. What a stand-in replaces is the model, the
-//! rows, lengths, batches and the number of ranks; algorithm, rewards, mesh and checkpoints are the
-//! example's.
+//! a small new model and rows with the columns of its data sets. The test replaces the model, the rows,
+//! lengths, batches and the number of ranks; algorithm, rewards, mesh and checkpoints are the example's.
 
 use std::fs;
 

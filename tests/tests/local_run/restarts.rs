@@ -95,7 +95,7 @@ fn survives(count: u32, num_kills: usize, dice: &mut Dice) {
             std::thread::sleep(Duration::from_millis(dice.below(900)));
         }
         let victim = pids[dice.below(count.into()) as usize];
-        // A run that came to its end before is one kill less.
+        // A run that has ended before counts as one kill less.
         let sent = Command::new("kill").args(["-s", "KILL", &victim.to_string()]).output().unwrap();
         killed += usize::from(sent.status.success());
         known = pids;

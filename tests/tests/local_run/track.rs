@@ -105,7 +105,7 @@ fn a_run_that_tracked_nothing_is_sent_from_its_files() {
         [("wandb", &wandb), ("tensorboard", &events)].map(|(name, at)| format!("{name}={}", at.display()));
     let send = || rlctl_track(&place.run(""), &["--to", &to[0], "--to", &to[1], "--name", "again"]);
     send().expect(0, &["has 4 steps", "complete"]);
-    // Files are written anew, not added to.
+    // Files are written again, not appended to.
     send().expect(0, &[]);
     assert_eq!(std::fs::read_dir(&wandb).unwrap().count(), 1);
     assert_eq!(std::fs::read_dir(events.join("again")).unwrap().count(), 1);

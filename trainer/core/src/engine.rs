@@ -11,8 +11,7 @@
 //! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence
 //! always has the keys and values of every token **but its last** in the cache; a decode writes the last
 //! token's and yields the logits of the next one. So a prefill never samples, a group's prompt is prefilled
-//! once whatever the number of its samples, and a preempted sequence resumes by the same two moves as a new
-//! one.
+//! once for any number of samples, and a preempted sequence resumes by the same two operations as a new one.
 //!
 //! Invariants, each held by a property test over random loads:
 //! 1. a block is either free or held, and every block is free again when all sequences have finished;

@@ -4,8 +4,8 @@
 //!
 //! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2,
 //! 4, 8 and so on up to `N`. verl estimates the best and the worst from 1000 draws; they have closed forms,
-//! which these draws approach, and the closed forms stand here. A majority has none and is drawn 1000 times,
-//! as in verl, from fixed seeds.
+//! which these draws approach and which are used here. A majority has none and is drawn 1000 times, as in
+//! verl, from fixed seeds.
 
 use std::collections::BTreeMap;
 

@@ -72,7 +72,7 @@ pub enum ImageError {
         token: TokenId,
         /// Images of the prompt.
         num_images: usize,
-        /// Where it stands.
+        /// Its position.
         position: usize,
     },
     /// An image without placeholders, or with too few.
@@ -84,7 +84,7 @@ pub enum ImageError {
         image_idx: usize,
         /// Its tokens.
         expected: usize,
-        /// The placeholders that stand there.
+        /// The number of placeholders there.
         got: usize,
     },
     /// Patches that do not make whole tokens.
@@ -156,7 +156,7 @@ impl ImageLayout {
         }
     }
 
-    /// The positions of `num` tokens behind the prompt, from the one that stands `after` tokens behind it.
+    /// The positions of `num` tokens after the prompt, from the token `after` on.
     pub fn positions_behind(&self, after: usize, num: usize) -> Range<i64> {
         let first = self.next_position + after as i64;
         first..first + num as i64

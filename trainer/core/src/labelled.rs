@@ -1,8 +1,7 @@
 //! Batches for classifiers: after which tokens their numbers are read, and losses of what is read.
 //!
-//! A completion has one position more than tokens here. The number that is read after a token stands, like
-//! everything else of a batch, at the position of the token that follows it; the mask of [`Batch::rows`]
-//! marks these positions.
+//! A completion has one position more than tokens here. The score that is read after a token is, like all
+//! values of a batch, at the position of the next token; the mask of [`Batch::rows`] marks these positions.
 
 use std::sync::Arc;
 
@@ -113,13 +112,13 @@ impl JudgedSteps {
 }
 
 impl Batch {
-    /// The completions of `groups`, to be read where they say. Completions of a group stand behind its
-    /// prompt, which is computed once.
+    /// The completions of `groups`, with their positions to read. Completions of a group share its prompt,
+    /// which is computed once.
     pub fn to_read<'a>(groups: impl IntoIterator<Item = (&'a Arc<Prompt>, Vec<ReadCompletion>)>) -> Self {
         let (mut laid_out, mut masks) = (Vec::new(), Vec::new());
         for (prompt, completions) in groups {
             masks.extend(completions.iter().map(ReadCompletion::mask));
-            // Which token stands at the additional position is never seen.
+            // The token at the additional position has no effect.
             let longer = |completion: ReadCompletion| [completion.tokens, vec![prompt.tokens[0]]].concat();
             laid_out.push((prompt, completions.into_iter().map(longer).collect::<Vec<_>>()));
         }

@@ -33,7 +33,7 @@ pub struct MeshError {
     pub sp: usize,
 }
 
-/// Where a rank stands.
+/// The coordinates of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coordinates {
     /// Which replica of the model.
@@ -81,7 +81,7 @@ impl Mesh {
         rank / self.sp
     }
 
-    /// Where `rank` stands.
+    /// The coordinates of `rank`.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         let sp_group = self.sp_group(rank);
         Coordinates {
@@ -127,7 +127,7 @@ impl SpShard {
     /// All tokens.
     pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
-    /// Where the shard lies among `num_tokens`, padded to a multiple of the shards.
+    /// The range of the shard among `num_tokens`, padded to a multiple of the shards.
     pub fn range(self, num_tokens: usize) -> Range<usize> {
         Shards::new(num_tokens, self.num_shards).range(self.place)
     }
@@ -156,13 +156,12 @@ impl Shards {
         self.shard_len() * self.num_shards
     }
 
-    /// Where a shard lies in the padded buffer.
+    /// The range of a shard in the padded buffer.
     pub fn range(&self, shard: usize) -> Range<usize> {
         shard * self.shard_len()..(shard + 1) * self.shard_len()
     }
 
-    /// What of the elements `wanted` lies in a shard, by their places in the buffer; empty where nothing
-    /// does.
+    /// The elements `wanted` that are in a shard, by their offsets in the buffer; may be empty.
     pub fn part_of(&self, wanted: &Range<usize>, shard: usize) -> Range<usize> {
         let own = self.range(shard);
         let start = wanted.start.clamp(own.start, own.end);

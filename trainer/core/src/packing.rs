@@ -49,8 +49,8 @@ pub enum PackingError {
 /// Which samples go into which micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// Sample indices of each micro-batch in rising order; micro-batches with more work come first, so that
-    /// the largest need of memory shows at once.
+    /// Sample indices of each micro-batch in rising order; micro-batches with more work are first, so that
+    /// the peak of memory is reached at once.
     pub micro_batches: Vec<Vec<usize>>,
 }
 

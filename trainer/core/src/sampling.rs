@@ -13,7 +13,7 @@
 //! - min-p keeps tokens at least `min_p` times as probable as the most probable one.
 //!
 //! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed,
-//! position)`. `u` depends on nothing else, so a sample is the same whatever runs beside it; and since the
+//! position)`. `u` depends on nothing else, so a sample is the same in any batch; and since the
 //! order is not by probability, rounding noise `e` in the probabilities moves a boundary by about `e`, never
 //! by a whole token.
 //!

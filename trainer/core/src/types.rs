@@ -27,7 +27,7 @@ pub struct Prompt {
     pub text: String,
     /// The chat messages behind `text`; null where the row has a text.
     pub messages: serde_json::Value,
-    /// Which data set the row comes from (verl's `data_source`); rewards are chosen by it.
+    /// The data set of the row (verl's `data_source`); rewards are chosen by it.
     pub data_source: String,
     /// What a verifiable reward compares with (verl's `reward_model.ground_truth`).
     pub ground_truth: serde_json::Value,

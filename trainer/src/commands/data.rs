@@ -34,7 +34,7 @@ pub struct DataArgs {
     pub held_out: bool,
 }
 
-/// How many rows came to what.
+/// The numbers of rows by outcome.
 #[derive(Debug, Default)]
 struct Counts {
     kept: usize,
@@ -183,7 +183,7 @@ fn describe_steps(example: &PreferenceExample, tokenizer: &Tokenizer) -> Descrip
     Description { line, text, problem: None }
 }
 
-/// The rows of each data set, and how many of all came to what.
+/// The rows of each data set, and the numbers of all rows by outcome.
 fn write_sets<T>(
     output: &mut impl Write,
     headings: &[String],

@@ -57,7 +57,7 @@ impl EnvError {
     }
 }
 
-/// Becomes the command: the same process, which its parent goes on to know.
+/// Executes the command in this process (exec), so that the parent keeps the same child.
 ///
 /// # Errors
 /// [`EnvError`] when it does not.

@@ -59,7 +59,7 @@ pub enum Layout {
 /// Numbers in which weights are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoredDtype {
-    /// As in the folder that the model came from.
+    /// As in the folder of the model.
     Auto,
     /// 32 bits.
     Fp32,

@@ -60,7 +60,7 @@ pub enum Check {
     Graphs,
     /// A training on the GPU gives the CPU's numbers.
     Training,
-    /// A training begun on one goes on on the other.
+    /// A checkpoint of a training on GPU or CPU is resumed on the other.
     Checkpoints,
     /// 200 cycles of taking and giving back memory leave none behind.
     Memory,
@@ -98,7 +98,7 @@ struct Finding {
 
 type Findings = Vec<Finding>;
 
-/// Why a check could not come to its end.
+/// Why a check could not be completed.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 impl Finding {

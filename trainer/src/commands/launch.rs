@@ -167,7 +167,7 @@ fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
     Ok(job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
 }
 
-/// Whether a launcher has started this process, and will say what it came to.
+/// Whether a launcher has started this process, and reports its result.
 pub fn is_launched() -> bool {
     std::env::var_os(LAUNCHER_VARIABLE).is_some()
 }
@@ -178,7 +178,7 @@ pub(crate) fn spent_before() -> Duration {
     Duration::from_secs(seconds.unwrap_or(0))
 }
 
-/// Lets the system kill this process when its launcher dies, however that comes.
+/// Lets the system kill this process when its launcher dies, for any reason.
 ///
 /// # Errors
 /// [`LaunchError::Orphan`] when the launcher has died before the system knew.

@@ -15,8 +15,8 @@ const LARGE: [i64; 3] = [4096, 4096, 4096];
 const SMALL: [i64; 3] = [1024, 576, 3072];
 /// Numbers of 4 bytes that are read, far more than any cache holds.
 const READ_NUMBERS: i64 = 64 << 20;
-/// Times that each is tried at least, and for how long; the best counts. A shorter trial may lie in a moment
-/// in which others use the machine.
+/// The least number of trials and their total time; the best counts. Shorter trials may all coincide with
+/// other load on the machine.
 const REPEATS: usize = 12;
 const SHORTEST_TRIAL: Duration = Duration::from_millis(400);
 /// Operations that are started one after the other.

@@ -70,7 +70,7 @@ pub(crate) fn run_as_read(
     outcome
 }
 
-/// Runs `work` as the span of this rank's run, a part of whatever its environment names.
+/// Runs `work` as the span of this rank's run, a child of the span that its environment names.
 fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let rank = std::env::var("RANK").unwrap_or_else(|_| "0".to_owned());
     let span = tracing::info_span!(

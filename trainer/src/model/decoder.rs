@@ -26,7 +26,7 @@ pub struct LoadOptions {
     pub storage: Kind,
     /// Dtype of activations; weights are cast to it inside each layer.
     pub compute: Kind,
-    /// Whether the weights collect gradients. Attaching an adapter freezes them whatever this says.
+    /// Whether the weights collect gradients. Attaching an adapter always freezes them.
     pub trainable: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct Decoder {
     /// Of a vision-language model, frozen and the same for all roles; `None` in an outline until
     /// [`Self::read_vision`].
     pub(crate) vision: Option<Rc<VisionTower>>,
-    /// The file that the weights of a frozen copy lie in.
+    /// The file with the weights of a frozen copy.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
 }
 

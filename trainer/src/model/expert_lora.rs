@@ -115,7 +115,7 @@ impl ExpertWeights {
     }
 
     /// The tensors that have adapters, each with the names of its two matrices. PEFT wraps a module once for
-    /// each adapted tensor: where both are, gate and up lie in the inner wrapper.
+    /// each adapted tensor: with both, gate and up are in the inner wrapper.
     pub(super) fn adapted(&self) -> impl Iterator<Item = (ExpertTensor, &ExpertLora, [String; 2])> {
         ExpertTensor::ALL.into_iter().filter_map(|tensor| {
             let is_inner = tensor == ExpertTensor::GateUp && self.lora_of(ExpertTensor::Down).is_some();

@@ -175,7 +175,7 @@ pub(crate) struct ExpertWeights {
     pub(crate) router: Tensor,
     /// Of the choice, f32 [e]: never trained here.
     pub(crate) choice_bias: Option<Tensor>,
-    /// What the experts compute, and how these lie.
+    /// What the experts compute, and the layout of their tensors.
     pub(crate) form: ExpertForm,
     /// Gate above up, [e, 2 i, d]; clamped experts have [e, d, 2 i], gate and up side by side.
     pub(crate) gate_up: Tensor,

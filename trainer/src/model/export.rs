@@ -155,7 +155,8 @@ impl<'a> Export<'a> {
         Ok(Self { decoder, options: *options, file })
     }
 
-    /// Writes the weights of the layer `layer_idx`, or of what is outside of the layers, which comes first.
+    /// Writes the weights of the layer `layer_idx`, or of the unit outside of the layers, which has to be
+    /// first.
     ///
     /// # Errors
     /// [`ModelError::Write`].
@@ -181,7 +182,7 @@ fn generation_config(decoder: &Decoder) -> Value {
     })
 }
 
-/// A tensor on its way to disk; bytes are made one tensor at a time, when they are written.
+/// A tensor to be written; its bytes are computed when it is written.
 pub(super) struct StoredAs<'a> {
     tensor: Tensor,
     merged: Option<Merged<'a>>,

@@ -83,7 +83,7 @@ pub trait Projections {
     /// # Errors
     /// [`Self::Error`].
     fn output(&self, attended: &Tensor) -> Result<Tensor, Self::Error>;
-    /// What comes behind attention.
+    /// The part of the layer after attention.
     fn feed_forward(
         &self,
     ) -> FeedForward<impl DenseProducts<Error = Self::Error>, impl ExpertProducts<Error = Self::Error>>;
@@ -144,7 +144,7 @@ pub(crate) struct LayerShape {
     pub(crate) window: Option<i64>,
     /// Which of the model's rotary embeddings turns queries and keys.
     pub(crate) rope_idx: Option<usize>,
-    /// The rows of q, k, v, o, gate, up and down; the last three are absent where experts stand alone.
+    /// The rows of q, k, v, o, gate, up and down; the last three are absent in layers with experts only.
     pub(crate) products: Vec<ProductRows>,
     /// Latent attention, where the layer has that.
     pub(crate) latent: Option<LatentAttention>,
@@ -199,8 +199,8 @@ impl DecoderLayer {
     }
 
     /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads,
-    /// head_dim] and keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads,
-    /// head_dim]. All of the model's heads, or those of which `projections` have the slice.
+    /// head_dim] and keys and values [tokens, kv_heads, head_dim], rotated, and returns [tokens, heads,
+    /// head_dim]: all of the model's heads, or those in the shard of `projections`.
     ///
     /// # Errors
     /// Why `projections` could not multiply.
@@ -350,7 +350,7 @@ impl DecoderLayer {
         self.projections.iter().any(|projection| projection.weight.as_quantized().is_some())
     }
 
-    /// Where q, k, v, o, gate, up and down lie among the linear layers.
+    /// The positions of q, k, v, o, gate, up and down among the linear layers.
     pub(crate) fn products(&self) -> &[ProductRows] {
         &self.shape.products
     }
@@ -379,7 +379,7 @@ impl OwnProjections<'_> {
         self.layer.projections[projection_idx].forward(x, adapter, dropout)
     }
 
-    /// Products that may lie in one projection, one below the other.
+    /// Products that may be fused in one projection.
     fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
         let products = &self.layer.shape.products[first..first + N];
         let shared = products[0].projection_idx;

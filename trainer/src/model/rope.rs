@@ -48,8 +48,7 @@ impl RopeTables {
 pub(crate) struct Ropes {
     /// One of each kind that the configuration has.
     frequencies: Vec<Frequencies>,
-    /// Which dim of a head lies at each place while it is turned, i64 [head_dim]; `None` where dims lie as
-    /// they are stored.
+    /// The dim of a head at each position during rotation, i64 [head_dim]; `None` for the stored order.
     dim_order: Option<Tensor>,
     /// How many pairs are turned by each of three axes of positions; `None` where positions have one.
     sections: Option<[i64; 3]>,
@@ -106,8 +105,8 @@ impl Ropes {
     }
 }
 
-/// The dim of a head at each place where pairs are half a head apart, turned ones first; `None` where they
-/// lie so already.
+/// The dim of a head at each position, with pairs half a head apart and rotated ones first; `None` if that is
+/// the stored order.
 fn dim_order(config: &ModelConfig) -> Option<Vec<i64>> {
     let (head_dim, rotary_dim) = (config.rope_head_dim() as i64, config.rotary_dim as i64);
     let turned = |pair: i64| match config.rope_pairing {

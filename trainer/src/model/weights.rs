@@ -31,7 +31,7 @@ pub(super) fn is_label_head(name: &str) -> bool {
     name == SCORE_WEIGHT || name == SCORE_BIAS
 }
 
-/// Where the weights of a model come from, found to fit its configuration.
+/// The source of a model's weights, checked against its configuration.
 #[derive(Debug)]
 pub struct Weights {
     config: ModelConfig,

@@ -15,7 +15,7 @@ thread_local! {
 /// The phase before the first.
 const SETUP: &str = "setup";
 
-/// Measures the phases of one step; a phase may come more than once.
+/// Measures the phases of one step; a phase may be repeated.
 #[derive(Debug)]
 pub struct PhaseClock {
     started: Instant,

@@ -163,8 +163,8 @@ fn restarts_before() -> HashMap<String, u32> {
     serde_json::from_str(&text).unwrap_or_default()
 }
 
-/// Takes over what the metrics of a step say. What a step does not say, such as the held-out reward, stays as
-/// it was.
+/// Updates the progress by the metrics of a step. Metrics that a step does not have, such as the held-out
+/// reward, are kept.
 fn take_step(progress: &mut Progress, metrics: &StepMetrics) {
     let value = |names: &[&str]| names.iter().find_map(|name| metrics.values.get(*name)).copied();
     progress.set_stage(stage_of(metrics.stage));

@@ -53,7 +53,7 @@ impl StopRequest {
         Ok(Self { signal, deadline: active_deadline.map(|limit| Instant::now() + limit) })
     }
 
-    /// A request that never comes, for tests and for commands that are not worth saving.
+    /// A request that is never made, for tests and for commands without checkpoints.
     pub fn never() -> Self {
         Self { signal: Arc::default(), deadline: None }
     }

@@ -20,7 +20,7 @@ pub(super) struct Warnings(RefCell<State>);
 struct State {
     /// Where they are kept; nowhere before the run knows its folder.
     folder: Option<PathBuf>,
-    /// Those that stand for the whole attempt.
+    /// Those that hold for the whole attempt.
     standing: Vec<String>,
     course: Course,
     symptoms: Vec<Symptom>,
@@ -36,8 +36,8 @@ pub(super) struct Change {
 }
 
 impl Warnings {
-    /// Of a run in `folder` that goes on from the steps in its `metrics.jsonl`. What was warned of before the
-    /// folder was known stands in it, too.
+    /// The warnings of a run in `folder` that resumes after the steps in its `metrics.jsonl`, including
+    /// earlier ones.
     pub(super) fn open(self, folder: &Path) -> Self {
         let mut course = Course::default();
         // A log that cannot be read is a tracker's error, said there.
@@ -48,7 +48,7 @@ impl Warnings {
         Self(RefCell::new(state))
     }
 
-    /// A warning that stands from now on; all warnings in one text.
+    /// Adds a warning that holds from now on; returns all warnings as one text.
     pub(super) fn stand(&self, warning: &str) -> String {
         let mut state = self.0.borrow_mut();
         state.standing.push(warning.to_owned());

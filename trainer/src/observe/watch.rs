@@ -141,8 +141,7 @@ impl Watchers {
         self.channel.checkpoints(committed);
     }
 
-    /// Leaves what people have to know although the run goes on where they look: in the run folder for the
-    /// report, and with the operator.
+    /// Reports a warning of a run that continues: in the run folder for the report, and to the operator.
     pub fn warn(&self, warning: &str) {
         self.channel.warn(&self.warnings.stand(warning));
     }

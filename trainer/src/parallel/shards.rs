@@ -56,8 +56,8 @@ impl FsdpUnit {
     }
 }
 
-/// The parameters of one unit: matrices, which travel in the numbers that layers compute with, and vectors,
-/// such as a norm's weights, of which layers make exact use. Where those are the same numbers all are one.
+/// The parameters of one unit: matrices, which are gathered in the compute dtype, and vectors, such as a
+/// norm's weights, which layers use in the master dtype. If both dtypes are equal there is one buffer.
 #[derive(Debug)]
 struct UnitParameters {
     trained: Vec<Flat>,
@@ -96,7 +96,7 @@ impl UnitParameters {
     }
 }
 
-/// A sum of gradients on its way to the ranks whose shard it belongs to.
+/// A reduce-scatter of gradients in flight.
 #[derive(Debug)]
 struct Scattering {
     unit: FsdpUnit,
@@ -118,7 +118,7 @@ pub struct ShardedParameters {
     ranks: Rc<MeshRanks>,
     /// Numbers that layers compute with.
     compute: Kind,
-    /// The file that shards of a frozen model lie in.
+    /// The file with the shards of a frozen model.
     offload_file: Option<TensorFile>,
     /// Layers, the last ones, that stay whole between forward and backward pass.
     unsharded_layers: usize,
@@ -388,7 +388,7 @@ impl ShardedParameters {
         }
     }
 
-    /// Adds what was under way to the gradient shard that it belongs to.
+    /// Waits for the reduce-scatter in flight, and adds its result to the gradient shard.
     fn settle(&self) -> Result<(), RankError> {
         if let Some(Scattering { unit, flat_idx, own, pending }) = self.scattering.take() {
             pending.wait()?;

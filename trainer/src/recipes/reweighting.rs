@@ -24,7 +24,7 @@ impl PolicyFiltration {
     }
 
     /// As many samples as `batch` has, with replacement, those of a prompt still side by side. All ranks draw
-    /// the same. Advantages and returns are those of the whole batch: they come before.
+    /// the same. Advantages and returns are those of the whole batch, computed before.
     pub fn draw(&self, roles: &Roles, batch: Batch) -> Batch {
         let Some(reweighting) = self.0 else { return batch };
         let step = roles.context().position().num_done;

@@ -198,7 +198,7 @@ impl Actor {
         self.loss_scale
     }
 
-    /// Goes on with the scale of a checkpoint, where that and this actor compute in half precision.
+    /// Resumes with the scale of a checkpoint, if both were computed in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
@@ -328,7 +328,7 @@ pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
     values.iter().map(|value| (*value * factor) as f32).collect()
 }
 
-/// A scale that follows gradients goes on where it was saved; a fixed one stays.
+/// A dynamic scale resumes with its saved value; a fixed one is kept.
 pub(crate) fn resume_loss_scale(scale: &mut LossScale, saved: Option<LossScale>) {
     if let Some(saved) = saved.filter(|saved| saved.is_dynamic() && scale.is_dynamic()) {
         *scale = saved;

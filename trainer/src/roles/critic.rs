@@ -4,7 +4,7 @@
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
-//! A token's value is that of the state in which it was chosen, so it stands at the position that predicts
+//! A token's value is that of the state in which it was chosen, so it is read at the position that predicts
 //! it. Returns are computed in `rlt-core`; [`learn`] updates the critic on a batch, by the loop of
 //! [`crate::roles::learner`].
 //!
@@ -153,7 +153,7 @@ impl Critic {
         self.loss_scale
     }
 
-    /// Goes on with the scale of a checkpoint, where that and this critic compute in half precision.
+    /// Resumes with the scale of a checkpoint, if both were computed in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
@@ -201,8 +201,8 @@ impl Critic {
         Ok((derivative_c, pending))
     }
 
-    /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the
-    /// whole. The tensors share memory with the critic, or lie where its moments rest.
+    /// This rank's shard of all tensors that a checkpoint has of it, or all of them without sharding. The
+    /// tensors share memory with the critic, or are in offload storage.
     ///
     /// # Errors
     /// Offloaded moments cannot be read.
@@ -216,7 +216,7 @@ impl Critic {
         checkpoint.contains(VALUE_HEAD)
     }
 
-    /// Takes over the critic of a checkpoint, whatever number of ranks saved it.
+    /// Loads the critic of a checkpoint, saved by any number of ranks.
     ///
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.

@@ -1,7 +1,7 @@
 //! Optimizers over named leaf tensors: from gradients to one applied or skipped step.
 //!
-//! The learning rate comes in with each step; schedules live in `rlt-core`. Moments are named tensors, so
-//! that a checkpoint holds them like any weight.
+//! The learning rate is an argument of each step; schedules are in `rlt-core`. Moments are named tensors, so
+//! that a checkpoint has them like any weight.
 
 mod adamw;
 mod loss_scale;

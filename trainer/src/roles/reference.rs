@@ -106,9 +106,9 @@ impl From<Decoder> for FrozenPolicy {
 }
 
 impl FrozenPolicy {
-    /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take
-    /// part. What is not offloaded lies on the CPU in a nameless file of the folder where that can be
-    /// written: a pass a step reads it, and memory is needed for more.
+    /// A copy of the actor's present weights without its adapter, sharded like the actor: then all ranks take
+    /// part. Without offload on a CPU it is in an unlinked file of the folder, if that is writable: one pass
+    /// a step reads it, and the memory is free for other phases.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
@@ -219,8 +219,8 @@ impl FrozenPolicy {
         Ok(divided(pieces, shards.ranks().replica_place()))
     }
 
-    /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the
-    /// leader alone keeps lies in nameless files of `folder`.
+    /// Every tensor by its name in a checkpoint. With FSDP all ranks take part, and the leader's tensors are
+    /// in unlinked files of `folder`.
     pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
         let stored =
             |tensors: NamedTensors| tensors.into_iter().map(|(name, tensor)| (stored_name(&name), tensor));

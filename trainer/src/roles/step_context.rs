@@ -20,7 +20,7 @@ use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
 use crate::observe::watch::Watchers;
 
-/// Where a step stands in the run.
+/// The position of a step in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPosition {
     /// The stage of the run.
@@ -105,7 +105,7 @@ impl StepContext {
         })
     }
 
-    /// Where the step stands.
+    /// The position of the step.
     pub fn position(&self) -> StepPosition {
         self.position.get()
     }
@@ -217,7 +217,7 @@ impl StepContext {
         self.sampling_hooks.borrow().iter().try_for_each(|hook| hook())
     }
 
-    /// Starts clocks and metrics anew, for the step at `position`.
+    /// Resets timers and metrics for the step at `position`.
     pub(crate) fn begin_step(&self, position: StepPosition) {
         self.set_position(position);
         *self.record.borrow_mut() = StepRecord::default();

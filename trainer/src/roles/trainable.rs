@@ -134,9 +134,9 @@ impl Trainable<'_> {
         Ok((moments.into_iter().collect(), counts))
     }
 
-    /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of
-    /// them take part, and the leader alone gets the tensors: they lie in nameless files of `folder` where
-    /// those can be written, for memory is there for one part.
+    /// Every tensor that an update changes, by its name in a checkpoint. With FSDP all ranks take part, and
+    /// only the leader gets the tensors: they are in unlinked files of `folder` if that is writable, because
+    /// memory suffices for one unit only.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
         let Some(shards) = self.shards else {
             return Ok(self
@@ -160,7 +160,7 @@ impl Trainable<'_> {
         Ok(tensors)
     }
 
-    /// Takes over what [`Self::parts`] or [`Self::tensors`] gave to a checkpoint, each rank its own part.
+    /// Loads from a checkpoint what [`Self::parts`] or [`Self::tensors`] returned, each rank its own shard.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
@@ -193,7 +193,7 @@ fn whole_part(
     Ok(whole)
 }
 
-/// The tensors as they lie in a new file, or as they are where none can be written: saving will then say why.
+/// The tensors in a new file, or unchanged if none can be written: saving reports the error then.
 pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
     let (names, resident): (Vec<String>, Vec<Tensor>) = tensors.into_iter().unzip();
     let lying = match TensorFile::write(folder, &resident) {

@@ -20,7 +20,7 @@ use crate::run::{ModelOrigin, Run};
 /// The folder of the adapter in an export.
 const ADAPTER: &str = "adapter";
 
-/// `result.json`: what a run came to, for people and for programs.
+/// `result.json`: the result of a run, for users and programs.
 #[derive(Debug, Serialize)]
 struct RunResult<'a> {
     name: &'a str,
@@ -62,8 +62,8 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     Ok(())
 }
 
-/// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop
-/// has half of its time left for that, and what is missing is copied when it goes on.
+/// A run is complete once its last checkpoint is copied to `checkpoint.uri`. A run that was asked to stop has
+/// half of its remaining time for that; a missing copy is made when it resumes.
 fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
     let grace = u64::from(run.spec().run_policy.termination_grace_period_seconds);
     match outcome {
@@ -96,7 +96,7 @@ fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The dtype of exported weights; `source` is that of the folder that the model came from.
+/// The dtype of exported weights; `source` is that of the model's folder.
 pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
     match dtype {
         ExportDtype::Auto => source,

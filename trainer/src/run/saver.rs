@@ -22,7 +22,7 @@ pub(crate) struct Saver {
     pub(crate) checkpoints: CheckpointStore,
     saving: Saving,
     context: Rc<StepContext>,
-    /// The latest checkpoint, committed or under way.
+    /// The latest checkpoint, committed or in flight.
     pub(crate) saved_at: Option<SavedAt>,
     /// How long the training has waited for checkpoints, until a step reports it.
     waited: Option<Duration>,

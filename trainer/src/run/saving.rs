@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! begin     the leader makes room -> each rank writes its parts into the kernel's memory      training waits
-//!           each rank syncs and digests its file on a thread                                training goes on
-//! settle    the files of all are complete -> the leader commits -> all know how it ended
+//!           each rank syncs and digests its file on a thread                                training
+//!           continues
+//! settle    the files of all are complete -> the leader commits -> all know the result
 //! ```
 //! Every rank writes where every rank sees the leader's folder; otherwise the leader writes what the others
-//! send. At most one save is under way. What a checkpoint holds is not known here.
+//! send. At most one save is in flight. The content of a checkpoint is not known here.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -18,7 +19,7 @@ use crate::run::error::TrainError;
 use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
 use crate::storage::error_chain;
 
-/// How the ranks save, and the save that is under way.
+/// How the ranks save, and the save in flight.
 #[derive(Debug)]
 pub(crate) struct Saving {
     is_folder_shared: bool,
@@ -38,7 +39,7 @@ struct UnderWay {
 /// Whether a save that is not complete is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// It is looked at again later.
+    /// It is tried again later.
     None,
     /// Nothing else continues before it has ended.
     Until,
@@ -68,14 +69,13 @@ impl Saving {
         self.is_folder_shared
     }
 
-    /// The step whose save is under way.
+    /// The step of the save in flight.
     pub(crate) fn step(&self) -> Option<u64> {
         self.under_way.as_ref().map(|under_way| under_way.step)
     }
 
-    /// Writes `parts`, which this rank has of the checkpoint of `step`, and completes the file beside the
-    /// training; `None` where the leader writes for it. The leader's `state` goes with them. All ranks do so
-    /// together.
+    /// Writes `parts`, this rank's shard of the checkpoint of `step`, and completes the file asynchronously;
+    /// `None` if the leader writes for it. The leader's `state` is saved with them. Collective.
     ///
     /// # Errors
     /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is
@@ -98,8 +98,7 @@ impl Saving {
         Ok(())
     }
 
-    /// Commits what is under way, once all ranks have completed their files; what came of it. All ranks do so
-    /// together.
+    /// Commits the save in flight, once all ranks have completed their files; returns the result. Collective.
     ///
     /// # Errors
     /// On all ranks, when one of them could not save its part, or the leader not commit; nothing is left of
@@ -128,10 +127,10 @@ impl Saving {
     }
 }
 
-/// How a save that was under way stands.
+/// The result of a save in flight.
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// None was under way.
+    /// None was in flight.
     Nothing,
     /// Some rank is not done with it.
     Later,
@@ -139,8 +138,8 @@ pub(crate) enum Settled {
     Committed,
 }
 
-/// What this rank has come to, where every rank has come to something; otherwise its own error, or what the
-/// first says that failed.
+/// This rank's result if all ranks have succeeded; otherwise its own error, or that of the first rank that
+/// failed.
 fn agree<T>(ranks: &Ranks, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
     let causes: Result<Vec<Option<String>>, RankError> =
         ranks.all_gather(own.as_ref().err().map(|error| error_chain(error)));

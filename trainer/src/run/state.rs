@@ -24,7 +24,7 @@ use crate::run::saving::Patience;
 use crate::run::{Progress, Run};
 use crate::storage::checkpoint::{Checkpoint, TensorPart};
 
-/// How far the run of a checkpoint had come.
+/// The progress of a checkpoint.
 ///
 /// # Errors
 /// [`TrainError::State`] where the checkpoint is not one of a run.
@@ -74,8 +74,8 @@ pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), Trai
     tolerate(run.progress.step, begin(run, roles, data))
 }
 
-/// Commits the checkpoint that is being saved though the run has failed, where no other rank can be
-/// elsewhere: a rank that is alone does, and ranks that have come to the same end together.
+/// Commits the save in flight of a failed run, if all ranks have the same state: with a single rank, or if
+/// all ranks failed in the same way.
 pub fn keep_save(run: &Run, error: &TrainError) {
     if (run.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
         && let Err(error) = run.saver.borrow_mut().settle(Patience::Until)
@@ -158,8 +158,8 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
     serde_json::to_value(state).map_err(TrainError::State)
 }
 
-/// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from
-/// nothing; then opens the trackers where that stands.
+/// Resumes from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or starts
+/// from scratch; then opens the trackers at that step.
 ///
 /// # Errors
 /// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.

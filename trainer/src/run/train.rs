@@ -23,7 +23,7 @@ use crate::run::recipe::Recipe;
 use crate::run::saving::Patience;
 use crate::run::{finish, out_of_memory, state};
 
-/// Trains from wherever the run folder stands to the end.
+/// Trains from the state of the run folder to the end.
 ///
 /// # Errors
 /// [`TrainError`]; what was complete before it is in the run folder.
@@ -70,7 +70,7 @@ fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option
     Ok(None)
 }
 
-/// Trains on demonstrations before the first step, from wherever that stands; the reason if it was asked to
+/// Trains on demonstrations before the first step, from the resumed position; the reason if it was asked to
 /// stop.
 fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
     let Some(spec) = &run.spec().algorithm.cold_start else { return Ok(None) };
@@ -93,13 +93,12 @@ fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Optio
         run.context.watch().end_step(Stage::ColdStart, step, metrics);
         run.check_divergence()?;
     }
-    // What comes next is another problem: moments of the supervised loss would steer its first updates.
+    // RL has another loss: moments of the supervised loss would steer its first updates.
     roles.actor.actor.optimizer.reset()?;
     Ok(None)
 }
 
-/// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of
-/// both.
+/// The work between cold start and the first step: the reference, the first evaluation, a checkpoint of both.
 fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     roles.reference.freeze(&roles.actor)?;
     if run.spec().training.evaluate_before {
@@ -133,7 +132,7 @@ fn train_one_step(
         metrics.extend(evaluation.into_metrics());
     }
     run.saver.borrow_mut().commit_if_done(Patience::None)?;
-    // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.
+    // Logged first: after a kill at any moment, no step of a checkpoint is missing from the logs.
     log(run, data, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
     let is_saved = is_best || is_due(step, run.spec().checkpoint.every_steps, u64::MAX);
@@ -156,8 +155,8 @@ enum StepEnd {
     Dropped(StopReason),
 }
 
-/// One step of the stage's recipe. A step that was interrupted gives its prompts back, so that it comes
-/// again, the same, after a resume.
+/// One step of the stage's recipe. An interrupted step returns its prompts to the data, so that the same step
+/// is repeated after a resume.
 fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> Result<StepEnd, TrainError> {
     let num_done = match stage {
         Stage::ColdStart => run.progress.cold_start_steps,

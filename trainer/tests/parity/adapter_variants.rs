@@ -103,7 +103,7 @@ fn adapters_of_every_kind_are_saved_and_merged_as_in_peft() {
     }
 }
 
-/// The fixture's magnitudes at PEFT's start are the norms of the base's rows, whatever A was drawn.
+/// The fixture's magnitudes at PEFT's start are the norms of the base's rows, for any A.
 #[test]
 fn dora_starts_with_peft_s_magnitudes_and_computes_the_base() {
     let [base, expected] = open("qwen2", "dora");

@@ -73,8 +73,8 @@ fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
     }
 }
 
-/// Two numbers have one sum, in whatever order, so that with two shards rows stay by themselves; also where
-/// the cache is short of room for all, and the samples of a prompt share it.
+/// The sum of two numbers does not depend on their order, so with two shards rows do not depend on the batch;
+/// also if the cache is too small for all, and for samples that share a prompt.
 #[test]
 fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];

@@ -152,7 +152,7 @@ fn a_stop_request_at_one_rank_stops_its_whole_tensor_parallel_group() {
                         num_steps
                     })
                 });
-                // One step is under way by then, and the next one carries the word.
+                // One step is in flight then, and the next one exchanges the request.
                 assert_eq!(num_steps, [(asked_at + 2).min(requests[0].max_new_tokens), asked_at]);
             }
         },

@@ -104,7 +104,7 @@ pub(crate) fn bytes_mut<'a>(act: &'static str, tensor: &'a mut Tensor) -> Result
 }
 
 unsafe extern "C" fn release<O>(owner: *mut c_void) {
-    // SAFETY: the pointer came from `Box::into_raw` in `from_owner`, and libtorch calls this once.
+    // SAFETY: the pointer is that of `Box::into_raw` in `from_owner`, and libtorch calls this once.
     drop(unsafe { Box::from_raw(owner.cast::<O>()) });
 }
 

@@ -144,7 +144,8 @@ pub fn paged_attention(
     }))
 }
 
-/// Writes the keys and values of tokens into the paged caches: token t goes to slot `slot_mapping[t]` (block
+/// Writes the keys and values of tokens into the paged caches: token t is written to slot `slot_mapping[t]`
+/// (block
 /// * block_size + offset); a negative slot skips the token.
 ///
 /// # Panics

@@ -71,7 +71,7 @@ pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
     Err(Error::Libtorch { act, message: unsafe { owned_text(outcome) } })
 }
 
-/// Takes over a text that C++ allocated.
+/// Takes ownership of a text that C++ allocated.
 ///
 /// # Safety
 /// `text` is NUL-terminated, allocated by C's allocator, and not used elsewhere.

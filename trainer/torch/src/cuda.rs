@@ -52,7 +52,7 @@ pub fn load_cuda() -> Result<bool, Error> {
     Ok(missing_cuda()?.is_none())
 }
 
-/// Does what [`load_cuda`] does; returns what stands in the way of CUDA, in the words of the dynamic linker.
+/// Does what [`load_cuda`] does; returns why CUDA cannot be used, as the dynamic linker's message.
 ///
 /// # Errors
 /// When libtorch fails while it registers its devices.

@@ -58,9 +58,10 @@ impl DeviceHead<'_> {
         Ok(no_grad(|| Tensor::cat(&numbers, 1)))
     }
 
-    /// The forward pass and its backward in one: each chunk's numbers go to the host, where the stream calls
-    /// what `loss_of` gives for it, and the derivatives come back. Returns the gradient of the hidden states;
-    /// that of the weight is added to `grad_weight` unless the head is frozen.
+    /// The forward pass and its backward in one: each chunk's numbers are copied to the host, where the
+    /// stream calls the function that `loss_of` returns for it, and the derivatives are copied back. Returns
+    /// the gradient of the hidden states; that of the weight is added to `grad_weight` unless the head is
+    /// frozen.
     ///
     /// # Errors
     /// As of [`Self::forward`], and of [`HostCalls::compute`].

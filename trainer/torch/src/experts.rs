@@ -13,7 +13,7 @@ use tch::{Device, Tensor};
 use crate::border::{raw, rlt_combine_rows, rlt_gather_rows, rlt_grouped_linear, tensor_from};
 use crate::error::or_panic;
 
-/// Where the row of each (token, choice) pair lies when rows are sorted by expert.
+/// The row of each (token, choice) pair when rows are sorted by expert.
 #[derive(Debug)]
 pub struct ExpertRows {
     /// The pair at each place, i64 `[n]`.

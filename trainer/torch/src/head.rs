@@ -33,7 +33,7 @@ impl From<f64> for TokenDistribution {
 ///
 /// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is
 /// nothing to predict (both values are then 0 and no product is computed). `chunk` is the number of rows of
-/// logits that exist at once: peak memory is `chunk * V`, whatever T. Returns two vectors of T, in nats; sums
+/// logits that exist at once: peak memory is `chunk * V`, for any T. Returns two vectors of T, in nats; sums
 /// are float32 or wider.
 ///
 /// # Errors

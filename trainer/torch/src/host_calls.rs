@@ -108,7 +108,7 @@ impl Drop for HostCalls {
         if let Some((stream, _)) = self.reached.take()
             && stream.synchronize().is_err()
         {
-            // What the device may still write to is never given back.
+            // Memory that the device may still write to is leaked.
             self.pinned.drain(..).for_each(std::mem::forget);
         }
     }

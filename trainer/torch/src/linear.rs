@@ -1,11 +1,9 @@
 //! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by
 //! the same weight many times, and packing at each call would cost more than the product. No autograd.
 //!
-//! Float32 weights go to a kernel of ours that reads them once for up to a dozen rows (at 16 rows of a 135M
-//! model
-//! 2.7 times faster than oneDNN's packed product) and gives each row the same bits whatever is multiplied
-//! beside it and on however many threads. Bfloat16 weights go to oneDNN, which knows the CPU's bfloat16
-//! products.
+//! Float32 weights use our kernel, which reads them once for up to a dozen rows (at 16 rows of a 135M model
+//! 2.7 times faster than oneDNN's packed product) and gives each row the same bits in any batch and with any
+//! number of threads. Bfloat16 weights use oneDNN, which has the CPU's bfloat16 products.
 
 use crate::border::{raw, rlt_linear_of_panels, rlt_pack_linear, rlt_packed_linear, tensor_from};
 use crate::{Block, Error};

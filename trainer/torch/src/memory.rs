@@ -130,8 +130,8 @@ pub fn reset_peak_rss() -> Result<(), Error> {
 
 /// Makes the allocator keep and reuse freed buffers of up to 32 MiB instead of returning them to the kernel,
 /// which would hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB,
-/// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] gives back what
-/// is kept.
+/// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] returns the kept
+/// buffers.
 ///
 /// The library of matrix products keeps, for every shape that it has met, the code it made for it: as many as
 /// a step has shapes are enough, not as many as there are batches of different lengths.

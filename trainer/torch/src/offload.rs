@@ -2,9 +2,9 @@
 //! caller decides what is offloaded and when it is prefetched.
 //!
 //! ```text
-//! offload, write   device -> storage     a GPU goes on computing meanwhile
-//! prefetch         storage -> a tensor   a GPU goes on computing; on the CPU the kernel reads ahead
-//! wait                                   the tensor has its values
+//! offload, write   device -> storage     a GPU computes meanwhile prefetch         storage -> a tensor   a
+//! GPU computes meanwhile; on the CPU the kernel reads ahead wait                                   the
+//! tensor has its values
 //! ```
 //! A GPU copies on one stream of its own, so that copies follow each other in the order of calls.
 
@@ -203,7 +203,7 @@ impl Offloaded {
     }
 }
 
-/// Numbers on their way to a tensor.
+/// A prefetch of a tensor in flight.
 #[derive(Debug)]
 #[must_use = "a tensor has its values only after the wait"]
 pub struct Prefetch {

@@ -51,8 +51,8 @@ pub fn adamw_step(
 }
 
 /// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on
-/// the number of threads. Not finite exactly when some element is not, or its square leaves f64. Of tensors
-/// on a GPU one number comes to the host, the only thing that is waited for.
+/// the number of threads. Not finite exactly when some element is not, or its square leaves f64. For tensors
+/// on a GPU only one number is copied to the host and waited for.
 ///
 /// # Errors
 /// When libtorch fails on a tensor.

@@ -227,9 +227,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The same without gradients: codes are unpacked as the product reads them, and each row's result is
-    /// the same bits whatever is multiplied beside it. In float16 the weight is dequantized for the length of
-    /// the product.
+    /// The same without gradients: codes are unpacked as the product reads them, and each row's result has
+    /// the same bits in any batch. In float16 the weight is dequantized for the length of the product.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit.

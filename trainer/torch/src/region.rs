@@ -144,7 +144,7 @@ impl TensorFile {
 
     /// Releases the memory of all pages; the next read gets them from the file, or from the page cache.
     pub fn release(&self) {
-        // SAFETY: the mapping is shared and only read, so dropped pages come back with the same bytes.
+        // SAFETY: the mapping is shared and only read, so dropped pages are read again with the same bytes.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }

@@ -62,7 +62,7 @@ fn sent(host: &Tensor, device: Device) -> Result<Tensor, Error> {
 
 /// Pinned memory for `len` numbers, in which is anything.
 pub(crate) fn pinned(len: usize, kind: Kind) -> Result<Tensor, Error> {
-    // The memory of one number stands for all of them: only their count matters.
+    // A tensor of one number is expanded: only the count matters.
     let like = Tensor::zeros([1], (kind, Device::Cpu)).expand([len as i64], false);
     tensor_from("reserving pinned memory", |out| {
         // SAFETY: a borrowed tensor and a place for the result.

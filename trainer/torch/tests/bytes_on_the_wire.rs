@@ -18,8 +18,7 @@ unsafe extern "C" {
     fn getsockopt(socket: c_int, level: c_int, option: c_int, value: *mut c_void, len: *mut u32) -> c_int;
 }
 
-/// `tcpi_bytes_received` of a connection, as linux/tcp.h lays it out; `None` of whatever else a descriptor
-/// may be.
+/// `tcpi_bytes_received` of a connection, by the layout of linux/tcp.h; `None` for other descriptors.
 fn bytes_received(socket: c_int) -> Option<u64> {
     const IPPROTO_TCP: c_int = 6;
     const TCP_INFO: c_int = 11;
@@ -32,7 +31,7 @@ fn bytes_received(socket: c_int) -> Option<u64> {
     (outcome == 0 && len as usize >= PLACE + 8).then(|| u64::from_le_bytes(bytes))
 }
 
-/// Bytes that have come in over all connections of this process.
+/// Bytes received over all connections of this process.
 fn all_received() -> u64 {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
     let numbers = descriptors.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

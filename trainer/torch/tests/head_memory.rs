@@ -30,7 +30,7 @@ fn peak_memory_does_not_grow_with_tokens_times_vocabulary() -> Result<(), rlt_to
     let (few, many) = (peak_of(64, &weight)?, peak_of(4096, &weight)?);
     let dense = 4096 * VOCABULARY as u64 * 4;
     assert_eq!(dense, 128 * MIB);
-    // One chunk is 2 MiB; hidden states, their gradient and the allocator's granularity come on top.
+    // One chunk is 2 MiB; hidden states, their gradient and the allocator's granularity are added.
     assert!(
         many < few + 8 * MIB,
         "{many} bytes for 4096 tokens, {few} for 64; all logits would take {dense}"

@@ -50,7 +50,7 @@ impl AppendFile {
         self.file.sync_data().map_err(TrackingError::file("sync", &self.path))
     }
 
-    /// Goes on through another descriptor, as if the disk had filled up or been cleaned.
+    /// Continues with another descriptor, as if the disk had filled up or been cleaned.
     #[cfg(test)]
     pub(super) fn replace_descriptor(&mut self, file: File) {
         self.file = file;

@@ -27,7 +27,7 @@ pub struct CompletionRecord {
     /// Position among the samples of its group, from 0.
     #[serde(default)]
     pub sample: u32,
-    /// Which data set the prompt comes from.
+    /// The data set of the prompt.
     pub data_source: String,
     /// The prompt as text.
     pub prompt: String,

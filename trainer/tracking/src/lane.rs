@@ -10,7 +10,7 @@ use super::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError, error
 /// Items that may wait for a slow tracker: many steps, yet little memory.
 const QUEUE_LEN: usize = 256;
 
-/// What travels to a tracker.
+/// A message to a tracker's thread.
 pub(super) enum Item {
     Step(Arc<StepMetrics>),
     Completions(Arc<[CompletionRecord]>),

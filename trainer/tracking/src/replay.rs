@@ -56,7 +56,7 @@ pub struct Replayed {
     pub end: Option<RunEnd>,
 }
 
-/// Sends all steps of a run. MLflow gets those that it does not have; files are written anew.
+/// Sends all steps of a run. MLflow gets those that it does not have; files are written again.
 ///
 /// # Errors
 /// The folder is none of a run, or the tracker fails.

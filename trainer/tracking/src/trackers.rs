@@ -27,13 +27,13 @@ pub struct RemoteTrackers {
     pub wandb: Option<WandbOptions>,
 }
 
-/// What to track and where a resumed run stands.
+/// What to track, and the step from which a run resumes.
 #[derive(Clone, Debug)]
 pub struct TrackersOptions<'a> {
     /// The run folder; it exists.
     pub folder: &'a Path,
-    /// The last finished step of the checkpoint that the run goes on from; everything logged after it is
-    /// forgotten, because it will happen again. None starts afresh.
+    /// The last finished step of the checkpoint from which the run resumes; steps logged after it are
+    /// removed, because they are repeated. `None` starts a new log.
     pub resumed_after: Option<(Stage, u64)>,
     /// Other trackers.
     pub remote: RemoteTrackers,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Waiting times that double, with a share left to chance so that ranks do not come back together.
+/// Exponential back-off with jitter, so that ranks do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     first: Duration,

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use super::Urgency;
 use crate::{ReportRequest, Source, limits};
 
-/// Holds one report, whatever happens.
+/// Holds one report, never more.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
@@ -28,7 +28,7 @@ struct State {
     life: Life,
 }
 
-/// Whether more is to come.
+/// Whether more reports will follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
     /// The process continues.

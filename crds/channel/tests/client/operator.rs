@@ -23,7 +23,7 @@ pub(crate) enum Behaviour {
     Hang,
 }
 
-/// A report with the token that came with it.
+/// A report with its token.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) token: String,

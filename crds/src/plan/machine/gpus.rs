@@ -24,7 +24,7 @@ pub struct UnknownGpu {
 struct Gpu {
     name: &'static str,
     /// What its product name contains, all of them, in lower case without `-` and spaces. The first row that
-    /// fits decides, so that boards of their own stand before those that merely contain the name.
+    /// fits decides, so special boards are listed before those whose name they contain.
     product: &'static [&'static str],
     memory_mib: u64,
     gigabytes_per_second: f64,

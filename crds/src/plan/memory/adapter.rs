@@ -27,7 +27,7 @@ pub(super) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
             Trained {
                 num_parameters: sum.num_parameters + rank * num * (inputs + outputs) + magnitudes,
                 largest_of_layer: sum.largest_of_layer.max(rank * num * inputs.max(outputs)),
-                // What is scaled by magnitudes is kept beside what comes of it.
+                // The input of the scaling by magnitudes is kept beside its output.
                 adapter_width: sum.adapter_width + rank * per_token + magnitudes,
                 ..sum
             }

@@ -12,8 +12,8 @@ use crate::resolved::ResolvedSpec;
 const REFERENCE: &str = "reference weights";
 
 /// A rank reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand.
-/// An adapter is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from
-/// is gathered a part at a time.
+/// An adapter is initialized whole; a reference is in memory before it is written to a file, and its source
+/// is gathered unit by unit.
 pub(super) fn loading(
     spec: &ResolvedSpec,
     model: &ModelConfig,

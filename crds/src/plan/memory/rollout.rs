@@ -45,7 +45,7 @@ pub(super) fn terms(
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
-    // What packing has freed stays with the process, whose heap has no holes that it could give back.
+    // Memory that packing has freed stays with the process: its heap is not fragmented enough to release it.
     let packing = packing(spec, model, activations.width);
     [weights, larger(sampling, shards.taken_over().to_vec()), vec![packing]].concat()
 }

@@ -85,15 +85,15 @@ impl Shards {
         width * self.part_of(self.layer - self.quantized.numbers) + self.part_of(self.quantized.bytes)
     }
 
-    /// While the rollout takes the model over, a part and the one that comes next.
+    /// During weight sync: one FSDP unit and the prefetched one.
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
         let layer = self.layer_bytes(self.sampling_width);
         let two_parts = layer + (self.sampling_width * self.outer).max(layer);
         [self.term(GATHERED, two_parts), self.on_its_way(self.sampling_width)]
     }
 
-    /// The same while the last layer is on its way, which nothing is packed of yet. What is outside of the
-    /// layers came first.
+    /// The same while the last layer is gathered, before it is packed. The unit outside of the layers was
+    /// first.
     pub(super) fn last_taken_over(&self) -> [MemoryTerm; 2] {
         let two_layers = 2 * self.layer_bytes(self.sampling_width);
         [self.term(GATHERED, two_layers), self.on_its_way(self.sampling_width)]
@@ -104,15 +104,15 @@ impl Shards {
         self.by_unit
     }
 
-    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, `width`
-    /// bytes a number.
+    /// In a pass: the unit outside of the layers, the computing layer and the prefetched one, `width` bytes a
+    /// number.
     pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
         let gathered = width * self.outer + 2 * self.layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
-    /// In an update what is outside of the layers and the layers that wait for their backward pass, or the
-    /// layer that computes and the one that comes next, `width` bytes a number.
+    /// In an update: the unit outside of the layers, and the unsharded layers that wait for their backward
+    /// pass, or the computing layer and the prefetched one, `width` bytes a number.
     pub(super) fn gathered_in_update(&self, width: u64) -> [MemoryTerm; 2] {
         let layers = self.unsharded_layers.max(2);
         let gathered = width * self.outer + layers * self.layer_bytes(width);
@@ -135,10 +135,10 @@ impl Shards {
         self.term(GATHERED, (width * self.outer).max(self.layer_bytes(width)))
     }
 
-    /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes,
-    /// and of the one before it twice: as it is sent, and what has come from the others. A rank alone adds
-    /// up where they stay. On GPUs only this rank's part comes, and by then the layer that was before has
-    /// let go of the `freed` bytes that it had kept.
+    /// In a backward pass: the whole gradient of the unit outside of the layers and of the computing layer,
+    /// and twice that of the previous layer, as sent and received. Without sharding gradients are added in
+    /// place. On GPUs only this rank's shard is received, and by then the previous layer has freed its
+    /// `freed` bytes of activations.
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
         let (outer, layer) = (self.trained_outer, self.trained_layer);
         let bytes = if self.on_gpu {
@@ -176,10 +176,10 @@ impl Shards {
         term(FETCHED, if self.is_offloaded { part } else { 0 })
     }
 
-    /// In a pass the rank's part of the layer that comes next, 4 / s, until it is gathered or cast: a
-    /// rank alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
-    /// the layers has come before there is anything else. On GPUs a shard that is not offloaded is cast
-    /// before it is gathered.
+    /// In a pass: the rank's shard of the prefetched layer, 4 / s, until it is gathered or cast. Without
+    /// sharding a layer of `width` bytes is prefetched to the place of its use. The unit outside of the
+    /// layers is gathered before all others. On GPUs a shard that is not offloaded is cast before it is
+    /// gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;

@@ -24,7 +24,7 @@ const OPERATIONS_OF_LAYER: f64 = 24.0;
 const OPTIMIZER_BYTES: f64 = 32.0;
 /// Times that a layer's activations are read or written in a forward pass, for each that is kept.
 const ACTIVATION_PASSES: f64 = 2.0;
-/// A CPU's memory that a phase has given back comes page by page: as if so many times its bytes were written.
+/// Page faults of a CPU's memory that a phase has freed: as if so many times its bytes were written.
 const FRESH_MEMORY: f64 = 25.0;
 
 /// Seconds of the host for each token of a forward pass on a CPU: packing, targets, losses in f64, metrics; a

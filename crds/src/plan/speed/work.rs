@@ -70,7 +70,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// What comes after it in the same numbers, added.
+    /// The sum with later work in the same dtype.
     pub(super) fn and(self, next: Self) -> Self {
         Self {
             products: self.products + next.products,

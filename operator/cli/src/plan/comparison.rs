@@ -12,7 +12,7 @@ const CONTEXT_LINES: usize = 2;
 const SERVER_FIELDS: [&str; 5] =
     ["managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"];
 
-/// What would come of one object.
+/// The result for one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub(super) enum Outcome {
@@ -26,7 +26,7 @@ pub(super) enum Outcome {
     Kept,
     /// The workers' GPU holds the job.
     Fits { message: String },
-    /// Its values, and where each comes from.
+    /// Its values, with their sources.
     Values { values: Vec<FieldOrigin> },
     /// The cluster would not have it.
     Refused { message: String },

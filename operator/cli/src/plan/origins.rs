@@ -1,4 +1,4 @@
-//! Where each value of `spec.workers` comes from on a cluster: the job, the defaults of its namespace, those
+//! The source of each value of `spec.workers` on a cluster: the job, the defaults of its namespace, those
 //! of the cluster, or the built-in ones.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::cluster::Connection;
 
-/// One value and where it comes from.
+/// One value and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct FieldOrigin {
     field: String,

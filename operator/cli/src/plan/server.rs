@@ -233,7 +233,7 @@ fn arguments(container: &Container) -> Option<Args> {
     clap::Parser::try_parse_from(words).ok()
 }
 
-/// The authority behind the operator's certificate stands in every ConfigMap that the operator made.
+/// The authority behind the operator's certificate is in every ConfigMap that the operator created.
 async fn take_authority(connection: &Connection, job: &Job, settings: &mut Settings) {
     let Some(channel) = &mut settings.channel else { return };
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);

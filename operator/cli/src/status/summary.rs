@@ -95,7 +95,7 @@ impl Summary {
         Some(seconds_between(time, self.now))
     }
 
-    /// Whether a row about it says anything new; that time goes by does not count.
+    /// Whether its row differs, apart from the age.
     pub(super) fn differs_from(&self, other: &Self) -> bool {
         let ageless = |one: &Self| Self { age_seconds: 0, now: self.now, ..one.clone() };
         ageless(self) != ageless(other)

@@ -5,7 +5,7 @@ use crate::measure::duration;
 
 const COLUMNS: [&str; 10] =
     ["NAMESPACE", "NAME", "STATE", "READY", "STEP", "REWARD", "ATTEMPT", "AGE", "ETA", "CHECKPOINT"];
-/// What stands where nothing is known.
+/// The text for an unknown value.
 const UNKNOWN: &str = "-";
 
 pub(super) fn render(summaries: &[Summary], with_namespace: bool) -> String {

@@ -23,7 +23,7 @@ impl Fields {
         self.open.get_or_insert_default().push_str(text);
     }
 
-    /// What stands outside of quotes falls apart where there is space.
+    /// Unquoted text is split at whitespace.
     fn push_split(&mut self, text: &str) {
         for (index, part) in text.split(char::is_whitespace).enumerate() {
             if index > 0 {
@@ -51,7 +51,7 @@ impl Fields {
     }
 }
 
-/// What a parameter stands for.
+/// The value of a parameter.
 enum Expanded {
     One(String),
     Many(Vec<String>),

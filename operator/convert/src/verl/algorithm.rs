@@ -252,7 +252,7 @@ fn dynamic_sampling(settings: &Settings, draft: &mut Draft) {
     let metric = settings.text("algorithm.filter_groups.metric").unwrap_or_default();
     let measured = if metric.contains("final") { "Reward" } else { "Score" };
     draft.set("spec.algorithm.dynamicSampling.metric", measured);
-    // 0 stands for no bound there.
+    // There, 0 means no bound.
     let batches = settings.count("algorithm.filter_groups.max_num_gen_batches").filter(|count| *count > 0);
     draft.set("spec.algorithm.dynamicSampling.maxBatches", batches.unwrap_or(1000));
     if let Some(prompts) = settings.count("data.gen_batch_size") {

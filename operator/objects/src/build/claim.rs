@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{BuildInput, claim_name};
 
-/// The claim of a job that requests a new one. Unless it goes with the job, a job of the same name finds it
-/// again.
+/// The claim of a job that requests a new one. Unless it is deleted with the job, a later job of the same
+/// name uses it again.
 pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
     let storage = input.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;

@@ -34,7 +34,7 @@ pub fn network_policy(input: &BuildInput<'_>) -> Option<NetworkPolicy> {
     Some(NetworkPolicy { metadata, spec: Some(spec) })
 }
 
-/// All workers of a job, whatever their attempt.
+/// All workers of a job, of all attempts.
 fn workers(input: &BuildInput<'_>) -> LabelSelector {
     let uid = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
     LabelSelector { match_labels: Some([uid].into()), match_expressions: None }

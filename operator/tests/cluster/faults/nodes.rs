@@ -125,7 +125,7 @@ async fn a_pod_on_a_silent_node_keeps_its_name_until_the_node_is_out_of_service(
     let left = test.pods().get(&gang[1].name_any()).await.unwrap();
     assert_eq!(left.uid(), gang[1].uid(), "a rank whose pod may live gets no second one");
     silent.take_out_of_service(&test).await;
-    // Kubernetes evicts by name, and may still hit the pod that came after.
+    // Kubernetes evicts by name, and may still evict the pod's replacement.
     let _kubelet = Kubelet::start(&test, |_, _| Some(0));
     test.when_true("waits", ConditionType::Complete).await;
     history.check(&test, false).await;

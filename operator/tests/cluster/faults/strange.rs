@@ -214,7 +214,7 @@ async fn a_pod_of_another_namespace_that_names_a_job_as_its_owner_is_none_of_its
     let failed = Patch::Merge(json!({"status": ended(75, "not yours")}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &failed).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    // Whatever changes about the job has it reconciled.
+    // Any change of the job causes a reconcile.
     test.patch_job("guarded", json!({"runPolicy": {"terminationGracePeriodSeconds": 31}})).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let status = test.status("guarded").await;

@@ -40,7 +40,7 @@ impl Cluster {
         client_of(self.service_account_kubeconfig(namespace, account).await?).await
     }
 
-    /// Starts a proxy in which calls meet `faults`. It runs in the calling runtime and ends when it is
+    /// Starts a proxy that injects `faults` into calls. It runs in the calling runtime and ends when it is
     /// dropped.
     ///
     /// # Errors

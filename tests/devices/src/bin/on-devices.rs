@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let Some(command) = arguments.next() else { return refuse("usage: on-devices COMMAND [ARGUMENT ...]") };
     match StandIn::build() {
-        // This process becomes the command; it comes back only where that fails.
+        // Executes the command in this process; this returns only on failure.
         Ok(stand_in) => {
             let error = Command::new(&command).args(arguments).envs(stand_in.env()).exec();
             refuse(&format!("starting {}: {error}", command.display()))

@@ -167,7 +167,7 @@ fn several_operations_are_under_way_at_once_and_groups_do_not_meet() {
     });
 }
 
-/// What a rank says whose peer does not come to an operation within two seconds.
+/// The error of a rank whose peer does not start an operation within two seconds.
 fn failure_of_a_missing_peer() {
     assert!(rlt_torch::load_cuda().unwrap());
     let rendezvous = Rendezvous::join(membership(Duration::from_secs(2))).unwrap();

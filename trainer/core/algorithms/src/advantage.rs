@@ -60,7 +60,7 @@ pub enum AdvantageError {
     },
 }
 
-/// What an estimator gives back, one value per token.
+/// The result of an estimator, one value per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {
     /// How much better than expected each token's outcome was.
@@ -146,7 +146,7 @@ fn needed<'a, F: Declared>(
 pub struct AdvantageInputs<'a> {
     /// Completions and their loss masks.
     pub rows: &'a Rows,
-    /// Reward of each token; an outcome reward lies on the last one that counts ([`Rows::at_last_valid`]).
+    /// Reward of each token; an outcome reward is at the last unmasked one ([`Rows::at_last_valid`]).
     pub token_rewards: &'a [f64],
     /// Rollout group of each row, any ids.
     pub groups: &'a [usize],
@@ -214,8 +214,8 @@ fn outcomes(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Vec<
     Ok(rows.sums(token_rewards))
 }
 
-/// Reward still to come at each token. A reward counts wherever it lies: the mask says which tokens learn,
-/// and a rejected last token must not take the outcome with it.
+/// The sum of rewards from each token on. Rewards of masked tokens count, too: the mask selects trained
+/// tokens, and a rejected last token must not remove the outcome.
 fn rewards_to_go(rows: &Rows, token_rewards: &[f64]) -> Vec<f64> {
     let mut returns = token_rewards.to_vec();
     for range in rows.ranges() {

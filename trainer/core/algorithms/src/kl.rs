@@ -120,7 +120,7 @@ fn mean_row_kl(rows: &Rows, kl: &[f64]) -> f64 {
     means.sum::<f64>() / rows.num_rows() as f64
 }
 
-/// Mean of `estimator` over the tokens that count: what steers a controller whose penalty lies in the loss.
+/// Mean of `estimator` over unmasked tokens: the input of a controller whose penalty is in the loss.
 ///
 /// # Errors
 /// When a slice does not hold one value per token.
@@ -163,7 +163,7 @@ impl KlController {
         }
     }
 
-    /// Goes on with the coefficient that a checkpoint kept; a fixed one stays as it is.
+    /// Resumes with the coefficient of a checkpoint; a fixed one is unchanged.
     pub fn resume(&mut self, saved_coefficient: f64) {
         if let Self::Adaptive { coefficient, .. } = self {
             *coefficient = saved_coefficient;

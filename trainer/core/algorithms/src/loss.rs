@@ -15,7 +15,7 @@
 //! depend on how the batch was split. The tokens that a loss needs at once are its [`LossScope`].
 //!
 //! Definitions follow verl 0.10 (`core_algos.py`) and the golden test compares values and gradients.
-//! Advantages come from [`crate::advantage`]; there are no tensors here.
+//! Advantages are computed in [`crate::advantage`]; there are no tensors here.
 
 mod aggregation;
 mod clipped;
@@ -76,7 +76,7 @@ pub enum LossError {
         /// Name of the field of [`LossInputs`].
         input: &'static str,
     },
-    /// A chunk does not lie in the rows or its slices do not have its length.
+    /// A chunk is not within the rows, or its slices do not have its length.
     #[error(
         "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} \
          entropies"

@@ -67,7 +67,7 @@ impl PreferenceLoss {
         self.formula().reads_reference()
     }
 
-    /// Whether a completion's score may come from another divergence than the reverse KL.
+    /// Whether a completion's score may be that of another divergence than the reverse KL.
     pub fn takes_divergence(&self) -> bool {
         self.formula().takes_divergence()
     }

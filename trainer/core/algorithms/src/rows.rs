@@ -38,7 +38,7 @@ pub enum RowsError {
     },
 }
 
-/// Offsets and loss mask of sequences that lie end to end.
+/// Offsets and loss mask of contiguous sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     cu_seqlens: Vec<usize>,
@@ -118,7 +118,7 @@ impl Rows {
         self.valid_lens.iter().filter(|len| **len > 0).count()
     }
 
-    /// Where row `row_idx` lies in the flat slices.
+    /// The range of row `row_idx` in the flat slices.
     pub fn range(&self, row_idx: usize) -> Range<usize> {
         self.cu_seqlens[row_idx]..self.cu_seqlens[row_idx + 1]
     }

@@ -185,7 +185,7 @@ impl Scheduler {
         })
     }
 
-    /// Blocks with which no sample of `requests` is ever preempted, whatever lengths they reach.
+    /// Blocks with which no sample of `requests` is ever preempted, at any length.
     pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
         let mut costs: Vec<usize> = Vec::new();
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {

@@ -13,7 +13,7 @@ pub trait Detokenizer {
     /// Text of `tokens` without special tokens; bytes that are no character yet become U+FFFD.
     ///
     /// # Errors
-    /// Whatever the tokenizer reports.
+    /// The tokenizer's error.
     fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError>;
 }
 

@@ -32,7 +32,7 @@ pub(super) fn balance(
     exchange.bins
 }
 
-/// What leaves the heavier bin and what comes back for it.
+/// The items that two bins exchange.
 #[derive(Clone, Copy, Debug)]
 struct Trade {
     gives: usize,

@@ -1,10 +1,10 @@
 //! Bin packing: few bins of a fixed capacity.
 //!
-//! Best-fit decreasing is nearly always optimal for lengths as they occur. Where the lower bound leaves a
-//! doubt, bins are filled one after the other as completely as possible (minimum bin slack, Gupta and Ho
-//! 1999). Where that is still more than one above the bound, a few bins at a time are emptied and filled
-//! anew, which pays when it makes full bins fuller (the fitness of Falkenauer 1996). Every further stage runs
-//! only for inputs on which the one before can fail.
+//! Best-fit decreasing is nearly always optimal for lengths as they occur. If the result is above the lower
+//! bound, bins are filled one by one as completely as possible (minimum bin slack, Gupta and Ho 1999). Where
+//! that is still more than one above the bound, a few bins at a time are emptied and filled again, which is
+//! kept if it makes full bins fuller (the fitness of Falkenauer 1996). Every further stage runs only for
+//! inputs on which the one before can fail.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ impl Segment {
     }
 }
 
-/// Where segments are in one stream, and at which position of its sequence each token stands.
+/// The ranges of segments in a packed row, and each token's position in its sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackedLayout {
     /// Number of segments + 1 offsets; segment i is `cu_seqlens[i]..cu_seqlens[i + 1]`.

@@ -40,8 +40,8 @@ struct Key {
     slot: usize,
 }
 
-/// Spreads items over `num_parts` parts so that their sums of `workloads` are nearly equal. Each part lists
-/// item indices in rising order; parts with more work come first. The same input gives the same answer
+/// Assigns items to `num_parts` parts so that their sums of `workloads` are nearly equal. Each part lists
+/// item indices in rising order; parts with more work are first. The same input gives the same answer
 /// everywhere.
 ///
 /// # Errors

@@ -33,7 +33,7 @@ pub(crate) fn rollout_is(case: &Case) -> Outcome {
     Ok(())
 }
 
-/// Modes and thresholds come as lists with commas; a single threshold is every mode's.
+/// Modes and thresholds are lists with commas; a single threshold applies to every mode.
 pub(crate) fn rollout_rejection(case: &Case) -> Outcome {
     let modes: Vec<&str> = case.text("mode").split(',').map(str::trim).collect();
     let mut thresholds: Vec<&str> = case.text("threshold").split(',').map(str::trim).collect();

@@ -14,8 +14,8 @@ use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 
 /// Requests and samples of each, on a GPU and on a device of CPU memory.
 const SIZES: [(u64, u64); 2] = [(24, 8), (5, 2)];
-/// Samples of a hundred that may differ from the CPU's: where a draw lies within rounding noise of a
-/// boundary, and all that follows it.
+/// Samples of a hundred that may differ from the CPU's: draws within rounding noise of a boundary, and all
+/// tokens after them.
 const DIFFERENT_PERCENT: usize = 5;
 /// Largest difference of a log-prob to the CPU's in fp32.
 const TOLERANCE: f32 = 1e-4;

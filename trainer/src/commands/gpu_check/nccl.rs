@@ -1,7 +1,7 @@
 //! Collectives between this machine's GPUs: one process each, every operation against its definition, and the
 //! bandwidth of the links.
 //!
-//! Values are small integers in every dtype, so that sums are exact whatever their order.
+//! Values are small integers in every dtype, so that sums are exact in any order.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -39,7 +39,7 @@ pub(super) fn check() -> Result<Findings, Failure> {
     Ok(findings)
 }
 
-/// Queries and a cache on the CPU; blocks of the sequences lie scattered.
+/// Queries and a cache on the CPU; blocks of the sequences are scattered.
 struct Batch {
     q: Tensor,
     k_cache: Tensor,

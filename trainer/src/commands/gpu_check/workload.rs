@@ -96,7 +96,7 @@ impl GrpoWorkload {
     /// The parts of `rlt_trainer::step` in their order.
     ///
     /// # Errors
-    /// Whatever one of them fails by.
+    /// The error of the first that fails.
     pub fn step(&mut self) -> Result<GrpoTimes, Failure> {
         let mut clock = PhaseClock::start();
         clock.measure("update_weights", || self.engine.sync_weights(&self.actor.decoder, self.step))?;

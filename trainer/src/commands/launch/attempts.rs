@@ -52,7 +52,7 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     }
 }
 
-/// How far an attempt came that began at `started` with the checkpoint `saved`.
+/// The progress of an attempt that began at `started` with the checkpoint `saved`.
 pub(super) fn progress_since(root: &Path, saved: Option<&str>, started: Instant) -> Progress {
     match newest_checkpoint(root) {
         newest if newest.as_deref() != saved => Progress::Saved,

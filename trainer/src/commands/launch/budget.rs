@@ -15,10 +15,10 @@ pub(super) struct Restarts {
     num_short: u32,
 }
 
-/// How far an attempt came before it failed.
+/// The progress of an attempt before it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It saved a checkpoint: the job has come further than ever.
+    /// It saved a new checkpoint.
     Saved,
     /// It saved none, but lived for a while.
     Lived,
@@ -48,8 +48,8 @@ impl Restarts {
         Self { retries: retries.clone(), used: BTreeMap::new(), num_short: 0 }
     }
 
-    /// Decides after an attempt that `cause` ended. A new checkpoint refills every budget; the more attempts
-    /// in a row came to nothing, the longer the next one waits.
+    /// Decides after an attempt that `cause` ended. A new checkpoint resets all budgets; the delay grows with
+    /// the number of consecutive attempts without progress.
     pub(super) fn after(&mut self, cause: FailureCause, progress: Progress) -> Next {
         if progress == Progress::Saved {
             self.used.clear();

@@ -91,7 +91,7 @@ pub(super) fn run(
 /// What decides about a restart in place.
 struct InPlaceBudget {
     restarts: Restarts,
-    /// Whether the last restart was in place too, and no checkpoint came since.
+    /// Whether the last restart was in place, too, without a checkpoint since then.
     is_second: bool,
 }
 

@@ -45,7 +45,7 @@ impl Cut {
     }
 }
 
-/// What the ranks of a machine came to.
+/// The result of a machine's ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
     /// No rank failed.
@@ -133,7 +133,7 @@ impl End {
 }
 
 impl AttemptOutcome {
-    /// Judges the ends of all ranks of a machine, in the order in which they came.
+    /// Classifies the exits of all ranks of a machine, in their order in time.
     pub fn of(ends: &[End]) -> Self {
         let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
         // A rank that lost a peer to a signal has not failed on its own either.

@@ -25,7 +25,7 @@ impl StopSignal {
         Ok(Self { signals, grace, since: None })
     }
 
-    /// Whether a signal has come since the last look.
+    /// Whether a signal was received since the last call.
     pub(super) fn has_come(&mut self) -> bool {
         let has_come = self.signals.pending().next().is_some();
         if has_come {
@@ -34,7 +34,7 @@ impl StopSignal {
         has_come
     }
 
-    /// Whether a signal has ever come.
+    /// Whether a signal was ever received.
     pub(super) fn is_asked_for(&self) -> bool {
         self.since.is_some()
     }
@@ -44,7 +44,7 @@ impl StopSignal {
         self.since.filter(|since| since.elapsed() >= self.grace).map(|_| self.grace)
     }
 
-    /// Sleeps, shorter where a signal comes; whether one has.
+    /// Sleeps until a signal is received or `duration` is over; whether one was.
     pub(super) fn sleep(&mut self, duration: Duration) -> bool {
         let until = Instant::now() + duration;
         while !self.has_come() && Instant::now() < until {

@@ -1,7 +1,7 @@
 //! Which files of a data set's repository make a split, by the rules of Hugging Face's library `datasets`:
 //! the `configs` at the head of the README, else the names of files and folders.
 //!
-//! Names and README come from an untrusted server. Here they are only compared.
+//! Names and README are those of an untrusted server. Here they are only compared.
 
 mod glob;
 
@@ -27,7 +27,7 @@ const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
-/// What stands around such a word.
+/// The characters around such a word.
 const SEPARATORS: &str = "[-._ 0-9]";
 
 /// Why a split cannot be found.
@@ -128,7 +128,7 @@ pub(super) fn find(
     of_one_format(&files, names)
 }
 
-/// The `configs` at the head of a README, which stands between two lines of dashes.
+/// The `configs` at the head of a README, which is between two lines of dashes.
 fn configs(readme: &str) -> Result<Vec<Config>, DatasetFilesError> {
     let text = readme.trim_start_matches('\u{feff}').replace("\r\n", "\n");
     let Some(behind) = text.strip_prefix("---\n") else { return Ok(Vec::new()) };
@@ -164,7 +164,7 @@ impl Config {
         self.config_name.as_deref().unwrap_or(DEFAULT_CONFIG)
     }
 
-    /// What stands before the names of its files.
+    /// The prefix of the names of its files.
     fn folder(&self) -> String {
         let folder = self.data_dir.as_deref().unwrap_or_default().trim_start_matches("./").trim_matches('/');
         if folder.is_empty() || folder == "." { String::new() } else { format!("{folder}/") }

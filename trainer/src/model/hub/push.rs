@@ -7,8 +7,8 @@
 //! PUT  (there, whole or in parts)
 //! POST api/models/R/commit/main       all files as one commit: small ones by content, large ones by digest
 //! ```
-//! A commit that fails leaves the repository as it was. The token goes to the hub alone, never to the storage
-//! that it names.
+//! A commit that fails leaves the repository as it was. The token is sent to the hub only, never to the
+//! storage that it names.
 
 mod large;
 

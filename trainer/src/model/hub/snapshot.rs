@@ -1,4 +1,4 @@
-//! The files of one commit, in the hub's ordinary cache. The names come from an untrusted server: none of
+//! The files of one commit, in the hub's ordinary cache. The names are those of an untrusted server: none of
 //! them may leave the snapshot's folder.
 //!
 //! Only names and contents of files are used, not the server's entity tags, from which other clients build
@@ -12,7 +12,7 @@ use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
 
 /// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
-/// formats. All of it is at the top; a star stands for any letters.
+/// formats. All of it is at the top; a star matches any letters.
 const WANTED: [&str; 9] = [
     "config.json",
     "generation_config.json",

@@ -20,7 +20,7 @@ thread_local! {
 struct Peaks {
     /// `None` if it was not requested.
     device: Option<Device>,
-    /// The phases under way, the innermost last.
+    /// The active phases, the innermost last.
     under_way: Vec<&'static str>,
     /// Bytes since they were last reported.
     of_phases: BTreeMap<&'static str, u64>,

@@ -25,7 +25,7 @@ pub(super) fn render(run: &Run) -> String {
 type Pair<'a> = (&'a CompletionRecord, Option<&'a CompletionRecord>);
 
 /// The first step's completions beside the last step's, to the same prompt where one was asked at both.
-/// Held-out prompts go first, since they are the ones that come again.
+/// Held-out prompts are first, because they are sampled repeatedly.
 fn pairs(records: &[CompletionRecord]) -> Vec<Pair<'_>> {
     let mut pairs = Vec::new();
     for held_out in [true, false] {

@@ -2,7 +2,7 @@
 
 /// Escapes text for element content and for attribute values in double quotes.
 ///
-/// Completions hold whatever a model wrote: besides the five characters with a meaning in HTML, control
+/// Completions are untrusted: besides the five characters with a meaning in HTML, control
 /// characters and those that turn the writing direction around are replaced by a visible sign.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 16);

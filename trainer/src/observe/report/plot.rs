@@ -223,7 +223,7 @@ fn dots(series: &Series, axes: &Axes) -> String {
     format!("{line}<path class=\"dot c{color}\" d=\"{dots}\"/>")
 }
 
-/// One layer over `base` and the tops that the next one stands on.
+/// One layer over `base`, and its tops, which are the base of the next one.
 fn layer(series: &Series, base: &Points, axes: &Axes) -> (String, Points) {
     let height_at = |points: &Points, step: f64| {
         points.binary_search_by(|(other, _)| other.total_cmp(&step)).map_or(0.0, |idx| points[idx].1)

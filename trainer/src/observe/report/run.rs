@@ -20,7 +20,7 @@ pub(super) struct Run {
     pub(super) steps: Vec<StepMetrics>,
     /// All recorded completions in order.
     pub(super) completions: Vec<CompletionRecord>,
-    /// What people have to know although the run went on.
+    /// The warnings of the run.
     pub(super) warnings: Vec<String>,
     /// Processor and memory of this machine, in a few words.
     pub(super) hardware: Vec<String>,

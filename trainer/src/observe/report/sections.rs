@@ -51,7 +51,7 @@ pub(super) fn of_run(run: &Run) -> Vec<Section> {
     shown.filter(|section| !section.plots.is_empty()).collect()
 }
 
-/// Two plots share a row; one that would stand there alone gets all of it.
+/// Two plots share a row; a single one gets the whole row.
 fn fill_rows(plots: &mut [Plot]) {
     let num_narrow = plots.iter().filter(|plot| !plot.wide).count();
     if let Some(last) = plots.iter_mut().rfind(|plot| !plot.wide).filter(|_| num_narrow % 2 == 1) {

@@ -84,7 +84,7 @@ pub struct Console {
     drawn: Mutex<Receiver<()>>,
 }
 
-/// What travels to the drawing thread.
+/// A message to the drawing thread.
 #[derive(Clone, Debug)]
 enum Update {
     Stage { stage: Stage, num_done: u64, num_steps: u64 },

@@ -3,7 +3,7 @@
 //! ```text
 //! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
 //! whole        [.....|.........|...]pad
-//! shards       [   0   |   1   |   2   ]    of one length; a piece is what of a parameter lies in a shard
+//! shards       [   0   |   1   |   2   ]    of one length; a piece is a parameter's part in a shard
 //! ```
 //! The whole is gathered in the compute dtype, or in the master dtype of the shards. Gradients are always in
 //! the master dtype.
@@ -29,7 +29,7 @@ use crate::parallel::{MeshRanks, RankError};
 pub(super) struct Flat {
     parameters: Vec<Parameter>,
     layout: Shards,
-    /// Where this rank's part lies in the whole.
+    /// The range of this rank's shard in the whole.
     own: Range<usize>,
     /// This rank's shard, `[shard_len]`; padding is zero.
     shard: OwnShard,
@@ -119,7 +119,7 @@ impl Flat {
         self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.piece.shallow_clone()))
     }
 
-    /// Lets `fill` write the pieces that lie in this rank's shard.
+    /// Lets `fill` write the pieces in this rank's shard.
     pub(super) fn fill<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -131,7 +131,7 @@ impl Flat {
         })
     }
 
-    /// Shows `see` the pieces that lie in this rank's shard, where they are.
+    /// Shows `see` the pieces in this rank's shard, in place.
     pub(super) fn show<E: From<RankError>>(
         &self,
         see: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,

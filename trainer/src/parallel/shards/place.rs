@@ -10,7 +10,7 @@ use tch::{Tensor, no_grad};
 /// Bytes between places where memory is read fastest.
 const CACHE_LINE: usize = 64;
 
-/// A parameter's place in the buffer, and what of it lies in this rank's shard.
+/// A parameter's range in the buffer, and its piece in this rank's shard.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) range: Range<usize>,
@@ -19,9 +19,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What of the parameter lies in the shard.
+    /// The parameter's piece in the shard.
     pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
-        // A part that is empty may lie beyond the parameter's end.
+        // An empty piece may be beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
         TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
     }
@@ -31,14 +31,14 @@ impl Place {
         whole.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
     }
 
-    /// What of a shard that lies at `own` is the parameter's, `[len]`.
+    /// The parameter's part of a shard at `own`, `[len]`.
     pub(super) fn in_shard(&self, shard: &Tensor, own: &Range<usize>) -> Tensor {
         shard.narrow(0, (self.part.start - own.start) as i64, self.part.len() as i64)
     }
 }
 
-/// Where each leaf lies that follow each other in a buffer of `num_shards`: one behind the other, or where
-/// there is one shard from a cache line on, of numbers of `width` bytes.
+/// The ranges of consecutive leaves in a buffer of `num_shards`: contiguous, or with one shard aligned to
+/// cache lines, for numbers of `width` bytes.
 pub(super) fn ranges(leaves: &[(String, Tensor)], num_shards: usize, width: usize) -> Vec<Range<usize>> {
     let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
     let mut end = 0_usize;
@@ -50,7 +50,7 @@ pub(super) fn ranges(leaves: &[(String, Tensor)], num_shards: usize, width: usiz
     leaves.iter().map(range).collect()
 }
 
-/// The places of leaves that lie at `ranges`, with what of each is in shard `shard` of `layout`.
+/// The places of leaves at `ranges`, with the piece of each in shard `shard` of `layout`.
 pub(super) fn places(
     leaves: &[(String, Tensor)],
     ranges: Vec<Range<usize>>,

@@ -81,8 +81,8 @@ impl ShardedParameters {
         self.held(unit).flats().try_for_each(|flat| flat.fill(fill))
     }
 
-    /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`:
-    /// a moment of it. Where the piece is empty nothing is requested.
+    /// Lets `fill` write a moment for this rank's piece of the trained parameter `name`, `[len]`. An empty
+    /// piece requests nothing.
     ///
     /// # Errors
     /// What `fill` fails with.

@@ -95,8 +95,7 @@ impl Sizes {
         self.outer + self.layers.iter().sum::<f64>()
     }
 
-    /// What comes for a pass forward and back: everything once, and every layer but the last ones, which
-    /// stay, again.
+    /// The bytes gathered for a forward and backward pass: all units once, and the resharded layers again.
     fn of_update_pass(&self, unsharded: usize) -> f64 {
         self.all() + self.layers[..LAYERS - unsharded].iter().sum::<f64>()
     }
@@ -119,8 +118,9 @@ fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens:
     let gradients = num_passes * of_others(dp_shard) * computed.gradients;
     // Shards of gradients are added up over the copies of the model and handed back.
     let copies = 2.0 * of_others(size / dp_shard) * computed.gradients / dp_shard as f64;
-    // Queries, keys and values of own tokens go to the ranks that have their heads, and what attention made
-    // comes back; a rank has at least one key head. Once for log-probs, and forward and back for the update.
+    // Queries, keys and values of own tokens are sent to the ranks with their heads, and attention's outputs
+    // are sent back; a rank has at least one key head. Once for log-probs, and forward and back for the
+    // update.
     let heads = 2 * HEADS + 2 * KV_HEADS.max(sp);
     let attention = 3.0 * of_others(sp) * (LAYERS * num_tokens * heads * HEAD_DIM * number) as f64;
     synced + scored + updated + gradients + copies + attention

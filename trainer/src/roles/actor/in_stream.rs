@@ -123,7 +123,7 @@ impl StreamLoss {
 
 impl Actor {
     /// [`Self::accumulate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
-    /// what it reads. The gradient is there for whatever comes later in the stream.
+    /// what it reads. The gradient is valid for later work of the stream.
     ///
     /// # Errors
     /// When the device refuses a call.

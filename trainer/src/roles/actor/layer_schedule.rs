@@ -169,7 +169,7 @@ pub(crate) struct Tape {
     pub normed_td: Tensor,
 }
 
-/// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass goes on until
+/// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass lasts until
 /// [`Model::leave`].
 pub(crate) fn infer(
     model: Model<'_>,
@@ -187,8 +187,8 @@ pub(crate) fn infer(
     })
 }
 
-/// Runs the decoder and keeps what the backward pass needs: every layer's graph or only
-/// its input. The pass goes on until [`Model::leave`].
+/// Runs the decoder and keeps what the backward pass needs: every layer's graph or only its input. The pass
+/// lasts until [`Model::leave`].
 pub(crate) fn forward(
     model: Model<'_>,
     input: &PackedInput,

@@ -40,7 +40,7 @@ pub struct MicroBatch {
     pub targets_c: Tensor,
     /// Their places among the completion tokens of all rows.
     pub(crate) predicted: Predicted,
-    /// Where each row's completion lies among the completion tokens of all rows.
+    /// The range of each row's completion among the completion tokens of all rows.
     pub rows: Rows,
     /// The rows' places in the batch.
     pub row_idxs: Vec<usize>,

@@ -22,7 +22,7 @@ pub(crate) enum TokenNumbers<const N: usize> {
     OnDevice(Tensor),
 }
 
-/// The same, or on their way to here.
+/// The same, or an asynchronous copy of them from a GPU.
 enum Arriving<const N: usize> {
     Here([Vec<f32>; N]),
     /// f32 `[N * c]` in pinned memory.

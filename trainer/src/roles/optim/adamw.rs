@@ -15,7 +15,7 @@ use self::moments::{Moments, Prefetched};
 use super::{OptimError, StepOutcome};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
-/// Everything but the learning rate, which comes with each step.
+/// All settings but the learning rate, which is an argument of each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
     /// Decay rates of the first and the second moment, each in [0, 1).
@@ -37,7 +37,7 @@ impl Default for AdamWOptions {
     }
 }
 
-/// AdamW over a fixed list of named leaves. Moments are float32 whatever the parameters' kind.
+/// AdamW over a fixed list of named leaves. Moments are float32 for parameters of any dtype.
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
@@ -146,7 +146,7 @@ impl AdamW {
     }
 
     /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the
-    /// next one are on their way meanwhile.
+    /// next one are prefetched meanwhile.
     ///
     /// # Errors
     /// A parameter cannot be updated.
@@ -211,7 +211,7 @@ impl AdamW {
 
     /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
     /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
-    /// `optimizer.`. They share memory with the optimizer, or lie where its moments rest.
+    /// `optimizer.`. They share memory with the optimizer, or are in offload storage.
     ///
     /// # Errors
     /// Offloaded moments cannot be read.
@@ -225,7 +225,7 @@ impl AdamW {
         Ok(tensors)
     }
 
-    /// Takes over the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    /// Loads the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
     ///
     /// # Errors
     /// The checkpoint lacks a tensor of a parameter, or one has another shape.

@@ -223,7 +223,7 @@ impl ExternalFunction {
     }
 }
 
-/// The samples of one batch on their way.
+/// The samples of one batch that are being judged.
 pub struct Judging {
     functions: Arc<[Arc<ExternalFunction>]>,
     event_loop: Arc<EventLoop>,

@@ -3,7 +3,7 @@
 //! A thread cannot be stopped from outside. So a thread that exceeds its limit is abandoned: its sample
 //! counts as timed out, a later result is discarded, and another thread replaces it. Abandoned threads that
 //! never return are counted; beyond [`MAX_ABANDONED`] none is replaced, and samples without a thread fail at
-//! once. A step therefore ends in bounded time whatever the functions do.
+//! once. A step therefore ends in bounded time with any functions.
 
 use std::any::Any;
 use std::borrow::Cow;

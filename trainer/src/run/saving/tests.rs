@@ -30,7 +30,7 @@ fn save(ranks: &Ranks, saving: &mut Saving, store: &mut CheckpointStore, step: u
     begun.and_then(|()| saving.settle((ranks, store), Patience::Until).map(drop)).map_err(|e| e.to_string())
 }
 
-/// The newest complete checkpoint, which must hold what was saved, and whatever else is in the folder.
+/// The newest complete checkpoint, which must hold what was saved, and the other files of the folder.
 fn newest(dir: &Path) -> (u64, Vec<String>) {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let others = entries.map(|name| name.into_string().unwrap()).filter(|name| name.starts_with('.'));

@@ -23,7 +23,7 @@ use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
 
-/// Where the weights come from, found to fit the model's configuration.
+/// The source of the weights, checked against the model's configuration.
 pub(super) fn weights(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
@@ -104,7 +104,7 @@ pub(crate) fn whole_policy(
     decoder(spec, &weights(spec, model_dir, tokenizer)?, Device::Cpu, false)
 }
 
-/// The decoder with its adapter; of one that comes in parts the weights have shapes alone.
+/// The decoder with its adapter; with FSDP the weights have only shapes.
 fn decoder(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -112,8 +112,8 @@ fn decoder(
     comes_in_parts: bool,
 ) -> Result<Decoder, TrainError> {
     let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
-    // What is trained has masters in fp32. What lies below an adapter never changes, and each use would round
-    // it.
+    // Trained weights have fp32 masters. Weights below an adapter never change, and each use would round
+    // them.
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match comes_in_parts {

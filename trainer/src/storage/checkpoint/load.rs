@@ -132,7 +132,7 @@ impl Checkpoint {
         self.fill_as(tensor_shard, values, values.kind())
     }
 
-    /// [`Self::fill`] whatever dtype the values have: what was saved is rounded to it.
+    /// [`Self::fill`] for values of any dtype, to which the saved ones are rounded.
     pub(crate) fn fill_rounded(
         &self,
         tensor_shard: &TensorShard<'_>,
@@ -273,7 +273,7 @@ pub(super) fn parse_manifest(path: &Path, json: &[u8]) -> Result<Manifest, Check
     Ok(manifest)
 }
 
-/// A manifest of another version may have other fields, so the version is looked at first and alone.
+/// A manifest of another version may have other fields, so the version is checked first.
 fn check_version(path: &Path, json: &[u8]) -> Result<(), CheckpointError> {
     #[derive(serde::Deserialize)]
     struct Head {

@@ -174,7 +174,7 @@ fn overlap(left: &TensorPiece, right: &TensorPiece) -> bool {
     })
 }
 
-/// A manifest comes from outside: its names must not lead out of the checkpoint's folder.
+/// A manifest is untrusted: its names must not leave the checkpoint's folder.
 fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }

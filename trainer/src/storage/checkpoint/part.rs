@@ -19,8 +19,7 @@ pub struct TensorPart {
     pub shape: Vec<i64>,
     /// Which of its numbers these are, by their place in row-major order.
     pub range: Range<usize>,
-    /// The numbers, of any dtype and device, in row-major order whatever their shape; shared with the
-    /// training.
+    /// The numbers, of any dtype and device, in row-major order; the memory is shared with the training.
     pub values: Tensor,
 }
 

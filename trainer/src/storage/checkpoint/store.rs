@@ -156,8 +156,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Brings the newest whole copy here where it is newer than every checkpoint that is here; what came of
-    /// it, for a person to read.
+    /// Downloads the newest complete copy if it is newer than all local checkpoints; returns messages for the
+    /// user.
     ///
     /// # Errors
     /// The store cannot be reached or refuses.
@@ -268,7 +268,7 @@ impl CheckpointStore {
     }
 
     /// The newest checkpoint whose every byte is right. From now on this store never removes it, because the
-    /// run stands on it until it has saved one of its own.
+    /// run needs it until it has saved one of its own.
     ///
     /// # Errors
     /// The folder cannot be listed. Damaged checkpoints are no error here: they are in [`Latest::skipped`].

@@ -49,7 +49,8 @@ pub enum CollectiveError {
 pub struct Diagnosis {
     /// Ranks without a sign of life: killed, stopped, or cut off.
     pub silent: Vec<usize>,
-    /// Ranks that live but had not come to the operation: the last operation of the group they had begun.
+    /// Ranks that are alive but had not started the operation, with the last operation of the group that they
+    /// had started.
     pub behind: Vec<(usize, u64)>,
     /// The store, which would know, does not answer: the process that serves it is gone.
     pub store_lost: bool,
@@ -115,7 +116,7 @@ pub enum RendezvousError {
         /// The rank.
         rank: usize,
     },
-    /// Some ranks have not come.
+    /// Some ranks did not join.
     #[error("{} did not join within {} s", ranks(missing), timeout.as_secs_f64())]
     Missing {
         /// The missing ranks.
@@ -123,7 +124,7 @@ pub enum RendezvousError {
         /// How long was waited.
         timeout: Duration,
     },
-    /// A rank has failed before all had come.
+    /// A rank has failed before all had joined.
     #[error("{} had not joined when one failed: {cause}", ranks(missing))]
     Failed {
         /// The missing ranks.

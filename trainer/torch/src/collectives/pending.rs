@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::CollectiveError;
 
-/// What a transport has under way.
+/// An operation in flight of a transport.
 pub(super) trait Work: Send {
     /// What was started, in an error's words.
     fn operation(&self) -> &'static str;
@@ -22,7 +22,7 @@ pub(super) trait Work: Send {
 /// What is done with the tensors of an operation once it is complete.
 pub(super) type Finish = Box<dyn FnOnce() + Send>;
 
-/// An operation under way. Its tensors are kept, and must not be read or written before [`Pending::wait`]
+/// An operation in flight. Its tensors are kept, and must not be read or written before [`Pending::wait`]
 /// returns; dropped unwaited, it waits and forgets what went wrong.
 #[must_use = "the tensors of an operation can be used only after it was waited for"]
 pub struct Pending {

@@ -19,7 +19,7 @@ use super::{Alone, Collectives, RendezvousError, Traffic};
 
 const RETRY: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
-/// Under this name stands why the first rank failed.
+/// The key of the first rank's failure.
 const FAILURE: &str = "failure";
 
 /// What a rank knows of itself and of where the others are.
@@ -76,7 +76,7 @@ impl Rendezvous {
     /// Joins, and returns when all ranks have.
     ///
     /// # Errors
-    /// [`RendezvousError`], naming the ranks that did not come.
+    /// [`RendezvousError`], naming the ranks that did not join.
     pub fn join(membership: Membership) -> Result<Self, RendezvousError> {
         if membership.rank >= membership.world_size {
             return Err(RendezvousError::Argument {
@@ -156,7 +156,7 @@ impl Rendezvous {
         &self.store
     }
 
-    /// Reports why this rank fails; the report of the rank that came first is what every rank gets back.
+    /// Reports why this rank fails; every rank gets the first report back.
     ///
     /// # Errors
     /// When the store is gone.

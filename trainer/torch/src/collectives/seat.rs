@@ -77,7 +77,7 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts the rows that go to the others and come from them.
+    /// Counts the rows that are sent to and received from the others.
     pub(super) fn count_exchange(
         &self,
         (output, output_splits): (&Tensor, &[i64]),

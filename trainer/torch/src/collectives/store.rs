@@ -18,7 +18,7 @@ use wire::{Answer, GREETING, Operation, Question};
 
 pub(super) use handle::StoreHandle;
 
-/// How long an answer may be on its way, and a connection in the making.
+/// Timeout of an answer, and of opening a connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A failed act on the store.
@@ -52,12 +52,12 @@ pub enum StoreError {
         /// Why not.
         why: String,
     },
-    /// The connection failed, or no answer came in time.
+    /// The connection failed, or there was no answer in time.
     #[error("the store does not answer")]
     Lost(#[source] io::Error),
 }
 
-/// A connection to the store, over which one question is under way at a time; see [`Store::try_clone`].
+/// A connection to the store, with one request in flight at a time; see [`Store::try_clone`].
 /// The process that serves the store holds the server with its connection.
 #[derive(Debug)]
 pub struct Store {
@@ -70,7 +70,7 @@ pub struct Store {
 #[derive(Debug)]
 struct Connection {
     address: SocketAddr,
-    /// `None` once an answer was missed: whatever came then would be that to an earlier question.
+    /// `None` once an answer was missed: the next one would belong to an earlier request.
     stream: Mutex<Option<TcpStream>>,
 }
 
@@ -163,7 +163,7 @@ impl Connection {
         Ok(Self { address, stream: Mutex::new(Some(stream)) })
     }
 
-    /// The answer to one question; `None` where nothing came under `name` within `wait`.
+    /// The answer to one question; `None` if `name` was not set within `wait`.
     fn ask(
         &self,
         operation: Operation,

@@ -56,7 +56,7 @@ pub(super) fn row_bytes(tensor: &Tensor) -> u64 {
     num_bytes(tensor).checked_div(num_rows).unwrap_or(0)
 }
 
-/// Every rank's `input` bytes travel around the ring to all others.
+/// Every rank's `input` bytes are sent around the ring to all others.
 pub(super) fn all_gather(size: usize, input: u64) -> Traffic {
     let others = (size as u64 - 1) * input;
     Traffic { sent: others, received: others }
@@ -71,9 +71,9 @@ pub(super) fn all_to_all(place: usize, row: u64, sent: &[i64], received: &[i64])
     Traffic { sent: of_others(sent), received: of_others(received) }
 }
 
-/// A tensor in one chunk for each rank travels around the ring twice, once to be added up and once to be
-/// handed out. In the first round a rank's own chunk stays with it, in the second that of the rank before it.
-/// Chunks are of whole segments; where these do not divide the tensor, the last chunks are short or empty.
+/// A tensor in one chunk for each rank is sent around the ring twice: a reduce-scatter and an all-gather. In
+/// the first round a rank does not send its own chunk, in the second not that of the rank before it. Chunks
+/// are of whole segments; where these do not divide the tensor, the last chunks are short or empty.
 pub(super) fn ring_all_reduce(place: usize, size: usize, num_bytes: u64, element: u64) -> Traffic {
     if num_bytes == 0 {
         return Traffic::default();

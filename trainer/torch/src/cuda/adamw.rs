@@ -85,8 +85,8 @@ pub struct FusedAdamW<'a> {
     pub words: &'a Tensor,
     /// The step's numbers; `weight_decay` is each parameter's own and not read here.
     pub step: crate::AdamWStep,
-    /// f32 `[1]`: multiplies `step.grad_scale`, so that a clipping coefficient need not come to the host. A
-    /// value that is not finite leaves everything as it is.
+    /// f32 `[1]`: multiplies `step.grad_scale`, so that a clipping coefficient need not be copied to the
+    /// host. A value that is not finite skips the step.
     pub device_scale: Option<&'a Tensor>,
 }
 

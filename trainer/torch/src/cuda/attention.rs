@@ -1,4 +1,4 @@
-//! Attention of single queries over a paged cache, as one launch whatever the batch and the lengths.
+//! Attention of single queries over a paged cache, as one launch for any batch and lengths.
 
 use super::kernels::Kernels;
 use super::module::Shape;

@@ -55,7 +55,7 @@ impl ApplyChanges<'_> {
 /// # Errors
 /// When there is not enough of it.
 pub fn pinned(size: &[i64], kind: Kind) -> Result<Tensor, Error> {
-    // Of this nothing but shape and kind is looked at.
+    // Only shape and dtype of this are read.
     let like = Tensor::empty(size, (kind, Device::Cpu));
     tensor_from("reserving pinned memory", |out| {
         // SAFETY: a borrowed tensor and a place for the result.

@@ -14,7 +14,7 @@ use crate::{DeviceMemory, Error};
 const NO_DEVICE: Code = 100;
 /// The CUDA runtime that the pinned libtorch is built with, where the loaded one does not say its own.
 const PINNED_RUNTIME: CudaVersion = CudaVersion(13_000);
-/// Where the kernel's part of the driver shows that a machine has a GPU, whatever libraries it has.
+/// Files of the kernel module by which a GPU is found, without any libraries.
 const TRACES_OF_GPUS: [&str; 2] = ["/dev/nvidia0", "/proc/driver/nvidia/gpus"];
 
 /// The library that opens all others.

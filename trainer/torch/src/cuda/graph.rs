@@ -30,7 +30,7 @@ impl Graph {
         driver.check("beginning to capture a graph", begun)?;
         let result = work();
         let mut graph = std::ptr::null_mut();
-        // The capture ends whatever `work` did: the stream would be unusable.
+        // The capture has to end even if `work` failed: the stream would be unusable.
         // SAFETY: a place for the graph.
         let ended = unsafe { (driver.stream_end_capture)(stream.handle(), &mut graph) };
         let mut captured = Self { graph, executable: std::ptr::null_mut() };
@@ -56,7 +56,7 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         let Ok(driver) = Driver::get() else { return };
-        // SAFETY: each was made by `capture` and is destroyed once; a launch under way is finished first.
+        // SAFETY: each was made by `capture` and is destroyed once; a launch in flight is finished first.
         unsafe {
             if !self.executable.is_null() {
                 (driver.graph_exec_destroy)(self.executable);

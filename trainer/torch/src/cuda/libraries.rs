@@ -35,7 +35,7 @@ struct Known {
     version: Version,
 }
 
-/// libtorch's CUDA half comes first: the others are where it looks for them.
+/// libtorch's CUDA half is first: the others are found by its search path.
 const KNOWN: [Known; 5] = [
     Known { name: "libtorch_cuda", files: &[c"libtorch_cuda.so"], version: Version::None },
     Known {

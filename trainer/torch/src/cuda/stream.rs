@@ -122,9 +122,9 @@ impl Stream {
         })
     }
 
-    /// Calls `call` on a thread of the driver when the stream gets there; what comes later in the stream
-    /// waits for its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught
-    /// and dropped), and runs once: a capturing stream refuses nothing but would call it only at the first
+    /// Calls `call` on a thread of the driver when the stream reaches it; later work of the stream waits for
+    /// its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught and
+    /// dropped), and runs once: a capturing stream refuses nothing but would call it only at the first
     /// launch.
     ///
     /// # Errors
@@ -143,7 +143,7 @@ impl Stream {
         driver.check("calling the host in stream order", code)
     }
 
-    /// Lets what comes later in this stream wait until `event` has happened; the thread continues.
+    /// Makes later work of this stream wait for `event`; the thread does not wait.
     ///
     /// # Errors
     /// When the driver fails.

@@ -1,4 +1,4 @@
-//! Products by experts equal a loop over tokens, values and gradients, whatever the number of rows.
+//! Products by experts equal a loop over tokens, values and gradients, for any number of rows.
 
 use tch::{Device, Kind, Tensor};
 

@@ -116,7 +116,8 @@ fn a_product_is_that_of_the_dequantized_weight_and_rows_do_not_depend_on_each_ot
             let narrow = matrix.product(&x.to_kind(Kind::BFloat16), None);
             let weight = matrix.dequantize(Kind::BFloat16).to_kind(Kind::Float);
             let wide = x.to_kind(Kind::BFloat16).to_kind(Kind::Float).linear(&weight, None::<Tensor>);
-            // One rounding of the sum: another order of it meets the other neighbour next to a tie alone.
+            // One rounding of the sum: another order of summation gives the other neighbour only next to a
+            // tie.
             let others = narrow.not_equal_tensor(&wide.to_kind(Kind::BFloat16)).to_kind(Kind::Double);
             let share = others.mean(Kind::Double).double_value(&[]);
             assert!(share < 0.002, "{share} of the sums in bf16, {:?}", matrix.layout());

@@ -50,7 +50,7 @@ impl LogFile {
     }
 }
 
-/// A record as it stands in a file of `len` bytes.
+/// A record framed for a file of `len` bytes.
 fn framed(len: u64, mut data: &[u8]) -> Vec<u8> {
     let mut offset = (len % BLOCK_LEN as u64) as usize;
     let mut framed = Vec::with_capacity(data.len() + PART_HEADER_LEN);

@@ -65,10 +65,9 @@ impl Estimator for ReMax {
 
 /// REINFORCE++ (arXiv 2501.03262): discounted reward to go, whitened over all tokens that count.
 ///
-/// Masked tokens inside a row (tool observations, rejected tokens) are stepped over: they neither end the
-/// return nor discount it, and a reward that lies on one passes to the last counting token before it. verl
-/// 0.10 steps over them too; verl 0.8 reset the return there and so lost the reward of everything before a
-/// tool call.
+/// Masked tokens inside a row (tool observations, rejected tokens) are skipped: they neither end the return
+/// nor discount it, and a reward at one counts for the last unmasked token before it. verl 0.10 skips them
+/// too; verl 0.8 reset the return there and so lost the reward of everything before a tool call.
 ///
 /// # Errors
 /// When `token_rewards` do not fit the rows or fewer than two tokens count.
@@ -113,7 +112,7 @@ pub fn reinforce_plus_plus_baseline(
 }
 
 /// ReMax (arXiv 2310.10505): reward to go minus the reward of the greedy completion of the same prompt, one
-/// per row in `greedy_rewards`. They must come from decoding at temperature 0.
+/// per row in `greedy_rewards`. They must be those of decoding at temperature 0.
 ///
 /// # Errors
 /// When slices do not fit the rows.

@@ -132,7 +132,7 @@ fn dppo_tv_allows(token: &Token, clip: Clip) -> bool {
     if token.advantage > 0.0 { moved <= clip.high } else { moved >= -clip.low }
 }
 
-/// The token's Bernoulli KL is within the clip, or the probability lies on the side that the advantage pushes
+/// The token's Bernoulli KL is within the clip, or the probability is on the side that the advantage pushes
 /// away from.
 fn dppo_kl_allows(token: &Token, clip: Clip) -> bool {
     let (prob, old_prob) = (token.logprob.exp(), token.old_logprob.exp());

@@ -142,7 +142,7 @@ impl Objective {
         Ok(Some(slopes.into_iter().map(|slope| -coefficient * slope).collect()))
     }
 
-    /// Everything about a micro-batch that does not depend on the log-probs to come. `batch` counts the whole
+    /// Everything about a micro-batch that does not depend on the actor's log-probs. `batch` counts the whole
     /// batch of the update.
     ///
     /// # Errors
@@ -204,8 +204,8 @@ impl PreparedLoss<'_> {
     }
 
     /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under
-    /// the actor (f32 or f64, one per token of the chunk). Chunks may come in any order and any size; entries
-    /// of masked tokens are never read.
+    /// the actor (f32 or f64, one per token of the chunk). Chunks may be evaluated in any order and of any
+    /// size; entries of masked tokens are never read.
     ///
     /// # Errors
     /// When the chunk leaves the rows or the slices do not have its length.

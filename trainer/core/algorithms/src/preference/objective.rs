@@ -293,8 +293,8 @@ fn shared_len(rows: &Rows, row_idx: usize) -> usize {
     pair.map(|row_idx| rows.valid_len(row_idx)).min().unwrap_or(0)
 }
 
-/// exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it, next to
-/// what it would sample. No gradient goes through it.
+/// exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it, relative
+/// to its own samples. It is a constant for the gradient.
 fn likelihood(inputs: &PreferenceInputs<'_>, row_idx: usize) -> f64 {
     let rows = inputs.rows;
     let aligned =

@@ -39,7 +39,7 @@ pub struct WeightedPart<'a> {
 
 /// How parts become one reward: `clip(sum of weight x value) + overlong penalty`.
 ///
-/// The penalty comes after the clip, so that bounds such as `[0, 1]` do not swallow it.
+/// The penalty is added after the clip, so that bounds such as `[0, 1]` do not hide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Combiner {
     /// Bounds of the sum.

@@ -55,7 +55,7 @@ impl External {
     }
 }
 
-/// Declares a kind whose verdicts come from elsewhere.
+/// Declares a kind with external verdicts.
 macro_rules! external {
     ($name:ident, reads [$($section:expr),*], $doc:literal) => {
         #[doc = $doc]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
-/// Only the end of a completion is searched: an answer stands there, and long completions stay cheap.
+/// Only the end of a completion is searched: the answer is there, and long completions stay cheap.
 const SEARCHED_CHARACTERS: usize = 300;
 
 /// 1 when the extracted answer equals the ground truth as text, else 0.

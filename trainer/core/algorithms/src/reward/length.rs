@@ -1,4 +1,4 @@
-//! Penalties for long completions, whatever they say.
+//! Penalties for long completions, independent of their content.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ const MAX_COMPILED_BYTES: usize = 4 << 20;
 /// 1 when the **last** match of the pattern captured a ground truth, both trimmed; else 0. Compared is its
 /// group `answer`, else its first group, else the whole match.
 ///
-/// The `regex` crate's dialect: time is linear in the text whatever the pattern, and look-around and
+/// The `regex` crate's dialect: time is linear in the text for every pattern, and look-around and
 /// back-references do not exist. `^` and `$` are the ends of the text unless the pattern says `(?m)`.
 #[derive(Clone, Debug)]
 pub struct Pattern {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the reward of a sample came about.
+/// The status of a sample's reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardStatus {

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use super::{Scheduler, Sequence};
 use crate::types::TokenId;
 
-/// Stands for a token that was drawn and not read yet.
+/// The placeholder of a token that was drawn and not read yet.
 const UNREAD: TokenId = TokenId::MAX;
 
 /// Which sample's token, and how many tokens the sequence had before it.

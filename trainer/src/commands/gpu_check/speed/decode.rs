@@ -48,7 +48,7 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
         (0..on_device(3, 1)).try_fold(f64::INFINITY, |best, _| Ok(seconds(new_tokens)?.min(best)))
     };
     let (short, long) = (best(few)?, best(many)?);
-    // A few tiny steps are lost in noise: on a device of CPU memory the whole run stands for them.
+    // A few tiny steps are below the noise: on an emulated device the whole run is taken instead.
     let step = on_device(long - short, long) / (many - few) as f64;
     let context = prompt_len as f64 + (few + many) as f64 / 2.0;
     let bytes = bytes_of_step(config, batch, context);

@@ -23,7 +23,8 @@ pub(in super::super) fn check(size: Size) -> Result<Findings, Failure> {
     if let Some(reason) = lacks_memory(&config)? {
         return Ok(vec![Finding::skipped(reason).with([("model", json!(size.name()))])]);
     }
-    // The peer first: its process gives back all its memory, this one keeps what libtorch has cached.
+    // The peer first: its process releases all its memory at its end, this one keeps libtorch's cached
+    // blocks.
     let peer = peer::times(&document, load, ROUNDS);
     let times = times(&config, load)?;
     Ok(vec![own_line(size, &config, load, &times), peer_line(size, peer, &times)])

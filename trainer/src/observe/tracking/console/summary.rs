@@ -52,7 +52,7 @@ pub(super) fn tokens_per_second(rate: f64) -> String {
     }
 }
 
-/// Three significant digits, whatever the size.
+/// Three significant digits.
 fn number(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude {

@@ -9,7 +9,7 @@ use super::*;
 use crate::run::saving::{Patience, Saving, Settled};
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
-/// How ranks lay out a model and its tokens: how many, by `dpShard`, by `sp`.
+/// The layout of ranks: their number, `dpShard`, `sp`.
 pub(super) type Layout = (usize, usize, usize);
 
 /// What is trained, on which ranks, and what of it is offloaded.

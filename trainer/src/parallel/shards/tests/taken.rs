@@ -121,7 +121,7 @@ fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
         let mut matches = Vec::new();
         let visited = shards.visit(WeightDtype::Master, |unit| {
             matches.push(shards.is_as_held(unit, digest)?);
-            // The first number of rank 0's shard, as it has come to rank 1.
+            // The first number of rank 0's shard, as rank 1 has received it.
             if ranks.rank() == 1 {
                 let (_, leaf) = shards.parameters_of(unit).into_iter().next().unwrap();
                 let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);

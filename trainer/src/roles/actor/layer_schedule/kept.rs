@@ -26,7 +26,7 @@ pub(super) enum Held {
     Input(Tensor),
 }
 
-/// What is kept of a layer, on its way.
+/// A saved layer whose input is being prefetched.
 pub(super) enum Prefetched {
     Here(Held),
     Prefetch { input_td: Prefetch, wants_gradient: bool },

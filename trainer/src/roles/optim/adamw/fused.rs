@@ -23,7 +23,7 @@ impl Parameter {
         leaf.device().is_cuda() && leaf.kind() == Kind::Float && is_dense
     }
 
-    /// Its update by a launch of its own, with the moments that have come for it; whether there was one.
+    /// Its update by a separate launch, with its prefetched moments; whether there was one.
     pub(super) fn step_by_kernel(
         &self,
         moments: &[Tensor; 2],

@@ -13,7 +13,7 @@ pub(super) enum Moments {
     Offloaded([Offloaded; 2]),
 }
 
-/// Moments on their way to the parameter.
+/// Moments that are being prefetched.
 pub(super) enum Prefetched {
     Here([Tensor; 2]),
     Prefetch([Prefetch; 2]),

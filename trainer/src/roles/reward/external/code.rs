@@ -40,7 +40,7 @@ pub(super) fn programs_of(
     Ok(tests.programs(code, options.max_tests as usize))
 }
 
-/// What the tests of a completion come to.
+/// The counts of a completion's tests by outcome.
 pub(super) struct Tally {
     scoring: CodeScoring,
     num_programs: usize,

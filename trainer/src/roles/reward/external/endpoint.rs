@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 /// The first pause before a request is repeated; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest of these pauses, whatever the server requests.
+/// The longest of these pauses, also if the server requests more.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Characters of an answer that an error quotes.

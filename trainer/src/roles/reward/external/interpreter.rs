@@ -6,7 +6,7 @@
 //! Interpreter::start that memory in a fresh instance -> driver.py answers one message -> the process ends
 //! ```
 //! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
-//! is taken while the interpreter reads a clock; its native stack is not part of it, so a process goes on by
+//! is taken while the interpreter reads a clock; its native stack is not part of it, so a process resumes by
 //! a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where that
 //! does not work (another interpreter, other objects) every process boots by itself: slower, with the same
 //! verdicts, for bounds count from the first message.
@@ -163,7 +163,7 @@ impl Interpreter {
         self.snapshot.is_some()
     }
 
-    /// Whether a process comes to its message.
+    /// Whether a process reaches its message.
     fn ping(&self) -> Result<(), String> {
         let bounds = Bounds { timeout: BOOT_TIMEOUT, ..self.bounds };
         let state = self.start_within(&bounds, &json!({"run": "ping"}), None).map(|(_, state)| state);

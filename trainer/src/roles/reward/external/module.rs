@@ -64,7 +64,7 @@ pub enum WasmError {
         /// What it has to export.
         expected: &'static str,
     },
-    /// It is no interpreter, or does not come to the point where it requests a sample.
+    /// It is no interpreter, or does not reach its request for a sample.
     #[error("start the interpreter: {message}")]
     Start {
         /// What it wrote, or what stopped it.

@@ -87,7 +87,7 @@ impl Runner {
         Ok(Self { interpreter, options })
     }
 
-    /// What the programs that test a completion come to.
+    /// The verdict of the programs that test a completion.
     pub(super) fn verdict(&self, programs: &[Program]) -> Verdict {
         let mut tally = Tally::of(programs, self.options.scoring);
         for program in programs {

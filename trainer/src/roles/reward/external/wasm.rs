@@ -97,7 +97,7 @@ impl Sandbox {
     }
 }
 
-/// One judgement under way.
+/// One active call.
 struct Call {
     store: Store<StoreLimits>,
     budget: Budget,

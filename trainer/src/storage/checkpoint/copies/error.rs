@@ -76,7 +76,7 @@ pub enum CopyError {
     /// The thread that copies could not be started.
     #[error("failed to start the thread that copies checkpoints")]
     Thread(#[source] io::Error),
-    /// The end of the run came before the copy was whole.
+    /// The run ended before the copy was complete.
     #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
     NotCopied {
         /// Its step.

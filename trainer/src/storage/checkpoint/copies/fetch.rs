@@ -20,8 +20,7 @@ const NUM_TRIES: u32 = 2;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What came of a fetch, for a person to read: one line for what was fetched, one for every copy that is
-/// damaged.
+/// Messages about a fetch for the user: one line for the fetched copy, one for every damaged copy.
 pub(in super::super) type Notes = Vec<String>;
 
 /// Brings the newest whole copy at `uri` into `folder`, where it was saved after the save number

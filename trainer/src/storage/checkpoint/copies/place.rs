@@ -26,7 +26,7 @@ use super::CopyError;
 const PART_BYTES: u64 = 8 << 20;
 /// Parts of one file at most; longer files have longer parts.
 const MAX_PARTS: u64 = 9000;
-/// Parts on their way at the same time.
+/// Concurrent uploads of parts.
 const NUM_CONCURRENT: usize = 4;
 
 /// Where the copies of one run are. All of its calls belong to one thread's runtime.
@@ -92,8 +92,8 @@ impl Place {
         Ok(())
     }
 
-    /// Copies a local file in, and fails unless it is what `entry` says. What it has read then is no part of
-    /// a checkpoint: the manifest comes last.
+    /// Uploads a local file, and fails unless it matches `entry`. An upload before that error is no part of a
+    /// checkpoint, because the manifest is uploaded last.
     pub(super) async fn put_file(
         &self,
         folder: &str,
@@ -193,7 +193,7 @@ impl Place {
     }
 }
 
-/// A local file on its way, digested as it is read.
+/// A local file that is uploaded, digested as it is read.
 struct Reading<'a> {
     local: &'a FilePath,
     digest: Sha256,

@@ -25,7 +25,7 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 /// The interval of polls of the last copy's progress.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Stands for the save index of a folder without a manifest; a save's own begins at 1.
+/// The save index of a folder without a manifest; real indices begin at 1.
 const CUT_OFF: u64 = 0;
 
 /// The thread that copies, and what it has reached.

@@ -15,8 +15,8 @@ use crate::collectives::seat::Seat;
 use crate::collectives::{CollectiveError, Reduction, Traffic};
 use crate::cuda::Event;
 
-/// Ranks with a GPU each, whose operations come in the order of libtorch's current stream. All of them put
-/// the same operations into their streams in the same order, and none may be under way when the group goes.
+/// Ranks with a GPU each, whose operations run in the order of libtorch's current stream. All of them enqueue
+/// the same operations in the same order, and none may be in flight when the group is dropped.
 ///
 /// While a stream captures, operations become part of its graph; each launch carries them out. Run each once
 /// before, so that NCCL is connected.
@@ -37,8 +37,8 @@ impl StreamGroup {
         Self { link, seat, num_started }
     }
 
-    /// Notes that this rank begins a series of operations, so that others know how far it has come; returns
-    /// the number of the series.
+    /// Records that this rank begins a series of operations, so that others know its progress; returns the
+    /// number of the series.
     pub fn begin(&self) -> u64 {
         started(&self.seat, &self.num_started)
     }
@@ -76,7 +76,7 @@ impl StreamGroup {
         let deadline = Instant::now() + self.seat.timeout;
         let put = || {
             self.link.call(operation, call)?;
-            // NCCL puts it into the stream from a thread of its own; what comes next must come behind it.
+            // NCCL enqueues it from a thread of its own; later work has to be enqueued after it.
             await_until(deadline, || self.link.is_settled())
         };
         put().map_err(|message| self.failed(operation, self.num_started.load(Ordering::Relaxed), message))
@@ -85,7 +85,8 @@ impl StreamGroup {
     /// Waits, on this thread, until `event` has happened, which is behind the series number `sequence`.
     ///
     /// # Errors
-    /// When a rank is lost or too late; the error names it, and what is under way on this rank ends.
+    /// When a rank is lost or too late; the error names it, and operations in flight on this rank are
+    /// aborted.
     pub fn wait(&self, operation: &'static str, sequence: u64, event: &Event) -> Result<(), CollectiveError> {
         let deadline = Instant::now() + self.seat.timeout;
         let is_done = || {

@@ -147,7 +147,7 @@ impl Link {
         Ok(Mark(Pointer(pointer)))
     }
 
-    /// Ends what is under way on this rank; nothing can be started any more.
+    /// Aborts operations in flight on this rank; no other can be started.
     pub(super) fn give_up(&self) {
         // SAFETY: a live communicator.
         unsafe { border::rlt_nccl_give_up(self.lock().0) }
@@ -172,7 +172,7 @@ impl Drop for Link {
 pub(super) struct Mark(Pointer);
 
 impl Mark {
-    /// Whether the stream has come past it.
+    /// Whether the stream has passed it.
     pub(super) fn is_past(&self) -> Result<bool, String> {
         let mut is_past = false;
         // SAFETY: a live mark and a place for the answer.
@@ -180,7 +180,7 @@ impl Mark {
         Ok(is_past)
     }
 
-    /// Lets whatever is computed from here on come after it.
+    /// Makes later work of the computing stream wait for it.
     pub(super) fn compute_after(&self) -> Result<(), String> {
         // SAFETY: a live mark of a live communicator.
         checked("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })

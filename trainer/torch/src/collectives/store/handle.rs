@@ -11,7 +11,7 @@ use super::wire::Operation;
 /// Takes `len` bytes, which are gone when it returns.
 type Take = unsafe extern "C" fn(into: *mut c_void, data: *const u8, len: usize);
 
-/// `StoreHandle` in collectives.cpp: a share of a connection, which C++ gives back once by `release`.
+/// `StoreHandle` in collectives.cpp: a reference to a connection, which C++ drops once by `release`.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::collectives) struct StoreHandle {
@@ -91,6 +91,6 @@ unsafe fn bytes<'a>(data: *const u8, len: usize) -> &'a [u8] {
 /// # Safety
 /// `connection` is that of a [`StoreHandle`], and is not used afterwards.
 unsafe extern "C" fn release(connection: *const c_void) {
-    // SAFETY: the pointer is that of `Arc::into_raw` in `StoreHandle::new`, given back once.
+    // SAFETY: the pointer is that of `Arc::into_raw` in `StoreHandle::new`, dropped once.
     drop(unsafe { Arc::from_raw(connection.cast::<Connection>()) });
 }

@@ -69,7 +69,7 @@ impl Drop for Server {
             }
         }
         self.shared.changed.notify_all();
-        // The thread that takes connections looks up when one comes.
+        // A connection wakes the thread that accepts them.
         let loopback =
             [SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)), (Ipv6Addr::LOCALHOST, self.port).into()];
         let is_awake = loopback.iter().any(|address| TcpStream::connect_timeout(address, PAUSE).is_ok());
@@ -84,7 +84,7 @@ impl Shared {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a connection among those to be cut at the end; `None` where that has come.
+    /// Keeps a connection among those to be closed at the end; `None` if the server has ended.
     fn admit(&self, stream: &TcpStream) -> Option<u64> {
         let kept = stream.try_clone().ok()?;
         let mut content = self.lock();

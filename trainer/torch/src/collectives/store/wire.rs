@@ -58,7 +58,7 @@ pub(super) struct Question {
 pub(super) enum Answer {
     /// What is under the name.
     Value(Vec<u8>),
-    /// Nothing came under the name for as long as was to be waited.
+    /// The name was not set within the wait.
     Nothing,
     /// Why it can not be done.
     Refused(String),
@@ -116,7 +116,7 @@ fn pull(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     if len > MAX_BYTES {
         return Err(malformed("length", len));
     }
-    // What was promised takes memory only as it comes.
+    // Memory grows with the received bytes, not with the announced length.
     let mut content = Vec::new();
     stream.take(len as u64).read_to_end(&mut content)?;
     if content.len() == len { Ok(content) } else { Err(io::ErrorKind::UnexpectedEof.into()) }

@@ -1,6 +1,6 @@
 //! Finds the last boxed answer.
 
-/// What stands in the last box of `text`: the balanced braces after the last `\boxed` (or, without one,
+/// The content of the last box of `text`: the balanced braces after the last `\boxed` (or, without one,
 /// `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its
 /// braces never close.
 pub fn last_answer(text: &str) -> Option<&str> {

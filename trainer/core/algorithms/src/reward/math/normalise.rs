@@ -25,7 +25,7 @@ pub fn canonical(answer: &str) -> Cow<'_, str> {
 }
 
 /// `(a byte that has to occur, written, read as)`, applied one after the other over the whole text. No rule
-/// makes the byte of a later one occur anew, save the zeros, which no rule needs.
+/// introduces the byte of a later rule, except zeros, which no rule needs.
 const REPLACEMENTS: [(u8, &str, &str); 10] = [
     (b'\n', "\n", ""),
     (b'!', "\\!", ""),
@@ -113,7 +113,7 @@ fn mapped(text: Cow<'_, str>, part: fn(&str) -> Option<&str>) -> Option<Cow<'_, 
     }
 }
 
-/// Whether a fraction's numerator stands without braces, or is missing.
+/// Whether a fraction's numerator has no braces, or is missing.
 fn has_bare_fraction(text: &str) -> bool {
     let is_bare = |window: &[u8]| window.starts_with(b"\\frac") && window[5] != b'{';
     text.ends_with("\\frac") || text.as_bytes().windows(6).any(is_bare)

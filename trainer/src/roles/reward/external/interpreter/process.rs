@@ -16,12 +16,12 @@ pub(in super::super) struct Process {
     suspended: Option<ResumableCallHostTrap>,
 }
 
-/// Where a process stands that is not broken.
+/// The state of a process that is not broken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in super::super) enum State {
     /// It reads from its standard input.
     Waits,
-    /// It looked at the clock where that stops it.
+    /// It read the clock while that stops it.
     AtClock,
     /// It ended.
     Exited(i32),

@@ -58,7 +58,7 @@ pub(super) struct Host {
 pub(super) enum Stop {
     /// It reads, and nothing is there.
     Waits,
-    /// It looked at the clock where that stops it.
+    /// It read the clock while that stops it.
     Clock,
     /// It ended itself.
     Exit(i32),

@@ -209,7 +209,7 @@ fn a_thousand_hostile_answers_cost_their_own_samples_and_the_step_ends_in_time()
             1 | 4 => Timeout,
             _ => Infra,
         };
-        // On a machine that is busy an answer of any kind may come too late.
+        // On a busy machine any answer may be too late.
         let is_late = verdict.status == Timeout && verdict.value == 0.0;
         assert!((verdict.status, verdict.value) == (expected, value) || is_late, "{number}: {verdict:?}");
     }

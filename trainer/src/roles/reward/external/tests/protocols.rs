@@ -128,7 +128,7 @@ fn secrets_come_from_the_environment_and_are_in_no_message() {
     assert!(cause.contains("\"X-Key\"") && cause.contains("\"NOT_SET_ANYWHERE\""), "{cause}");
 }
 
-/// A sandbox that knows the outcome from the code: what stands behind `#` in its first line.
+/// A sandbox that knows the outcome from the code: the text after `#` in its first line.
 fn sandbox() -> Server {
     Server::answering(|request| {
         let code = request.body["code"].as_str().unwrap();

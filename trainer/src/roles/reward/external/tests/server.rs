@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 /// One request as a server sees it.
 pub(super) struct Request {
-    /// How many came before it.
+    /// The number of earlier requests.
     pub(super) number: usize,
     pub(super) head: String,
     pub(super) body: Value,
