@@ -34,6 +34,7 @@ fn batch() -> Batch {
         .map(|(tokens, prompt_len)| Demonstration {
             tokens: tokens.to_vec(),
             loss_mask: (0..tokens.len()).map(|at| at >= *prompt_len).collect(),
+            images: Vec::new(),
         })
         .collect();
     Batch::from_demonstrations(&demonstrations)

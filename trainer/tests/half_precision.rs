@@ -35,6 +35,7 @@ fn batch() -> Batch {
     let demonstration = |tokens: &[u32]| Demonstration {
         tokens: tokens.to_vec(),
         loss_mask: (0..tokens.len()).map(|at| at >= 2).collect(),
+        images: Vec::new(),
     };
     Batch::from_demonstrations(&[demonstration(&[3, 1, 4, 1, 5, 9]), demonstration(&[2, 6, 5, 3, 5])])
 }

@@ -273,6 +273,25 @@ fn greedy_completions_are_those_of_transformers() {
     }
 }
 
+/// Random weights are as likely to draw one of the 4 tokens as any other of 128: of 3072 draws 96 would.
+#[test]
+fn the_rollout_never_samples_a_token_of_images_and_their_borders() {
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let decoder = fixture.load();
+        let vision = decoder.config.vision.clone().unwrap();
+        let banned =
+            [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token];
+        let requests = [0, 1].map(|idx| request(&fixture.prompt(idx), 96, SamplingParams::default(), 16));
+        let options = RolloutOptions { block_size: 4, ..RolloutOptions::default() };
+        let (completions, _) = generate(&decoder, options, &requests);
+        let sampled: Vec<TokenId> =
+            completions.iter().flatten().flat_map(|sample| sample.tokens.iter().copied()).collect();
+        assert!(sampled.len() > 1000, "{name}: {} tokens", sampled.len());
+        assert!(!sampled.iter().any(|token| banned.contains(token)), "{name}");
+    }
+}
+
 /// With a cache so small that sequences are preempted and computed again.
 #[test]
 fn the_rollout_reports_the_log_probs_of_the_actor() {

@@ -107,13 +107,34 @@ fn a_policy_learns_an_answer_that_only_the_image_contains() {
     assert!(reward("held_out_reward_before") < 0.75, "{result}");
     // Without the image every answer is right for one half of the rows at most.
     assert!(reward("held_out_reward_after") > 0.9, "{result}");
-    for completion in place.completions() {
-        let text = completion["completion"].as_str().unwrap();
-        assert!(!text.contains("<|"), "a placeholder was sampled: {text}");
-    }
     for file in ["preprocessor_config.json", "config.json", "model.safetensors"] {
         assert!(place.run("export").join(file).is_file(), "the export lacks {file}");
     }
+}
+
+#[test]
+fn demonstrations_with_images_teach_what_only_the_image_says() {
+    let place = Place::new();
+    let model = model(&place);
+    let rows = rows(&place);
+    let shown: String = fs::read_to_string(&rows).unwrap().lines().fold(String::new(), |shown, line| {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        row["response"] = if row["data_source"] == "red" { "AB" } else { "ab" }.into();
+        shown + &row.to_string() + "\n"
+    });
+    let demonstrations = place.file("shown.jsonl");
+    fs::write(&demonstrations, shown).unwrap();
+    let changes = json!({
+        "data": { "train": [demonstrations] },
+        "algorithm": { "kind": "SFT", "coldStart": null },
+        "rollout": { "samplesPerPrompt": 1 },
+        "training": { "steps": 40, "evaluateBefore": true },
+    });
+    place.train(&job(&model, &rows, changes)).expect(0, &[]);
+    let result: Value = serde_json::from_str(&fs::read_to_string(place.run("result.json")).unwrap()).unwrap();
+    let reward = |name: &str| result[name].as_f64().unwrap();
+    assert!(reward("held_out_reward_before") < 0.75, "{result}");
+    assert!(reward("held_out_reward_after") > 0.9, "{result}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::images::PromptImage;
 use crate::packing::PromptGroup;
 use crate::rows::Rows;
 use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
@@ -48,6 +49,8 @@ pub struct Demonstration {
     /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as
     /// `tokens`; the first token is never learned, for nothing predicts it.
     pub loss_mask: Vec<bool>,
+    /// Its images in the order of their placeholder tokens, all of them before the first token to learn.
+    pub images: Vec<Arc<PromptImage>>,
 }
 
 /// The sequences of one step and what is known of them.
@@ -152,7 +155,7 @@ impl Batch {
                 data_source: String::new(),
                 ground_truth: serde_json::Value::Null,
                 extra_info: serde_json::Value::Null,
-                images: Vec::new(),
+                images: demonstration.images.clone(),
             }),
             sample_idx: 0,
             completion: demonstration.tokens[*start..].to_vec(),
@@ -323,7 +326,8 @@ mod tests {
         let batch = batch(&[]);
         let group = |lens: &[usize]| PromptGroup { prompt_len: 2, lens: lens.to_vec() };
         assert_eq!(batch.prompt_groups(&[0, 1, 2]), [group(&[2, 0, 1])]);
-        let demonstration = Demonstration { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true] };
+        let demonstration =
+            Demonstration { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true], images: Vec::new() };
         let two = Batch::from_demonstrations(&[demonstration.clone(), demonstration]);
         assert_eq!(two.prompt_groups(&[1, 0]), [group(&[0]), group(&[0])]);
     }
@@ -333,6 +337,7 @@ mod tests {
         let demonstration = |loss_mask: &[bool]| Demonstration {
             tokens: (0..loss_mask.len() as u32).collect(),
             loss_mask: loss_mask.to_vec(),
+            images: Vec::new(),
         };
         let batch = Batch::from_demonstrations(&[
             demonstration(&[false, false, true, false, true]),

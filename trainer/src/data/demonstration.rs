@@ -1,13 +1,18 @@
 //! One row as a supervised example: which tokens the assistant wrote.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rlt_api::spec::{DataSpec, OverlongPrompts};
 use rlt_core::batch::Demonstration;
+use rlt_core::images::PromptImage;
 use rlt_core::types::TokenId;
 use serde_json::{Value, json};
 
-use super::prompt::{check_messages, encode, prompt_key, render, render_messages, tokenize_error};
+use super::prompt::{
+    check_messages, encode, images_error, images_key, num_image_tokens, place_images, prompt_key, render,
+    render_messages, tokenize_error,
+};
 use super::rows::Row;
 use super::{DataError, Fitted, images};
 use crate::data::tokenizer::Tokenizer;
@@ -29,7 +34,7 @@ impl<'a> DemonstrationReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer, max_tokens: usize) -> Self {
         Self {
             messages_key: &spec.messages_key,
-            images_key: &spec.images_key,
+            images_key: images_key(spec),
             prompt_key: prompt_key(spec),
             max_tokens,
             overlong: spec.overlong_prompts,
@@ -38,11 +43,12 @@ impl<'a> DemonstrationReader<'a> {
     }
 
     pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
-        images::refuse(row, self.images_key)?;
+        let images = images::read(row, self.images_key, self.tokenizer.image_processor())?;
         let mut demonstration = match row.optional(self.messages_key) {
-            Some(messages) => self.conversation(row, self.messages_key, messages, &[])?,
-            None => self.prompt_and_response(row)?,
+            Some(messages) => self.conversation(row, self.messages_key, messages, (&[], &images))?,
+            None => self.prompt_and_response(row, &images)?,
         };
+        demonstration.images = images.into_iter().map(Arc::new).collect();
         if let Some(first) = demonstration.loss_mask.first_mut() {
             *first = false;
         }
@@ -55,13 +61,14 @@ impl<'a> DemonstrationReader<'a> {
         }
     }
 
-    fn prompt_and_response(&self, row: &Row) -> Result<Demonstration, DataError> {
+    fn prompt_and_response(&self, row: &Row, images: &[PromptImage]) -> Result<Demonstration, DataError> {
         let key = RESPONSE_KEYS.into_iter().find(|key| row.optional(key).is_some());
         let Some(key) = key else { return Err(self.missing_column(row)) };
         let (prompt, response) = (row.column(self.prompt_key)?, row.column(key)?);
         let asked = match prompt {
-            // With a system prompt a text is the user's message.
-            Value::String(text) if self.tokenizer.has_system_prompt() => {
+            // With a system prompt a text is the user's message, and with images, whose tokens the chat
+            // template writes.
+            Value::String(text) if self.tokenizer.has_system_prompt() || !images.is_empty() => {
                 Some(json!([{ "role": "user", "content": text }]))
             }
             Value::Array(_) => Some(prompt.clone()),
@@ -70,10 +77,12 @@ impl<'a> DemonstrationReader<'a> {
         match (asked, response) {
             (Some(asked), Value::String(text)) => {
                 let answer = [json!({ "role": "assistant", "content": text })];
-                self.conversation(row, self.prompt_key, &asked, &answer)
+                self.conversation(row, self.prompt_key, &asked, (&answer, images))
             }
             // TRL's conversational form: the completion is messages, too.
-            (Some(asked), Value::Array(answer)) => self.conversation(row, self.prompt_key, &asked, answer),
+            (Some(asked), Value::Array(answer)) => {
+                self.conversation(row, self.prompt_key, &asked, (answer, images))
+            }
             (None, Value::String(text)) => self.plain(row, text),
             (_, other) => Err(row.wrong_type(key, other, "a text, or messages behind a prompt of messages")),
         }
@@ -99,7 +108,7 @@ impl<'a> DemonstrationReader<'a> {
         tokens.extend(response_tokens);
         tokens.extend(self.tokenizer.eos_ids().first());
         let loss_mask = (0..tokens.len()).map(|idx| idx >= num_prompt_tokens).collect();
-        Ok(Demonstration { tokens, loss_mask })
+        Ok(Demonstration { tokens, loss_mask, images: Vec::new() })
     }
 
     fn conversation(
@@ -107,13 +116,18 @@ impl<'a> DemonstrationReader<'a> {
         row: &Row,
         column: &str,
         messages: &Value,
-        answer: &[Value],
+        (answer, images): (&[Value], &[PromptImage]),
     ) -> Result<Demonstration, DataError> {
         let Value::Array(messages) = messages else {
             return Err(row.wrong_type(column, messages, "a list of chat messages"));
         };
         let messages: Vec<Value> = messages.iter().chain(answer).cloned().collect();
         check_messages(row, column, &messages)?;
+        let messages = match self.tokenizer.image_processor() {
+            None => messages,
+            Some(_) => images::placeholders::split(&messages, images.len())
+                .map_err(|source| images_error(row, source))?,
+        };
         let text = render_messages(self.tokenizer, row, &messages, false)?;
         let spans = self.assistant_spans(row, &messages, &text)?;
         let encoded = self.tokenizer.encode_with_offsets(&text);
@@ -121,7 +135,22 @@ impl<'a> DemonstrationReader<'a> {
         let loss_mask = self.loss_mask(&encoded, &spans);
         let tokens: Vec<TokenId> = encoded.into_iter().map(|(token, _)| token).collect();
         self.tokenizer.check_alphabet(&text, &tokens).map_err(|source| tokenize_error(row, source))?;
-        Ok(Demonstration { tokens, loss_mask })
+        let masked = tokens.into_iter().zip(loss_mask).collect();
+        let masked = place_images(self.tokenizer, row, masked, images)?;
+        self.check_images_are_asked_about(row, &masked)?;
+        let (tokens, loss_mask) = masked.into_iter().unzip();
+        Ok(Demonstration { tokens, loss_mask, images: Vec::new() })
+    }
+
+    /// Refuses an image behind the first token to learn: positions are laid out for what comes before it.
+    fn check_images_are_asked_about(&self, row: &Row, masked: &[(TokenId, bool)]) -> Result<(), DataError> {
+        let Some(processor) = self.tokenizer.image_processor() else { return Ok(()) };
+        let first_learned = masked.iter().position(|(_, is_learned)| *is_learned).unwrap_or(masked.len());
+        let is_image = |(token, _): &(TokenId, bool)| *token == processor.image_token;
+        if masked[first_learned..].iter().any(is_image) {
+            return Err(images_error(row, images::ImageError::BehindAnswer));
+        }
+        Ok(())
     }
 
     /// Bytes of `text` that the assistant wrote: for each of its messages, what the template adds to the
@@ -170,8 +199,12 @@ impl<'a> DemonstrationReader<'a> {
         match self.overlong {
             OverlongPrompts::Filter => return Ok(Fitted::TooLong),
             OverlongPrompts::Error => {
-                return Err(DataError::TooLong { location: row.location.clone(), num_tokens, max_tokens });
+                let num_image_tokens = num_image_tokens(self.tokenizer, &whole.images);
+                let location = row.location.clone();
+                return Err(DataError::TooLong { location, num_tokens, num_image_tokens, max_tokens });
             }
+            // An image is whole or not there.
+            _ if !whole.images.is_empty() => return Ok(Fitted::TooLong),
             OverlongPrompts::TruncateLeft => {
                 whole.tokens.drain(..num_tokens - max_tokens);
                 whole.loss_mask.drain(..num_tokens - max_tokens);

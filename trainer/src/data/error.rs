@@ -134,12 +134,16 @@ pub enum DataError {
         location: RowLocation,
     },
     /// A prompt is too long and `overlongPrompts` is `Error`.
-    #[error("tokenize {location}: {num_tokens} tokens, expected at most {max_tokens}")]
+    #[error(
+        "tokenize {location}: {num_tokens} tokens{}, expected at most {max_tokens}", of_images(*num_image_tokens)
+    )]
     TooLong {
         /// Where.
         location: RowLocation,
         /// Tokens it has.
         num_tokens: usize,
+        /// Those of images among them.
+        num_image_tokens: usize,
         /// Tokens it may have.
         max_tokens: usize,
     },
@@ -222,4 +226,12 @@ pub enum DataError {
         /// Rows that the length filter took.
         num_filtered: u64,
     },
+}
+
+/// Says how many of a row's tokens are those of images.
+fn of_images(num_tokens: usize) -> String {
+    match num_tokens {
+        0 => String::new(),
+        _ => format!(", {num_tokens} of them of images"),
+    }
 }

@@ -14,6 +14,10 @@ mod source;
 #[cfg(test)]
 mod tests;
 
+use std::io::Cursor;
+
+use image::codecs::png::PngEncoder;
+use image::{ExtendedColorType, ImageEncoder as _};
 use rlt_core::images::PromptImage;
 use serde_json::Value;
 
@@ -61,6 +65,15 @@ pub enum ImageError {
         #[source]
         source: image::ImageError,
     },
+    /// A generated picture could not be written.
+    #[error("encode a picture of {side} x {side} pixels")]
+    Encode {
+        /// Its height and width in pixels.
+        side: usize,
+        /// What the encoder says.
+        #[source]
+        source: image::ImageError,
+    },
     /// It is too long for its width, or the other way round.
     #[error("resize image {image} of {width} x {height} pixels: one side may be at most 200 times the other")]
     Aspect {
@@ -74,7 +87,7 @@ pub enum ImageError {
     /// Placeholders and images are not as many.
     #[error(
         "place {images} images of the row: its messages have {placeholders} placeholders (`<image>` in a text, \
-             or parts of type image)"
+             or parts of type image); data.imagesKey names the column of images"
     )]
     Count {
         /// Images of the row.
@@ -82,9 +95,15 @@ pub enum ImageError {
         /// Placeholders in its messages.
         placeholders: usize,
     },
-    /// The row is no prompt.
+    /// An image follows what is learned.
     #[error(
-        "use the {images} images of the row: images are read in prompts alone, not in demonstrations and pairs"
+        "use the images of the row: one of them stands behind the assistant's first answer; split the conversation \
+             so that images come before the first answer of a row"
+    )]
+    BehindAnswer,
+    /// The row is a pair.
+    #[error(
+        "use the {images} images of the row: images are read in prompts and demonstrations, not in pairs"
     )]
     NoPrompt {
         /// Images of the row.
@@ -135,6 +154,19 @@ pub(super) fn refuse(row: &Row, key: &str) -> Result<(), DataError> {
             Err(DataError::Images { location: row.location.clone(), source })
         }
     }
+}
+
+/// A square picture of RGB pixels as a PNG file.
+///
+/// # Errors
+/// [`ImageError::Encode`] unless `rgb` has `side * side` pixels.
+pub(super) fn png(side: usize, rgb: &[u8]) -> Result<Vec<u8>, ImageError> {
+    let failed = |source| ImageError::Encode { side, source };
+    let mut file = Cursor::new(Vec::new());
+    let written =
+        PngEncoder::new(&mut file).write_image(rgb, side as u32, side as u32, ExtendedColorType::Rgb8);
+    written.map_err(failed)?;
+    Ok(file.into_inner())
 }
 
 fn items<'r>(row: &'r Row, key: &str) -> &'r [Value] {

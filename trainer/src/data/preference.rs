@@ -18,7 +18,8 @@ use serde_json::Value;
 
 use super::prompt::{Rendered, truncated};
 use super::prompt::{
-    check_messages, data_source, encode, ground_truth, prompt_key, render_messages, tokenize_error,
+    check_messages, data_source, encode, ground_truth, images_key, prompt_key, render_messages,
+    tokenize_error,
 };
 use super::rows::Row;
 use super::{DataError, Fitted, images};
@@ -93,7 +94,7 @@ impl<'a> PreferenceReader<'a> {
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<PreferenceExample>, DataError> {
-        images::refuse(row, &self.spec.images_key)?;
+        images::refuse(row, images_key(self.spec))?;
         let candidates = self.candidates(row)?;
         let texts = match candidates[0].content {
             Value::Array(_) => self.conversations(row, &candidates)?,

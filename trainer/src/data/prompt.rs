@@ -43,6 +43,14 @@ pub(super) fn prompt_key(spec: &DataSpec) -> &str {
     }
 }
 
+/// The column of images, of a generated task as of its prompts.
+pub(super) fn images_key(spec: &DataSpec) -> &str {
+    match &spec.task {
+        Some(TaskSpec { .. }) => "images",
+        None => &spec.images_key,
+    }
+}
+
 impl<'a> PromptReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer) -> Self {
         let max_tokens = spec.max_prompt_tokens as usize;
@@ -50,7 +58,7 @@ impl<'a> PromptReader<'a> {
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
-        let images = images::read(row, &self.spec.images_key, self.tokenizer.image_processor())?;
+        let images = images::read(row, images_key(self.spec), self.tokenizer.image_processor())?;
         let rendered = self.render(row, images.len())?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
         let tokens = self.place_images(row, tokens, &images)?;
@@ -78,19 +86,15 @@ impl<'a> PromptReader<'a> {
         tokens: Vec<TokenId>,
         images: &[PromptImage],
     ) -> Result<Vec<TokenId>, DataError> {
-        match self.tokenizer.image_processor() {
-            None => Ok(tokens),
-            Some(processor) => {
-                let placed = images::placeholders::expand(tokens, images, processor);
-                placed.map_err(|source| images_error(row, source))
-            }
-        }
+        let tokens = tokens.into_iter().map(|token| (token, ())).collect();
+        let placed = place_images(self.tokenizer, row, tokens, images)?;
+        Ok(placed.into_iter().map(|(token, ())| token).collect())
     }
 
     /// The prompt column, or without it the conversation up to the assistant's last turn, with places for
     /// `num_images` images.
     fn render(&self, row: &Row, num_images: usize) -> Result<Rendered, DataError> {
-        if num_images > 0 {
+        if num_images > 0 || self.has_placeholder(row) {
             return self.render_with_images(row, num_images);
         }
         let column = &self.spec.messages_key;
@@ -105,6 +109,12 @@ impl<'a> PromptReader<'a> {
         check_messages(row, column, asked)?;
         let text = render_messages(self.tokenizer, row, asked, true)?;
         Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(asked).into() })
+    }
+
+    /// Whether a row names an image before a model that reads some: one without images is refused then.
+    fn has_placeholder(&self, row: &Row) -> bool {
+        let prompt = row.optional(self.prompt_key).or_else(|| row.optional(&self.spec.messages_key));
+        self.tokenizer.image_processor().is_some() && prompt.is_some_and(images::placeholders::is_in)
     }
 
     /// A prompt that is a text is the message of a user, for the chat template writes the images' tokens.
@@ -135,7 +145,10 @@ impl<'a> PromptReader<'a> {
         let location = row.location.clone();
         let is_left = match self.overlong {
             OverlongPrompts::Filter => return Ok(Fitted::TooLong),
-            OverlongPrompts::Error => return Err(DataError::TooLong { location, num_tokens, max_tokens }),
+            OverlongPrompts::Error => {
+                let num_image_tokens = num_image_tokens(self.tokenizer, &prompt.images);
+                return Err(DataError::TooLong { location, num_tokens, num_image_tokens, max_tokens });
+            }
             // An image is whole or not there.
             _ if !prompt.images.is_empty() => return Ok(Fitted::TooLong),
             OverlongPrompts::TruncateLeft => true,
@@ -226,7 +239,32 @@ fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {
     }
 }
 
-fn images_error(row: &Row, source: images::ImageError) -> DataError {
+/// Tokens, each with what is known of it, and the token of each image once for each of its pieces; a text
+/// model's tokens as they are.
+pub(super) fn place_images<T: Clone>(
+    tokenizer: &Tokenizer,
+    row: &Row,
+    tokens: Vec<(TokenId, T)>,
+    images: &[PromptImage],
+) -> Result<Vec<(TokenId, T)>, DataError> {
+    match tokenizer.image_processor() {
+        None => Ok(tokens),
+        Some(processor) => {
+            let placed = images::placeholders::expand(tokens, images, processor);
+            placed.map_err(|source| images_error(row, source))
+        }
+    }
+}
+
+/// Tokens that images take in a row.
+pub(super) fn num_image_tokens(tokenizer: &Tokenizer, images: &[Arc<PromptImage>]) -> usize {
+    let of_image = |image: &Arc<PromptImage>| {
+        tokenizer.image_processor().map_or(0, |processor| processor.num_tokens(image))
+    };
+    images.iter().map(of_image).sum()
+}
+
+pub(super) fn images_error(row: &Row, source: images::ImageError) -> DataError {
     DataError::Images { location: row.location.clone(), source }
 }
 

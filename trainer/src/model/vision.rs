@@ -14,6 +14,8 @@ mod attention;
 mod block;
 mod kept;
 mod order;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -159,6 +159,7 @@ fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
     let demonstration = |len: usize| rlt_core::batch::Demonstration {
         tokens: vec![1; len],
         loss_mask: [vec![false], vec![true; len - 1]].concat(),
+        images: Vec::new(),
     };
     let rows: Vec<_> = [9, 3, 7, 5, 2, 8].map(demonstration).into();
     let mut batch = Batch::from_demonstrations(rows.iter());

@@ -226,6 +226,7 @@ pub fn random_demonstrations(lens: &[usize], vocab_size: usize) -> Batch {
     let demonstration = |(row_idx, &len): (usize, &usize)| Demonstration {
         tokens: random_tokens(row_idx as u64, len, vocab_size),
         loss_mask: (0..len).map(|at| at > 0).collect(),
+        images: Vec::new(),
     };
     let demonstrations: Vec<Demonstration> = lens.iter().enumerate().map(demonstration).collect();
     Batch::from_demonstrations(&demonstrations)

@@ -21,6 +21,16 @@ pub(in crate::data) fn split(messages: &[Value], images: usize) -> Result<Vec<Va
     if placeholders == images { Ok(messages) } else { Err(ImageError::Count { images, placeholders }) }
 }
 
+/// Whether a text, or one of messages, has a placeholder.
+pub(in crate::data) fn is_in(prompt: &Value) -> bool {
+    match prompt {
+        Value::String(text) => text.contains(PLACEHOLDER),
+        Value::Array(items) => items.iter().any(|item| item["type"] == "image" || is_in(item)),
+        Value::Object(message) => ["content", "text"].iter().filter_map(|key| message.get(*key)).any(is_in),
+        _ => false,
+    }
+}
+
 fn with_parts(message: &Value) -> Value {
     let mut message = message.clone();
     let parts = match &message["content"] {
@@ -51,22 +61,23 @@ fn text_parts(text: &str) -> Vec<Value> {
     parts
 }
 
-/// `tokens` with the token of each image repeated as often as the image has pieces.
+/// `tokens`, each with what is known of it, where the token of each image is repeated as often as the image
+/// has pieces.
 ///
 /// # Errors
 /// [`ImageError::Count`] unless there is one such token for each image: a text may hold it, too.
-pub(in crate::data) fn expand(
-    tokens: Vec<TokenId>,
+pub(in crate::data) fn expand<T: Clone>(
+    tokens: Vec<(TokenId, T)>,
     images: &[PromptImage],
     processor: &ImageProcessor,
-) -> Result<Vec<TokenId>, ImageError> {
-    let placeholders = tokens.iter().filter(|token| **token == processor.image_token).count();
+) -> Result<Vec<(TokenId, T)>, ImageError> {
+    let placeholders = tokens.iter().filter(|(token, _)| *token == processor.image_token).count();
     if placeholders != images.len() {
         return Err(ImageError::Count { images: images.len(), placeholders });
     }
     let mut pieces = images.iter().map(|image| processor.num_tokens(image));
     let repeated = tokens.into_iter().flat_map(|token| {
-        let times = if token == processor.image_token { pieces.next().unwrap_or_default() } else { 1 };
+        let times = if token.0 == processor.image_token { pieces.next().unwrap_or_default() } else { 1 };
         std::iter::repeat_n(token, times)
     });
     Ok(repeated.collect())

@@ -138,9 +138,10 @@ fn each_placeholder_becomes_a_part_and_each_image_the_tokens_of_its_pieces() {
     let images = ["56x56.png", "70x126.png"]
         .map(|name| processor.process(&pixels(&fixtures().join(name)), 1).unwrap());
     assert_eq!(images.each_ref().map(|image| processor.num_tokens(image)), [4, 8]);
-    let tokens = expand(vec![1, 9, 2, 9, 3], &images, &processor).unwrap();
-    assert_eq!(tokens, [&[1][..], &[9; 4], &[2], &[9; 8], &[3]].concat());
-    assert!(expand(vec![1, 9, 9, 9], &images, &processor).is_err());
+    let known = |tokens: &[u32]| tokens.iter().map(|token| (*token, *token == 3)).collect::<Vec<_>>();
+    let tokens = expand(known(&[1, 9, 2, 9, 3]), &images, &processor).unwrap();
+    assert_eq!(tokens, known(&[&[1][..], &[9; 4], &[2], &[9; 8], &[3]].concat()));
+    assert!(expand(known(&[1, 9, 9, 9]), &images, &processor).is_err());
 }
 
 #[test]

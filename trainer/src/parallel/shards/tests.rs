@@ -161,6 +161,7 @@ fn batch() -> Batch {
     let demonstration = |tokens: &&[u32]| Demonstration {
         tokens: tokens.to_vec(),
         loss_mask: (0..tokens.len()).map(|at| at >= 1).collect(),
+        images: Vec::new(),
     };
     let demonstrations: Vec<Demonstration> = rows.iter().map(demonstration).collect();
     Batch::from_demonstrations(&demonstrations)

@@ -63,6 +63,7 @@ fn batch() -> Batch {
     let demonstration = |row: u32| Demonstration {
         tokens: (0..26).map(|at| (row * 7 + at * 3) % 40).collect(),
         loss_mask: (0..26).map(|at| at > 0).collect(),
+        images: Vec::new(),
     };
     Batch::from_demonstrations(&(0..8).map(demonstration).collect::<Vec<_>>())
 }
