@@ -16,6 +16,7 @@ mod fit;
 mod machine;
 mod memory;
 pub mod model_config;
+mod pictures;
 mod restarts;
 mod speed;
 mod workers;
@@ -40,7 +41,7 @@ pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers};
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use crate::spec::{Device, FailurePolicySpec};
-use model_config::{ModelConfig, ModelConfigError};
+use model_config::{ModelConfig, ModelConfigError, VISION_TOKENS, VisionTokens};
 
 /// Tokens whose logits exist at the same time in the loss head.
 pub const HEAD_CHUNK_TOKENS: u32 = 256;
@@ -191,8 +192,10 @@ pub fn planned_model(job: &ValidatedJob) -> Result<Option<ModelConfig>, ModelCon
     let spec = &job.spec().model;
     match (&spec.source, &spec.tokenizer) {
         (ModelSource::Architecture(architecture), Some(TokenizerSource::Characters(characters))) => {
-            let vocab_size = characters.chars().count() + NUM_SPECIAL_CHARACTER_TOKENS;
-            ModelConfig::from_architecture(architecture, vocab_size, &[]).map(Some)
+            let of_images = architecture.vision.map_or(0, |_| VISION_TOKENS.len());
+            let vocab_size = characters.chars().count() + NUM_SPECIAL_CHARACTER_TOKENS + of_images;
+            let vision_tokens = architecture.vision.map(|_| VisionTokens::at_the_end_of(vocab_size));
+            ModelConfig::from_architecture(architecture, vocab_size, &[], vision_tokens).map(Some)
         }
         _ => Ok(None),
     }

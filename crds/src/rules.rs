@@ -19,6 +19,7 @@ mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
+mod task;
 mod tracking;
 mod training;
 mod workers;
@@ -83,6 +84,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         lora::RULES,
         quantization::RULES,
         data::RULES,
+        task::RULES,
         rewards::RULES,
         &*reward_fields::RULES,
         algorithm::RULES,

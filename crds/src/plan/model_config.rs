@@ -11,6 +11,7 @@ mod families;
 mod fields;
 mod head;
 mod latent;
+mod new_tower;
 mod norms;
 mod parse;
 mod quantization;
@@ -27,6 +28,7 @@ pub use crate::spec::ModelFamily as Family;
 pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
+pub use new_tower::{VISION_TOKENS, VisionTokens};
 pub use norms::{BlockNorms, NormKind, QkNorm};
 pub use quantization::{BLOCK_SIZES, Quantization, QuantizedPart, QuantizedSize, QuantizedTensor};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
@@ -223,7 +225,7 @@ impl ModelConfig {
     }
 
     /// The configuration of a model to be made, with the family's own biases, norms and activation;
-    /// `vocab_size` and the ending tokens come from its tokenizer.
+    /// `vocab_size`, the ending tokens and those of images come from its tokenizer.
     ///
     /// # Errors
     /// [`ModelConfigError`] when the sizes do not fit together; fields are named as in `config.json`.
@@ -231,8 +233,9 @@ impl ModelConfig {
         spec: &ArchitectureSpec,
         vocab_size: usize,
         eos_token_ids: &[u32],
+        vision_tokens: Option<VisionTokens>,
     ) -> Result<Self, ModelConfigError> {
-        parse::from_architecture(spec, vocab_size, eos_token_ids)
+        parse::from_architecture(spec, vocab_size, eos_token_ids, vision_tokens)
     }
 
     /// The `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`,

@@ -1,7 +1,7 @@
-//! The rules of `spec.data`.
+//! The rules of `spec.data`, besides those of a generated task.
 
 use super::{Check, Rule};
-use crate::spec::{DataSpec, DatasetSpec, TaskSpec};
+use crate::spec::{DataSpec, DatasetSpec};
 
 fn has_known_ending(path: &str) -> bool {
     [".jsonl", ".json", ".parquet"].iter().any(|ending| path.ends_with(ending))
@@ -19,16 +19,6 @@ fn trained(data: &DataSpec) -> impl Iterator<Item = &DatasetSpec> {
 /// The entries of `datasets` that are trained on and that hold `condition`, in CEL.
 fn cel_trained(condition: &str) -> String {
     format!("self.datasets.filter(each, (!has(each.heldOut) || !each.heldOut) && {condition})")
-}
-
-/// Every operator and unordered pair of operands from 0 on.
-fn num_problems(task: &TaskSpec) -> u64 {
-    let num_operands = u64::from(task.max_operand) + 1;
-    task.operators.len() as u64 * (num_operands * (num_operands + 1) / 2)
-}
-
-fn task_holds(data: &DataSpec, holds: fn(&TaskSpec) -> bool) -> bool {
-    data.task.as_ref().is_none_or(holds)
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -157,60 +147,6 @@ pub(super) const RULES: &[Rule] = &[
         message: "every held-out file must end in .jsonl, .json or .parquet",
         cel: cel_known_endings,
         holds: Check::Spec(|spec| spec.data.held_out.iter().all(|file| has_known_ending(file))),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.data.task.operators",
-        at: "",
-        reads: &[""],
-        message: "each operator may be named once",
-        cel: || "self.all(one, self.exists_one(other, other == one))".into(),
-        holds: Check::Spec(|spec| {
-            task_holds(&spec.data, |task| {
-                task.operators.iter().enumerate().all(|(idx, one)| !task.operators[..idx].contains(one))
-            })
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.data.task",
-        at: "numTrain",
-        reads: &["numTrain", "numHeldOut", "operators", "maxOperand"],
-        message: "there are fewer different problems than numTrain and numHeldOut ask for",
-        cel: || {
-            "self.numTrain + self.numHeldOut <= \
-             self.operators.size() * ((self.maxOperand + 1) * (self.maxOperand + 2) / 2)"
-                .into()
-        },
-        holds: Check::Spec(|spec| {
-            task_holds(&spec.data, |task| {
-                u64::from(task.num_train) + u64::from(task.num_held_out) <= num_problems(task)
-            })
-        }),
-        allowed: Some(|spec| {
-            spec.data.task.as_ref().map_or_else(String::new, |task| {
-                format!("together at most {} with this maxOperand and these operators", num_problems(task))
-            })
-        }),
-    },
-    Rule {
-        scope: "spec",
-        at: "model.tokenizer.characters",
-        reads: &["model.tokenizer.characters", "data.task.operators", "data.task.kind"],
-        message: "characters must hold the digits, '=' and the operators of data.task",
-        cel: || {
-            "!has(self.data.task) || !has(self.model.tokenizer) || !has(self.model.tokenizer.characters) || \
-             [self.model.tokenizer.characters].all(alphabet, \
-             ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '='].all(symbol, alphabet.contains(symbol)) && \
-             self.data.task.operators.all(symbol, alphabet.contains(symbol)))"
-                .into()
-        },
-        holds: Check::Spec(|spec| {
-            let alphabet = spec.model.tokenizer.as_ref().and_then(|tokenizer| tokenizer.characters.as_ref());
-            let (Some(task), Some(alphabet)) = (&spec.data.task, alphabet) else { return true };
-            let operators = task.operators.iter().map(|operator| operator.symbol());
-            "0123456789=".chars().chain(operators).all(|symbol| alphabet.contains(symbol))
-        }),
         allowed: None,
     },
 ];

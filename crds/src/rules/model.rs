@@ -93,4 +93,31 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| architecture(spec, |shape| shape.head_width().is_multiple_of(2))),
         allowed: None,
     },
+    Rule {
+        scope: "spec.model.architecture",
+        at: "vision",
+        reads: &["vision", "family"],
+        message: "the families Qwen2Vl and Qwen25Vl have a vision tower, and no others",
+        cel: || "has(self.vision) == (self.family in ['Qwen2Vl', 'Qwen25Vl'])".into(),
+        holds: Check::Spec(|spec| {
+            architecture(spec, |shape| shape.vision.is_some() == shape.family.has_vision())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.model.architecture.vision",
+        at: "numHeads",
+        reads: &["numHeads", "hiddenSize"],
+        message: "numHeads must divide the tower's hiddenSize into heads of a multiple of 4",
+        cel: || "self.hiddenSize % (4 * self.numHeads) == 0".into(),
+        holds: Check::Spec(|spec| {
+            architecture(spec, |shape| {
+                shape.vision.is_none_or(|tower| tower.hidden_size.is_multiple_of(4 * tower.num_heads))
+            })
+        }),
+        allowed: Some(|spec| {
+            let tower = spec.model.architecture.as_ref().and_then(|shape| shape.vision);
+            tower.map_or_else(String::new, |tower| divisors(tower.hidden_size / 4))
+        }),
+    },
 ];

@@ -125,7 +125,13 @@ pub enum OverlongPrompts {
 pub enum TaskKind {
     /// Problems such as `12+7=` with the result as the ground truth.
     Arithmetic,
+    /// Pictures of coloured squares with [`COUNTING_QUESTION`] and their number as the ground truth; for
+    /// models with a vision tower.
+    CountingPictures,
 }
+
+/// What is asked about the pictures of [`TaskKind::CountingPictures`].
+pub const COUNTING_QUESTION: &str = "how many?";
 
 /// An operator of the arithmetic task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -158,7 +164,10 @@ impl ArithmeticOperator {
 pub struct TaskSpec {
     /// Which task.
     pub kind: TaskKind,
-    /// Operators to draw from.
+    /// What the pictures of `CountingPictures` look like, and only theirs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pictures: Option<PicturesSpec>,
+    /// Operators to draw from; this and the next three are of `Arithmetic`.
     #[serde(default = "TaskSpec::default_operators")]
     #[schemars(length(min = 1, max = 3))]
     pub operators: Vec<ArithmeticOperator>,
@@ -172,7 +181,8 @@ pub struct TaskSpec {
     /// Write results from the lowest digit up, so that carries flow in writing order.
     #[serde(default)]
     pub reversed_answers: bool,
-    /// Share of demonstrations that break off before the last digit, a habit that only the reward unlearns.
+    /// Share of demonstrations that break off before the last digit, or of pictures show another number: a
+    /// habit that only the reward unlearns.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.99))]
     pub demonstration_error_rate: f64,
@@ -184,6 +194,34 @@ pub struct TaskSpec {
     #[serde(default = "TaskSpec::default_num_held_out")]
     #[schemars(range(min = 0, max = 1000000))]
     pub num_held_out: u32,
+}
+
+/// Pictures of a grid of cells, some of which hold a coloured square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PicturesSpec {
+    /// Cells in a row, and rows.
+    #[schemars(range(min = 1, max = 16))]
+    pub cells: u32,
+    /// Height and width of a cell in pixels.
+    #[schemars(range(min = 2, max = 256))]
+    pub cell_pixels: u32,
+    /// The most squares of a picture; the fewest are 1, and each number is drawn equally often.
+    #[schemars(range(min = 1, max = 256))]
+    pub max_count: u32,
+}
+
+impl PicturesSpec {
+    /// Height and width of a picture in pixels.
+    pub(crate) fn side(&self) -> u32 {
+        self.cells * self.cell_pixels
+    }
+}
+
+impl Default for PicturesSpec {
+    fn default() -> Self {
+        Self { cells: 3, cell_pixels: 28, max_count: 9 }
+    }
 }
 
 impl TaskSpec {

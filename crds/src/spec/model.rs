@@ -69,11 +69,9 @@ pub enum ModelFamily {
     Ministral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
-    /// Qwen2-VL: Qwen2 beside a vision tower. Read from a folder or the hub alone.
-    #[serde(skip)]
+    /// Qwen2-VL: Qwen2 beside a vision tower.
     Qwen2Vl,
-    /// Qwen2.5-VL: Qwen2.5 beside a vision tower with windows. Read from a folder or the hub alone.
-    #[serde(skip)]
+    /// Qwen2.5-VL: Qwen2.5 beside a vision tower with windows.
     Qwen25Vl,
     /// Qwen3: normalised queries and keys.
     Qwen3,
@@ -136,6 +134,9 @@ pub struct ArchitectureSpec {
     /// The experts of each layer; for the families that have some, and only for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertsSpec>,
+    /// The vision tower; for the families that have one, and only for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<VisionSpec>,
     /// Number of decoder layers.
     #[schemars(range(min = 1, max = 512))]
     pub num_layers: u32,
@@ -177,6 +178,58 @@ pub struct ExpertsSpec {
     /// Experts that compute a token; at most `count`.
     #[schemars(range(min = 1, max = 4096))]
     pub per_token: u32,
+}
+
+/// A vision tower beside the decoder. Its weights are drawn and stay as they are, so that the features of an
+/// image are a fixed random projection of its pixels. Images keep their size up to 1,003,520 pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VisionSpec {
+    /// Width of the tower's residual stream; four times as much inside its feed-forward blocks.
+    #[schemars(range(min = 4, max = 65536))]
+    pub hidden_size: u32,
+    /// Number of blocks.
+    #[schemars(range(min = 1, max = 512))]
+    pub num_layers: u32,
+    /// Number of heads, each a multiple of 4 wide.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_heads: u32,
+    /// Height and width of a patch in pixels.
+    #[serde(default = "VisionSpec::default_patch_size")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub patch_size: u32,
+    /// So many patches in each direction become one token.
+    #[serde(default = "VisionSpec::default_merge_size")]
+    #[schemars(range(min = 1, max = 64))]
+    pub merge_size: u32,
+}
+
+impl VisionSpec {
+    /// The area in pixels to which larger images are shrunk, as in published Qwen2-VL.
+    pub const MAX_PIXELS: u32 = 1_003_520;
+    /// The largest whole side whose square is within that area.
+    pub(crate) const MAX_SIDE: u32 = 1001;
+
+    /// Tokens of a square image by its side and that of a token in pixels: as many as its side has rounded,
+    /// halves to the even number, at least one, and within [`Self::MAX_PIXELS`].
+    pub fn tokens_of_square(side: u32, token_side: u32) -> u32 {
+        let (halves, of_token) = (2 * side + token_side, 2 * token_side);
+        let rounded = halves / of_token;
+        let even = rounded - if halves.is_multiple_of(of_token) { rounded % 2 } else { 0 };
+        even.min(Self::MAX_SIDE / token_side).max(1).pow(2)
+    }
+
+    /// Height and width of a token in pixels.
+    pub(crate) fn token_side(&self) -> u32 {
+        self.patch_size * self.merge_size
+    }
+
+    fn default_patch_size() -> u32 {
+        14
+    }
+    fn default_merge_size() -> u32 {
+        2
+    }
 }
 
 impl ArchitectureSpec {

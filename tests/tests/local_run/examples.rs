@@ -104,6 +104,30 @@ fn a_process_reward_model_teaches_a_policy_right_answers() {
     assert!(mean(&right[..3]) < 0.45 && mean(&right[57..]) > 0.75, "share of right answers: {right:?}");
 }
 
+#[test]
+fn a_vision_language_model_learns_to_count_generated_pictures() {
+    let place = Place::new();
+    let (before, after) = run(&place, "vision");
+    // One of nine numbers is right by chance, and 40 % of the demonstrations are.
+    assert!(before > 0.15 && after > 1.8 * before, "{before} -> {after}");
+    // The export is a model whose images are read as before: a second run starts where the first has ended.
+    let example = rlt_tests::workspace_root().join("examples/vision/job.yaml");
+    let example = std::fs::read_to_string(example).unwrap();
+    let (_, behind_model) = example.split_once("\n  data:\n").unwrap();
+    let head = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: more}\n\
+                spec:\n  model: {path: runs/vision/export}\n  data:\n";
+    let cold_start = "    coldStart:\n      steps: 150\n      batchSize: 128\n      learningRate: 2.0e-3\n";
+    assert!(behind_model.contains(cold_start) && behind_model.contains("    steps: 60\n"));
+    let more = behind_model.replace(cold_start, "").replace("    steps: 60\n", "    steps: 1\n");
+    let more = more.replace("warmupSteps: 5", "warmupSteps: 0");
+    std::fs::write(place.file("more.yaml"), format!("{head}{more}")).unwrap();
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    Ended::of(command.args(["run", "more.yaml"]).current_dir(place.file("")).output().unwrap())
+        .expect(0, &[]);
+    let (again, _) = held_out_rewards(&place.file("runs/more"));
+    assert!((again - after).abs() < 0.1, "{after} of the first run, {again} of its export");
+}
+
 /// Runs the first quarter of the example `name`; mean reward on held-out problems before and after.
 fn run_a_quarter(name: &str) -> (f64, f64) {
     let example = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");

@@ -4,5 +4,7 @@
 //! files, tokenizing and shuffling live in the trainer.
 
 pub mod arithmetic;
+pub mod pictures;
 
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Operator, Problem, Split, TaskError};
+pub use pictures::{CountingPictures, Picture, PictureProblem, PicturesOptions};

@@ -72,7 +72,7 @@ pub enum ImageError {
         side: usize,
         /// What the encoder says.
         #[source]
-        source: image::ImageError,
+        source: Box<image::ImageError>,
     },
     /// It is too long for its width, or the other way round.
     #[error("resize image {image} of {width} x {height} pixels: one side may be at most 200 times the other")]
@@ -161,7 +161,7 @@ pub(super) fn refuse(row: &Row, key: &str) -> Result<(), DataError> {
 /// # Errors
 /// [`ImageError::Encode`] unless `rgb` has `side * side` pixels.
 pub(super) fn png(side: usize, rgb: &[u8]) -> Result<Vec<u8>, ImageError> {
-    let failed = |source| ImageError::Encode { side, source };
+    let failed = |source| ImageError::Encode { side, source: Box::new(source) };
     let mut file = Cursor::new(Vec::new());
     let written =
         PngEncoder::new(&mut file).write_image(rgb, side as u32, side as u32, ExtendedColorType::Rgb8);

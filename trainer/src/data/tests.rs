@@ -2,6 +2,7 @@
 
 mod columns;
 mod datasets;
+mod images;
 
 use std::fs;
 use std::path::PathBuf;

@@ -20,6 +20,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rlt_api::ExitCode;
+use rlt_api::plan::model_config::{VISION_TOKENS, VisionTokens};
+use rlt_api::spec::VisionSpec;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
@@ -264,6 +266,28 @@ impl Tokenizer {
     /// What makes patches of a prompt's images; `None` where the model reads text alone.
     pub(crate) fn image_processor(&self) -> Option<&ImageProcessor> {
         self.images.as_deref()
+    }
+
+    /// The same with the image processor of a new vision tower.
+    ///
+    /// # Errors
+    /// [`TokenizerError::MissingToken`] where the vocabulary has none for images.
+    pub fn with_new_tower(self, tower: &VisionSpec) -> Result<Self, TokenizerError> {
+        let VisionTokens([image, ..]) = self.vision_tokens()?;
+        Ok(Self { images: Some(Arc::new(ImageProcessor::of_new_tower(tower, image))), ..self })
+    }
+
+    /// The ids of the tokens of images and their borders.
+    ///
+    /// # Errors
+    /// [`TokenizerError::MissingToken`] with the first that the vocabulary lacks.
+    pub fn vision_tokens(&self) -> Result<VisionTokens, TokenizerError> {
+        let mut ids = [0; VISION_TOKENS.len()];
+        for (id, token) in ids.iter_mut().zip(VISION_TOKENS) {
+            let missing = || TokenizerError::MissingToken { role: "vision", token: token.to_owned() };
+            *id = self.token_id(token).ok_or_else(missing)?;
+        }
+        Ok(VisionTokens(ids))
     }
 
     /// Whether a prompt that is a text becomes a conversation.

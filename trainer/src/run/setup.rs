@@ -319,11 +319,22 @@ pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
 /// # Errors
 /// [`TrainError::Tokenizer`], [`TrainError::NoTokenizer`].
 pub(crate) fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
+    let new_tower = match &spec.model.source {
+        ModelSource::Architecture(architecture) => architecture.vision.as_ref(),
+        ModelSource::Path(_) | ModelSource::Hub(_) => None,
+    };
     let tokenizer = match (&spec.model.tokenizer, model_dir) {
-        (Some(TokenizerSource::Characters(alphabet)), _) => Tokenizer::characters(alphabet)?,
+        (Some(TokenizerSource::Characters(alphabet)), _) => match new_tower {
+            None => Tokenizer::characters(alphabet)?,
+            Some(_) => Tokenizer::characters_and_images(alphabet)?,
+        },
         (Some(TokenizerSource::Path(path)), _) => Tokenizer::load(path.as_ref())?,
         (None, Some(dir)) => Tokenizer::load(dir)?,
         (None, None) => return Err(TrainError::NoTokenizer),
+    };
+    let tokenizer = match new_tower {
+        Some(tower) => tokenizer.with_new_tower(tower)?,
+        None => tokenizer,
     };
     let tokenizer = match &spec.model.chat_template {
         Some(template) => tokenizer.with_chat_template(template)?,

@@ -7,13 +7,23 @@
 use super::{FP32, MemoryTerm, frozen_width, term};
 use crate::plan::KEPT_FEATURES_BYTES;
 use crate::plan::model_config::ModelConfig;
+use crate::plan::pictures::Pictures;
 use crate::resolved::ResolvedSpec;
 
-/// Weights, b each as those of the text model are kept, and features of the images seen lately.
+/// Weights, b each as those of the text model are kept, features of the images used last, and the patches
+/// of generated pictures. How many images a data set has, and of which sizes, is not known here.
 pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let width = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
-    let features = if model.vision.is_some() { KEPT_FEATURES_BYTES } else { 0 };
-    vec![term("vision tower", width * model.num_vision_parameters()), term("image features", features)]
+    let Some(vision) = &model.vision else { return Vec::new() };
+    let tower = term("vision tower", width * model.num_vision_parameters());
+    let Some(pictures) = Pictures::of(spec) else {
+        return vec![tower, term("image features", KEPT_FEATURES_BYTES)];
+    };
+    let tokens = pictures.num_tokens(vision);
+    let features = pictures.num_different * tokens * FP32 * model.hidden_size as u64;
+    let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
+    let patches = pictures.num_rows * tokens * merged * FP32 * vision.patch_width() as u64;
+    vec![tower, term("image features", features.min(KEPT_FEATURES_BYTES)), term("pictures", patches)]
 }
 
 /// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it, and

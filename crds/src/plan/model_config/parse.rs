@@ -13,6 +13,7 @@ use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
     RopePairing, RopeScaling,
 };
+use super::{VisionTokens, new_tower};
 use crate::spec::ArchitectureSpec;
 
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
@@ -138,6 +139,7 @@ pub(super) fn from_architecture(
     spec: &ArchitectureSpec,
     vocab_size: usize,
     eos_token_ids: &[u32],
+    vision_tokens: Option<VisionTokens>,
 ) -> Result<ModelConfig, ModelConfigError> {
     let sizes = Sizes {
         vocab_size,
@@ -161,6 +163,7 @@ pub(super) fn from_architecture(
     };
     (definition.shape)(&mut config);
     shape_experts(spec, &mut config)?;
+    new_tower::shape(spec, vision_tokens, &mut config)?;
     check(config)
 }
 

@@ -283,17 +283,17 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
     let by_window = ["Gemma3", "Olmo3"];
     let is_read_back = |family: &String| ![&mixtures[..], &by_window].concat().contains(&family.as_str());
     for family in &dense.filter(is_read_back).collect::<Vec<_>>() {
-        let config = ModelConfig::from_architecture(&spec(family), 17, &[3]).unwrap();
+        let config = ModelConfig::from_architecture(&spec(family), 17, &[3], None).unwrap();
         assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
     }
     for family in mixtures {
         let mut mixture = spec(family);
         if family.starts_with("Deepseek") {
             // All heads have keys of one latent.
-            assert!(ModelConfig::from_architecture(&mixture, 17, &[3]).is_err());
+            assert!(ModelConfig::from_architecture(&mixture, 17, &[3], None).is_err());
             mixture.num_kv_heads = None;
         }
-        let made = |spec: &ArchitectureSpec| ModelConfig::from_architecture(spec, 17, &[3]);
+        let made = |spec: &ArchitectureSpec| ModelConfig::from_architecture(spec, 17, &[3], None);
         assert!(made(&mixture).unwrap_err().to_string().contains("`experts`"), "{family}");
         mixture.experts = Some(ExpertsSpec { count: 4, per_token: 5 });
         assert!(made(&mixture).unwrap_err().to_string().contains("perToken 5 of 4"), "{family}");
@@ -303,7 +303,7 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
         let dense = ArchitectureSpec { family: ModelFamily::Llama, ..mixture };
         assert!(made(&dense).unwrap_err().to_string().contains("`experts`"), "{family}");
     }
-    let mut sliding = ModelConfig::from_architecture(&spec("Qwen3"), 17, &[3]).unwrap();
+    let mut sliding = ModelConfig::from_architecture(&spec("Qwen3"), 17, &[3], None).unwrap();
     sliding.layer_windows = vec![None, Some(8)];
     assert_eq!(parsed(&sliding.to_json("float32")), sliding);
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::spec::ArchitectureSpec;
 
 /// Qwen2.5-VL-3B-Instruct, fields of the text model outside.
 fn published() -> Value {
@@ -79,4 +80,50 @@ fn what_would_change_numbers_is_refused_by_name() {
     refused(&|document| document["image_token_id"] = 151_936.into(), "`image_token_id`");
     refused(&|document| document["quantization_config"] = json!({"bits": 4}), "`quantization_config`");
     refused(&|document| drop(document.as_object_mut().unwrap().remove("vision_config")), "`vision_config`");
+}
+
+/// A small model as a manifest describes it.
+fn described(family: &str) -> ArchitectureSpec {
+    serde_json::from_value(json!({
+        "family": family, "hiddenSize": 48, "intermediateSize": 96, "numLayers": 2, "numHeads": 2,
+        "vision": {"hiddenSize": 32, "numLayers": 9, "numHeads": 4, "patchSize": 4}
+    }))
+    .unwrap()
+}
+
+#[test]
+fn a_described_model_writes_a_configuration_that_reads_back() {
+    for (family, windows) in [("Qwen2Vl", None), ("Qwen25Vl", Some(4))] {
+        let tokens = VisionTokens::at_the_end_of(40);
+        let config = ModelConfig::from_architecture(&described(family), 40, &[2], Some(tokens)).unwrap();
+        let vision = config.vision.clone().unwrap();
+        assert_eq!((vision.hidden_size, vision.depth, vision.num_heads, vision.patch_size), (32, 9, 4, 4));
+        assert_eq!((vision.intermediate_size, vision.window_tokens()), (128, windows));
+        assert_eq!(vision.rope_sections.iter().sum::<usize>(), 12);
+        let tokens =
+            [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token];
+        assert_eq!(tokens, [36, 37, 38, 39]);
+        assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
+        let whole: Vec<usize> = (0..9).filter(|block| vision.sees_all(*block)).collect();
+        assert_eq!(whole, if windows.is_some() { vec![7, 8] } else { (0..9).collect() });
+    }
+}
+
+#[test]
+fn a_described_tower_that_does_not_fit_is_refused_by_its_field() {
+    let tokens = Some(VisionTokens::at_the_end_of(40));
+    let refusal = |spec: &ArchitectureSpec, tokens| {
+        ModelConfig::from_architecture(spec, 40, &[2], tokens).unwrap_err().to_string()
+    };
+    let spec = described("Qwen2Vl");
+    let error = refusal(&ArchitectureSpec { vision: None, ..spec.clone() }, tokens);
+    assert!(error.contains("field `vision`: expected a tower beside the family Qwen2Vl"), "{error}");
+    let error = refusal(&ArchitectureSpec { family: Family::Llama, ..spec.clone() }, tokens);
+    assert!(error.contains("field `vision`: expected nothing beside the family Llama"), "{error}");
+    let error = refusal(&spec, None);
+    assert!(error.contains("<|image_pad|>"), "{error}");
+    let mut narrow = spec;
+    narrow.vision.as_mut().unwrap().hidden_size = 24;
+    let error = refusal(&narrow, tokens);
+    assert!(error.contains("`vision_config.num_heads`"), "{error}");
 }

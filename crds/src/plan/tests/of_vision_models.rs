@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Models, Phase, bytes, manifest, spec};
 use crate::plan::model_config::ModelConfig;
-use crate::plan::{KEPT_FEATURES_BYTES, check_model, plan};
+use crate::plan::{KEPT_FEATURES_BYTES, check_model, plan, planned_model};
 use crate::{ValidatedJob, validate};
 
 fn model() -> ModelConfig {
@@ -52,4 +52,38 @@ fn what_a_tower_takes_no_part_in_is_refused_by_its_field() {
     }
     let error = refusal(json!({"device": "Cuda", "count": 1}));
     assert!(error.starts_with("spec.workers.device: Qwen2Vl has a vision tower: expected Cpu"), "{error}");
+}
+
+/// Tokens of images are tokens of a prompt: in the sequences of the cache, and as patches of the tower.
+#[test]
+fn tokens_of_images_count_as_those_of_the_prompt_that_they_are() {
+    let described = |max_prompt_tokens: u32| {
+        let mut spec = spec();
+        spec["model"] = json!({
+            "architecture": {
+                "family": "Qwen25Vl", "hiddenSize": 64, "intermediateSize": 96, "numLayers": 2, "numHeads": 4,
+                "maxPositionEmbeddings": 4096,
+                "vision": {"hiddenSize": 32, "numLayers": 2, "numHeads": 2, "patchSize": 4}
+            },
+            "tokenizer": {"characters": "0123456789+-*= howmany?"}
+        });
+        spec["data"]["maxPromptTokens"] = max_prompt_tokens.into();
+        spec["workers"] = json!({"device": "Cpu"});
+        validate(&manifest(&spec)).unwrap()
+    };
+    let planned = |tokens: u32| {
+        let job = described(tokens);
+        let model = planned_model(&job).unwrap().unwrap();
+        assert_eq!(model.vocab_size, 23 + 4 + 4, "alphabet, special tokens and those of images");
+        let models = Models { policy: Some(model), reward: Vec::new() };
+        plan(&job, &models).memory.unwrap()
+    };
+    let [short, long] = [64, 640].map(planned);
+    let tower = |memory| bytes(memory, Phase::Rollout, "tower activations");
+    assert_eq!(tower(&long), 10 * tower(&short));
+    let cache = |memory| bytes(memory, Phase::Rollout, "KV cache");
+    // Keys and values of 576 tokens more of each of the 8 prompts, which the samples of a group share.
+    let bytes_per_token = 2 * 2 * 64 * 4;
+    let more = cache(&long) - cache(&short);
+    assert!((8 * 576 * bytes_per_token..8 * 600 * bytes_per_token).contains(&more), "{more}");
 }

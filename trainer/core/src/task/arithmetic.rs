@@ -90,7 +90,7 @@ pub struct Problem {
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum TaskError {
     /// An option lies outside its range.
-    #[error("generate arithmetic: {field} is {value}, expected {expected}")]
+    #[error("generate problems: {field} is {value}, expected {expected}")]
     Option {
         /// The option.
         field: &'static str,

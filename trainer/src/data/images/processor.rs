@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_api::spec::VisionSpec;
 use rlt_core::digest::{combine, digest64};
 use rlt_core::images::{ImageGrid, PromptImage};
 use rlt_core::types::TokenId;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tch::Tensor;
 
 use super::ImageError;
@@ -16,6 +17,14 @@ use super::pixels::Pixels;
 const MAX_ASPECT: f64 = 200.0;
 /// Where a model's folder has the settings; of the second kind they lie below `image_processor`.
 const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
+
+/// Area that an image keeps, in pixels.
+const MAX_PIXELS: f64 = VisionSpec::MAX_PIXELS as f64;
+/// Colours' means and deviations of OpenAI's CLIP.
+const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
+/// Bytes become numbers from 0 to 1.
+const RESCALE: f64 = 1.0 / 255.0;
 
 /// What makes patches of an image.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +40,8 @@ pub(crate) struct ImageProcessor {
     rescale: f64,
     /// The token that stands for a piece of an image.
     pub(crate) image_token: TokenId,
+    /// Whether it belongs to a model to be made, and so to no folder.
+    is_new: bool,
 }
 
 impl ImageProcessor {
@@ -60,6 +71,40 @@ impl ImageProcessor {
         let processor = Self::from_settings(&settings, vision, image_token);
         let processor = processor.map_err(|message| failed(file, message))?;
         Ok(Some(processor))
+    }
+
+    /// The processor of a model to be made, with `image_token` for a piece of an image: as Qwen2-VL's, and an
+    /// image may be as small as one token.
+    pub(crate) fn of_new_tower(tower: &VisionSpec, image_token: TokenId) -> Self {
+        let (patch, merge) = (tower.patch_size as usize, tower.merge_size as usize);
+        let smallest = ((patch * merge) as f64).powi(2);
+        Self {
+            patch,
+            temporal: 2,
+            merge,
+            pixels: (smallest, MAX_PIXELS.max(smallest)),
+            mean: MEAN,
+            std: STD,
+            rescale: RESCALE,
+            image_token,
+            is_new: true,
+        }
+    }
+
+    /// The file that transformers reads the same processor from; `None` where a folder has it already.
+    pub(crate) fn new_settings(&self) -> Option<Value> {
+        self.is_new.then(|| {
+            let (smallest, largest) = (self.pixels.0 as u64, self.pixels.1 as u64);
+            json!({
+                "image_processor_type": "Qwen2VLImageProcessor",
+                "patch_size": self.patch, "temporal_patch_size": self.temporal, "merge_size": self.merge,
+                "min_pixels": smallest, "max_pixels": largest,
+                "size": {"shortest_edge": smallest, "longest_edge": largest},
+                "image_mean": self.mean, "image_std": self.std, "rescale_factor": self.rescale,
+                "do_convert_rgb": true, "do_normalize": true, "do_rescale": true, "do_resize": true,
+                "resample": 3,
+            })
+        })
     }
 
     fn from_settings(settings: &Value, vision: &Value, image_token: TokenId) -> Result<Self, String> {
@@ -93,13 +138,13 @@ impl ImageProcessor {
             merge: whole(["merge_size", "spatial_merge_size"], 2)?,
             pixels: (
                 area("min_pixels", "shortest_edge", 3136.0)?,
-                area("max_pixels", "longest_edge", 1_003_520.0)?,
+                area("max_pixels", "longest_edge", MAX_PIXELS)?,
             ),
-            // Of OpenAI's CLIP.
-            mean: colours("image_mean", [0.481_454_66, 0.457_827_5, 0.408_210_73])?,
-            std: colours("image_std", [0.268_629_54, 0.261_302_6, 0.275_777_1])?,
-            rescale: settings.get("rescale_factor").and_then(Value::as_f64).unwrap_or(1.0 / 255.0),
+            mean: colours("image_mean", MEAN)?,
+            std: colours("image_std", STD)?,
+            rescale: settings.get("rescale_factor").and_then(Value::as_f64).unwrap_or(RESCALE),
             image_token,
+            is_new: false,
         })
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use rlt_api::spec::VisionSpec;
 use serde_json::{Value, json};
 
 use super::pixels::{Pixels, decode};
@@ -164,4 +165,26 @@ fn settings_that_make_no_sense_are_named_with_their_file() {
     }
     let error = load(json!({ "vision_config": {} }), json!({})).unwrap_err().to_string();
     assert!(error.ends_with("config.json: image_token_id is no token id"), "{error}");
+}
+
+/// Sides below half a token are left out: the least area is reached from below by a root that may be rounded
+/// up.
+#[test]
+fn a_square_takes_as_many_tokens_as_the_plan_counts() {
+    for (patch, merge) in [(1, 1), (4, 2), (7, 2), (14, 2), (14, 3), (250, 2)] {
+        let tower =
+            json!({ "hiddenSize": 8, "numLayers": 1, "numHeads": 2, "patchSize": patch, "mergeSize": merge });
+        let tower: VisionSpec = serde_json::from_value(tower).unwrap();
+        let processor = ImageProcessor::of_new_tower(&tower, 9);
+        let token: usize = patch * merge;
+        for side in (token.div_ceil(2)..4097).step_by(if token > 2 { 1 } else { 7 }) {
+            let (height, width) = processor.size(side, side).unwrap();
+            let tokens = (height / token) * (width / token);
+            assert_eq!(
+                tokens as u32,
+                VisionSpec::tokens_of_square(side as u32, token as u32),
+                "{side} {token}"
+            );
+        }
+    }
 }

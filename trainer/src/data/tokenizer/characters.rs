@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rlt_api::plan::model_config::VISION_TOKENS;
 use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +17,14 @@ const BOS: &str = "<bos>";
 const EOS: &str = "<eos>";
 const UNK: &str = "<unk>";
 const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNK];
+/// Messages one behind the other, each image between its borders, and an ending token behind each of the
+/// assistant's.
+const CHAT_TEMPLATE: &str = "{%- for message in messages -%}\
+    {%- if message.content is string -%}{{ message.content }}\
+    {%- else -%}{%- for part in message.content -%}\
+    {%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>\
+    {%- else -%}{{ part.text }}{%- endif -%}{%- endfor -%}{%- endif -%}\
+    {%- if message.role == 'assistant' -%}{{ eos_token }}{%- endif -%}{%- endfor -%}";
 
 impl Tokenizer {
     /// Tokens `<pad>` 0, `<bos>` 1, `<eos>` 2, `<unk>` 3, then the characters of `alphabet` in its order from
@@ -27,8 +36,21 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Alphabet`] when it is empty or repeats a character.
     pub fn characters(alphabet: &str) -> Result<Self, TokenizerError> {
+        Self::of_alphabet(alphabet, &[])
+    }
+
+    /// The same with [`VISION_TOKENS`] behind the alphabet, and with a chat template that writes those of
+    /// images.
+    ///
+    /// # Errors
+    /// As of [`Tokenizer::characters`].
+    pub fn characters_and_images(alphabet: &str) -> Result<Self, TokenizerError> {
+        Self::of_alphabet(alphabet, &VISION_TOKENS)?.with_chat_template(CHAT_TEMPLATE)
+    }
+
+    fn of_alphabet(alphabet: &str, behind: &[&str]) -> Result<Self, TokenizerError> {
         check(alphabet)?;
-        let definition = definition(alphabet).to_string();
+        let definition = definition(alphabet, behind).to_string();
         let built = tokenizers::Tokenizer::from_bytes(definition.as_bytes());
         let inner = built.map_err(|error| TokenizerError::Definition {
             path: PathBuf::from("alphabet"),
@@ -81,11 +103,15 @@ fn check(alphabet: &str) -> Result<(), TokenizerError> {
 
 /// `tokenizer.json`. Byte-pair encoding without merges splits text into characters, spaces included, and
 /// needs no pre-tokenizer; `Fuse` joins them again without gaps.
-fn definition(alphabet: &str) -> Value {
+fn definition(alphabet: &str, behind: &[&str]) -> Value {
+    let behind = behind.iter().map(|token| (*token).to_owned());
     let characters = alphabet.chars().map(String::from);
-    let tokens = SPECIAL.map(String::from).into_iter().chain(characters);
-    let vocab: Map<String, Value> = tokens.enumerate().map(|(id, token)| (token, json!(id))).collect();
-    let added: Vec<Value> = SPECIAL.iter().enumerate().map(|(id, token)| added_token(id, token)).collect();
+    let tokens: Vec<String> = SPECIAL.map(String::from).into_iter().chain(characters).chain(behind).collect();
+    let vocab: Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
+    // All that is longer than a character is special.
+    let special = tokens.iter().enumerate().filter(|(_, token)| token.chars().count() > 1);
+    let added: Vec<Value> = special.map(|(id, token)| added_token(id, token)).collect();
     json!({
         "version": "1.0",
         "truncation": null,

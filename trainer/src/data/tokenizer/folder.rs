@@ -15,6 +15,7 @@ const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
 /// Templates by name, in files `NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
@@ -29,7 +30,7 @@ const COPIED: [&str; 12] = [
     "merges.txt",
     "tokenizer.model",
     "chat_template.json",
-    "preprocessor_config.json",
+    IMAGE_PROCESSOR,
     "processor_config.json",
     "video_preprocessor_config.json",
 ];
@@ -65,16 +66,23 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Read`] and [`TokenizerError::Write`].
     pub fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
-        match &self.origin {
+        let has_own_template = match &self.origin {
             Origin::Folder { dir: from, replaced_template } => {
                 copy_files(from, dir)?;
                 if !*replaced_template {
-                    return copy_named_templates(from, dir);
+                    copy_named_templates(from, dir)?;
                 }
+                *replaced_template
             }
-            Origin::Memory => self.write_files(dir)?,
+            Origin::Memory => {
+                self.write_files(dir)?;
+                true
+            }
+        };
+        if let Some(settings) = self.images.as_ref().and_then(|images| images.new_settings()) {
+            write_json(&dir.join(IMAGE_PROCESSOR), &settings)?;
         }
-        match self.chat.as_ref().and_then(|chat| chat.default_source()) {
+        match self.chat.as_ref().filter(|_| has_own_template).and_then(|chat| chat.default_source()) {
             Some(template) => write(&dir.join(CHAT_TEMPLATE), template.as_bytes()),
             None => Ok(()),
         }

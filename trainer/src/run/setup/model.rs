@@ -32,9 +32,10 @@ pub(super) fn weights(
     let head = spec.algorithm.head();
     let weights = match (&spec.model.source, model_dir) {
         (ModelSource::Architecture(architecture), _) => {
-            let config =
-                ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
-                    .map_err(TrainError::ModelConfig)?;
+            let (vocab_size, eos_ids) = (tokenizer.vocab_len(), tokenizer.eos_ids());
+            let vision_tokens = architecture.vision.map(|_| tokenizer.vision_tokens()).transpose()?;
+            let config = ModelConfig::from_architecture(architecture, vocab_size, eos_ids, vision_tokens)
+                .map_err(TrainError::ModelConfig)?;
             Weights::fresh(&config.with_head(head), weights_seed(spec))
         }
         (_, Some(dir)) if head == OutputHead::Vocabulary => Weights::open(dir)?,
