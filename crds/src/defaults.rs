@@ -126,8 +126,8 @@ pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaul
     MergedSpec { spec, origins }
 }
 
-/// What of defaults fits a job: those of storage are for a job without any, and their class is for a job that
-/// has a claim made.
+/// The defaults that apply to a job: those of storage only to a job without storage, and their class only to
+/// a job with a new claim.
 fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
     let mut fields = defaults.clone();
     let own = spec.pointer("/workers/storage").filter(|own| !own.is_null());

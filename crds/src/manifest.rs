@@ -31,10 +31,10 @@ pub struct Metadata {
     /// Namespace on a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Labels for people and tools.
+    /// Labels for users and tools.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations for people and tools.
+    /// Annotations for users and tools.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

@@ -46,7 +46,7 @@ mod tests {
     use super::{is_positive_quantity, value};
 
     #[test]
-    fn quantities_are_told_from_other_texts() {
+    fn quantities_are_distinguished_from_other_texts() {
         for right in ["1", "0.5", "500m", "16Gi", "1e3", "1E-2", "+2", ".5", "5.", "100k"] {
             assert!(is_positive_quantity(right), "{right}");
         }

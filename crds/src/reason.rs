@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_has_a_word_of_its_own() {
+    fn every_reason_has_a_distinct_name() {
         let names: BTreeSet<_> = Reason::all().map(Reason::name).collect();
         assert_eq!(names.len(), Reason::all().count());
         assert!(names.iter().all(|name| name.chars().all(|each| each.is_ascii_alphanumeric())));

@@ -1,4 +1,4 @@
-//! The field reference for people, from the same schema that the API server enforces.
+//! The field reference in Markdown, from the same schema that the API server enforces.
 
 use std::fmt::Write as _;
 

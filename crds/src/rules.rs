@@ -50,7 +50,7 @@ pub(crate) struct Rule {
     pub(crate) at: &'static str,
     /// The fields that it reads, relative to the scope.
     pub(crate) reads: &'static [&'static str],
-    /// What must hold, for people.
+    /// The message to the user: what must hold.
     pub(crate) message: &'static str,
     /// The rule as the API server evaluates it, on an object with defaults filled in.
     #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
@@ -65,9 +65,9 @@ pub(crate) struct Rule {
 pub(crate) enum Check {
     /// The whole specification.
     Spec(fn(&RLTrainingJobSpec) -> bool),
-    /// Each reward function by itself.
+    /// Each reward function on its own.
     RewardFunction(fn(&RewardFunctionSpec) -> bool),
-    /// Each data set by itself.
+    /// Each data set on its own.
     Dataset(fn(&DatasetSpec) -> bool),
     /// A field of each reward function; its CEL form follows from the declarations.
     RewardField(FieldRule),

@@ -196,7 +196,7 @@ pub enum ConditionType {
     Complete,
     /// The job has ended badly.
     Failed,
-    /// The operator cannot go on by itself.
+    /// The operator cannot continue without a change by the user.
     Stalled,
     /// The job is held back on request.
     Suspended,
@@ -259,7 +259,7 @@ pub struct Condition {
     /// Why, in one word for programs.
     #[schemars(length(min = 1, max = 128))]
     pub reason: String,
-    /// Why, for people.
+    /// A message for users.
     #[schemars(length(max = 32768))]
     pub message: String,
 }
@@ -362,7 +362,7 @@ pub struct FailureStatus {
     /// What it or Kubernetes said last.
     #[schemars(length(max = 4096))]
     pub message: String,
-    /// What a person can change about it.
+    /// Advice for the user.
     #[schemars(length(max = 1024))]
     pub advice: String,
     /// When the operator saw it (RFC 3339).

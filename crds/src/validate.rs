@@ -143,7 +143,7 @@ pub(crate) fn check_defaults(yaml: &str) -> Result<Map<String, Value>, Vec<Probl
     let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
     let mut checker = Checker::default();
     match &source.value {
-        // Nothing but comments.
+        // Only comments.
         Value::Null => return Ok(Map::new()),
         value @ Value::Object(_) => checker.check_defaults(value, &crate::defaults::FIELDS),
         _ => checker.problems.push(Problem::new("", "must be a map with the one section workers")),

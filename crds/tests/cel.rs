@@ -35,7 +35,7 @@ fn our_messages(manifest: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_api_server_and_we_say_the_same_about_every_bad_specification() {
+fn the_api_server_and_rust_rules_give_the_same_messages() {
     let schema = compile_schema(&schema());
     for patch in bad_specs() {
         let manifest = manifest(&patch);
@@ -115,7 +115,7 @@ fn messages_between(before: &Value, after: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn what_a_run_began_with_can_never_be_changed() {
+fn initial_fields_can_never_be_changed() {
     let suspended = json!({"runPolicy": {"suspend": true}});
     for (field, section) in [
         ("spec.model", json!({"model": {"architecture": {"numLayers": 3}}})),
@@ -143,7 +143,7 @@ fn a_write_of_the_status_compares_no_specifications() {
 }
 
 #[test]
-fn what_a_restart_takes_up_can_be_changed_while_nothing_runs() {
+fn fields_read_at_a_restart_can_be_changed_while_suspended() {
     let suspended = json!({"runPolicy": {"suspend": true}});
     for section in [
         json!({"training": {"steps": 999}}),

@@ -18,7 +18,7 @@ fn origin(merged: &MergedSpec, field: &str) -> Option<(Value, Origin)> {
 }
 
 #[test]
-fn the_innermost_that_says_something_of_a_value_says_it_and_is_named() {
+fn the_innermost_defaults_win_and_are_named_as_the_source() {
     let volume = |path: &str, claim: &str| json!({"mountPath": path, "claimName": claim});
     let merged = merged(
         &json!({
@@ -64,7 +64,7 @@ fn the_innermost_that_says_something_of_a_value_says_it_and_is_named() {
 }
 
 #[test]
-fn what_the_api_server_writes_for_a_job_that_says_nothing_hides_no_default() {
+fn defaults_written_by_the_api_server_hide_no_other_default() {
     // As the definition fills the section in.
     let stored = json!({
         "count": 1, "ranksPerWorker": 1, "balance": "Work", "resources": {"extra": {}}, "nodeSelector": {}, "env": [],

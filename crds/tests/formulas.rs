@@ -205,7 +205,7 @@ fn a_parameter_that_no_formula_has_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_preset_gives_way_to_the_manifest_and_comes_before_the_formula() {
+fn the_manifest_overrides_a_preset_which_overrides_the_formula() {
     let of = |spec: Value| algorithm(spec).loss.policy.parameters();
     let expected = |high: f64| vec![("clipLow", 0.2.into()), ("clipHigh", high.into())];
     assert_eq!(of(json!({"kind": "GRPO"})), expected(0.2));

@@ -85,7 +85,7 @@ fn row(name: &str, lora: bool, offload: &Value) -> String {
 }
 
 #[test]
-fn what_the_page_says_of_671_billion_parameters_on_64_gpus_is_what_the_plan_says() {
+fn the_pages_figures_for_671_billion_parameters_are_the_plans() {
     let nothing = json!({});
     let states = json!({"optimizer": true, "parameters": true, "activations": true});
     let parameters = json!({"parameters": true, "activations": true});

@@ -133,7 +133,7 @@ fn each_default_of_trl_is_taken_for_each_of_its_algorithms() {
 }
 
 #[test]
-fn what_the_manifest_says_comes_before_the_projects_defaults() {
+fn the_manifest_overrides_the_projects_defaults() {
     for project in ["verl", "trl"] {
         let mut job = silent("GRPO", project);
         job["algorithm"]["loss"] =

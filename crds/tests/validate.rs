@@ -22,7 +22,7 @@ fn arithmetic_with(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn all_problems_come_in_one_answer() {
+fn all_problems_are_in_one_answer() {
     insta::assert_snapshot!(shown(
         r#"
 apiVersion: rltraining.dev/v1
@@ -119,7 +119,7 @@ fn text_that_is_not_yaml_is_answered_with_line_and_column() {
 }
 
 #[test]
-fn each_type_of_value_is_told_from_the_others() {
+fn each_type_of_value_is_distinguished() {
     for wrong in ["[1]", "{a: 1}", "true", "text", "1.5", "", "-1", "99999999999999999999"] {
         let answer =
             problems(&arithmetic_with("samplesPerPrompt: 16", &format!("samplesPerPrompt: {wrong}")));
@@ -156,7 +156,7 @@ fn a_failure_rule_that_cannot_be_meant_is_answered_with_its_field_value_and_rang
 }
 
 #[test]
-fn a_problem_stands_where_its_field_stands() {
+fn a_problem_has_the_position_of_its_field() {
     let answer = problems(&arithmetic_with("samplesPerPrompt: 16", "samplesPerPrompt: 1"));
     let line = ARITHMETIC.lines().position(|line| line.contains("samplesPerPrompt")).unwrap() as u64 + 1;
     assert_eq!((answer[0].line, answer[0].column), (Some(line), Some(5)));
@@ -173,7 +173,7 @@ fn numbers_are_read_as_people_write_them() {
 }
 
 #[test]
-fn what_kubernetes_adds_to_an_object_is_accepted() {
+fn fields_added_by_kubernetes_are_accepted() {
     let stored = arithmetic_with(
         "  name: arithmetic\n",
         "  name: arithmetic\n  uid: 0b1\n  generation: 2\n  managedFields: [{manager: kubectl}]\n",

@@ -33,7 +33,7 @@ use crate::index::Child;
 use crate::reconcile::{reconcile, retry};
 use crate::watch::{self, Sink};
 
-/// Reconciles jobs until `stop`; reconciles that have begun are finished.
+/// Reconciles jobs until `stop`; active reconciles are finished.
 pub async fn run(
     context: Arc<Context>,
     namespaces: &[String],

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 use crate::progress::Reports;
 
-/// A watch ends by itself after 200 s and is begun again: twice that, and a minute for failed tries.
+/// A watch ends after 200 s and is restarted: twice that, and a minute for failed tries.
 pub const WATCH_MAX_AGE: Duration = Duration::from_secs(2 * 200 + 60);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -73,7 +73,7 @@ async fn healthz(State(health): State<Arc<Health>>) -> Response {
     if dead.is_empty() { "alive\n".into_response() } else { unavailable(dead.join("")) }
 }
 
-/// A line for each watch that was not begun again when it had to be.
+/// A line for each watch that was not restarted in time.
 fn dead_watches(ages: &[(String, Duration)]) -> Vec<String> {
     let dead = ages.iter().filter(|(_, age)| *age > WATCH_MAX_AGE);
     dead.map(|(resource, age)| {

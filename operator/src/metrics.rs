@@ -184,7 +184,7 @@ impl Metrics {
         }
     }
 
-    /// How long ago each watch was last begun, or first requested where it never was.
+    /// The age of each watch since its last start, or since its first request if it never started.
     pub fn watch_ages(&self) -> Vec<(String, Duration)> {
         self.watches.ages()
     }

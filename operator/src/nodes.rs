@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 use rlt_objects::node_signals::{Impairment, NodeSignals};
 use rlt_objects::worker::Worker;
 
-/// The taint by which a person or a controller states that nothing runs on a node any more.
+/// The taint by which an administrator or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Whether a node answers.

@@ -149,7 +149,7 @@ fn with_failure(
     }
 }
 
-/// When to reconcile next. An error that may pass by itself is returned, and so retried with back-off.
+/// When to reconcile next. A transient error is returned, and so retried with back-off.
 fn requeue(
     context: &Context,
     job: &Job,

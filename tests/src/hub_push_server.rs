@@ -78,7 +78,7 @@ impl HubPushServer {
             let state = state.clone();
             std::thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
-                    // A client that hangs up is no business of the server's.
+                    // The server ignores closed connections.
                     drop(serve(&stream, &state, is_hub));
                 }
             });
@@ -185,7 +185,7 @@ impl State {
         (200, json!({}))
     }
 
-    /// Where each large file goes; one that is there already goes nowhere.
+    /// The upload URL of each large file; none for an existing one.
     fn batch(&self, json: &Value) -> Value {
         let [hub, storage] = &self.places;
         let objects = json["objects"].as_array().into_iter().flatten().map(|object| {

@@ -54,7 +54,7 @@ impl HubServer {
         let requests = server.requests.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                // A client that hangs up is no business of the server's.
+                // The server ignores closed connections.
                 drop(answer(
                     &stream,
                     [("models", "", &model), ("datasets", "/datasets", &dataset)],

@@ -67,7 +67,7 @@ impl ObjectServer {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let shared = shared.clone();
-                // A client that hangs up is no business of the server's.
+                // The server ignores closed connections.
                 std::thread::spawn(move || drop(serve(stream, &shared)));
             }
         });

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use regex::Regex;
 use rlt_tests::workspace_root;
 
-/// Files in the root that people read; the changelog names what was, so that only its links count.
+/// Documentation in the root; the changelog names old paths, so only its links are checked.
 const ROOT_PAGES: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 /// Pages of the site that are a file of the root. Links that they have would lead elsewhere from `docs/`.
 const INCLUDED: [(&str, &str); 2] =

@@ -59,7 +59,7 @@ enum Command {
     Env(EnvArgs),
     /// The first rows of a job's data as its training will see them, and what is left out.
     Data(DataArgs),
-    /// What of CUDA this machine has: driver, libraries, GPUs, links between them, and what cannot be used.
+    /// CUDA on this machine: driver, libraries, GPUs, links between them, and what cannot be used.
     Device(DeviceArgs),
     /// Check this machine's GPU: a line of JSON a check; without a GPU each is skipped.
     GpuCheck(GpuCheckArgs),

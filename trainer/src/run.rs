@@ -99,7 +99,7 @@ pub struct Run {
     pub(crate) saver: Rc<RefCell<Saver>>,
     pub(crate) progress: Progress,
     pub(crate) num_steps: u64,
-    /// What people have to know although the run continues.
+    /// A warning of a run that continues.
     pub(crate) warning: Option<String>,
     pub(crate) source: ModelOrigin,
     pub(crate) started: Instant,

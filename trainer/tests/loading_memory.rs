@@ -19,10 +19,10 @@ use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointContent, Checkpoint
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
-/// The folder of the model that this process is to load its part of, and what makes it one of many.
+/// The folder of the model of which this process loads its shard, and its rank.
 const FOLDER: &str = "RLT_TEST_LOAD_A_PART_OF";
 
-/// What of it is measured: one of the following.
+/// The measured operation: one of the following.
 const ACT: &str = "RLT_TEST_MEASURED_ACT";
 const LOADING: &str = "loading";
 const TAKING_OVER: &str = "taking over";
@@ -62,8 +62,8 @@ fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
 
-/// Loads this rank's part of the model in `folder`, or draws it where there are no weights, does what is
-/// measured, and answers.
+/// Loads this rank's shard of the model in `folder`, or initializes it if there are no weights, runs the
+/// measured operation, and reports.
 fn measure(folder: &Path, act: &str) {
     let environment = RankEnvironment::of_process().unwrap().unwrap();
     let ranks = Ranks::join(&environment, Duration::from_secs(60)).unwrap();

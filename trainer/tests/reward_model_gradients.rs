@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use self::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
 
-/// Tokens of a micro-batch: all pairs in one, and so few that pairs are torn apart.
+/// Tokens of a micro-batch: all pairs in one, and so few that pairs are split.
 const BUDGETS: [usize; 2] = [4096, 13];
 
 fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {

@@ -185,7 +185,7 @@ struct Step {
     graphs: u64,
 }
 
-/// Holds the counts of two runs, whose lengths are 2 steps apart, of so many ranks together.
+/// Checks the counts of two runs, whose lengths are 2 steps apart, of so many ranks together.
 #[track_caller]
 fn assert_step([short, long]: [&Counts; 2], num_ranks: u64, step: Step, case: &str) {
     let of_steps = |of: fn(&Counts) -> u64| of(long) - of(short);

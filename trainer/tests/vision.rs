@@ -251,7 +251,7 @@ fn request(prompt: &Prompt, seeds: u64, sampling: SamplingParams, max_new_tokens
     }
 }
 
-/// Prompts prefilled whole, and in pieces that tear images apart.
+/// Prompts prefilled whole, and in chunks that split images.
 #[test]
 fn greedy_completions_are_those_of_transformers() {
     for name in MODELS {

@@ -47,7 +47,7 @@ impl Client {
     pub fn start(settings: Settings) -> std::io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new(settings.source.clone()));
         let client = Self { mailbox: Arc::clone(&mailbox) };
-        // Never joined: an operator that hangs must not hold up the end of the run.
+        // Never joined: an operator that hangs must not delay the end of the run.
         std::thread::Builder::new()
             .name("report status".into())
             .spawn(move || sender::run(&mailbox, &settings))?;

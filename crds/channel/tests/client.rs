@@ -113,7 +113,7 @@ fn an_operator_that_hangs_delays_neither_steps_nor_the_end() {
 }
 
 #[test]
-fn a_port_that_takes_connections_and_says_nothing_is_given_up() {
+fn a_connection_without_an_answer_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let pod = Pod::new(&Authority::new());
     let client = Client::start(pod.settings(listener.local_addr().unwrap())).unwrap();
@@ -140,7 +140,7 @@ fn every_refusal_is_outlived() {
 }
 
 #[test]
-fn nothing_is_told_to_an_operator_of_another_authority_until_its_certificate_is_known() {
+fn nothing_is_reported_to_an_operator_with_an_unknown_certificate() {
     let (authority, impostor) = (Authority::new(), Authority::new());
     let operator = Operator::start(&impostor, None);
     let pod = Pod::new(&authority);
@@ -153,7 +153,7 @@ fn nothing_is_told_to_an_operator_of_another_authority_until_its_certificate_is_
 }
 
 #[test]
-fn a_token_that_was_renewed_on_disk_goes_with_the_next_report() {
+fn a_renewed_token_is_used_by_the_next_report() {
     let authority = Authority::new();
     let operator = Operator::start(&authority, None);
     let pod = Pod::new(&authority);
@@ -175,7 +175,7 @@ fn the_end_arrives_before_the_process_ends_with_its_message_cut_to_size() {
 }
 
 #[test]
-fn the_end_arrives_although_the_operator_comes_back_only_while_it_waits() {
+fn the_end_is_reported_to_an_operator_that_returns_during_the_wait() {
     let (authority, address) = (Authority::new(), unused_address());
     let pod = Pod::new(&authority);
     let client = Client::start(pod.settings(address)).unwrap();

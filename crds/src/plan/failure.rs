@@ -151,7 +151,7 @@ impl FailureCause {
         )
     }
 
-    /// What a person can change about it.
+    /// Advice for the user.
     pub fn advice(self) -> &'static str {
         match self {
             Self::Disrupted => "nothing: the job goes on by itself; storage keeps its checkpoints",

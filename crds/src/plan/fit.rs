@@ -20,7 +20,7 @@ pub struct Fit {
     pub fits: bool,
     /// The phases that do not, the largest first.
     pub misfits: Vec<Misfit>,
-    /// Changes that would make the job fit, each by itself where it can.
+    /// Changes that would make the job fit, if possible each on its own.
     pub remedies: Vec<Remedy>,
 }
 
@@ -47,8 +47,8 @@ pub struct Remedy {
 /// A change of a specification; `None` where it changes nothing or may not be made.
 type Change = fn(&ResolvedSpec, &ModelConfig) -> Vec<(String, ResolvedSpec)>;
 
-/// In the order of what they cost: nothing but passes, recomputation, sequences at a time, the link to the
-/// host, more workers.
+/// In the order of their cost: more passes, recomputation, fewer concurrent sequences, copies to the host,
+/// more workers.
 const CHANGES: [Change; 7] = [
     fewer_tokens,
     checkpointing,

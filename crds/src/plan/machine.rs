@@ -16,8 +16,7 @@ pub const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 /// The label with a GPU's memory in MiB, by the same.
 pub const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 
-/// What one rank computes on. Rates are what the device can do at best; what of them is reached is stated
-/// where times are predicted.
+/// What one rank computes on. Rates are the device's maxima; efficiencies are in the prediction of times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
@@ -78,7 +77,7 @@ impl Machine {
     pub fn of_node(labels: &BTreeMap<String, String>) -> Result<Option<Self>, UnknownGpu> {
         let Some(product) = labels.get(PRODUCT_LABEL) else { return Ok(None) };
         let mut machine = Self::of_product(product)?;
-        // What the driver reports of this very GPU, a part of one (MIG) included.
+        // The driver's figure for this GPU, also for a MIG slice.
         let memory = labels.get(MEMORY_LABEL).and_then(|mebibytes| mebibytes.parse::<u64>().ok());
         machine.memory_bytes = memory.map(|mebibytes| mebibytes << 20).or(machine.memory_bytes);
         Ok(Some(machine))

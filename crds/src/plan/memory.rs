@@ -174,7 +174,7 @@ struct Pass {
     width: u64,
 }
 
-/// The terms of passes of a role, with what of it is offloaded.
+/// The terms of a role's passes, with its offload.
 type PassTerms<'a> = dyn Fn(&Pass, OffloadSpec) -> Vec<MemoryTerm> + 'a;
 
 fn elements(tensor: &super::model_config::TensorShape) -> u64 {
@@ -203,7 +203,7 @@ impl MemoryPlan {
             normed_weight: normed_weight(spec, model),
             sp,
             cast_of_layer: cast_of_layer(spec, model, &trained, width),
-            casts_head: !comes_in_parts(spec) && spec.model.lora.is_none(),
+            casts_head: !is_gathered_by_unit(spec) && spec.model.lora.is_none(),
             composed: on_gpu(spec),
             largest_trained: trained.largest_of_layer,
             trains_norms: spec.model.lora.is_none(),
@@ -264,9 +264,9 @@ impl MemoryPlan {
             add(Phase::Logprob, [gathered, vec![reference], scored].concat());
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
-        // 4 for each trained parameter, or for this rank's part of them; between updates there are none.
+        // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
         let gradients =
-            at_hand(&|shards| vec![term("gradients", FP32 * shards.part_of(trained.num_parameters))]);
+            at_hand(&|shards| vec![term("gradients", FP32 * shards.shard_of(trained.num_parameters))]);
         let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
             let activations = sharing(pass.budget.1, pass.width);
             update(spec, batch, (pass.budget, offload.activations), (&activations, shards))
@@ -338,16 +338,15 @@ fn frozen_width(spec: &ResolvedSpec) -> u64 {
     spec.training.precision.width()
 }
 
-/// Whether a rank has parts of the model at hand only while it needs them, in the numbers that it computes
-/// with.
-fn comes_in_parts(spec: &ResolvedSpec) -> bool {
+/// Whether a rank gathers or prefetches the model unit by unit, in the compute dtype.
+fn is_gathered_by_unit(spec: &ResolvedSpec) -> bool {
     spec.workers.mesh.is_any_sharded() || spec.training.is_any_offloaded()
 }
 
 /// Numbers of one layer that are cast to the compute dtype: of all projections, or only of the adapter if the
 /// frozen ones need no cast. Shards are gathered in the compute dtype.
 fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
-    if width == FP32 || comes_in_parts(spec) {
+    if width == FP32 || is_gathered_by_unit(spec) {
         return 0;
     }
     if spec.model.lora.is_some() {
@@ -394,17 +393,17 @@ fn resident(
     let dense = num_parameters - quantized.numbers;
     let weights = match spec.model.lora {
         Some(_) if frozen_width(spec) != FP32 => {
-            frozen_width(spec) * shards.part_of(dense) + FP32 * shards.part_of(adapter)
+            frozen_width(spec) * shards.shard_of(dense) + FP32 * shards.shard_of(adapter)
         }
-        _ => FP32 * shards.part_of(dense + adapter),
+        _ => FP32 * shards.shard_of(dense + adapter),
     };
     // Two moments of 4.
-    let moments = 2 * FP32 * shards.part_of(trained.num_parameters);
+    let moments = 2 * FP32 * shards.shard_of(trained.num_parameters);
     let mut terms = vec![
         on_host("host base", HOST_BASE_BYTES),
         term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),
         kept(spec, "weights", offload.parameters, weights),
-        kept(spec, "quantized weights", offload.parameters, shards.part_of(quantized.bytes)),
+        kept(spec, "quantized weights", offload.parameters, shards.shard_of(quantized.bytes)),
         roles::reference_kept(spec, model, shards),
         kept(spec, "optimizer state", offload.optimizer, moments),
     ];
@@ -464,7 +463,7 @@ fn update(
     [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
 }
 
-/// What of two moments that follow each other takes more.
+/// The larger one of two consecutive moments.
 fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
     let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
     if total(&one) >= total(&other) { one } else { other }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_termination_message_counts_is_read_back() {
+    fn counts_in_a_termination_message_are_read_back() {
         let restarts = BTreeMap::from([(FailureCause::Signalled, 2), (FailureCause::RetryableIo, 1)]);
         let message = format!("rank 3 was killed by signal 9{}", restarts_line(&restarts));
         assert_eq!(restarts_in(&message), restarts);

@@ -43,7 +43,7 @@ pub struct SpeedPlan {
     /// Tokens of prompts and completions that all ranks train on in a second of the update; a prompt counts
     /// once for its samples in a pass.
     pub update_tokens_per_second: f64,
-    /// The part of the machine's FLOP/s that the update's model FLOP are.
+    /// The MFU of the update: its model FLOP/s as a fraction of the machine's FLOP/s.
     pub update_mfu: f64,
 }
 

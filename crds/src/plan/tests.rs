@@ -254,7 +254,7 @@ fn a_worker_of_several_ranks_has_neighbours_and_the_mesh_lays_out_all_of_them() 
 }
 
 #[test]
-fn an_axis_leaves_its_worker_where_its_degree_does_not_divide_the_ranks_of_one() {
+fn an_axis_spans_workers_if_its_degree_does_not_divide_ranks_per_worker() {
     let across = |ranks_per_worker: u32, mesh: Value| {
         let plan = planned(|spec| {
             spec["workers"] =
@@ -284,7 +284,7 @@ fn several_ranks_divide_the_sequences_that_are_decoded_together() {
 }
 
 #[test]
-fn ranks_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_is_outside() {
+fn fsdp_ranks_keep_a_shard_and_gather_two_layers_beside_the_outer_unit() {
     let sharing = |dp_shard: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": dp_shard}, "device": "Cpu"});
@@ -306,7 +306,7 @@ fn ranks_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_
         |dp_shard| rollout(dp_shard).into_iter().find(|phase| phase.phase == Phase::Rollout).unwrap();
     let embeddings = term(sharing(4), Phase::Rollout, "rollout embeddings");
     assert_eq!((embeddings, term(sharing(1), Phase::Rollout, "rollout embeddings")), (4 * 151_936 * 896, 0));
-    // Weights, moments and their parts: what is packed is the one whole copy.
+    // Weights, moments and their shards: the packed weights are the only whole copy.
     let saved = 3 * 494_032_768_u64.div_ceil(4) * 12;
     let taken_over = 4 * (outer + layer);
     let least = rollout(1).total_bytes + embeddings - saved;
@@ -325,7 +325,7 @@ fn ranks_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_
 }
 
 #[test]
-fn every_role_is_shared_and_no_rank_reads_more_of_the_model_than_its_part() {
+fn every_role_is_sharded_and_a_rank_reads_only_its_shard() {
     let num_parameters = 494_032_768_u64;
     let sharing = |dp_shard: u32, kind: &'static str| {
         move |spec: &mut Value| {
@@ -354,7 +354,7 @@ fn every_role_is_shared_and_no_rank_reads_more_of_the_model_than_its_part() {
 }
 
 #[test]
-fn ranks_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
+fn sequence_parallel_ranks_hold_a_shard_of_each_pass() {
     let sharing = |sp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 2, "sp": sp}, "device": "Cpu"});
@@ -381,7 +381,7 @@ fn ranks_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
 }
 
 #[test]
-fn ranks_that_sample_as_one_have_a_slice_of_what_they_sample_with_and_the_sequences_of_all() {
+fn tensor_parallel_ranks_hold_a_shard_of_the_packed_weights_and_all_sequences_of_the_group() {
     let sampling = |rollout_tp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});
@@ -495,7 +495,7 @@ fn norms_over_all_heads_exclude_tensor_parallelism_and_long_rope_bounds_sequence
 }
 
 #[test]
-fn what_is_offloaded_counts_while_it_is_fetched_and_beside_a_gpu_on_its_host() {
+fn offloaded_terms_count_while_prefetched_and_on_the_host_of_a_gpu() {
     let num_parameters = 494_032_768_u64;
     let outer = 151_936 * 896 + 896;
     let layer = (num_parameters - outer) / 24;
@@ -550,7 +550,7 @@ fn what_is_offloaded_counts_while_it_is_fetched_and_beside_a_gpu_on_its_host() {
 }
 
 #[test]
-fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_that_they_do() {
+fn an_invalid_sequence_parallel_degree_is_refused_with_the_valid_ones() {
     // 14 query heads attend to 2 key heads.
     let misfit = |sp: u32| {
         let mut spec = spec();

@@ -77,7 +77,7 @@ pub enum Misfit {
         field: &'static str,
         /// Ranks that would share it.
         degree: u32,
-        /// What of the model they would share, with its sizes.
+        /// The part of the model that they would share, with its sizes.
         shared: String,
         /// The degrees that fit.
         expected: String,
@@ -110,14 +110,14 @@ pub enum Misfit {
         /// The model's family.
         family: Family,
     },
-    /// Quantized weights take part in less than others.
+    /// Settings that quantized weights do not support.
     #[error("{field}: the model's linear layers have 4 or 8 bits: expected {expected}, got {got}")]
     Quantized {
         /// The field that asks for more.
         field: &'static str,
         /// What would do.
         expected: &'static str,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
     /// More layers are to stay gathered than the model has.
@@ -130,7 +130,7 @@ pub enum Misfit {
         /// How many there are.
         num_layers: usize,
     },
-    /// Models with a vision tower take part in less than others.
+    /// Settings that models with a vision tower do not support.
     #[error("{field}: {family:?} has a vision tower: expected {expected}, got {got}")]
     Vision {
         /// The field that asks for more.
@@ -139,7 +139,7 @@ pub enum Misfit {
         family: Family,
         /// What would do.
         expected: &'static str,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
     /// The job and the model's files disagree on its quantization.
@@ -264,7 +264,7 @@ fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<()
     }
 }
 
-/// Checks what models with a vision tower take part in.
+/// Checks the settings of models with a vision tower.
 fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     if model.vision.is_none() {
         return Ok(());
@@ -295,7 +295,7 @@ fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> 
     Ok(())
 }
 
-/// Checks what quantized weights, as the job or the model's files have them, take part in.
+/// Checks the settings of models with quantized weights, by the job or by the model's files.
 fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
     if quantized.map_err(Misfit::Quantization)?.quantization.is_none() {

@@ -59,7 +59,7 @@ pub enum Preference {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum PairLosses {
-    /// One by itself.
+    /// A single loss.
     One(PreferenceLoss),
     /// Several, which are added by their weights.
     Several {

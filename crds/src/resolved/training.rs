@@ -189,7 +189,7 @@ impl ResolvedTraining {
         of_role.filter(|given| *given != Precision::Auto).unwrap_or(self.precision)
     }
 
-    /// What of the critic is offloaded.
+    /// The critic's offload.
     pub fn critic_offload(&self) -> OffloadSpec {
         self.roles.and_then(|roles| roles.critic?.offload).unwrap_or(self.offload)
     }

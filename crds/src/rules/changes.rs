@@ -16,7 +16,7 @@ struct ChangeRule {
     field: &'static str,
     /// The section whose schema its form in CEL depends on.
     section: &'static str,
-    /// What must hold, for people.
+    /// The message to the user: what must hold.
     message: &'static str,
     cel: fn(section: &str, schema: &Value) -> String,
 }

@@ -151,8 +151,8 @@ pub struct CriticRoleSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_forward_tokens: Option<u32>,
-    /// What of it is offloaded (verl's `critic.model.fsdp_config.param_offload` and `optimizer_offload`); by
-    /// default what of the actor is.
+    /// Its offload (verl's `critic.model.fsdp_config.param_offload` and `optimizer_offload`); by default the
+    /// actor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<OffloadSpec>,
     /// Numbers in which its layers are computed (verl's `critic.model.fsdp_config.mixed_precision`); weights,

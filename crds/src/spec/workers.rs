@@ -181,7 +181,8 @@ pub struct MeshSpec {
     /// the packed weights, a divisor of their number. Each has a shard of every layer's heads with their keys
     /// and values, of its feed-forward block and of the output head's rows; embeddings and norms are whole on
     /// each. All ranks of the group sample the same completions. It divides the model's query heads and
-    /// feed-forward width, and divides or is a multiple of its key heads. With 1 each rank samples by itself.
+    /// feed-forward width, and divides or is a multiple of its key heads. With 1 there is no tensor
+    /// parallelism.
     #[schemars(range(min = 1, max = 1024))]
     pub rollout_tp: u32,
 }

@@ -26,7 +26,7 @@ const KEPT: [&str; 13] = [
     "training/rollout_actor_probs_pearson_corr",
 ];
 
-/// The steps of the training in their order, those of a cold start and evaluations by themselves left out.
+/// The steps of the training in their order, without those of a cold start and separate evaluations.
 /// What is kept does not grow with the run.
 #[derive(Clone, Debug, Default)]
 pub struct Course {

@@ -83,7 +83,7 @@ const ILL: [(SymptomKind, Values, Values); 9] = [
 ];
 
 #[test]
-fn each_symptom_is_found_by_its_metrics_and_not_by_what_looks_like_it() {
+fn each_symptom_is_found_by_its_metrics_and_not_by_similar_ones() {
     assert_eq!(kinds(&course(40, &[])), []);
     for (kind, ill, well) in ILL {
         assert_eq!(kinds(&course(40, ill)), [kind]);
@@ -102,7 +102,7 @@ fn the_first_steps_of_a_run_and_what_is_no_step_have_no_symptoms() {
 }
 
 #[test]
-fn a_metric_that_a_run_does_not_have_says_nothing() {
+fn a_missing_metric_gives_no_symptom() {
     let mut course = Course::default();
     (0..40).for_each(|_| course.push([("timing_s/step", 1.0), ("actor/entropy", f64::NAN)]));
     assert_eq!(course.symptoms(), []);

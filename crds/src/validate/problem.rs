@@ -31,7 +31,7 @@ pub struct Problem {
     pub column: Option<u64>,
 }
 
-/// Longest value that is shown to people.
+/// Longest value in a message.
 const MAX_SHOWN_LEN: usize = 80;
 
 impl Problem {

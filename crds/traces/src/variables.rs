@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_says_whether_and_where_to() {
+    fn the_environment_turns_export_on_and_names_the_endpoint() {
         let collector = || Endpoint::Collector("http://otel:4318".into());
         assert_eq!(read(&[]), Endpoint::Off);
         assert_eq!(read(&[(ENDPOINT, "")]), Endpoint::Off);

@@ -188,19 +188,19 @@ pub(crate) struct CompletionArgs {
     pub(crate) shell: Shell,
 }
 
-/// For people or for programs.
+/// Text or JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Text for reading.
     Text,
     /// For programs.
     Json,
 }
 
-/// For people, or one of two forms for programs.
+/// Text, or one of two formats for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DocumentFormat {
-    /// For people.
+    /// Text for reading.
     Text,
     /// JSON.
     Json,

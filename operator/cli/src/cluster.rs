@@ -13,7 +13,7 @@ use rlt_objects::seen::SeenPod;
 
 use crate::args::ClusterArgs;
 
-/// Longest that a person waits for a server that does not answer.
+/// Timeout of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Objects of one page of a list.
 const PAGE_SIZE: u32 = 500;

@@ -1,4 +1,4 @@
-//! `rlctl validate`: everything that is wrong with manifests, for people or for programs.
+//! `rlctl validate`: all problems of manifests, as text or JSON.
 
 use std::io::{self, Write as _};
 use std::path::Path;

@@ -165,7 +165,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "planned").await;
     let patch = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"memory": "2Gi"}}});
-    // As people write it: the namespace is in the call, and notes of theirs are no concern of the workers.
+    // As users write it: the namespace is an option of the call, and annotations do not concern the workers.
     let mut manifest = test.manifest("planned", &patch);
     manifest.metadata.namespace = None;
     manifest.metadata.annotations = Some([("team".to_owned(), "alpha".to_owned())].into());

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::key::{Fate, Outcome};
 use crate::launch::Launch;
 
-/// The sections of a specification in the order in which people read them.
+/// The sections of a specification in their usual order.
 const SECTIONS: [&str; 9] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking", "workers"];
 /// Longest line of a comment.

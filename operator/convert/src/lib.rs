@@ -85,7 +85,7 @@ pub fn launches(
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
-/// The launches of the shell's blocks in Markdown, each block a script by itself. One that cannot be
+/// The launches of the shell's blocks in Markdown, each block is a script. One that cannot be
 /// evaluated is noted.
 ///
 /// # Errors

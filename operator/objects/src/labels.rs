@@ -14,9 +14,9 @@ pub const STATUS_MANAGER: &str = "rlt-operator-status";
 pub const CONTROLLER: &str = "rltraining.dev/operator";
 /// The UID of the job, which unlike its name fits every label.
 pub const JOB_UID: &str = "rltraining.dev/job-uid";
-/// The name of the job, for people.
+/// The name of the job, for users.
 pub const JOB_NAME: &str = "rltraining.dev/job-name";
-/// The group of a worker, and of what is there for a group other than the first.
+/// The group of a worker, and of children of groups other than the first.
 pub const WORKER_GROUP: &str = "rltraining.dev/worker-group";
 /// The index of a worker in its group, from 0.
 pub const WORKER_IDX: &str = "rltraining.dev/worker-index";

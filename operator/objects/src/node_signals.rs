@@ -58,7 +58,7 @@ pub enum OnNodeProblem {
 pub struct Impairment {
     /// As what it counts when an attempt ends by it.
     pub cause: FailureCause,
-    /// The taint or condition, for people.
+    /// The taint or condition, for messages.
     pub message: String,
     /// Since when; `None` where the node does not say.
     pub since: Option<Timestamp>,

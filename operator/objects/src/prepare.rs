@@ -52,7 +52,7 @@ impl Invalid {
 }
 
 impl Prepared {
-    /// Validates and plans a job by itself, without defaults of a cluster or limits to its pods.
+    /// Validates and plans a job without defaults of a cluster or limits to its pods.
     ///
     /// # Errors
     /// What is wrong with its specification.

@@ -156,7 +156,7 @@ fn privilege(path: String, privilege: Privilege) -> Asked {
     Asked { path, what: What::Privilege(privilege) }
 }
 
-/// Everything that a job requests. The pod that the operator makes by itself has none of it.
+/// Everything that a job requests. The operator's own pod has none of them.
 fn asked(workers: &WorkersSpec) -> Vec<Asked> {
     let pod = &workers.pod;
     let path = |field: &str| format!("spec.workers.pod.{field}");

@@ -99,7 +99,7 @@ pub struct Exit {
 pub struct Explanation {
     /// In one word.
     pub reason: String,
-    /// For people.
+    /// A message for users.
     pub message: String,
 }
 

@@ -82,7 +82,7 @@ impl ApplyError {
         cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
     }
 
-    /// Of several errors the most important one for a person.
+    /// The most important one of several errors.
     pub fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
         let rank = |error: &Self| match error.failure(0) {
             _ if error.is_stop() => 0,

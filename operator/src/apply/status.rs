@@ -15,9 +15,9 @@ use super::ApplyError;
 use crate::client::Importance;
 use crate::written::{Current, Written};
 
-/// Least time between two writes of nothing but the progress.
+/// Least time between two writes of progress only.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Least time between two writes of nothing but pod counts.
+/// Least time between two writes of pod counts only.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest that changed pod counts wait for further changes, to save writes.
 const COUNTS_WAIT: Duration = Duration::from_secs(2);
@@ -113,7 +113,7 @@ fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     is_first(before, status) && starts_workers
 }
 
-/// Whether it is the first status of a first attempt, which people and pods can do without for a while.
+/// Whether it is the first status of a first attempt, which may be delayed for a while.
 fn is_first(before: &Current, status: &RLTrainingJobStatus) -> bool {
     let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
     is_first && status.attempt == Some(1)

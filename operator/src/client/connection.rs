@@ -14,8 +14,7 @@ use tower::{BoxError, ServiceBuilder};
 use super::ApiLayer;
 use super::connections::Connections;
 
-/// Silence after which the API server is asked whether it is there, and how long it has for the answer: as
-/// client-go does.
+/// Interval of HTTP/2 pings on an idle connection, and their timeout: those of client-go.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15));
 
 /// A client of the API server of `config`, with its credentials and with `layer` around every call.

@@ -17,7 +17,7 @@ pub(super) struct JobLists {
     first: Option<HashMap<ObjectRef<Job>, Job>>,
     /// Watches whose first list is not complete.
     incomplete: HashSet<usize>,
-    /// The jobs of lists that have begun, by their watch.
+    /// The jobs of active lists, by their watch.
     listed: HashMap<usize, HashSet<ObjectRef<Job>>>,
 }
 

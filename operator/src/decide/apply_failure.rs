@@ -13,7 +13,7 @@ pub struct ApplyFailure {
     pub reason: Reason,
     /// The condition's message: which object, and the API server's error.
     pub message: String,
-    /// Whether a person has to change something; otherwise retries may succeed.
+    /// Whether the user has to change something; otherwise retries may succeed.
     pub needs_action: bool,
 }
 

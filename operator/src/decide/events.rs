@@ -12,7 +12,7 @@ pub struct JobEvent {
     pub is_warning: bool,
     /// Why, in one word.
     pub reason: Reason,
-    /// For people.
+    /// A message for users.
     pub message: String,
 }
 

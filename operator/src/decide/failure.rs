@@ -219,7 +219,7 @@ fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptStat
     Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }
 
-/// Why a pod is terminating that has not failed by itself.
+/// Why a pod is terminating that has not failed.
 fn removed(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     if let Some(by_node) = evacuation::cause(reconcile, worker) {
         return by_node;

@@ -248,7 +248,7 @@ mod tests {
         let decision = decided(&queueing, json!({}), &running(), vec![runs(0), runs(1)]);
         assert!(decision.delete.is_empty() && decision.queue.is_none());
         assert_eq!(condition(&decision, ConditionType::PodsReady).0, ConditionStatus::True);
-        // Of a gang that starts one pod is there: the other one waits for what the queue says about its node.
+        // One pod of a starting gang exists: the other one waits for its topology assignment.
         let decision = decided(&queueing, json!({}), &starting(), vec![worker(0, 1)]);
         assert!(decision.delete.is_empty() && decision.start.is_empty());
         let decision = decided(&queueing, json!({}), &RLTrainingJobStatus::default(), vec![]);

@@ -49,7 +49,7 @@ impl Watches {
         }
     }
 
-    /// How long ago each watch was last begun, or first requested where it never was.
+    /// The age of each watch since its last start, or since its first request if it never started.
     pub(super) fn ages(&self) -> Vec<(String, Duration)> {
         let age = |(key, state): (&Key, &State)| {
             let (resource, namespace) = key;
@@ -60,7 +60,7 @@ impl Watches {
         self.lock().iter().map(age).collect()
     }
 
-    /// By resource, when the watch was begun that has gone on longest.
+    /// By resource, the start of the oldest watch.
     pub(super) fn oldest(&self) -> BTreeMap<String, SystemTime> {
         let mut oldest = BTreeMap::new();
         for ((resource, _), state) in self.lock().iter() {

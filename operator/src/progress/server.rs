@@ -77,7 +77,7 @@ pub async fn serve<S: Channel>(
         std::future::ready(counted)
     });
     let serving = async move {
-        // Ranks never close their connections by themselves: no graceful shutdown.
+        // Ranks never close their connections: no graceful shutdown.
         tokio::select! {
             served = router.serve_with_incoming(incoming) => served.map_err(ServeError::Serve),
             () = stop => Ok(()),

@@ -158,7 +158,7 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
 ) {
     pin_mut!(events);
     while let Some(event) = events.next().await {
-        // A watch that breaks is begun again, from a list.
+        // A broken watch is restarted from a list.
         let Ok(event) = event else { continue };
         let (object, is_gone) = match event {
             Event::Apply(object) | Event::InitApply(object) => (object, false),
@@ -181,7 +181,7 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
 struct Checker {
     has_rivals: bool,
     jobs: BTreeMap<String, (Value, RLTrainingJobStatus)>,
-    /// Job and rank of every pod that is there.
+    /// Job and rank of every existing pod.
     pods: BTreeMap<String, (String, String)>,
 }
 

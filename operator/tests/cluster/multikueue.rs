@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::test_namespace::{TestNamespace, is_true};
 
-/// Where people post jobs. It has no node.
+/// The manager cluster, to which users post jobs. It has no node.
 static LOCAL: Shared = Shared::new(|| {
     Options::control_plane().without_scheduler().with_multikueue("RLTrainingJob.v1alpha1.rltraining.dev")
 });
@@ -128,7 +128,7 @@ async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     let mut job = local.manifest("away", &spec);
     job.labels_mut().insert("kueue.x-k8s.io/queue-name".into(), "team".into());
     local.jobs().create(&PostParams::default(), &job).await.unwrap();
-    // It runs there, from the Workload that MultiKueue made, and nothing but its Workload is here.
+    // It runs there, from the Workload that MultiKueue created, and only its Workload is here.
     let copy = remote.when_there("away").await;
     remote.when_true("away", ConditionType::PodsReady).await;
     assert_eq!(copy.data["spec"].get("managedBy"), None);

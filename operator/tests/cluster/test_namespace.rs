@@ -344,7 +344,7 @@ impl Operator {
         let _ = (&mut self.task).await;
     }
 
-    /// Lets it finish what it has begun.
+    /// Lets it finish active reconciles.
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
         (&mut self.task).await.unwrap();

@@ -98,7 +98,7 @@ pub struct Cluster {
     programs: PathBuf,
     num_namespaces: AtomicU32,
     has_audit_log: bool,
-    /// Last, so that the network is there as long as the programs.
+    /// Last, so that the network outlives the programs.
     slot: Slot,
 }
 

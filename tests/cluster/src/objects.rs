@@ -38,7 +38,7 @@ pub(crate) fn read(cluster: &Cluster, path: &Path) -> Result<Vec<Value>, Objects
     if !output.status.success() {
         return Err(refused(&arguments, &output.stderr));
     }
-    // One object a document, one after the other, or a list of them.
+    // One object a document, or a list of them.
     let mut objects = Vec::new();
     for object in serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>() {
         let mut object = object?;

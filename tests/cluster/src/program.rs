@@ -45,7 +45,7 @@ pub enum ProgramError {
     },
 }
 
-/// In a module's folder: what of the modules that it requires is kept beside the binary.
+/// In a module's folder: the files of required modules that are kept with the binary.
 const KEPT: &str = "kept.txt";
 
 /// A module of `programs/`.

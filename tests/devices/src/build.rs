@@ -218,7 +218,7 @@ fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), Build
     failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
-/// An object is there when it is whole.
+/// An object file is renamed into place once it is complete.
 fn compile_one(places: &Places, source: &Path, object: &Path) -> Result<(), BuildError> {
     let unfinished = object.with_extension("part");
     run(&mut compiler(places, source, &unfinished))?;

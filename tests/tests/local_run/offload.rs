@@ -118,6 +118,6 @@ fn a_full_disk_ends_a_run_as_retryable_and_names_the_file() {
     merge(&mut manifest["spec"], json!({ "training": { "offload": { "optimizer": true } } }));
     let folder = folder.display().to_string();
     let words =
-        ["moments of parameter", "nameless file of", folder.trim_end_matches('/'), "No space left on device"];
+        ["moments of parameter", "unlinked file of", folder.trim_end_matches('/'), "No space left on device"];
     place.train(&manifest).expect(75, &words);
 }

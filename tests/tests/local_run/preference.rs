@@ -95,7 +95,7 @@ fn preference_training_is_equal_for_any_ranks_and_micro_batches() {
         let one = ranks::train(1, &changes);
         assert!(one.steps().iter().all(|step| step["actor/grad_norm"].as_f64() > Some(0.0)), "{changes}");
         let mut torn = changes.clone();
-        // A budget of one sequence: chosen and rejected are computed apart.
+        // A budget of one sequence: chosen and rejected are in separate micro-batches.
         merge(&mut torn, json!({ "training": { "maxTokensPerMicroBatch": 12, "maxLogprobTokens": 12 } }));
         let mut sharded = changes.clone();
         merge(&mut sharded, json!({ "workers": { "mesh": { "dpShard": 2 } } }));

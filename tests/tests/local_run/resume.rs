@@ -171,7 +171,7 @@ fn half_precision_is_resumed_with_the_scales_of_its_losses() {
     let (whole, resumed) = (state(&whole), state(&resumed));
     for role in ["loss_scale", "critic_loss_scale"] {
         assert_eq!(whole[role], resumed[role], "{role}");
-        // One begun again has its first factor, and has counted the last three updates alone.
+        // A scale that was reset has its first factor, and has counted only the last three updates.
         let (factor, num_good) = (whole[role]["factor"].as_f64(), whole[role]["numGood"].as_u64());
         assert!(num_good >= Some(1) && (factor < Some(65536.0) || num_good > Some(3)), "{whole}");
     }

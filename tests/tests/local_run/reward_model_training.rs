@@ -45,7 +45,7 @@ fn neither_ranks_nor_micro_batches_nor_places_of_weights_change_a_reward_model()
             merge(&mut changes, more);
             changes
         };
-        // A budget of one sequence: chosen and rejected are computed apart.
+        // A budget of one sequence: chosen and rejected are in separate micro-batches.
         let torn = with(json!({ "training": { "maxTokensPerMicroBatch": 12, "maxLogprobTokens": 12 } }));
         let sharded = with(json!({ "workers": { "mesh": { "dpShard": 2 } } }));
         let shared = with(json!({ "workers": { "mesh": { "sp": 2 } } }));

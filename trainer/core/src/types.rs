@@ -23,7 +23,7 @@ pub struct Prompt {
     pub row_idx: u64,
     /// Token ids after the chat template, at least one.
     pub tokens: Vec<TokenId>,
-    /// The text behind `tokens`, for people and for rewards.
+    /// The text behind `tokens`, for records and rewards.
     pub text: String,
     /// The chat messages behind `text`; null where the row has a text.
     pub messages: serde_json::Value,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Width of the column of names.
 const NAME_WIDTH: usize = 14;
 
-/// Shows what of CUDA this machine has.
+/// Shows CUDA on this machine.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
     /// How to write it
@@ -23,7 +23,7 @@ pub struct DeviceArgs {
 /// How the answer is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Text for reading.
     Text,
     /// One JSON object.
     Json,

@@ -86,7 +86,7 @@ pub enum ExportError {
     /// The run's manifest, model or checkpoint cannot be used, or the files not be written.
     #[error(transparent)]
     Run(#[from] Box<TrainError>),
-    /// No run is there.
+    /// There is no run.
     #[error("expected a run folder with a manifest.yaml, got {path}", path = .0.display())]
     NoRun(PathBuf),
     /// The run has saved nothing.

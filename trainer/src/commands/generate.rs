@@ -141,7 +141,7 @@ enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// What a call did, for people.
+/// The summary of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct GenerateReport {
     /// Completions written.

@@ -74,7 +74,7 @@ pub enum Check {
     Copies,
     /// Speed: tokens a second of a 135M-parameter Llama, at batches 1 to 256.
     DecodeSpeed,
-    /// Speed: an update of it, as a part of the GPU's FLOP/s.
+    /// Speed: an update, as a fraction of the GPU's FLOP/s.
     Update,
     /// Speed: a GRPO step of a model of 0.5B parameters, beside transformers.
     GrpoStepSmall,

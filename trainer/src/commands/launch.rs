@@ -71,7 +71,7 @@ pub enum LaunchError {
         /// Why it was not tried again; may be empty.
         hint: String,
     },
-    /// Another attempt of the job has begun, but processes of this one could not be ended.
+    /// Another attempt of the job has started, but processes of this one could not be killed.
     #[error("processes of attempt {attempt} still run, and another attempt has begun")]
     Remains {
         /// The attempt.

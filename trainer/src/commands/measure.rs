@@ -19,7 +19,7 @@ const READ_NUMBERS: i64 = 64 << 20;
 /// other load on the machine.
 const REPEATS: usize = 12;
 const SHORTEST_TRIAL: Duration = Duration::from_millis(400);
-/// Operations that are started one after the other.
+/// Consecutive operations.
 const NUM_OPERATIONS: usize = 2000;
 
 /// The devices that can be measured.

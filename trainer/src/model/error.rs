@@ -55,7 +55,7 @@ pub enum ModelError {
     BadIndex {
         /// The index file.
         path: PathBuf,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
     /// The index promises a tensor that its shard does not hold.
@@ -96,7 +96,7 @@ pub enum ModelError {
         /// The shape it should have.
         expected: Vec<usize>,
     },
-    /// A tensor is there that no part of the model would read.
+    /// There is a tensor that the model does not read.
     #[error("reading {path}: unexpected tensor {tensor} of shape {got:?}, the configuration has no place for it", path = path.display())]
     UnexpectedTensor {
         /// The file.
@@ -149,7 +149,7 @@ pub enum ModelError {
         tensor: String,
         /// The field.
         field: String,
-        /// What was expected, and what is there.
+        /// The expected and the actual value.
         mismatch: String,
     },
     /// Quantized weights are frozen, and are computed with on CPUs.

@@ -35,7 +35,7 @@ impl ExpertTensor {
     }
 }
 
-/// Low-rank parts of all experts of a tensor: each expert has `scaling * b_e a_e`.
+/// Low-rank matrices of all experts of a tensor: each expert has `scaling * b_e a_e`.
 #[derive(Debug)]
 pub(super) struct ExpertLora {
     /// [e r, in], f32.
@@ -61,7 +61,7 @@ impl ExpertLora {
         self.b.unflatten(1, [-1, self.num_experts]).permute([2, 0, 1])
     }
 
-    /// Adds the adapter's part to the base's products with the rows `x_ni`, in place.
+    /// Adds the adapter's output to the base's products with the rows `x_ni`, in place.
     pub(super) fn add_to(&self, base: Tensor, x_ni: &Tensor, routes: &Routes) -> Tensor {
         let (mut base, kind) = (base, x_ni.kind());
         let inner = routes.rows.linear(x_ni, &self.a_eri().to_kind(kind)) * self.scaling;

@@ -43,13 +43,13 @@ impl Decoder {
         export.finish()
     }
 
-    /// What of a decoder is written at once, in order: what is outside of the layers, `None`, then each of
-    /// them by its number.
+    /// The units of a decoder, in the order of writing: the unit outside of the layers, `None`, then each
+    /// layer by its number.
     pub(super) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         std::iter::once(None).chain((0..self.layers.len()).map(Some))
     }
 
-    /// The weights of a part, to be read while it is there.
+    /// The weights of a unit, to be read while it is unsharded.
     fn stored_weights(
         &self,
         layer_idx: Option<usize>,
@@ -130,8 +130,7 @@ fn router_of<'a>(experts: Option<&'a ExpertWeights>, name: &str) -> Option<Merge
     experts.filter(|experts| experts.router_name() == name).map(Merged::Router)
 }
 
-/// A model folder that is being written, one part of the model after the other: only the current part is
-/// read.
+/// A model folder that is being written, unit by unit: only the current unit is read.
 #[derive(Debug)]
 pub struct Export<'a> {
     decoder: &'a Decoder,
@@ -287,8 +286,7 @@ pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError
     written.map_err(|source| ModelError::Write { path: path.to_owned(), source })
 }
 
-/// The header of a safetensors file in which the tensors are one after the other, padded so that they are
-/// aligned.
+/// The header of a safetensors file in which the tensors are contiguous, padded for alignment.
 fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     // transformers refuses files that do not name the framework whose layout the tensors follow.

@@ -89,8 +89,8 @@ impl Decoder {
         Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
-    /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are
-    /// read in place: after [`Self::release_pages`] they take none of the process's memory.
+    /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder`, from where they
+    /// are read in place: after [`Self::release_pages`] they take none of the process's memory.
     /// Elsewhere than on the CPU nothing happens.
     ///
     /// # Errors

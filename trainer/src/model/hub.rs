@@ -112,8 +112,8 @@ impl HubError {
     }
 }
 
-/// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; what is there
-/// already is not fetched again.
+/// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; cached files are
+/// not fetched again.
 ///
 /// # Errors
 /// [`HubError`], by the step that failed.

@@ -28,7 +28,7 @@ pub trait LatentProducts {
     fn values(&self, attended_thd: &Tensor) -> Tensor;
 }
 
-/// The parts of queries, keys and values, turned where they are.
+/// The parts of queries, keys and values, rotated where they have positions.
 #[derive(Debug)]
 pub struct LatentParts {
     /// [t, h, p].

@@ -163,7 +163,7 @@ impl DecoderLayer {
         self.after_attention(hidden_td, &attended_thd, context)
     }
 
-    /// The layer up to attention: each token by itself, from the residual stream `hidden_td` [tokens,
+    /// The layer up to attention, token by token: from the residual stream `hidden_td` [tokens,
     /// hidden].
     pub(crate) fn before_attention(&self, hidden_td: &Tensor, context: &LayerContext) -> QueriesKeysValues {
         self.project(hidden_td, &context.rope, &OwnProjections { layer: self, context })
@@ -186,8 +186,8 @@ impl DecoderLayer {
         rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.scores())
     }
 
-    /// The layer behind attention: each token by itself, from the residual stream before the layer, [tokens,
-    /// hidden], and what attention made, [tokens, heads, head_dim].
+    /// The layer after attention, token by token: from the residual stream before the layer, [tokens,
+    /// hidden], and attention's output, [tokens, heads, head_dim].
     pub(crate) fn after_attention(
         &self,
         hidden_td: &Tensor,

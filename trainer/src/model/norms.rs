@@ -38,7 +38,7 @@ struct Numbers {
     kind: NormKind,
     eps: f64,
     offset: f64,
-    /// Whether queries and keys are normalised over all heads of a token, not each head by itself.
+    /// Whether queries and keys are normalised over all heads of a token, not for each head.
     over_heads: bool,
 }
 

@@ -10,18 +10,18 @@ use rlt_core::types::TokenId;
 use rlt_torch::{DeviceSegments, Segments};
 use tch::{Device, Kind, Tensor};
 
-/// A micro-batch: all tokens one after the other, or a part of them, and where each segment ends.
+/// A micro-batch: all packed tokens, or a rank's shard of them, and the end of each segment.
 #[derive(Debug)]
 pub struct PackedInput {
-    /// Token ids, i64 [tokens]; of a part it is those that are computed here, padding at the stream's end
-    /// included.
+    /// Token ids, i64 [tokens]; with sequence parallelism those of this rank's shard, with padding at the
+    /// end.
     pub tokens: Tensor,
     /// Position of each of these tokens in its own sequence, from 0, i64 [tokens]; with images those by time,
     /// height and width, i64 [3, tokens].
     pub position_ids: Tensor,
-    /// Where these tokens begin in the stream.
+    /// The index of the first of these tokens in the packed row.
     pub first_token: usize,
-    /// Start of each segment in the stream, and the stream's length at the end: segments + 1 entries from 0.
+    /// Start of each segment in the packed row, and its length at the end: segments + 1 entries from 0.
     pub cu_seqlens: Vec<i32>,
     /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of
     /// them.
@@ -42,7 +42,7 @@ pub struct PackedImages {
 }
 
 impl PackedInput {
-    /// Packs `sequences` in the given order; empty ones take no place in the stream but keep their entry in
+    /// Packs `sequences` in the given order; empty ones have no tokens but keep their entry in
     /// `cu_seqlens`. Token ids must be below the model's `vocab_size`.
     pub fn new(sequences: &[&[TokenId]], device: Device) -> Self {
         let layout = PackedLayout::of(sequences.iter().map(|sequence| Segment::alone(sequence.len())));
@@ -51,12 +51,12 @@ impl PackedInput {
 
     /// A stream of `tokens` that `layout` divides.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
-        Self::part_of_layout(tokens, layout, SpShard::WHOLE, device)
+        Self::shard_of_layout(tokens, layout, SpShard::WHOLE, device)
     }
 
-    /// A part of a stream of `tokens` that `layout` divides. What pads the stream to equal parts is token 0
-    /// in its first position; it belongs to no segment, so that nothing sees it.
-    pub fn part_of_layout(tokens: &[TokenId], layout: PackedLayout, part: SpShard, device: Device) -> Self {
+    /// A rank's shard of packed `tokens` with the segments of `layout`. The padding to equal shards is token
+    /// 0 at position 0; it belongs to no segment, so that no token attends to it.
+    pub fn shard_of_layout(tokens: &[TokenId], layout: PackedLayout, part: SpShard, device: Device) -> Self {
         Self::beside([], tokens, layout, part, device).0
     }
 
@@ -144,7 +144,7 @@ mod tests {
         let layout = || PackedLayout::of([Segment::alone(3), Segment::alone(4)]);
         let part = |place| {
             let part = SpShard { place, num_shards: 3 };
-            let input = PackedInput::part_of_layout(&tokens, layout(), part, Device::Cpu);
+            let input = PackedInput::shard_of_layout(&tokens, layout(), part, Device::Cpu);
             assert_eq!((&input.cu_seqlens[..], input.num_tokens()), (&[0, 3, 7][..], 7));
             let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();
             (input.first_token, numbers(&input.tokens), numbers(&input.position_ids))

@@ -28,8 +28,8 @@ pub struct Dropout {
     pub first_token: usize,
 }
 
-/// The trainable low-rank part of a projection: `scaling * b a`, and by DoRA the magnitudes of what that and
-/// the weight are together.
+/// The trainable low-rank matrices of a projection: `scaling * b a`, and by DoRA the magnitudes of their sum
+/// with the weight.
 #[derive(Debug)]
 pub(crate) struct LoraPair {
     /// [rank, in_features], f32.
@@ -45,7 +45,7 @@ pub(crate) struct LoraPair {
     pub(crate) dropout_position: DropoutPosition,
 }
 
-/// One linear layer: `x W^T + bias`, plus the adapter's part.
+/// One linear layer: `x W^T + bias`, plus the adapter's output.
 #[derive(Debug)]
 pub struct Projection {
     /// Full module name, for example `model.layers.0.self_attn.q_proj`.
@@ -116,7 +116,7 @@ impl LoraPair {
         }
     }
 
-    /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a
+    /// Adds the adapter's output to the base's in place and scales where there are `rank` numbers a
     /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
     /// activations between them keep from being used again.
     pub(super) fn add_to(

@@ -122,7 +122,7 @@ fn table_of(format: QuantizationFormat) -> &'static [f32] {
     }
 }
 
-/// Rows must be one behind the other.
+/// Rows must be contiguous.
 fn check_int8(files: &WeightFiles, module: &str) -> Result<(), ModelError> {
     let name = format!("{module}.weight_format");
     let Some((path, _, num_bytes)) = files.find(&name) else { return Ok(()) };

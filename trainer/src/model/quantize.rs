@@ -24,7 +24,7 @@ pub(super) struct PartOf {
 }
 
 /// The tensors of all quantized weights, and the weight that was quantized last: its tensors are requested
-/// one after the other.
+/// consecutively.
 #[derive(Debug, Default)]
 pub(super) struct QuantizedParts {
     parts: BTreeMap<String, PartOf>,
@@ -49,7 +49,7 @@ impl QuantizedParts {
         self.parts.get(name)
     }
 
-    /// Writes what `tensor_shard` requests of `part` over `values`; `read` gives the whole weight.
+    /// Writes the shard `tensor_shard` of `part` over `values`; `read` returns the whole weight.
     pub(super) fn fill(
         &self,
         config: &ModelConfig,

@@ -25,7 +25,7 @@ pub(crate) struct TpCut<'a> {
     config: &'a ModelConfig,
 }
 
-/// What of a weight [out, in] is kept.
+/// The shard of a weight [out, in].
 #[derive(Clone)]
 enum Kept {
     Rows(Range<usize>),

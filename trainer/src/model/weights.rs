@@ -144,7 +144,7 @@ impl Weights {
     }
 
     /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every
-    /// machine, and to every rank the same part of them.
+    /// machine, and each rank its shard of them.
     pub fn fresh(config: &ModelConfig, seed: u64) -> Self {
         Self::new(config.clone(), Source::Fresh { seed })
     }

@@ -62,7 +62,7 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     Ok(path)
 }
 
-/// As [`render`], for a folder that a person named.
+/// As [`render`], for a folder that the user named.
 ///
 /// # Errors
 /// [`ReportError::NoRun`], and those of [`render`].

@@ -85,7 +85,7 @@ impl StatusChannel {
         });
     }
 
-    /// What people have to know although the run continues.
+    /// Reports a warning of a run that continues.
     pub(crate) fn warn(&self, warning: &str) {
         self.change(Urgency::AtOnce, |report| {
             report.progress.get_or_insert_default().warning = warning.to_owned();

@@ -1,6 +1,6 @@
 //! Requests to end a run early: signals and the job's own deadline, polled between micro-batches.
 //!
-//! Nothing here ends anything by itself: the loop asks, finishes or drops what it is doing, and checkpoints.
+//! Nothing is ended here: the loop polls, finishes or drops its work, and saves a checkpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,8 +35,8 @@ pub struct StopRequest {
 
 impl StopRequest {
     /// Starts to listen for SIGTERM and SIGINT, on a thread of its own: to be called by the thread that
-    /// starts all those that compute, before it does. A second signal ends the process at once, so that a
-    /// person is never locked out.
+    /// starts all those that compute, before it does. A second signal ends the process at once, so that the
+    /// user can always stop it.
     ///
     /// # Errors
     /// When the operating system refuses the handlers or the thread.

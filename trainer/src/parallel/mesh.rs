@@ -67,8 +67,8 @@ impl MeshRanks {
         Ok(self.shard_group.borrow_mut().all_gather(whole, shard)?)
     }
 
-    /// Starts to reduce-scatter the `whole` of the ranks of this replica, `[dp_shard * n]`; this rank's part,
-    /// `[n]`, is written to `shard`.
+    /// Starts to reduce-scatter the `whole` of the ranks of this replica, `[dp_shard * n]`; this rank's
+    /// shard, `[n]`, is written to `shard`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

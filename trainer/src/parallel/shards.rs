@@ -37,7 +37,7 @@ pub use self::whole::WeightDtype;
 use super::{MeshRanks, RankError};
 use crate::model::{Decoder, NamedTensors};
 
-/// What is gathered at once: an FSDP unit.
+/// An FSDP unit: parameters that are gathered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FsdpUnit {
     /// Embedding, final norm and head.
@@ -47,7 +47,7 @@ pub enum FsdpUnit {
 }
 
 impl FsdpUnit {
-    /// The number of the layer that it is; `None` for what is outside of the layers.
+    /// The index of the layer; `None` for the outer unit.
     pub fn layer_idx(self) -> Option<usize> {
         match self {
             Self::Outer => None,
@@ -66,7 +66,7 @@ struct UnitParameters {
 }
 
 impl UnitParameters {
-    /// Takes parameters of which layers make `compute`, offloaded to `place` where there is one.
+    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one.
     fn new(
         parameters: NamedTensors,
         ranks: &MeshRanks,
@@ -100,35 +100,35 @@ impl UnitParameters {
 #[derive(Debug)]
 struct Scattering {
     unit: FsdpUnit,
-    /// Which of the part's trained buffers.
+    /// The index of the buffer among the unit's trained ones.
     flat_idx: usize,
-    /// This rank's part of it, `[n / dp_shard]`.
+    /// This rank's shard of the result, `[n / dp_shard]`.
     own: Tensor,
     pending: Pending,
 }
 
-/// Parameters of layers, first to last, and of what is outside of them.
+/// Parameters of the layers, first to last, and of the outer unit.
 pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
 
-/// All parameters of a role, in shards.
+/// All parameters of a role, sharded.
 #[derive(Debug)]
 pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<MeshRanks>,
-    /// Numbers that layers compute with.
+    /// The compute dtype.
     compute: Kind,
     /// The file with the shards of a frozen model.
     offload_file: Option<TensorFile>,
-    /// Layers, the last ones, that stay whole between forward and backward pass.
+    /// The number of last layers that stay unsharded between forward and backward pass.
     unsharded_layers: usize,
-    /// One at a time, so that no more than one layer's gradient waits beside the one that is computed.
+    /// One at a time, so that at most one layer's gradient is pending beside the one that is computed.
     scattering: RefCell<Option<Scattering>>,
 }
 
 impl ShardedParameters {
-    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part
-    /// is whole. With a folder shards are offloaded, on the CPU to a nameless file there.
+    /// Takes the parameters of `decoder`, whose memory is freed: from now on they can be read while their
+    /// unit is unsharded. With a folder shards are offloaded, on the CPU to an unlinked file there.
     ///
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
@@ -137,11 +137,11 @@ impl ShardedParameters {
         ranks: Rc<MeshRanks>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), offload_to)
+        Self::from_units(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), offload_to)
     }
 
-    /// The same of any parameters by part, of which layers make `compute`.
-    pub(crate) fn of_parts(
+    /// The same for parameters by unit, which layers use in the dtype `compute`.
+    pub(crate) fn from_units(
         (layers, outer): TensorsByUnit,
         ranks: Rc<MeshRanks>,
         compute: Kind,
@@ -157,24 +157,24 @@ impl ShardedParameters {
         Ok(Self { layers, outer, ranks, compute, offload_file: None, unsharded_layers: 1, scattering })
     }
 
-    /// The same, of which the last `unsharded_layers` layers stay whole between forward and backward pass
-    /// (FSDP2's `reshard_after_forward`); at least the very last does, whose backward pass follows at once.
+    /// The same, with the last `unsharded_layers` layers unsharded between forward and backward pass (FSDP2's
+    /// `reshard_after_forward`); at least the very last, whose backward pass follows at once.
     #[must_use]
     pub fn keeping_unsharded(self, unsharded_layers: usize) -> Self {
         Self { unsharded_layers: unsharded_layers.max(1), ..self }
     }
 
-    /// How many layers stay whole between forward and backward pass.
+    /// The number of layers that stay unsharded between forward and backward pass.
     pub(crate) fn unsharded_layers(&self) -> usize {
         self.unsharded_layers
     }
 
-    /// Whether a layer stays whole between its forward and its backward pass.
+    /// Whether a layer stays unsharded between its forward and its backward pass.
     pub(crate) fn stays_unsharded(&self, layer_idx: usize) -> bool {
         layer_idx + self.unsharded_layers >= self.layers.len()
     }
 
-    /// Trainable parameters of another role on the frozen ones of `base`, which are its very shards.
+    /// Trainable parameters of another role with the frozen ones of `base`, whose shards are shared.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -183,19 +183,19 @@ impl ShardedParameters {
         trained: TensorsByUnit,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let mut own = Self::of_parts(trained, base.ranks(), base.compute, offload_to)?;
+        let mut own = Self::from_units(trained, base.ranks(), base.compute, offload_to)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
         Ok(own)
     }
 
-    /// The ranks that share the parameters.
+    /// The ranks over which the parameters are sharded.
     pub(crate) fn ranks(&self) -> Rc<MeshRanks> {
         Rc::clone(&self.ranks)
     }
 
-    /// Every unit, in the order in which a forward pass computes.
+    /// All units, in the order of a forward pass.
     pub fn units(&self) -> impl Iterator<Item = FsdpUnit> + use<> {
         std::iter::once(FsdpUnit::Outer).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
@@ -206,13 +206,13 @@ impl ShardedParameters {
         self.trained().flat_map(Flat::pieces).collect()
     }
 
-    /// Bytes that parameters and gradients take on this rank now.
+    /// The present bytes of parameters and gradients on this rank.
     pub fn num_bytes(&self) -> usize {
         self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next
-    /// one is prefetched meanwhile. All ranks do so together.
+    /// Calls `read` for every unit while it is unsharded in `dtype`, in the order of [`Self::units`]; the
+    /// next one is prefetched meanwhile. Collective.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
@@ -231,8 +231,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Whether a part, which is whole here, is what the ranks of this copy hold, by the `digest` of each
-    /// one's shard. All ranks ask together.
+    /// Whether an unsharded unit equals the shards of the replica's ranks, by the `digest` of each shard.
+    /// Collective.
     ///
     /// # Errors
     /// What `digest` fails with, or [`RankError`] when a rank is lost.
@@ -248,7 +248,7 @@ impl ShardedParameters {
         Ok(is_as_held)
     }
 
-    /// Starts the all-gather of a unit that is not whole.
+    /// Starts the all-gather of a sharded unit.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
@@ -256,7 +256,7 @@ impl ShardedParameters {
         self.prefetch_as(unit, WeightDtype::Compute)
     }
 
-    /// Waits until a unit is whole, in the dtype that layers compute with.
+    /// Waits until a unit is unsharded in the compute dtype.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
@@ -264,7 +264,7 @@ impl ShardedParameters {
         self.unshard_as(unit, WeightDtype::Compute)
     }
 
-    /// Waits until a unit is whole, in the master dtype of the shards.
+    /// Waits until a unit is unsharded in the master dtype of the shards.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
@@ -281,7 +281,7 @@ impl ShardedParameters {
         self.held(unit).flats().try_for_each(Flat::unshard)
     }
 
-    /// Frees the whole of a unit.
+    /// Frees the unsharded parameters of a unit.
     ///
     /// # Errors
     /// [`RankError::Shards`] when libtorch cannot.
@@ -289,7 +289,7 @@ impl ShardedParameters {
         self.held(unit).flats().try_for_each(Flat::reshard)
     }
 
-    /// Gives the trained parameters of a part gradients of zero, for a backward pass to add to.
+    /// Gives the trained parameters of a unit gradients of zero, for a backward pass to add to.
     pub fn begin_gradient(&self, unit: FsdpUnit) {
         self.held(unit).trained.iter().for_each(Flat::begin_gradient);
     }
@@ -322,13 +322,12 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Frees the gradients, after the optimizer has let go of those of the pieces.
+    /// Frees the gradients, after the optimizer has dropped those of the pieces.
     pub fn clear_gradients(&self) {
         self.trained().for_each(Flat::clear_gradient);
     }
 
-    /// The norm of what is spread over the replica, from the norm of each rank's part: the same bits on all
-    /// ranks.
+    /// The norm over the replica, from the norm of each rank's shard: the same bits on all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -348,10 +347,10 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.change(|| change(&|name| flat.place_of(name).is_some())))
     }
 
-    /// The trained parameters of a part, whole and by name, in memory of their own.
+    /// The trained parameters of a unit, gathered, by name, in new memory.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or what is offloaded cannot be fetched.
+    /// [`RankError`] when a rank is lost, or an offloaded shard cannot be fetched.
     pub(crate) fn gather_parameters(&self, unit: FsdpUnit) -> Result<NamedTensors, RankError> {
         let mut whole = NamedTensors::new();
         for flat in &self.held(unit).trained {
@@ -360,7 +359,7 @@ impl ShardedParameters {
         Ok(whole)
     }
 
-    /// One tensor for each trained parameter of a part, whole and by name, from this rank's pieces of them,
+    /// One gathered tensor for each trained parameter of a unit, by name, from this rank's pieces of them,
     /// `[len]`.
     ///
     /// # Errors

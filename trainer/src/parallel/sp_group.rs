@@ -19,7 +19,7 @@ pub struct SpGroup {
 
 impl SpGroup {
     /// The shard of the tokens that this rank computes.
-    pub fn part(&self) -> SpShard {
+    pub fn shard(&self) -> SpShard {
         self.part
     }
 
@@ -67,7 +67,7 @@ impl Ranks {
 
     /// The shard of its group's tokens that this rank computes.
     pub fn sp_shard(&self) -> SpShard {
-        self.sp_group().map_or(SpShard::WHOLE, SpGroup::part)
+        self.sp_group().map_or(SpShard::WHOLE, SpGroup::shard)
     }
 
     /// Whether this is the first rank of its group, which counts what all of them have.

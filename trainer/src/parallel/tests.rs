@@ -93,7 +93,7 @@ pub(super) fn actor_keeping_unsharded(
     }
 }
 
-/// Copies of a decoder's parameters by name, whole, wherever its parts are.
+/// Copies of a decoder's parameters by name, gathered if they are sharded.
 pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Tensor> {
     let (layers, outer) = decoder.decoder().parameters_by_layer();
     let mut all = BTreeMap::new();

@@ -6,7 +6,7 @@ use tch::Kind;
 use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
 use crate::model::Decoder;
 
-/// A decoder to be read one part after the other: all of it is here, or its units are unsharded.
+/// A decoder to be read unit by unit: it is whole, or its units are unsharded one at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderUnits<'a> {
     decoder: &'a Decoder,
@@ -26,7 +26,7 @@ impl<'a> DecoderUnits<'a> {
         Self { decoder, shards }
     }
 
-    /// The decoder; its parameters can be read while [`Self::visit`] is at their part.
+    /// The decoder; its parameters can be read while [`Self::visit`] is at their unit.
     pub fn decoder(&self) -> &'a Decoder {
         self.decoder
     }
@@ -43,9 +43,8 @@ impl<'a> DecoderUnits<'a> {
         if is_other { WeightDtype::Master } else { WeightDtype::Compute }
     }
 
-    /// Lets `read` see every part while it is whole, in `numbers` where it is sharded: first what is
-    /// outside of the layers, then these, first to last. Where ranks share the decoder all of them do so
-    /// together.
+    /// Calls `read` for every unit while it is whole, in `dtype` if it is sharded: first the outer unit, then
+    /// the layers. With FSDP this is collective.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.

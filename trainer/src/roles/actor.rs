@@ -182,7 +182,7 @@ impl Actor {
     }
 
     /// The same where layer inputs that are kept for the backward pass are offloaded, on the CPU
-    /// in nameless files of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    /// in unlinked files of `folder`. Only with `activation_checkpointing` are they all that is kept.
     #[must_use]
     pub fn with_offloaded_inputs(self, folder: PathBuf) -> Self {
         Self { offload_inputs_to: Some(folder), ..self }

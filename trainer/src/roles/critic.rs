@@ -51,7 +51,7 @@ pub struct CriticOptions {
     pub activation_checkpointing: bool,
     /// Largest global norm of a gradient.
     pub max_grad_norm: f64,
-    /// What of it is offloaded while it is not needed.
+    /// Its offload.
     pub offload: Offload,
     /// Dtype in which its layers are computed; `None` for the actor's, which an adapter of its own always
     /// has.
@@ -91,10 +91,10 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All
-    /// its weights are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's
-    /// very base weights. It is in shards where the actor is: then all ranks take part. `ranks` are the
-    /// actor's, in streams as the critic's passes have them.
+    /// A critic initialized from `actor` with a value head of zeros, so that its first values are 0. All its
+    /// weights are trained; or, with `lora`, its own adapter, initialized from `seed`, on the actor's base
+    /// weights. It is sharded like the actor: then all ranks take part. `ranks` are the actor's, with the
+    /// critic's sequence-parallel groups.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -287,7 +287,7 @@ fn shards(
         return Ok(beside.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
-    let own = ShardedParameters::of_parts(parts, mesh, trunk.compute_kind(), offload_to)?;
+    let own = ShardedParameters::from_units(parts, mesh, trunk.compute_kind(), offload_to)?;
     let own = own.keeping_unsharded(base.unsharded_layers());
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)

@@ -154,7 +154,7 @@ pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
     for micro_batch in passes {
         match micro_batch {
             Some(micro_batch) => made.push(accumulate(learner, micro_batch)?),
-            None => learner.training_pass().model.pass_by_with_gradients()?,
+            None => learner.training_pass().model.join_forward_backward()?,
         }
     }
     let mut trainable = learner.trainable();

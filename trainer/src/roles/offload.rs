@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::roles::optim::{AdamW, AdamWOptions, OptimError};
 
-/// What is offloaded, and the folder whose nameless files hold it on the CPU.
+/// What is offloaded, and the folder whose unlinked files hold it on the CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Offload {
     spec: OffloadSpec,

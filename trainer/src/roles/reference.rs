@@ -186,7 +186,7 @@ impl FrozenPolicy {
         self
     }
 
-    /// Its weights, to be read where their part is whole.
+    /// Its weights, to be read while their unit is unsharded.
     pub(crate) fn decoder(&self) -> &Decoder {
         &self.decoder
     }
@@ -201,7 +201,7 @@ impl FrozenPolicy {
         self.shards.iter().for_each(ShardedParameters::release_pages);
     }
 
-    /// What this rank saves of it: every rank a part, which together are every tensor once.
+    /// The pieces that this rank saves: those of all ranks together are every tensor once.
     ///
     /// # Errors
     /// [`RankError::Shards`] when what is offloaded cannot be read.

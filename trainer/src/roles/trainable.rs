@@ -58,7 +58,7 @@ impl Trainable<'_> {
     }
 
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
-    /// is thrown away and changes nothing but the loss's scale, on all ranks together.
+    /// is discarded and changes only the loss scale, on all ranks together.
     pub(crate) fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
         memory::during("optimizer", || self.apply_clipped(learning_rate))
     }
@@ -98,8 +98,8 @@ impl Trainable<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor
-    /// once. What is offloaded stays there, and must be read before the next update.
+    /// The pieces of the updated tensors that this rank saves: those of all ranks together are every tensor
+    /// once. Offloaded pieces stay in offload storage, and must be read before the next update.
     ///
     /// # Errors
     /// [`RankError::Shards`] when what is offloaded cannot be read.
@@ -149,7 +149,7 @@ impl Trainable<'_> {
         let (mut moments, counts) = self.state()?;
         let mut tensors = NamedTensors::new();
         for unit in shards.units() {
-            let whole = whole_part(shards, unit, &mut moments)?;
+            let whole = gather_unit(shards, unit, &mut moments)?;
             if self.ranks.is_leader() {
                 tensors.extend(in_file(whole, folder));
             }
@@ -179,8 +179,8 @@ impl Trainable<'_> {
     }
 }
 
-/// A part's parameters and moments, which are taken out of `moments`.
-fn whole_part(
+/// A unit's parameters and moments, which are removed from `moments`.
+fn gather_unit(
     shards: &ShardedParameters,
     unit: FsdpUnit,
     moments: &mut BTreeMap<String, Tensor>,

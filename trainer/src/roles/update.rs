@@ -303,7 +303,7 @@ fn accumulate(
     Ok(PendingLoss::Known(actor.accumulate(micro_batch, &loss)?))
 }
 
-/// A micro-batch's part of the batch's per-token values.
+/// The per-token values of a micro-batch.
 #[derive(Clone, Default)]
 struct MicroInputs {
     advantages: Vec<f64>,

@@ -1,8 +1,7 @@
 //! A GPU that failed under a run: ECC and NVLink errors, and those that the driver logs as Xid. No change of
 //! the job helps, but another GPU may work.
 
-/// CUDA's words for failures of a device that no program brings about by itself, and its names for them where
-/// the driver was asked.
+/// CUDA's messages for failures of a device that no program causes, and the driver's names for them.
 const FAILURES: [(&str, &str); 8] = [
     ("uncorrectable ECC error encountered", "CUDA_ERROR_ECC_UNCORRECTABLE"),
     ("uncorrectable NVLink error", "CUDA_ERROR_NVLINK_UNCORRECTABLE"),

@@ -77,7 +77,7 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
     }
 }
 
-/// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
+/// The leader writes the model unit by unit; with FSDP all ranks gather it.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     let (decoder, folder) = (&roles.actor.actor.decoder, run.folder.export());
     let (spec, mut files) = (&run.spec().checkpoint.export, None);

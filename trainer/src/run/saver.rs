@@ -1,4 +1,4 @@
-//! The checkpoints of a run: begun after a step, committed when all ranks are done, reported to observers.
+//! The checkpoints of a run: started after a step, committed when all ranks are done, reported to observers.
 //! The content of a checkpoint is in [`crate::run::state`], writing by ranks in [`crate::run::saving`].
 
 use std::cell::RefCell;

@@ -1,7 +1,7 @@
 //! Asynchronous saving on all ranks: which ranks write, which save is in flight, and agreement on its result.
 //!
 //! ```text
-//! begin     the leader makes room -> each rank writes its parts into the kernel's memory      training waits
+//! begin     the leader makes room -> each rank writes its shard into the page cache      training waits
 //!           each rank syncs and digests its file on a thread                                training
 //!           continues
 //! settle    the files of all are complete -> the leader commits -> all know the result
@@ -101,7 +101,7 @@ impl Saving {
     /// Commits the save in flight, once all ranks have completed their files; returns the result. Collective.
     ///
     /// # Errors
-    /// On all ranks, when one of them could not save its part, or the leader not commit; nothing is left of
+    /// On all ranks, when one of them could not save its shard, or the leader not commit; nothing is left of
     /// the checkpoint then. Or when a rank is lost.
     pub(crate) fn settle(
         &mut self,

@@ -130,7 +130,7 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
     Ok(Some(parts))
 }
 
-/// The tensors of all roles, on the leader. Where ranks share them all take part.
+/// The tensors of all roles, on the leader. With FSDP all ranks take part.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
     let mut tensors = roles.actor.actor.trainable().tensors(folder)?;
@@ -175,7 +175,7 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
     Ok(())
 }
 
-/// The leader chooses and verifies; the other ranks take the same, of which they read no more than they need.
+/// The leader chooses and verifies; the other ranks use the same, and read only what they need.
 fn find_together(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let found = if run.ranks.is_leader() { Some(find(run)?) } else { None };
     let named = |(checkpoint, _): &(Option<Checkpoint>, _)| {

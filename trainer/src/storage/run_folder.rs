@@ -84,7 +84,7 @@ pub(crate) const EXPORTS: &str = "exports";
 /// At which commits data sets of the hub were read.
 pub(crate) const DATA_RECORD: &str = "data.json";
 
-/// What people have to know of the last attempt, as a list of sentences.
+/// The warnings of the last attempt, as a list of sentences.
 pub(crate) const WARNINGS: &str = "warnings.json";
 
 /// How the name of a file begins that is being written beside its place.

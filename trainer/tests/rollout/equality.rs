@@ -45,8 +45,8 @@ fn paged_greedy_continuations_are_those_of_transformers() {
     }
 }
 
-/// To the bit: packed products, norms and attention treat each row by itself, so on the CPU in f32 nothing
-/// that runs beside a sample touches it.
+/// To the bit: packed products, norms and attention compute each row independently, so on the CPU in f32 a
+/// sample does not depend on its batch.
 #[test]
 fn a_sample_is_the_same_alone_and_in_any_batch() {
     for family in FAMILIES {

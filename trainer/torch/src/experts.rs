@@ -26,7 +26,7 @@ pub struct ExpertRows {
 }
 
 impl ExpertRows {
-    /// Sorts `choices`, the experts of each token one after the other, `per_token` of each. Rows of one
+    /// Sorts `choices`, the experts of consecutive tokens, `per_token` of each. Rows of one
     /// expert keep the order of their tokens.
     ///
     /// # Panics

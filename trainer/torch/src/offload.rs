@@ -23,27 +23,27 @@ use crate::access::{bytes, bytes_mut, tensor_from_bytes};
 use crate::border::{
     check, raw, rlt_copy_beside, rlt_finish_copies, rlt_follow_copies, rlt_pinned_like, tensor_from,
 };
-use crate::region::{ALIGNMENT, nameless};
+use crate::region::{ALIGNMENT, unlinked_file};
 
-const WRITING: &str = "writing offloaded tensors to a nameless file of";
-const READING: &str = "reading offloaded tensors from a nameless file of";
+const WRITING: &str = "writing offloaded tensors to an unlinked file of";
+const READING: &str = "reading offloaded tensors from an unlinked file of";
 
 /// Storage for tensors of one device. Offloaded tensors outlive this value.
 #[derive(Debug)]
 pub struct OffloadStorage {
     /// `None` where tensors are in pinned memory.
-    file: Option<Arc<NamelessFile>>,
+    file: Option<Arc<UnlinkedFile>>,
     /// Where the next tensor begins in the file, in bytes.
     end: u64,
 }
 
 #[derive(Debug)]
-struct NamelessFile {
+struct UnlinkedFile {
     file: File,
     folder: PathBuf,
 }
 
-impl NamelessFile {
+impl UnlinkedFile {
     fn failed(&self, act: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
         let folder = self.folder.clone();
         move |source| Error::File { act, folder, source }
@@ -58,10 +58,10 @@ impl OffloadStorage {
     /// [`Error::File`] when the file cannot be made.
     pub fn new(folder: &Path, device: Device) -> Result<Self, Error> {
         let failed =
-            |source| Error::File { act: "making a nameless file in", folder: folder.to_owned(), source };
+            |source| Error::File { act: "making an unlinked file in", folder: folder.to_owned(), source };
         let file = match device {
             Device::Cpu => {
-                Some(NamelessFile { file: nameless(folder).map_err(failed)?, folder: folder.to_owned() })
+                Some(UnlinkedFile { file: unlinked_file(folder).map_err(failed)?, folder: folder.to_owned() })
             }
             _ => None,
         };
@@ -95,7 +95,7 @@ pub struct Offloaded {
 #[derive(Debug)]
 enum Place {
     File {
-        file: Arc<NamelessFile>,
+        file: Arc<UnlinkedFile>,
         start: u64,
     },
     /// Of the same size.
@@ -179,7 +179,7 @@ impl Offloaded {
         range.offset(start).len(self.num_bytes());
         // SAFETY: the file has no name and is never shortened; that it is written to while it is read is the
         // caller's to avoid.
-        let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping a nameless file of"))?;
+        let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping an unlinked file of"))?;
         tensor_from_bytes(Arc::new(map), 0, &self.size, self.numbers.0)
     }
 
@@ -209,7 +209,7 @@ impl Offloaded {
 pub struct Prefetch {
     target: Tensor,
     /// What the CPU has yet to read, and where it begins.
-    unread: Option<(Arc<NamelessFile>, u64)>,
+    unread: Option<(Arc<UnlinkedFile>, u64)>,
 }
 
 impl Prefetch {

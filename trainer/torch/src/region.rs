@@ -83,15 +83,15 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives
-    /// each back as it is there, in order. They are changed by [`Self::rewrite`] alone.
+    /// Writes CPU tensors into a new, unlinked file in `folder`, and returns the mapped ones in order. Only
+    /// [`Self::rewrite`] changes them.
     ///
     /// # Errors
     /// When the file cannot be written or mapped, for instance on a full disk.
     pub fn write(folder: &Path, tensors: &[Tensor]) -> Result<(Self, Vec<Tensor>), Error> {
         let failed =
             |source| Error::File { act: "writing tensors into a file of", folder: folder.into(), source };
-        let file = nameless(folder).map_err(failed)?;
+        let file = unlinked_file(folder).map_err(failed)?;
         let mut writer = BufWriter::with_capacity(1 << 20, &file);
         let mut starts = Vec::with_capacity(tensors.len());
         let mut end = 0;
@@ -160,7 +160,7 @@ fn bytes_of(plain: &Tensor) -> &[u8] {
 
 /// A new file that is open for reading and writing and has lost its name. Processes of other machines may do
 /// the same in the same folder, and have the same number.
-pub(crate) fn nameless(folder: &Path) -> std::io::Result<File> {
+pub(crate) fn unlinked_file(folder: &Path) -> std::io::Result<File> {
     let mut attempt = 0;
     loop {
         let path = folder.join(format!(".tensors-{}-{attempt}", std::process::id()));

@@ -64,7 +64,7 @@ impl Lane {
         let losses = Arc::new(Losses::default());
         let (takes_completions, is_file) = (tracker.takes_completions(), tracker.is_file());
         let lane = Self { name, sender, takes_completions, is_file, losses: losses.clone() };
-        // Never joined: a tracker that hangs must not hold up the end of the run.
+        // Never joined: a tracker that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name(format!("track {name}"));
         thread
             .spawn(move || drain(name, tracker, &receiver, &losses))

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Values of a step by verl's names.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// The parts of a run that count their steps apart.
+/// The stages of a run, which count steps separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// Supervised training before reinforcement learning; `training/phase` 0.

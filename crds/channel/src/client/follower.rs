@@ -48,7 +48,7 @@ impl Follower {
         let state = State { question, answer: FollowResponse::default(), answered_at: Instant::now() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() });
         let asking = Arc::clone(&shared);
-        // Never joined: an operator that hangs must not hold up the end of the pod.
+        // Never joined: an operator that hangs must not delay the end of the pod.
         std::thread::Builder::new().name("follow attempts".into()).spawn(move || run(&asking, &settings))?;
         Ok(Self { shared })
     }

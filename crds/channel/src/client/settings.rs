@@ -47,7 +47,7 @@ impl Default for Pace {
 /// What is wrong with the environment.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
-    /// The address is there, but something that belongs to it is not.
+    /// The address is set, but another variable that it needs is not.
     #[error("{} is set, but {name} is not", environment::ADDRESS)]
     Missing {
         /// The missing variable.
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_environment_says_where_and_as_whom() {
+    fn a_complete_environment_gives_address_and_identity() {
         let settings = read(&complete()).unwrap().unwrap();
         assert_eq!(settings.source.attempt, 3);
         assert_eq!(settings.source.rank, 7);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_says_by_its_labels_which_gpu_it_has() {
+    fn a_nodes_gpu_is_read_from_its_labels() {
         let of = |product: &str, mebibytes: Option<&str>| {
             let mut labels = BTreeMap::from([(PRODUCT_LABEL.to_owned(), product.to_owned())]);
             labels.extend(mebibytes.map(|memory| (MEMORY_LABEL.to_owned(), memory.to_owned())));
@@ -147,7 +147,7 @@ mod tests {
             // As the driver says it.
             assert_eq!(Machine::of_product(&product.replace('-', " ")).unwrap().name, name);
         }
-        // A part of a GPU has the memory that its driver reports.
+        // A MIG slice has the memory that its driver reports.
         assert_eq!(
             of("NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", Some("9728")),
             Ok(Some(("h100".to_owned(), Some(9728 << 20))))

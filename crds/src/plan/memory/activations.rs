@@ -204,7 +204,7 @@ impl Activations<'_> {
         term("DoRA norms", FP32 * self.normed_weight)
     }
 
-    /// What of one layer is cast to the compute precision.
+    /// The bytes of one layer that are cast to the compute dtype.
     pub(super) fn cast_bytes_of_one_layer(&self) -> u64 {
         self.width * self.cast_of_layer
     }

@@ -11,9 +11,9 @@ use crate::resolved::ResolvedSpec;
 
 const REFERENCE: &str = "reference weights";
 
-/// A rank reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand.
-/// An adapter is initialized whole; a reference is in memory before it is written to a file, and its source
-/// is gathered unit by unit.
+/// A rank reads, initializes or copies its own shard of the weights, with 8 bytes of the host for each number
+/// in flight. An adapter is initialized whole; a reference is in memory before it is written to a file, and
+/// its source is gathered unit by unit.
 pub(super) fn loading(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -30,7 +30,7 @@ pub(super) fn loading(
     let mut terms = vec![
         on_host("weights being read", read),
         on_host("weight being quantized", quantized),
-        term("whole adapter", FP32 * (adapter - shards.part_of(adapter))),
+        term("whole adapter", FP32 * (adapter - shards.shard_of(adapter))),
         reference_read(spec, model, shards),
         shards.fetched(),
     ];
@@ -55,7 +55,7 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 /// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
-    let part = shards.part_of(model.parameter_count().total());
+    let part = shards.shard_of(model.parameter_count().total());
     if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 
@@ -87,7 +87,7 @@ pub(super) fn critic(
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
     let offload = spec.training.critic_offload();
-    let part = FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).part_of(num_parameters);
+    let part = FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).shard_of(num_parameters);
     [
         kept(spec, "critic", offload.parameters, part),
         kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),
@@ -106,8 +106,8 @@ pub(super) fn reward_models(
     shards: &Shards,
 ) -> MemoryTerm {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reward_models());
-    let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
-    let weights = width * judges.iter().map(part_of).sum::<u64>();
+    let shard_of = |judge: &ModelConfig| shards.shard_of(judge.parameter_count().total());
+    let weights = width * judges.iter().map(shard_of).sum::<u64>();
     kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 

@@ -50,7 +50,7 @@ pub(super) fn terms(
     [weights, larger(sampling, shards.taken_over().to_vec()), vec![packing]].concat()
 }
 
-/// What is packed, and the parts from which it is.
+/// The packed weights, and the FSDP units from which they are packed.
 pub(super) fn taking_over(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -59,11 +59,11 @@ pub(super) fn taking_over(
 ) -> Vec<MemoryTerm> {
     let shard = tp_shard(spec, model);
     let mut packed = weights((model, &shard), width, shards);
-    if !(on_gpu(spec) && shards.comes_in_parts()) {
+    if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
     packed[0].bytes -= width * largest_layer(&shard);
-    // Parts are packed from where they were gathered, but for an adapter.
+    // Units are packed from the gathered buffer, except for an adapter.
     let folded = term("packing temporaries", folding(spec, model, width));
     [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
 }
@@ -109,8 +109,9 @@ pub(super) fn kept(
 /// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h), and
 /// what is quantized, which a rank that has all of it samples with as it is.
 fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
-    let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
-    let quantized = if shards.comes_in_parts() { shard.quantized().bytes } else { 0 };
+    let embeddings =
+        if shards.is_gathered_by_unit() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
+    let quantized = if shards.is_gathered_by_unit() { shard.quantized().bytes } else { 0 };
     vec![
         term("rollout weights", width * packed_weights(shard) + quantized),
         term("rollout embeddings", width * embeddings),

@@ -1,14 +1,14 @@
 //! The memory of a sharded or offloaded model (`training.offload.parameters`) on one rank: its shard, and
 //! whole FSDP units while they are computed with. Zero if every rank keeps a whole copy on its device.
 
-use super::{FP32, MemoryTerm, Trained, comes_in_parts, frozen_width, larger, on_gpu, term};
+use super::{FP32, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu, term};
 use crate::plan::model_config::{ModelConfig, QuantizedSize};
 use crate::resolved::ResolvedSpec;
 
 const GATHERED: &str = "gathered weights";
 const FETCHED: &str = "fetched weights";
 
-/// Parameters of the model's parts, and among how many ranks they are divided.
+/// The parameters of the model's FSDP units, and the number of ranks over which they are sharded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
@@ -20,7 +20,7 @@ pub(super) struct Shards {
     unsharded_layers: u64,
     /// Of one layer, adapter included.
     layer: u64,
-    /// What of them is quantized, of the largest layer.
+    /// The quantized parameters of the largest layer.
     quantized: QuantizedSize,
     /// Of embedding, final norm and head.
     outer: u64,
@@ -50,7 +50,7 @@ impl Shards {
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
             is_offloaded: spec.training.is_any_offloaded(),
-            by_unit: comes_in_parts(spec),
+            by_unit: is_gathered_by_unit(spec),
             unsharded_layers: spec.training.layers_kept_unsharded(model.num_layers) as u64,
             layer: count.per_layer + adapter_layer,
             quantized: model.quantized_in_layer(0),
@@ -71,7 +71,7 @@ impl Shards {
     }
 
     /// How many of so many parameters one rank keeps.
-    pub(super) fn part_of(&self, num_parameters: u64) -> u64 {
+    pub(super) fn shard_of(&self, num_parameters: u64) -> u64 {
         num_parameters.div_ceil(self.dp_shard)
     }
 
@@ -80,9 +80,9 @@ impl Shards {
         width * (self.layer - self.quantized.numbers) + self.quantized.bytes
     }
 
-    /// The bytes of a rank's part of it.
-    fn part_of_layer(&self, width: u64) -> u64 {
-        width * self.part_of(self.layer - self.quantized.numbers) + self.part_of(self.quantized.bytes)
+    /// The bytes of a rank's shard of a layer.
+    fn shard_of_layer(&self, width: u64) -> u64 {
+        width * self.shard_of(self.layer - self.quantized.numbers) + self.shard_of(self.quantized.bytes)
     }
 
     /// During weight sync: one FSDP unit and the prefetched one.
@@ -99,8 +99,8 @@ impl Shards {
         [self.term(GATHERED, two_layers), self.on_its_way(self.sampling_width)]
     }
 
-    /// Whether a rank has parts of the model at hand only while it needs them.
-    pub(super) fn comes_in_parts(&self) -> bool {
+    /// Whether a rank gathers or prefetches the model unit by unit.
+    pub(super) fn is_gathered_by_unit(&self) -> bool {
         self.by_unit
     }
 
@@ -142,7 +142,7 @@ impl Shards {
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
         let (outer, layer) = (self.trained_outer, self.trained_layer);
         let bytes = if self.on_gpu {
-            let sent = FP32 * (2 * layer + self.part_of(layer)).max(self.part_of(outer));
+            let sent = FP32 * (2 * layer + self.shard_of(layer)).max(self.shard_of(outer));
             FP32 * outer + sent.saturating_sub(freed).max(FP32 * layer)
         } else {
             FP32 * (outer + (3 * layer).max(outer))
@@ -150,15 +150,15 @@ impl Shards {
         term("gathered gradients", if self.dp_shard == 1 { 0 } else { bytes })
     }
 
-    /// What the optimizer fetches of offloaded weights and moments: a rank's part of what is outside of
-    /// the layers, or of a layer, and both moments of a tensor in it and of the next one. The neighbours of
-    /// those outside of the layers are norms.
+    /// What the optimizer fetches of offloaded weights and moments: a rank's shard of one unit, and both
+    /// moments of a tensor in it and of the next one. In the unit outside of the layers the neighbours are
+    /// norms.
     pub(super) fn updated(&self, moments_offloaded: bool) -> Vec<MemoryTerm> {
         let (in_layer, outside) = self.largest_trained;
         let moments =
-            |num: u64, largest: u64| if moments_offloaded { num * FP32 * self.part_of(largest) } else { 0 };
+            |num: u64, largest: u64| if moments_offloaded { num * FP32 * self.shard_of(largest) } else { 0 };
         let of = |unit: u64, moments: u64| {
-            let weights = if self.is_offloaded { self.kept_width * self.part_of(unit) } else { 0 };
+            let weights = if self.is_offloaded { self.kept_width * self.shard_of(unit) } else { 0 };
             vec![term(FETCHED, weights), term("fetched moments", moments)]
         };
         // What is quantized is never updated.
@@ -168,11 +168,10 @@ impl Shards {
         )
     }
 
-    /// A rank's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
-    /// Nothing where it is not offloaded.
+    /// A rank's shard of one unit, while it is read or updated; 4 / s. Nothing where it is not offloaded.
     pub(super) fn fetched(&self) -> MemoryTerm {
-        let outer = self.kept_width * self.part_of(self.outer);
-        let part = outer.max(self.part_of_layer(self.kept_width));
+        let outer = self.kept_width * self.shard_of(self.outer);
+        let part = outer.max(self.shard_of_layer(self.kept_width));
         term(FETCHED, if self.is_offloaded { part } else { 0 })
     }
 
@@ -184,14 +183,14 @@ impl Shards {
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;
         let bytes = match self.is_offloaded {
-            true if !comes_in_place => self.part_of_layer(self.kept_width),
-            false if is_cast => self.part_of_layer(width),
+            true if !comes_in_place => self.shard_of_layer(self.kept_width),
+            false if is_cast => self.shard_of_layer(width),
             _ => 0,
         };
         term(FETCHED, bytes)
     }
 
     fn term(&self, name: &'static str, num_bytes: u64) -> MemoryTerm {
-        term(name, if self.comes_in_parts() { num_bytes } else { 0 })
+        term(name, if self.is_gathered_by_unit() { num_bytes } else { 0 })
     }
 }

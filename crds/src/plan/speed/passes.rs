@@ -59,7 +59,7 @@ impl Update {
     }
 }
 
-/// Tokens that go through the model, and those of them that are predicted, each rank's part.
+/// A rank's tokens of a pass, and those of them that are predicted.
 #[derive(Clone, Copy, Debug)]
 struct Tokens {
     computed: f64,
@@ -157,8 +157,8 @@ impl<'a> Passes<'a> {
     }
 
     /// Passes forward without gradients: the actor's log-probs where updates are off-policy or need those of
-    /// whole completions before, and the reference's, apart where that computes in other numbers. Of a data
-    /// set these are computed in the first epoch alone.
+    /// whole completions before, and the reference's, separately if it computes in another dtype. For a data
+    /// set these are computed in the first epoch only.
     pub(super) fn scoring(&self) -> Vec<Work> {
         let mesh = &self.spec.workers.mesh;
         let passes = |budget: (u32, u32)| self.tokens(self.batch.prompts_per_step, budget);
@@ -214,7 +214,7 @@ impl<'a> Passes<'a> {
         self.update_under(budget, self.spec.training.offload)
     }
 
-    /// The same in micro-batches of a budget for each of so many ranks, with what of the role is offloaded.
+    /// The same in micro-batches of a budget for each of so many ranks, with the role's offload.
     fn update_under(&self, budget: (u32, u32), offload: OffloadSpec) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::plan::machine::Machine;
 use crate::spec::{Device, MatmulPrecision, Precision};
 
-/// Kinds of work that reach different parts of a machine's FLOP/s.
+/// Kinds of work with different efficiencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Many rows a product: log-probs and updates, with attention, norms and losses between the products.
@@ -31,7 +31,7 @@ pub enum Bound {
     Host,
 }
 
-/// The parts of a machine's best figures that work of a kind reaches.
+/// The fractions of a machine's limits that a kind of work reaches.
 struct Efficiency {
     flops: f64,
     bytes: f64,
@@ -100,8 +100,8 @@ impl Work {
         self.products
     }
 
-    /// Seconds, and what takes the most of them. A GPU reads, multiplies, exchanges and is given work at the
-    /// same time, so that the longest decides. A CPU's cores do one after the other.
+    /// Seconds, and the bound that dominates. A GPU overlaps memory access, products, communication and
+    /// launches, so that the longest decides. On a CPU they are added.
     pub(super) fn seconds(&self, machine: &Machine, kind: Kind) -> (f64, Bound) {
         let efficiency = efficiency(machine.device, kind);
         let peak = machine.flops(self.numbers.0, self.numbers.1);

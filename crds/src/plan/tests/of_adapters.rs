@@ -34,7 +34,7 @@ fn dora_trains_a_number_more_for_each_output_and_takes_norms_of_one_projection()
 }
 
 #[test]
-fn megatron_s_names_count_as_the_modules_that_they_stand_for() {
+fn megatron_s_names_count_as_their_modules() {
     let lora = |names: &[&str]| json!({"rank": 8, "targetModules": names});
     assert_eq!(
         trainable(lora(&["linear_qkv", "linear_fc2"])),

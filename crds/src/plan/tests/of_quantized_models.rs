@@ -68,7 +68,7 @@ fn codes_and_scales_are_counted_by_the_byte() {
 
 /// The base and what the rollout packs of it; embeddings, which keep 16 bits, are a fifth of this model.
 #[test]
-fn a_base_of_135m_in_nf4_takes_a_third_of_what_it_takes_in_bfloat16() {
+fn a_base_of_135m_in_nf4_takes_a_third_of_its_bfloat16_size() {
     let held = |quantization: Value| {
         let memory = memory(quantization);
         let of = |name| bytes(&memory, Phase::Rollout, name);

@@ -63,7 +63,7 @@ fn a_reference_that_follows_is_kept_in_fp32_and_computes_as_before() {
 }
 
 #[test]
-fn a_rank_keeps_its_part_of_each_role_by_the_role_s_own_degree() {
+fn a_rank_keeps_a_shard_of_each_role_by_the_role_s_degree() {
     let of = |mesh: Value| planned(json!({"precision": "Bf16"}), mesh).memory.unwrap();
     let (whole, total) = (of(json!({})), qwen().parameter_count().total());
     let mesh = json!({"referenceDpShard": 2, "criticDpShard": 2, "rewardModelDpShard": 2});
@@ -78,7 +78,7 @@ fn a_rank_keeps_its_part_of_each_role_by_the_role_s_own_degree() {
         assert_eq!(bytes(&own, Phase::Update, term), width * parameters.div_ceil(2), "{term}");
     }
     assert_eq!(bytes(&own, Phase::Update, "weights"), bytes(&whole, Phase::Update, "weights"));
-    // What is in parts is gathered, and the gradients of a critic in shards are sent.
+    // Shards are gathered, and the gradients of a sharded critic are reduced.
     for term in ["gathered weights", "gathered gradients"] {
         assert_eq!(bytes(&whole, Phase::Update, term), 0, "{term}");
         assert!(bytes(&own, Phase::Update, term) > 0, "{term}");

@@ -41,7 +41,7 @@ fn adapter_on(workers: u32) -> impl Fn(&mut Value) {
 }
 
 #[test]
-fn the_base_of_an_adapter_lies_on_gpus_once_in_the_numbers_that_it_computes_in() {
+fn the_base_of_an_adapter_is_on_gpus_once_in_the_compute_dtype() {
     let num_parameters = large().parameter_count().total();
     assert_eq!(num_parameters, 72_706_203_648);
     let plan = planned(&large(), "h100", adapter_on(8));
@@ -91,7 +91,7 @@ fn heads_of_a_width_that_kernels_do_not_read_take_the_memory_of_padded_ones_on_g
 }
 
 #[test]
-fn what_is_left_open_is_chosen_for_the_device() {
+fn open_choices_are_made_for_the_device() {
     let choices =
         |model: &ModelConfig, gpu: &str, change: fn(&mut Value)| planned(model, gpu, change).choices;
     let small = choices(&qwen(), "h100", |_| {});
@@ -99,7 +99,7 @@ fn what_is_left_open_is_chosen_for_the_device() {
     assert!(!small.activation_checkpointing, "half a billion parameters");
     let sharded = |spec: &mut Value| spec["workers"] = json!({"count": 64, "mesh": {"dpShard": 64}});
     assert!(choices(&large(), "h100", sharded).activation_checkpointing);
-    // The rank's part and a short pass leave room for everything that layers keep.
+    // The rank's shard and a short pass leave room for all activations.
     let short = |spec: &mut Value| {
         spec["workers"] = json!({"count": 64, "mesh": {"dpShard": 64}});
         spec["data"]["maxPromptTokens"] = 8.into();
@@ -121,7 +121,7 @@ fn what_is_left_open_is_chosen_for_the_device() {
 }
 
 #[test]
-fn what_cannot_fit_is_told_with_values_that_would() {
+fn a_job_that_cannot_fit_is_reported_with_values_that_would() {
     let fit = |change: &dyn Fn(&mut Value)| planned(&qwen(), "rtx-4090", change).fit.unwrap();
     let wide = |spec: &mut Value| {
         spec["data"]["maxPromptTokens"] = 1024.into();
@@ -206,7 +206,7 @@ fn limits(report: &str, contest: &str) -> (f64, f64) {
 }
 
 #[test]
-fn on_cpus_the_prediction_is_within_a_third_of_what_was_measured() {
+fn on_cpus_the_prediction_is_within_a_third_of_the_measurement() {
     let model = ModelConfig::from_json(
         &serde_json::from_str(include_str!("../../../../trainer/benches/rollout/model.json")).unwrap(),
     )
@@ -332,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn more_ranks_that_share_a_model_never_need_more_each(spec in jobs(), doublings in 1u32..4) {
+    fn a_higher_dp_shard_never_needs_more_memory(spec in jobs(), doublings in 1u32..4) {
         let shared = |workers: u32| {
             let mut spec = spec.clone();
             spec["workers"]["count"] = 32.into();

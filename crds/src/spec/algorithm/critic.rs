@@ -1,4 +1,4 @@
-//! `spec.algorithm.critic`: how the critic learns. What it is compared for is the advantage's business.
+//! `spec.algorithm.critic`: how the critic learns. Estimators that use its values are in `advantage`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -31,8 +31,8 @@ pub struct WasmSpec {
     #[serde(default = "WasmSpec::default_memory_mib")]
     #[schemars(range(min = 1, max = 4096))]
     pub memory_mib: u32,
-    /// Longest time in seconds of one call. It is there for slow machines: a call that ends by it may end
-    /// otherwise elsewhere.
+    /// Longest time in seconds of one call. It is meant for slow machines: a call that exceeds it may end
+    /// differently on another machine.
     #[serde(default = "WasmSpec::default_timeout_seconds")]
     #[schemars(range(min = 0.01, max = 3600.0))]
     pub timeout_seconds: f64,

@@ -18,11 +18,11 @@ const SERVER_FIELDS: [&str; 5] =
 pub(super) enum Outcome {
     /// It would be made.
     Made,
-    /// It is there, and stays as it is.
+    /// It exists and would not change.
     Same,
-    /// It is there, and would change so.
+    /// It exists and would change like this.
     Changed { difference: String },
-    /// It is there, and follows the attempt, not the manifest.
+    /// It exists and depends on the attempt, not on the manifest.
     Kept,
     /// The workers' GPU holds the job.
     Fits { message: String },

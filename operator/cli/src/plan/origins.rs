@@ -45,7 +45,7 @@ pub(super) fn of(job: &Job, pods: &PodSettings, namespace: Option<&NamespaceDefa
     origins.into_iter().map(|(field, (value, from))| FieldOrigin { field, value, from }).collect()
 }
 
-/// Two columns for people.
+/// Two columns of text.
 pub(super) fn render(origins: &[FieldOrigin]) -> String {
     let said: Vec<_> =
         origins.iter().map(|one| (format!("{}: {}", one.field, one.value), one.from)).collect();

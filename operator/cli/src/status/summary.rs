@@ -21,7 +21,7 @@ pub(crate) struct Summary {
     /// Why, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// Why, for people.
+    /// A message for users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
     /// Since when (RFC 3339).

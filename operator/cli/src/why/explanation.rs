@@ -19,7 +19,7 @@ pub(crate) struct Explanation {
     pub(crate) summary: String,
     /// What it follows from.
     pub(crate) evidence: Vec<String>,
-    /// What a person can do; empty where nothing is to be done.
+    /// What the user can do; empty if nothing has to be done.
     pub(crate) change: Vec<String>,
 }
 

@@ -39,7 +39,7 @@ fn workers_of_all_groups_are_started_and_counted_by_group() {
 #[test]
 fn a_pod_is_of_its_own_group_whatever_its_index() {
     let ready = |idx| Worker { phase: WorkerPhase::Running, is_ready: true, ..sampler(idx, 1) };
-    // The first worker that trains is missing, the first that samples is there and done.
+    // The first worker that trains is missing, the first that samples exists and has succeeded.
     let done = Worker { phase: WorkerPhase::Succeeded, ..ready(0) };
     let decision = of_two_groups(&starting(9), vec![done, ready(1), runs(1)]);
     assert_eq!(names(&decision.start), ["trainer-0"]);

@@ -18,7 +18,7 @@ pub enum RejectionLevel {
     SequenceMax,
 }
 
-/// How far apart the policies are on a token, and how far is too far. x is the log-ratio, clamped to +-20.
+/// The divergence of the policies on a token, and its bound. x is the log-ratio, clamped to +-20.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divergence {
     /// k1 = -x, kept while exp(k1), the **inverse** ratio, is in `[lower, upper]`.

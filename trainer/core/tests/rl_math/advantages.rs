@@ -23,7 +23,7 @@ pub(crate) fn estimate(case: &Case) -> Outcome {
         ..AdvantageInputs::new(&rows, &token_rewards, &groups)
     };
     let by_std = case.arg("norm_adv_by_std").as_bool().unwrap_or(true);
-    // Forms of verl's that manifests do not offer are called by themselves.
+    // verl's variants that manifests do not offer are called directly.
     let got = match case.function() {
         "grpo_vectorized" => grpo_vectorized(&rows, &token_rewards, &groups, by_std),
         "rloo" => rloo(&rows, &token_rewards, &groups),

@@ -74,7 +74,7 @@ pub(crate) fn dpo(case: &Case) -> Outcome {
     evaluate(case, &objective)
 }
 
-/// Updates one after the other, whose rewards have a running mean. TRL's loss is the mean over completions.
+/// Consecutive updates with a running mean of rewards. TRL's loss is the mean over completions.
 pub(crate) fn bco(case: &Case) -> Outcome {
     let beta = case.number("beta");
     let objective = PreferenceObjective::new(BcoPair { beta, running_mean: true });

@@ -12,7 +12,7 @@ use super::{Check, Failure};
 
 /// How often a parent asks whether its child has ended.
 const POLL: Duration = Duration::from_millis(20);
-/// What of a failed child's last words is repeated, in bytes.
+/// Most bytes of a failed child's output that are repeated.
 const MAX_WORDS: usize = 1500;
 
 /// The lines of a check.

@@ -106,7 +106,7 @@ fn finding(batch: usize, [shallow, deep]: [Cost; 2], captured: Cost) -> Finding 
 /// How the operations of a step reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Each by itself.
+    /// Launched one by one.
     Launched,
     /// All of them as one graph.
     Captured,

@@ -23,7 +23,7 @@ use crate::roles::reference::FrozenPolicy;
 use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
 use crate::roles::update::{UpdatePlan, update};
 
-/// Texts play no part here.
+/// There are no texts here.
 #[derive(Clone, Copy, Debug)]
 pub struct NoText;
 

@@ -33,12 +33,12 @@ pub(super) enum Next {
     Restart {
         /// To wait before.
         after: Duration,
-        /// Which budget pays, for a person.
+        /// The budget that is used, for messages.
         budget: String,
     },
     /// The end.
     End {
-        /// Why, for a person; empty where another attempt was never an option.
+        /// Why, for messages; empty if a retry was never possible.
         why: String,
     },
 }

@@ -119,7 +119,7 @@ impl Children {
         Ok(AttemptOutcome::of(&self.ends))
     }
 
-    /// As [`Self::watch`]; `None` where all were ended because another attempt has begun.
+    /// As [`Self::watch`]; `None` if all were killed because another attempt has started.
     pub(super) fn watch_current(
         mut self,
         stop: &mut StopSignal,

@@ -38,7 +38,7 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// For a rank that ended by itself after signals were handed on.
+    /// For a rank that ended on its own after signals were forwarded.
     pub(super) fn by_signal(code: Option<i32>, signal: Option<i32>) -> Self {
         let is_insisted = code.is_some_and(|code| INSISTED.contains(&code));
         if signal == Some(SIGTERM) || is_insisted { Self::BySignal } else { Self::Not }

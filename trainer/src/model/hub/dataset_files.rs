@@ -33,7 +33,7 @@ const SEPARATORS: &str = "[-._ 0-9]";
 /// Why a split cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetFilesError {
-    /// The README is no text that a person wrote.
+    /// The README is too long.
     #[error("README.md has {num_bytes} bytes, expected at most {}", super::MAX_README_BYTES)]
     LongReadme {
         /// Its length.

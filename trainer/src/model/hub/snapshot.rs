@@ -79,7 +79,7 @@ pub(super) struct Listed {
     pub(super) num_bytes: u64,
 }
 
-/// Fetches files of `listed` into the folder `dir`; what is there already is not fetched again.
+/// Fetches files of `listed` into the folder `dir`; existing files are not fetched again.
 ///
 /// # Errors
 /// [`SnapshotError`].

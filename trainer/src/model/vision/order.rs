@@ -89,7 +89,7 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// Patches `[p, d]` in the order in which they are computed. Frames are not torn apart.
+    /// Patches `[p, d]` in the order in which they are computed. Frames are not split.
     pub(super) fn sort(&self, hidden_pd: &Tensor) -> Tensor {
         hidden_pd.unflatten(0, [-1, self.patches_per_token]).index_select(0, &self.tokens).flatten(0, 1)
     }

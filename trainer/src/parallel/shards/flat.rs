@@ -55,8 +55,7 @@ struct Parameter {
     /// The decoder's own tensor.
     leaf: Tensor,
     place: Place,
-    /// The part of the shard that is this parameter's, `[len]`: a leaf of its own, which the optimizer
-    /// updates.
+    /// The parameter's piece of the shard, `[len]`: a separate leaf, which the optimizer updates.
     piece: Tensor,
 }
 
@@ -93,7 +92,7 @@ impl Flat {
         Ok(Some(Self { parameters, layout, own, shard, master, compute, state, gradients }))
     }
 
-    /// This rank's part, whose values can be read unless they rest.
+    /// This rank's shard, whose values can be read unless they are offloaded.
     pub(super) fn shard(&self) -> &Tensor {
         self.shard.tensor()
     }
@@ -102,7 +101,7 @@ impl Flat {
         self.shard.offloaded().is_some()
     }
 
-    /// Whether this rank's part is all there is.
+    /// Whether this rank's shard is the whole buffer (`dp_shard` 1).
     fn is_whole(&self) -> bool {
         self.own.len() == self.layout.padded_len()
     }
@@ -154,7 +153,7 @@ impl Flat {
         self.shard = OwnShard::Here(shard);
     }
 
-    /// The decoder's own tensor of this name, to be read while the part is whole.
+    /// The decoder's own tensor of this name, to be read while the unit is unsharded.
     pub(super) fn leaf(&self, name: &str) -> Option<&Tensor> {
         self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.leaf)
     }
@@ -336,7 +335,7 @@ impl Flat {
 }
 
 impl Parameter {
-    /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its
+    /// Takes a leaf, which becomes a view of the whole, and copies this rank's part of its values to its
     /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
         copy_tensor_shard(&place.tensor_shard(&name), &leaf, &piece);

@@ -440,7 +440,7 @@ fn a_critic_in_shards_learns_as_the_whole() {
     }
 }
 
-/// Below its adapter a critic computes with the actor's shards: nothing of the model is there twice.
+/// Below its adapter a critic computes with the actor's shards: no part of the model exists twice.
 #[test]
 fn a_critic_s_adapter_uses_the_actor_s_shards() {
     let case = Case { lora: true, ..FULL };
@@ -531,7 +531,7 @@ fn between_passes_a_rank_holds_only_its_shard() {
             let mut actor = actor(case, &ranks, 3);
             let batch = batch();
             let plan = plan(Case { max_tokens: 64, ..case }, 0);
-            // Padding is less than a number for each part, of which there are at most eight.
+            // Padding is less than a number for each buffer, of which there are at most eight.
             let sharded_bytes = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
             let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
             assert!(sharded_bytes.contains(&num_bytes(&actor)));

@@ -96,15 +96,15 @@ impl ShardedParameters {
         tensor_shard.map_or(Ok(()), |tensor_shard| fill(&tensor_shard, values))
     }
 
-    /// What of the trained parameter `name` is in this rank's piece of it; `None` where nothing does.
+    /// This rank's piece of the trained parameter `name`; `None` if it has none.
     pub(crate) fn tensor_shard_of<'a>(&'a self, name: &'a str) -> Option<TensorShard<'a>> {
         let tensor_shard =
             self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
         tensor_shard.filter(|tensor_shard| !tensor_shard.range.is_empty())
     }
 
-    /// Takes the values of another role's parameters, one part at a time: those that `name_there` names
-    /// there. What the other role does not have stays as it is.
+    /// Copies the values of another role's parameters, unit by unit: those with the names that `name_there`
+    /// returns. Parameters that the other role does not have are not changed.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -115,9 +115,9 @@ impl ShardedParameters {
         })
     }
 
-    /// Lets `fill` write every piece that this rank has, `[len]`, beside the whole tensor of another role
-    /// that `name_there` names there, in master dtype, one unit at a time. What the other role does not have
-    /// is left out. All ranks take part.
+    /// Lets `fill` write every piece that this rank has, `[len]`, with the gathered tensor of another role of
+    /// the name that `name_there` returns, in the master dtype, unit by unit. Parameters that the other role
+    /// does not have are left out. Collective.
     ///
     /// # Errors
     /// What `fill` fails with, or [`RankError`] when a rank is lost.
@@ -170,12 +170,12 @@ impl ShardedParameters {
         })
     }
 
-    /// All parameters of a part by name, to be read while it is whole.
+    /// All parameters of a unit by name, to be read while it is unsharded.
     pub(crate) fn parameters_of(&self, unit: FsdpUnit) -> NamedTensors {
         self.held(unit).flats().flat_map(Flat::leaves).collect()
     }
 
-    /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are
+    /// Moves the shards of a frozen model on the CPU into an unlinked file of `folder`, from where they are
     /// gathered in place: after [`Self::release_pages`] they take none of the process's memory.
     /// Elsewhere than on the CPU nothing happens, nor where they are offloaded.
     ///

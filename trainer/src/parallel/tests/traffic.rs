@@ -108,8 +108,8 @@ fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens:
     let Layout { size, dp_shard, sp, unsharded, lora, compute } = layout;
     let number = compute.elt_size_in_bytes();
     let (computed, exact) = (Sizes::of(decoder, number), Sizes::of(decoder, EXACT as usize));
-    // Of what `ranks` have in equal parts each sends its own to all others, of what they add up each its part
-    // of the others'.
+    // In an all-gather over `ranks` each rank sends its shard to all others, in a reduce-scatter each of the
+    // others' shards.
     let of_others = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
     let num_passes = num_passes as f64;
     // An adapter is folded into weights as they are kept.

@@ -24,7 +24,7 @@ pub struct OuterGradients {
     is_tied: bool,
 }
 
-/// The gradient of a leaf, which is there while an update gathers: the one that it has, else zeros.
+/// The gradient of a leaf, which exists while an update accumulates: its own, else zeros.
 fn gradient(leaf: &Tensor) -> Tensor {
     if !leaf.grad().defined() {
         rlt_torch::set_grad(leaf, Some(&leaf.detach().zeros_like()));

@@ -45,15 +45,15 @@ use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
     pub decoder: &'a Decoder,
-    /// `None` where every rank has the whole.
+    /// `None` if every rank has the whole model.
     pub shards: Option<&'a ShardedParameters>,
-    /// The ranks that compute parts of the same tokens; `None` where all tokens are this rank's.
+    /// The sequence-parallel group; `None` without sequence parallelism.
     pub sp_group: Option<&'a SpGroup>,
 }
 
 impl Model<'_> {
-    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Without
-    /// FSDP ranks need not make the same number of passes.
+    /// The passes of this rank: its `own`, then `None` up to the number of the rank with the most
+    /// micro-batches. Without FSDP ranks need not make the same number of passes.
     pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
         let num_own = own.len();
         let num_passes =
@@ -76,18 +76,18 @@ impl Model<'_> {
         self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Outer))
     }
 
-    /// Gives what is outside of the layers gradients to add to.
+    /// Allocates gradients of the outer unit, to add to.
     pub(crate) fn begin_outer_gradient(&self) {
         self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Outer));
     }
 
-    /// Sends the gradients of what is outside of the layers to their shards.
+    /// Starts the reduce-scatter of the outer unit's gradients.
     pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
         self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Outer))
     }
 
-    /// Lets every layer `compute` while it is here, first to last. Those that wait for a backward pass stay
-    /// where `backward_follows`.
+    /// Calls `compute` for every layer while it is unsharded, first to last. If `backward_follows`, the last
+    /// layers stay unsharded.
     fn forward(
         &self,
         backward_follows: bool,
@@ -96,7 +96,7 @@ impl Model<'_> {
         let layers = self.decoder.layers();
         for (idx, layer) in layers.iter().enumerate() {
             let next = Some(idx + 1).filter(|next| *next < layers.len());
-            self.bring(idx, next)?;
+            self.unshard_layer(idx, next)?;
             compute(layer)?;
             if let Some(shards) =
                 self.shards.filter(|shards| !(backward_follows && shards.stays_unsharded(idx)))
@@ -107,13 +107,13 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// Lets every layer `compute` its gradients while it is here, last to first.
+    /// Calls `compute` for every layer's backward pass while it is unsharded, last to first.
     fn backward(
         &self,
         mut compute: impl FnMut(&DecoderLayer) -> Result<(), RankError>,
     ) -> Result<(), RankError> {
         for (idx, layer) in self.decoder.layers().iter().enumerate().rev() {
-            self.bring(idx, idx.checked_sub(1))?;
+            self.unshard_layer(idx, idx.checked_sub(1))?;
             self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Layer(idx)));
             compute(layer)?;
             if let Some(shards) = self.shards {
@@ -125,21 +125,22 @@ impl Model<'_> {
     }
 
     /// Unshards a layer and prefetches `next`, which is gathered while this one computes.
-    fn bring(&self, layer_idx: usize, next: Option<usize>) -> Result<(), RankError> {
+    fn unshard_layer(&self, layer_idx: usize, next: Option<usize>) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
         shards.unshard(FsdpUnit::Layer(layer_idx))?;
         next.map_or(Ok(()), |next| shards.prefetch(FsdpUnit::Layer(next)))
     }
 
-    /// Takes part in the collectives of a forward pass without anything to compute.
-    pub(crate) fn pass_by(&self) -> Result<(), RankError> {
+    /// Takes part in the collectives of a forward pass without a micro-batch.
+    pub(crate) fn join_forward(&self) -> Result<(), RankError> {
         self.enter()?;
         self.forward(false, |_| Ok(()))?;
         self.leave()
     }
 
-    /// Takes part in a pass forward and back, adding gradients of zero.
-    pub(crate) fn pass_by_with_gradients(&self) -> Result<(), RankError> {
+    /// Takes part in the collectives of a forward and backward pass without a micro-batch, with gradients of
+    /// zero.
+    pub(crate) fn join_forward_backward(&self) -> Result<(), RankError> {
         self.enter()?;
         self.forward(true, |_| Ok(()))?;
         self.begin_outer_gradient();
@@ -149,14 +150,14 @@ impl Model<'_> {
     }
 }
 
-/// What a forward pass must leave for its backward pass.
+/// What a forward pass keeps for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep<'a> {
-    /// Activation checkpointing: keep layer inputs and compute the rest again.
+    /// Activation checkpointing: keep layer inputs only, and recompute the rest.
     pub inputs_only: bool,
     /// The embedding is trained: the first layer's input needs a gradient.
     pub embedding_gradient: bool,
-    /// The folder of the offload storage for layer inputs; `None` where they stay on the device.
+    /// The folder of the offload storage for layer inputs; `None` if they stay on the device.
     pub offload_to: Option<&'a Path>,
 }
 

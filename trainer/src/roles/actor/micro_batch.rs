@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rows of one group     prompt | completion 1 | completion 2 | ...   each continues the prompt's segment
-//! a row by itself       prompt and completion
+//! a single row          prompt and completion
 //! ```
 //! The last token of a completion is left out: nothing is predicted from it.
 //!
@@ -36,13 +36,13 @@ pub struct MicroBatch {
     pub predictors_c: Tensor,
     /// The completion tokens, `c` of them, in the order of the rows.
     pub targets: Vec<i64>,
-    /// The same where the loss head reads them, i64 `[c]`.
+    /// The same on the device of the loss head, i64 `[c]`.
     pub targets_c: Tensor,
-    /// Their places among the completion tokens of all rows.
+    /// Their indices among the completion tokens of all rows.
     pub(crate) predicted: Predicted,
     /// The range of each row's completion among the completion tokens of all rows.
     pub rows: Rows,
-    /// The rows' places in the batch.
+    /// The rows' indices in the batch.
     pub row_idxs: Vec<usize>,
 }
 
@@ -63,8 +63,9 @@ impl MicroBatch {
         Self::split(batch, &own, decoder, max_tokens, ranks.sp_shard())
     }
 
-    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part`
-    /// with at most `max_tokens` tokens: a micro-batch has so many for each part.
+    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the shard
+    /// `part` with at most `max_tokens` tokens: a micro-batch has so many for each rank of the
+    /// sequence-parallel group.
     ///
     /// # Errors
     /// As [`Self::share`].
@@ -81,7 +82,7 @@ impl MicroBatch {
         let rows_of =
             |places: Vec<usize>| places.into_iter().map(|place| row_idxs[place]).collect::<Vec<_>>();
         let micro_batches = packing.micro_batches.into_iter().map(rows_of);
-        micro_batches.map(|rows| Self::part_of(batch, &rows, part, decoder)).collect()
+        micro_batches.map(|rows| Self::new_shard(batch, &rows, part, decoder)).collect()
     }
 
     /// Packs the rows `row_idxs` of `batch` in that order, for `decoder`.
@@ -89,11 +90,11 @@ impl MicroBatch {
     /// # Errors
     /// When the tokens of a prompt are not those of its images.
     pub fn new(batch: &Batch, row_idxs: &[usize], decoder: &Decoder) -> Result<Self, PackingError> {
-        Self::part_of(batch, row_idxs, SpShard::WHOLE, decoder)
+        Self::new_shard(batch, row_idxs, SpShard::WHOLE, decoder)
     }
 
-    /// The same, of which this rank computes a part.
-    fn part_of(
+    /// The same, of which this rank computes a shard.
+    fn new_shard(
         batch: &Batch,
         row_idxs: &[usize],
         part: SpShard,
@@ -137,7 +138,7 @@ impl MicroBatch {
         })
     }
 
-    /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other
+    /// One number for each completion token of all rows, from those of the c tokens; 0 for tokens of other
     /// ranks.
     pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
         self.predicted.spread(per_token, self.rows.num_tokens())
@@ -149,8 +150,8 @@ impl MicroBatch {
     }
 }
 
-/// The places of predicted tokens among the completion tokens of all rows, ascending: all of them, or this
-/// rank's part.
+/// The indices of predicted tokens among the completion tokens of all rows, ascending: all of them, or those
+/// of this rank's shard.
 #[derive(Clone, Debug)]
 pub(crate) struct Predicted(Arc<[usize]>);
 
@@ -169,7 +170,7 @@ impl Predicted {
         self.0.iter().map(|place| per_token[*place]).collect()
     }
 
-    /// The row of each, and its place among that row's completion tokens.
+    /// The row of each, and its index among that row's completion tokens.
     pub(crate) fn in_rows<'a>(&'a self, rows: &'a Rows) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut row = 0;
         self.0.iter().map(move |place| {

@@ -12,7 +12,7 @@ use super::layer_schedule::{self, Model};
 use crate::model::{Adapter, PackedInput};
 use crate::parallel::{RankError, Ranks};
 
-/// Tokens of each rank, even: enough that sequences reach over the borders of parts.
+/// Tokens of each rank, even: enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;
 
 /// What rounding may make of a matrix product with fewer rows, relative to hidden states in fp32. An
@@ -63,7 +63,7 @@ pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Res
     sample.compare(&own_td, &whole_td, (ranks, field))
 }
 
-/// What is tried: a prompt and what continues it, over all parts, with padding behind the last token.
+/// The probe's input: a prompt and its continuations, over all shards, with padding after the last token.
 pub(crate) struct Sample {
     tokens: Vec<TokenId>,
     prompt_len: usize,
@@ -77,23 +77,23 @@ impl Sample {
         Self { tokens: tokens.collect(), prompt_len: TOKENS_PER_RANK / 2 * num_parts }
     }
 
-    /// The tokens of all parts, without padding.
+    /// The tokens of all shards, without padding.
     #[cfg(test)]
     pub(crate) fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
-    /// Hidden states after the final norm of a part of the tokens, padding included, `[t, d]`.
+    /// Hidden states after the final norm of a shard of the tokens, padding included, `[t, d]`.
     pub(crate) fn hidden_states(&self, model: Model<'_>, part: SpShard) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
-        let input = PackedInput::part_of_layout(&self.tokens, layout, part, model.decoder.device());
+        let input = PackedInput::shard_of_layout(&self.tokens, layout, part, model.decoder.device());
         let hidden_td = layer_schedule::infer(model, &input, &model.decoder.context(&input, Adapter::On))?;
         model.leave()?;
         Ok(hidden_td)
     }
 
-    /// Compares this rank's part of the hidden states, padding included, with the same tokens of all of them.
+    /// Compares this rank's shard of the hidden states, padding included, with the same tokens of the whole.
     pub(crate) fn compare(
         &self,
         own_td: &Tensor,

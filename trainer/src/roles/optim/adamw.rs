@@ -1,6 +1,6 @@
 //! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
-//! `torch.optim.AdamW` computes it. Where its moments are offloaded between steps they are fetched with their
-//! parameter, one after the other.
+//! `torch.optim.AdamW` computes it. Moments that are offloaded between steps are fetched parameter by
+//! parameter.
 
 mod fused;
 mod moments;
@@ -49,7 +49,7 @@ struct Parameter {
     name: String,
     leaf: Tensor,
     moments: Moments,
-    /// Whether weight decay takes part of it away.
+    /// Whether it is decayed.
     decays: bool,
     /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
     num_steps: i64,
@@ -86,8 +86,8 @@ impl AdamW {
         Self::with_moments(parameters, options, None)
     }
 
-    /// The same where moments are offloaded: those of a parameter are there while it and the one before
-    /// it are updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
+    /// The same with offloaded moments: those of a parameter are on the device while it and the one before it
+    /// are updated, else in pinned memory of the host, or on the CPU in an unlinked file of `folder`.
     ///
     /// # Errors
     /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
@@ -233,7 +233,7 @@ impl AdamW {
         self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
     }
 
-    /// [`load`](Self::load) where the leaves are parts of what the checkpoint holds: `load_moment` gets the
+    /// [`load`](Self::load) for leaves that are shards of the checkpoint's tensors: `load_moment` gets the
     /// parameter's name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
     ///
     /// # Errors

@@ -14,8 +14,7 @@ use crate::roles::actor::Actor;
 
 impl FrozenPolicy {
     /// Every weight becomes `alpha` times the actor's plus `1 - alpha` times its own, in the dtype in which
-    /// it is kept. Where ranks share the model all of them take part, one FSDP unit at a time; the numbers do
-    /// not depend on how it is shared.
+    /// it is kept. With FSDP this is collective, unit by unit; the numbers do not depend on the sharding.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or the file in which the weights are cannot be written.

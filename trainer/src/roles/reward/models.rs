@@ -185,8 +185,8 @@ impl RewardModels {
     }
 
     /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most
-    /// `max_tokens` tokens. With `sharing`, which is the policy's, every rank keeps a part of each; all
-    /// `ranks` do so alike.
+    /// `max_tokens` tokens. With `sharing`, the policy's mesh, every rank keeps a shard of each; all `ranks`
+    /// do so alike.
     ///
     /// # Errors
     /// [`RewardModelError`], with the function's name.
@@ -212,8 +212,8 @@ impl RewardModels {
         self.models.iter().any(|model| model.shards.is_some())
     }
 
-    /// What every model says of each sample that it is asked about, in the order of the samples. Where ranks
-    /// share the models all of them take part, each with samples of its own.
+    /// The scores of every model for its samples, in the order of the samples. With FSDP all ranks take part,
+    /// each with its own samples.
     ///
     /// # Errors
     /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass,
@@ -253,7 +253,7 @@ impl RewardModel {
         let mut scores = vec![0.0; readings.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
-                model.pass_by()?;
+                model.join_forward()?;
                 continue;
             };
             let read: Vec<&Reading> = pass.iter().map(|idx| &readings[*idx]).collect();

@@ -67,9 +67,9 @@ pub(super) fn actor(
     let ranks = &pass_ranks.updates;
     let training = &spec.training;
     let offload = Offload::new(training.offload, folder.root());
-    let comes_in_parts = spec.workers.mesh.is_any_sharded() || training.is_any_offloaded();
-    let decoder = decoder(spec, weights, device, comes_in_parts)?;
-    let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
+    let by_unit = spec.workers.mesh.is_any_sharded() || training.is_any_offloaded();
+    let decoder = decoder(spec, weights, device, by_unit)?;
+    let shards = by_unit.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
     let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
     let options = ActorOptions {
@@ -110,14 +110,14 @@ fn decoder(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    comes_in_parts: bool,
+    by_unit: bool,
 ) -> Result<Decoder, TrainError> {
     let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
     // Trained weights have fp32 masters. Weights below an adapter never change, and each use would round
     // them.
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
-    let mut decoder = match comes_in_parts {
+    let mut decoder = match by_unit {
         true => {
             let mut outline = Decoder::outline(weights.config(), &options)?;
             outline.read_vision(weights)?;
@@ -127,7 +127,7 @@ fn decoder(
     };
     if let Some(lora) = &spec.model.lora {
         let seed = weights_seed(spec);
-        match comes_in_parts {
+        match by_unit {
             true => decoder.attach_lora_outline(lora, seed)?,
             false => decoder.attach_lora_spec(lora, seed)?,
         }
@@ -149,7 +149,7 @@ pub(super) fn kind_of(precision: Precision) -> Kind {
     }
 }
 
-/// This rank's shards of a decoder in outline, with its part of the weights.
+/// This rank's shards of a decoder without weights, filled with its shard of them.
 fn shards(
     spec: &ResolvedSpec,
     weights: &Weights,

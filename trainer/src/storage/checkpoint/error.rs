@@ -130,7 +130,7 @@ pub enum CheckpointError {
         /// Dtype and shape in the checkpoint.
         got: String,
     },
-    /// Another rank could not save its part.
+    /// Another rank could not save its shard.
     #[error("rank {rank} could not save its part of the checkpoint: {cause}")]
     Elsewhere {
         /// Which rank.

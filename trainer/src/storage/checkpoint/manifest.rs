@@ -92,7 +92,7 @@ impl Manifest {
         Ok(hex(&Sha256::digest(serde_json::to_vec(&unsealed)?)))
     }
 
-    /// The first contradiction within the manifest, for a person to read.
+    /// The first contradiction within the manifest, as a message.
     pub(super) fn find_problem(&self) -> Option<String> {
         let foreign = self.files.keys().find(|name| !is_plain_file_name(name));
         if let Some(name) = foreign {

@@ -69,8 +69,8 @@ impl TensorPart {
     }
 }
 
-/// What copy `place` of `num_copies` saves of `parts`, which all of them hold alike: together they save every
-/// number once, and each about as many bytes.
+/// The pieces of `parts` that replica `place` of `num_copies` saves, where all replicas hold the same:
+/// together they save every number once, and each about as many bytes.
 pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> Vec<TensorPart> {
     if num_copies == 1 {
         return parts;

@@ -41,7 +41,7 @@ pub struct UnsyncedShard {
 pub struct WrittenShard {
     name: String,
     file: FileEntry,
-    /// What of each tensor is in it.
+    /// The pieces of each tensor in it.
     tensors: BTreeMap<String, TensorEntry>,
 }
 

@@ -236,7 +236,7 @@ impl CheckpointStore {
     /// as possible, every earlier checkpoint is as it was, and the store can be used again.
     ///
     /// # Errors
-    /// A file or folder cannot be written; a tensor is not there with all of its parts.
+    /// A file or folder cannot be written; a piece of a tensor is missing.
     pub fn commit(
         &mut self,
         step: u64,
@@ -258,7 +258,7 @@ impl CheckpointStore {
         Ok(saved)
     }
 
-    /// Removes what was begun for `step` and never was committed, as far as that is possible.
+    /// Removes an uncommitted save of `step`, as far as possible.
     pub fn abandon(&self, step: u64) {
         let temporary = self.temporary(step);
         if temporary.exists() {

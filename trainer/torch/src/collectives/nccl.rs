@@ -139,8 +139,8 @@ impl Collectives for NcclGroup {
     }
 
     /// Numbers of 16 bits are sent to the ranks that add them up in fp32, as the operation promises: NCCL
-    /// would round each of its sums. Wider ones NCCL adds up itself, in an order that depends on nothing but
-    /// sizes and machines.
+    /// would round each of its sums. Wider ones are added by NCCL, in an order that depends only on sizes and
+    /// machines.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size();
         check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;

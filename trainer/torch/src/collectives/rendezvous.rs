@@ -223,7 +223,7 @@ fn check_attempt(store: &Store, membership: &Membership, deadline: Instant) -> R
     Ok(())
 }
 
-/// What the server writes right after it has begun to listen.
+/// A number that the server writes right after its start.
 fn await_number(
     store: &Store,
     name: &'static str,

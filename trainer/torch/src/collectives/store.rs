@@ -39,7 +39,7 @@ pub enum StoreError {
         name: String,
         /// What was expected.
         expected: &'static str,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
     /// What was requested can not be done.
@@ -115,7 +115,7 @@ impl Store {
         self.ask(Operation::Set, name, value).map(drop)
     }
 
-    /// Puts `value` under `name` unless something is there already; what is there afterwards.
+    /// Sets `name` to `value` unless it is set already; returns its value afterwards.
     ///
     /// # Errors
     /// When the store does not answer.

@@ -50,7 +50,7 @@ impl ApplyChanges<'_> {
     }
 }
 
-/// A tensor of `size` in memory of the host that a device reads and writes by itself, not initialised.
+/// An uninitialised tensor of `size` in pinned memory, which a device accesses directly.
 ///
 /// # Errors
 /// When there is not enough of it.

@@ -45,14 +45,14 @@ pub enum CudaSearch {
         /// Whether the machine has a GPU all the same.
         has_gpu: bool,
     },
-    /// The driver is there, but it does not start.
+    /// The driver exists, but does not start.
     DriverFailed {
         /// The driver's name for the failure.
         message: String,
         /// Whether the machine has a GPU all the same.
         has_gpu: bool,
     },
-    /// The driver is there and sees no GPU.
+    /// The driver exists and finds no GPU.
     NoGpu,
     /// The driver serves no runtime as new as libtorch's.
     DriverTooOld {

@@ -9,7 +9,7 @@ use crate::Error;
 /// A library of CUDA, found or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaLibrary {
-    /// What people call it.
+    /// Its usual name.
     pub name: &'static str,
     /// Its version, where it is found and says one.
     pub version: Option<String>,

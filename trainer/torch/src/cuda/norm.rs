@@ -6,7 +6,7 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::Tensor;
 
-/// `residual += x` and `out = rms_norm(residual)`, rounded as the two operations apart:
+/// `residual += x` and `out = rms_norm(residual)`, rounded like two separate operations:
 /// [`rms_norm`](crate::rms_norm) of a sum that was rounded to the dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormResidual<'a> {

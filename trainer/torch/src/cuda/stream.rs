@@ -83,7 +83,7 @@ impl Stream {
         let num_bytes = self.copied_bytes("a copy to the host", to, from)?;
         let driver = Driver::get()?;
         let _context = Context::enter(driver, self.device)?;
-        // SAFETY: both sides have that many bytes; that they live on is the caller's part, as documented.
+        // SAFETY: both sides have that many bytes; the caller guarantees their lifetime, as documented.
         driver.check("a copy to the host", unsafe {
             (driver.memcpy_dtoh_async)(to.data_ptr(), from.data_ptr() as u64, num_bytes, self.handle)
         })
@@ -124,8 +124,7 @@ impl Stream {
 
     /// Calls `call` on a thread of the driver when the stream reaches it; later work of the stream waits for
     /// its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught and
-    /// dropped), and runs once: a capturing stream refuses nothing but would call it only at the first
-    /// launch.
+    /// dropped), and runs once: a capturing stream accepts it, but would call it only at the first launch.
     ///
     /// # Errors
     /// When the driver fails.

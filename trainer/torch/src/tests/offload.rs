@@ -65,5 +65,5 @@ fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     let error = OffloadStorage::new(&missing, Device::Cpu).unwrap_err().to_string();
-    assert!(error.contains("making a nameless file in") && error.contains("missing"), "{error}");
+    assert!(error.contains("making an unlinked file in") && error.contains("missing"), "{error}");
 }

@@ -127,7 +127,7 @@ impl PreferenceMetrics {
 }
 
 impl PreferenceObjective {
-    /// One loss by itself.
+    /// A single loss.
     pub fn new(loss: impl Into<PreferenceLoss>) -> Self {
         Self {
             losses: vec![(loss.into(), 1.0)],

@@ -16,7 +16,7 @@ pub struct Verdict {
     pub status: RewardStatus,
     /// The unweighted value; 0 without a judgement.
     pub value: f64,
-    /// For people: why there is no judgement, or why the completion is wrong.
+    /// A message for users: why there is no verdict, or why the completion is wrong.
     pub message: Option<String>,
 }
 

@@ -73,7 +73,7 @@ impl Scheduler {
         };
         self.running.retain_mut(&mut is_unfinished);
         self.leaving.retain_mut(&mut is_unfinished);
-        // What was preempted waits before all that has not begun.
+        // Preempted sequences precede new ones in the queue.
         let num_begun = self.waiting.iter().take_while(|sequence| !sequence.completion().is_empty()).count();
         let preempted: Vec<Sequence> = self.waiting.drain(..num_begun).collect();
         for mut sequence in preempted.into_iter().rev() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::observe::tracking::{Stage, StepMetrics};
 
-/// What a person wants to see of every step, in this order; each is left out where the step lacks it.
+/// The metrics shown for every step, in this order; missing ones are left out.
 const TRAINING: [(&str, &str); 7] = [
     ("critic/rewards/mean", "reward"),
     ("preference/loss", "loss"),

@@ -151,11 +151,11 @@ fn errors_of_an_unwritable_offload_folder_name_the_tensor_and_the_folder() {
     let offload = Offload::new(ALL, &missing);
     let whole = decoder(TIED);
     let error = offload.optimizer(whole.trainable_parameters(), AdamWOptions::default()).unwrap_err();
-    assert!(chain(&error).contains("the optimizer's moments: making a nameless file in"));
+    assert!(chain(&error).contains("the optimizer's moments: making an unlinked file in"));
     assert!(chain(&error).contains("missing"));
     let mesh = Rc::new(Ranks::alone().on_mesh(1).unwrap());
     let error = ShardedParameters::new(&whole, mesh, offload.parameters()).unwrap_err();
-    assert!(chain(&error).contains("making a nameless file in") && chain(&error).contains("missing"));
+    assert!(chain(&error).contains("making an unlinked file in") && chain(&error).contains("missing"));
     let spec = OffloadSpec { activations: true, ..NONE };
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, spec, &missing);
     let error = update(&mut actor, &batch(), &plan(TIED, 0)).unwrap_err();

@@ -63,7 +63,7 @@ impl LayerPass {
         };
         let (packed, heads) = {
             let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
-            split_heads(&q_thw, &k_tkw, &v_tkw, sp_group.part().num_shards as i64)
+            split_heads(&q_thw, &k_tkw, &v_tkw, sp_group.shard().num_shards as i64)
         };
         let gathered = sp_group.all_to_all(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
         forget_values(&packed)?;
@@ -109,7 +109,7 @@ impl Exchanged {
     /// From the gradient of `returned` on.
     fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;
-        let grads = returned.grad().unflatten(1, [sp_group.part().num_shards as i64, -1]).transpose(0, 1);
+        let grads = returned.grad().unflatten(1, [sp_group.shard().num_shards as i64, -1]).transpose(0, 1);
         drop(returned);
         let grad_attended = sp_group.all_to_all(&grads)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
         backward(&attended, &grad_attended);
@@ -139,7 +139,7 @@ fn split_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -
 /// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded
 /// with zeros.
 fn by_rank(all: &Tensor, sp_group: &SpGroup) -> Tensor {
-    let (num_tokens, num_ranks) = (all.size()[0], sp_group.part().num_shards as i64);
+    let (num_tokens, num_ranks) = (all.size()[0], sp_group.shard().num_shards as i64);
     let padding = (-num_tokens).rem_euclid(num_ranks);
     all.detach().constant_pad_nd([0, 0, 0, 0, 0, padding]).unflatten(0, [num_ranks, -1])
 }

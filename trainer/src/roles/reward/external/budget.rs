@@ -58,7 +58,7 @@ impl Bounds {
             .build()
     }
 
-    /// For people: why a call ended.
+    /// A message: why a call ended.
     pub(super) fn reason(&self, broken: Broken) -> String {
         match broken {
             Broken::Fuel => format!("used up its fuel of {}", self.fuel),

@@ -147,7 +147,7 @@ fn read(answer: &Value, expected: Option<&str>) -> Result<Outcome, String> {
     }
 }
 
-/// Whether a program ended by itself and with success.
+/// Whether a program exited successfully.
 fn is_finished(result: &Value) -> bool {
     result["status"] == "Finished" && result["return_code"].as_i64().is_none_or(|code| code == 0)
 }

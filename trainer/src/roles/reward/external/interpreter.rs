@@ -8,8 +8,8 @@
 //! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
 //! is taken while the interpreter reads a clock; its native stack is not part of it, so a process resumes by
 //! a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where that
-//! does not work (another interpreter, other objects) every process boots by itself: slower, with the same
-//! verdicts, for bounds count from the first message.
+//! does not work (another interpreter, other objects) every process boots on its own: slower, with the same
+//! verdicts, because limits count from the first message.
 
 mod exports;
 mod process;
@@ -33,7 +33,7 @@ const DRIVER: &str = include_str!("interpreter/driver.py");
 const MAX_CALLS: usize = 30_000;
 const MAX_STACK_BYTES: usize = 64 << 20;
 
-/// Fuel and time until the interpreter is there: it loads modules of its standard library, not code of
+/// Fuel and time until the interpreter is ready: it loads modules of its standard library, not code of
 /// samples.
 const BOOT_FUEL: u64 = 100_000_000_000;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);

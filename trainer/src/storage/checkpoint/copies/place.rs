@@ -21,7 +21,7 @@ use super::super::manifest::{self, FileEntry};
 use super::super::store::step_of;
 use super::CopyError;
 
-/// Bytes of one request: few enough to be repeated without regret, many enough for the stores' limits (5 MiB
+/// Bytes of one request: small enough to be repeated, large enough for the stores' limits (5 MiB
 /// at least, 10,000 parts at most).
 const PART_BYTES: u64 = 8 << 20;
 /// Parts of one file at most; longer files have longer parts.

@@ -77,7 +77,7 @@ impl Uploads {
         let uploads = Self { shared: shared.clone(), sent: place.sent(), uri: place.uri().to_owned() };
         let runtime = runtime()?;
         let mut copier = Copier { place, keep: keep.max(1), known: BTreeMap::new() };
-        // Never joined: a store that hangs must not hold up the end of the run.
+        // Never joined: a store that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name("copy checkpoints".into());
         thread.spawn(move || copier.copy_all(&shared, &runtime)).map_err(CopyError::Thread)?;
         Ok(uploads)

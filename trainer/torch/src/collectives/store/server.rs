@@ -12,7 +12,7 @@ use super::wire::{Answer, GREETING, Operation, Question};
 
 /// After a connection could not be taken, for want of file handles say.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of a connection's thread, which holds no more than one question.
+/// Of a connection's thread, which has at most one request.
 const STACK_BYTES: usize = 256 << 10;
 /// The longest wait, so that a time can be computed from it.
 const MAX_WAIT_MS: u64 = 7 * 24 * 3600 * 1000;

@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 16 << 20;
 pub(super) enum Operation {
     /// The value is kept under the name.
     Set = 1,
-    /// The same, unless something is there already; answers with what is there then.
+    /// The same, unless it is set already; answers with its value.
     SetFirst = 2,
     /// The value, a number in decimal digits, is added to that under the name; answers with the sum.
     Add = 3,

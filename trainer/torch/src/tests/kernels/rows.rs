@@ -1,4 +1,4 @@
-//! Norms, activations and the vocabulary head: rows by themselves.
+//! Norms, activations and the vocabulary head: operations on independent rows.
 
 use rlt_core::logits;
 use tch::{Kind, Tensor};

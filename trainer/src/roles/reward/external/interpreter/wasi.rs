@@ -56,7 +56,7 @@ pub(super) struct Host {
 /// Why a process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Stop {
-    /// It reads, and nothing is there.
+    /// It reads, and there is no input.
     Waits,
     /// It read the clock while that stops it.
     Clock,
@@ -241,7 +241,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes texts that end in 0 one after the other, and where each begins.
+    /// Writes consecutive NUL-terminated texts, and their offsets.
     fn put_arguments(&mut self, memory: &mut [u8], places: u32, mut at: u32) -> Answer {
         for (idx, argument) in self.arguments.iter().enumerate() {
             put(memory, places.wrapping_add(4 * idx as u32), &at.to_le_bytes())?;
@@ -332,7 +332,7 @@ pub(super) fn linker(engine: &wasmi::Engine, module: &Module) -> Result<Linker<H
         if name == "proc_exit" {
             continue;
         }
-        // A second definition of a function that is there is refused by the linker: that one stays.
+        // The linker refuses a second definition of a function and keeps the first.
         let _ = linker.func_new(WASI, name, ty.clone(), absent(name, &ty).ok_or_else(refused)?);
     }
     Ok(linker)

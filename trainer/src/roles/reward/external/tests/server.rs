@@ -92,7 +92,7 @@ pub(super) fn reply(stream: &mut impl Write, status: u16, body: &str) {
     let _ = stream.write_all(format!("{head}{body}").as_bytes());
 }
 
-/// The verdicts of an honest server: the length of each completion.
+/// The verdicts of a correct server: the length of each completion.
 pub(super) fn lengths(request: &Request) -> Value {
     let verdict =
         |sample: &Value| json!({ "id": sample["id"], "value": sample["completion"].as_str().unwrap().len() });
