@@ -25,7 +25,7 @@ const CHANNEL_RETRY: Duration = Duration::from_secs(5);
 pub enum ProcessError {
     #[error("failed to find the cluster")]
     Config(#[source] kube::config::InferConfigError),
-    #[error("failed to prepare the way to the API server")]
+    #[error("failed to create the API server's client")]
     Client(#[source] kube::Error),
     #[error("failed to serve probes")]
     Listen(#[from] ListenError),

@@ -1,7 +1,7 @@
 //! Argo CD with jobs: the chart and jobs in a git repository, synced by a real Argo CD to a cluster whose
 //! nodes exist in the API alone, with our health script. Pods end as the test says.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
 use std::fs;

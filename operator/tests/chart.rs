@@ -1,6 +1,6 @@
 //! The chart: generated files are current, Helm renders the checked-in base, and every name in it exists.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 #[path = "chart/health.rs"]
 mod health;

@@ -1,6 +1,6 @@
 //! Gangs on nodes that exist in the API alone: the real scheduler places their pods, kwok plays the kubelets.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 #[path = "cluster/history.rs"]
 #[expect(dead_code, reason = "these lives are judged, not followed")]

@@ -1,7 +1,7 @@
 //! The chart on a real node with the real images: installed, a job trained to its end, upgraded while another
 //! one trains, and uninstalled without leaving anything but the jobs.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,7 +1,7 @@
 //! The operator's binary under the roles of the chart, on a real API server: it leads, works, serves, is
 //! allowed all that it does and hands over when it is stopped.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;

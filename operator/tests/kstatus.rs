@@ -1,6 +1,6 @@
 //! The kstatus of a job in each of its states, as Flux and others read it: computed by Flux's own library.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::io::Write as _;
 use std::process::Stdio;

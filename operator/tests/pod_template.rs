@@ -1,7 +1,7 @@
 //! Templates and privileges of pods, without a cluster: what is refused and by which name, and what the pod
 //! is in the end.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use rlt_objects::build::{self, BuildInput, PodSettings, Settings};

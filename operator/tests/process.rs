@@ -1,6 +1,6 @@
 //! The process around the controller, on a real API server: leadership, calls, authentication.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::time::{Duration, Instant};
 

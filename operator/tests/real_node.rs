@@ -1,6 +1,6 @@
 //! A job on a real node, with the real trainer in its pods.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 #[path = "cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]

@@ -2,7 +2,7 @@
 //! pod is killed, the spare takes its rank, the other pod stays, and the trained weights equal those of
 //! undisturbed local ranks bit for bit.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::net::TcpListener;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The status channel from a rank's client to the released reports: over TLS, with valid and invalid tokens.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

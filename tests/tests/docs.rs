@@ -1,7 +1,7 @@
 //! The pages of `docs/` and of the root: their links, anchors, paths and commands exist, and the site's table
 //! of contents has every page. Needs no mdBook.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

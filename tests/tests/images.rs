@@ -1,6 +1,6 @@
 //! The images, from the project's own Dockerfiles, in pods of a real node.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::time::Duration;
 

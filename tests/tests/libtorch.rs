@@ -1,6 +1,6 @@
 //! The script that fetches libtorch, with a fake pip: which downloads it keeps, and which it refuses.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

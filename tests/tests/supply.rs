@@ -2,7 +2,7 @@
 //!
 //! Known vulnerabilities are checked by `make deny`, which downloads their list.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::process::Command;
 

@@ -1,6 +1,6 @@
 //! The project's own rules: dependencies, module headers, sizes and words.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
 use std::process::Command;

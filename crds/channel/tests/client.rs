@@ -1,6 +1,6 @@
 //! The client against operators that are absent, slow, hanging, refusing, restarting or false.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 #[path = "client/operator.rs"]
 mod operator;
 

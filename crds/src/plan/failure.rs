@@ -154,10 +154,14 @@ impl FailureCause {
     /// Advice for the user.
     pub fn advice(self) -> &'static str {
         match self {
-            Self::Disrupted => "nothing: the job goes on by itself; storage keeps its checkpoints",
-            Self::NodeLost => "nothing: the job goes on by itself; storage keeps its checkpoints",
-            Self::NodeTerminating => "nothing: the job goes on elsewhere; storage keeps its checkpoints",
-            Self::NodeProblem => "nothing: the job goes on elsewhere; drain the node and have it repaired",
+            Self::Disrupted => "nothing: the job continues automatically; storage keeps its checkpoints",
+            Self::NodeLost => "nothing: the job continues automatically; storage keeps its checkpoints",
+            Self::NodeTerminating => {
+                "nothing: the job continues on other nodes; storage keeps its checkpoints"
+            }
+            Self::NodeProblem => {
+                "nothing: the job continues on other nodes; drain the node and have it repaired"
+            }
             Self::OutOfMemory => {
                 "raise spec.workers.resources.memory, or lower spec.training.maxTokensPerMicroBatch or \
                  spec.rollout.maxCompletionTokens"

@@ -203,7 +203,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Unhurried {
             && is_first_loss
         {
             let collector = &self.address;
-            tracing::warn!(collector, %error, "traces are not taken, which is not said again");
+            tracing::warn!(collector, %error, "the collector does not accept traces; this is logged once");
         }
         taken
     }

@@ -29,7 +29,7 @@ pub(crate) enum ClusterError {
         "find a cluster: {problem}; name a kubeconfig with --kubeconfig or KUBECONFIG, its context with --context"
     )]
     NoCluster { problem: String },
-    #[error("prepare the way to {server}: {problem}")]
+    #[error("prepare the connection to {server}: {problem}")]
     Client { server: String, problem: String },
     #[error("reach the API server {server}: {problem}")]
     Unreachable { server: String, problem: String },

@@ -1,6 +1,6 @@
 //! Jobs for tests, here and of packages that depend on this one with the feature `fixtures`.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use rlt_api::plan::SPARE_GROUP;
 use rlt_api::spec::Device;

@@ -34,9 +34,9 @@ pub enum Invalid {
     Problems(Vec<String>),
     #[error("spec.model.architecture is impossible: {0}")]
     Model(Arc<ModelConfigError>),
-    #[error("ConfigMap {NAME} of the namespace is not to be read: {}", .0.join("; "))]
+    #[error("ConfigMap {NAME} of the namespace cannot be parsed: {}", .0.join("; "))]
     Defaults(Vec<String>),
-    #[error("pods may not have all that the job asks for: {}", .0.join("; "))]
+    #[error("the job requests privileges that are not allowed: {}", .0.join("; "))]
     NotAllowed(Vec<String>),
 }
 

@@ -27,7 +27,7 @@ pub enum ApplyError {
         /// Whether it is about to be deleted.
         is_going: bool,
     },
-    #[error("failed to write what the workers of `{name}` read")]
+    #[error("failed to build the ConfigMap of `{name}`")]
     Manifest { name: String, source: ObjectError },
     #[error("failed to write the status of `{name}` as JSON")]
     Json { name: String, source: serde_json::Error },

@@ -467,7 +467,7 @@ fn check_rule(status: &RLTrainingJobStatus) {
             let used = status.policy_restarts_used.unwrap_or(0);
             assert_eq!(has_ended, used > 2, "{used} of 2 restarts are used");
         }
-        Some("fatal: FailJob") => assert!(has_ended, "a job goes on that is to fail"),
+        Some("fatal: FailJob") => assert!(has_ended, "a job continues that has to fail"),
         Some(other) => panic!("there is no rule {other}"),
         None => {}
     }

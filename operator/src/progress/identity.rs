@@ -39,7 +39,7 @@ pub struct PodIdentity {
 
 /// The review could not be made.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to have a token reviewed")]
+#[error("failed to review a token")]
 pub struct ReviewError(#[from] kube::Error);
 
 /// Reviews tokens.

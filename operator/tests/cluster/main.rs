@@ -1,7 +1,7 @@
 //! The operator against a real API server: the course of jobs, and their status. Most tests have no node and
 //! play the kubelet by writing pod statuses.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod admission;
 mod crash_point;

@@ -80,7 +80,7 @@ impl Gang<'_> {
         let is_it = |pod: &Pod| pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt;
         self.test.when_pods(NAME, |pods| pods.iter().any(is_it)).await;
         let pods = self.test.pods();
-        eventually("it says where it goes on", async || {
+        eventually("it logs the step from which it resumes", async || {
             let log = pods.logs(&first, &LogParams::default()).await.ok()?;
             let (_, after) = log.split_once("resuming after step ")?;
             after.split_whitespace().next()?.parse().ok()

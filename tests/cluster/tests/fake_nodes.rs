@@ -1,6 +1,6 @@
 //! Nodes that exist in the API alone: the real scheduler fills them, and their pods end as annotations say.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::collections::BTreeSet;
 use std::time::Duration;

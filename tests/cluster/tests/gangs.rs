@@ -1,6 +1,6 @@
 //! Gangs of the real scheduler: all of a group's pods are bound, or none is.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::io::Write;
 use std::process::Stdio;

@@ -1,6 +1,6 @@
 //! A real node: pods are processes, with logs, exit codes, addresses and names.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! A cluster whose owner is killed: the janitor ends it, and the next start removes leftovers.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

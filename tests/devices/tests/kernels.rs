@@ -1,7 +1,7 @@
 //! Our kernels, streams, graphs and the driver's border on stand-in devices, each test in a process of its
 //! own.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::process::{Command, Output};
 use std::sync::Arc;

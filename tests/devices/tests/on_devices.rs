@@ -1,7 +1,7 @@
 //! Tests on emulated devices: the devices themselves, the operators that only CUDA has, collectives
 //! between processes, and whole trainings. Each test has processes of its own.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 #[path = "on_devices/asked.rs"]
 mod asked;

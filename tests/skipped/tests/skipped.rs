@@ -1,6 +1,6 @@
 //! A skipped test is reported on the terminal and in the notes, and fails under CI.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::fs;
 use std::path::Path;

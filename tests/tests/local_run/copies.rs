@@ -79,7 +79,7 @@ fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
     }
     server.become_(Mood::Moody);
     Ended::of(child.wait_with_output().unwrap())
-        .expect(0, &["a checkpoint has no copy yet, training goes on"]);
+        .expect(0, &["a checkpoint has no copy yet, training continues"]);
     assert!(whole_copies(&server).contains("step-000012"));
     assert_same_run(&whole, &place);
 }
@@ -159,9 +159,9 @@ fn a_run_without_folder_and_store_cannot_be_resumed() {
         Ended::of(command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap())
     };
     alone(&Place::new(), &on_server(2)).expect(75, &["runs/one", "exit code 75"]);
-    let said = ["copies of checkpoints could not be looked at", "resuming after step 2", "is not copied to"];
+    let said = ["copies of checkpoints could not be listed", "resuming after step 2", "is not copied to"];
     alone(&place, &on_server(4)).expect(75, &said);
-    assert_eq!(place.steps().len(), 4, "the local checkpoint was enough to go on from");
+    assert_eq!(place.steps().len(), 4, "the local checkpoint was enough to resume");
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_come
     for victim in ["2", "0"] {
         send(ranks[victim], "KILL");
         ranks = restarted(&pod, &place, &ranks);
-        assert!(pod.try_wait().unwrap().is_none(), "the pod goes on");
+        assert!(pod.try_wait().unwrap().is_none(), "the pod is alive");
     }
     send(pod.id(), "TERM");
     let ended = Ended::of(pod.wait_with_output().unwrap());

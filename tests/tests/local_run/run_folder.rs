@@ -157,7 +157,7 @@ fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go
     merge(&mut manifest["spec"], json!({ "checkpoint": { "keep": 1000 } }));
     place
         .train(&manifest)
-        .expect(75, &["training goes on without it", "No space left on device", "step-0000"]);
+        .expect(75, &["training continues without it", "No space left on device", "step-0000"]);
     disk.grow("64m");
     place.train(&manifest).expect(0, &["resuming after step"]);
     let whole = Place::new();

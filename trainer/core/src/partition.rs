@@ -68,8 +68,8 @@ pub fn shares(workloads: &[u64], num_shares: usize, balance: Balance) -> Vec<Vec
     shares
 }
 
-/// Shares of equal size of the heaviest items, as many as their number allows; the lightest go one each to
-/// the shares of least work.
+/// Shares of equal size of the heaviest items, as many as their number allows; the lightest are assigned one
+/// each to the shares of least work.
 fn of_equal_count(workloads: &[u64], num_shares: usize) -> Result<Vec<Vec<usize>>, PartitionError> {
     let mut by_work: Vec<usize> = (0..workloads.len()).collect();
     by_work.sort_by_key(|item| Reverse(workloads[*item]));

@@ -45,7 +45,7 @@ pub enum LaunchError {
     #[error(transparent)]
     Train(#[from] Box<TrainError>),
     /// The environment names no place among the ranks.
-    #[error("failed to find this machine's place among the ranks")]
+    #[error("failed to read this machine's ranks from the environment")]
     Place(#[from] RankError),
     /// The rendezvous can not be served.
     #[error("failed to serve the rendezvous at port {port}")]
@@ -185,7 +185,7 @@ pub(crate) fn spent_before() -> Duration {
 pub fn end_with_launcher() -> Result<(), LaunchError> {
     let Ok(text) = std::env::var(LAUNCHER_VARIABLE) else { return Ok(()) };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        tracing::warn!(%error, "this worker may outlive its launcher");
+        tracing::warn!(%error, "this worker may not be killed when its launcher dies");
     }
     let launcher = text.parse().unwrap_or(0);
     if getppid().map(Pid::as_raw_pid) != Some(launcher) {

@@ -60,7 +60,7 @@ pub enum MeasureError {
     #[error("failed to prepare the machine")]
     Setting(#[from] rlt_torch::Error),
     /// Standard output is gone.
-    #[error("failed to write what was measured")]
+    #[error("failed to write the measurements")]
     Output(#[from] std::io::Error),
 }
 

@@ -78,7 +78,7 @@ fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<
     );
     rlt_traces::follow_environment(&span);
     if let Some(trace) = rlt_traces::trace_id(&span) {
-        tracing::info!(trace, "this run is followed");
+        tracing::info!(trace, "this run is traced");
     }
     let outcome = span.in_scope(work);
     if let Err(error) = &outcome {

@@ -50,10 +50,12 @@ impl StatusChannel {
         let client = match settings {
             Ok(settings) => settings.and_then(|settings| {
                 let started = Client::start(settings);
-                started.inspect_err(|error| tracing::warn!(%error, "the operator learns nothing")).ok()
+                started
+                    .inspect_err(|error| tracing::warn!(%error, "nothing is reported to the operator"))
+                    .ok()
             }),
             Err(error) => {
-                tracing::warn!(%error, "the operator learns nothing from this process");
+                tracing::warn!(%error, "this process does not report to the operator");
                 None
             }
         };
@@ -142,7 +144,7 @@ impl StatusChannel {
     pub(crate) fn finish(&self, outcome: Result<ExitCode, (ExitCode, String)>) {
         let Some(client) = &self.client else { return };
         if !client.finish(ending(outcome), FINISH_TIMEOUT) {
-            tracing::warn!("the operator did not hear of the end of this process");
+            tracing::warn!("the end of this process was not reported to the operator");
         }
     }
 

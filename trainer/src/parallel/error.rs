@@ -8,15 +8,15 @@ use rlt_torch::collectives::{CollectiveError, RendezvousError};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum RankError {
-    #[error("the ranks did not find each other")]
+    #[error("the rendezvous of the ranks failed")]
     Rendezvous(#[from] RendezvousError),
     #[error("failed to exchange tensors with the other ranks")]
     Collective(#[from] CollectiveError),
-    #[error("failed to divide the model among the ranks")]
+    #[error("failed to shard the model")]
     Mesh(#[from] MeshError),
-    #[error("failed to make room for a part of the model, or to move it there")]
+    #[error("failed to allocate or gather an FSDP unit")]
     Shards(#[from] rlt_torch::Error),
-    #[error("failed to put what a layer's backward pass needs away, or to fetch it")]
+    #[error("failed to offload or prefetch a layer's input for its backward pass")]
     Activations(#[source] rlt_torch::Error),
     #[error("failed to exchange the samples of rank {rank}")]
     Samples { rank: usize, source: PackedSamplesError },
@@ -24,7 +24,7 @@ pub enum RankError {
     Encode(#[source] serde_json::Error),
     #[error("failed to read a message of another rank")]
     Decode(#[source] serde_json::Error),
-    #[error("the leading rank had nothing to say where all wait for it")]
+    #[error("the leader sent no message for which all ranks wait")]
     NothingFromLeader,
     #[error("{name}: expected {expected}, got {got}")]
     Environment { name: &'static str, expected: String, got: String },

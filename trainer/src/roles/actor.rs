@@ -94,7 +94,7 @@ pub enum ActorError {
     #[error("the loss of a micro-batch panicked")]
     LossPanicked,
     /// The ranks could not work together.
-    #[error("failed to work with the other ranks")]
+    #[error("failed to communicate with the other ranks")]
     Ranks(#[from] RankError),
     /// The optimizer failed.
     #[error("failed to apply the gradients")]

@@ -71,7 +71,7 @@ pub enum NoCritic {
     #[error("failed to prepare the critic's optimizer")]
     Optimizer(#[from] OptimError),
     /// The ranks could not share it.
-    #[error("failed to divide the critic among the ranks")]
+    #[error("failed to shard the critic")]
     Ranks(#[from] RankError),
 }
 

@@ -22,7 +22,7 @@ pub enum StepError {
     Rollout(#[from] RolloutError),
     #[error("failed to estimate advantages")]
     Advantage(#[from] rlt_core::advantage::AdvantageError),
-    #[error("failed to lay out the batch")]
+    #[error("failed to pack the batch")]
     Rows(#[from] rlt_core::rows::RowsError),
     #[error("failed to correct for the rollout's policy")]
     Importance(#[from] rlt_core::importance::ImportanceError),
@@ -34,7 +34,7 @@ pub enum StepError {
     NoCritic(#[from] NoCritic),
     #[error("failed to update the critic")]
     Critic(#[from] CriticError),
-    #[error("failed to work with the other ranks")]
+    #[error("failed to communicate with the other ranks")]
     Ranks(#[from] RankError),
     #[error("the job has no prompts to sample from")]
     NoPrompts,
@@ -48,7 +48,7 @@ pub enum StepError {
     Loss(#[from] rlt_core::loss::LossError),
     #[error("the job has no critic")]
     WithoutCritic,
-    #[error("none of the step's completions has a reward that can be trusted: {example}")]
+    #[error("no completion of the step has a valid reward: {example}")]
     NoRewards { example: String },
     /// Of a recipe, or of the run around it.
     #[error(transparent)]

@@ -59,7 +59,7 @@ pub enum OptimError {
         source: rlt_torch::Error,
     },
     /// Moments could not be made, fetched or put back.
-    #[error("failed to keep the moments of parameter {name}")]
+    #[error("failed to offload or fetch the moments of parameter {name}")]
     Moments {
         /// The parameter.
         name: String,

@@ -188,16 +188,16 @@ pub enum RolloutError {
         offered: u64,
     },
     /// What was gathered of the weights is not what the ranks hold.
-    #[error("synchronise weights: what was gathered of {unit} is not what the ranks hold")]
+    #[error("synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
     Torn {
         /// Which unit of the model.
         unit: String,
     },
     /// The ranks that share the model could not bring it, or those that sample as one lost one another.
-    #[error("failed to bring the weights, or what slices of them make, together")]
+    #[error("failed to gather weights, or to reduce the results of tensor-parallel shards")]
     Ranks(#[from] RankError),
     /// Ranks that sample as one do not go on alike.
-    #[error("generate: ranks that hold the weights together have drawn different tokens in step {step}")]
+    #[error("generate: ranks of a tensor-parallel group have drawn different tokens in step {step}")]
     Disagreement {
         /// The how many-th step of the call, from 1.
         step: usize,

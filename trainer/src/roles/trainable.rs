@@ -41,9 +41,9 @@ fn moment_name(parameter: &str, moment: &str) -> String {
 pub(crate) enum ApplyError {
     #[error("failed to apply the gradients")]
     Optimizer(#[from] OptimError),
-    #[error("failed to agree on the gradients' norm")]
+    #[error("failed to all-reduce the norm of the gradients")]
     Ranks(#[from] RankError),
-    #[error("failed to fetch the parameters that are updated, or to put them back")]
+    #[error("failed to fetch offloaded parameters, or to write them back")]
     Parameters(#[from] rlt_torch::Error),
 }
 

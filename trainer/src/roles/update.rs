@@ -32,7 +32,7 @@ pub enum UpdateError {
     #[error("failed to compute gradients")]
     Actor(#[from] ActorError),
     /// The ranks could not work together.
-    #[error("failed to add up the gradients of all ranks")]
+    #[error("failed to all-reduce the gradients")]
     Ranks(#[from] RankError),
 }
 

@@ -30,7 +30,7 @@ pub enum TrainError {
     WriteManifest(#[from] serde_saphyr::SerializeError),
     #[error("failed to {act} `{path}`")]
     Io { act: &'static str, path: String, source: std::io::Error },
-    #[error("failed to take the run folder")]
+    #[error("failed to lock the run folder")]
     RunFolder(#[from] RunFolderError),
     #[error("failed to prepare the model")]
     Model(#[from] ModelError),
@@ -64,7 +64,7 @@ pub enum TrainError {
     ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
     #[error("the model does not fit the workers")]
     Misfit(#[from] rlt_api::plan::Misfit),
-    #[error("sharing tokens among workers does not work")]
+    #[error("sequence parallelism does not work")]
     Probe(#[from] ProbeError),
     #[error("failed to draw the report")]
     Report(#[from] crate::observe::report::ReportError),
@@ -74,7 +74,7 @@ pub enum TrainError {
     Kernel(#[from] rlt_torch::Error),
     #[error("spec.model.tokenizer: a new model needs one")]
     NoTokenizer,
-    #[error("failed to work with the other ranks")]
+    #[error("failed to communicate with the other ranks")]
     Ranks(#[from] RankError),
     #[error(
         "spec.workers.count is {count} and spec.workers.ranksPerWorker {ranks_per_worker}, but this process was started as \
@@ -83,7 +83,7 @@ pub enum TrainError {
     OtherWorldSize { count: u32, ranks_per_worker: u32, world_size: usize },
     #[error("failed to save or read a checkpoint")]
     Checkpoint(#[from] CheckpointError),
-    #[error("failed with the copies of checkpoints")]
+    #[error("failed to copy checkpoints")]
     Copies(#[from] CopyError),
     #[error(
         "the loss or its gradient was not finite for {num_steps} steps in a row (last step {last_step}): lower \

@@ -128,7 +128,7 @@ pub(crate) fn tolerate(step: u64, result: Result<(), TrainError>) -> Result<(), 
     match result {
         Err(TrainError::Checkpoint(error)) => {
             let error = &error as &dyn std::error::Error;
-            tracing::error!(error, step, "a checkpoint could not be saved, training goes on without it");
+            tracing::error!(error, step, "a checkpoint could not be saved, training continues without it");
             Ok(())
         }
         result => result,

@@ -198,7 +198,7 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
         Ok(notes) => notes,
         // What is here is enough to continue from.
         Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
-            vec![format!("copies of checkpoints could not be looked at: {error}")]
+            vec![format!("copies of checkpoints could not be listed: {error}")]
         }
         Err(error) => return Err(error.into()),
     };

@@ -1,7 +1,7 @@
 //! The bytes that ranks count as exchanged, compared with those that the kernel counted: in a separate
 //! process, whose connections are only those of its ranks.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::ffi::{c_int, c_void};
 use std::thread;

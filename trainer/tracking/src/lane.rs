@@ -85,7 +85,7 @@ impl Lane {
     /// Queues an item, or counts it as lost where the queue is full.
     pub(super) fn send(&self, item: Item) {
         if self.sender.try_send(item).is_err() && self.losses.lose_one() == 0 {
-            tracing::warn!(tracker = self.name, "a tracker is too slow and loses steps");
+            tracing::warn!(tracker = self.name, "a tracker is too slow; steps are lost");
         }
     }
 
@@ -130,7 +130,7 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
             (Err(error), answer) => {
                 let error = error_chain(&error);
                 if answer.is_none() && losses.lose_one() == 0 {
-                    tracing::warn!(tracker = name, error, "a tracker fails and loses steps");
+                    tracing::warn!(tracker = name, error, "a tracker fails; steps are lost");
                 }
                 *losses.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }

@@ -48,7 +48,7 @@ pub struct Trackers {
 
 impl Trackers {
     /// Opens every tracker that `options` ask for. One that cannot be opened is reported as a warning and by
-    /// [`finish`](Self::finish), and the others go on without it.
+    /// [`finish`](Self::finish), and the others continue without it.
     pub fn open(options: &TrackersOptions<'_>) -> Self {
         let mut trackers = Self::default();
         let TrackersOptions { folder, resumed_after, .. } = *options;
@@ -88,7 +88,7 @@ impl Trackers {
             Ok(lane) => self.lanes.push(lane),
             Err(error) => {
                 let error = error_chain(&error);
-                tracing::warn!(tracker = name, error, "the run goes on without a tracker");
+                tracing::warn!(tracker = name, error, "the run continues without a tracker");
                 self.dead.push(TrackerReport { name, num_lost: 0, last_error: Some(error) });
             }
         }

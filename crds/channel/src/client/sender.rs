@@ -19,7 +19,7 @@ pub(super) fn run(mailbox: &Mailbox, settings: &Settings) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime {
         Ok(runtime) => runtime.block_on(Sender::new(settings).drive(mailbox)),
-        Err(error) => tracing::warn!(%error, "the operator will learn nothing from this process"),
+        Err(error) => tracing::warn!(%error, "this process will not report to the operator"),
     }
 }
 
@@ -81,7 +81,7 @@ impl<'a> Sender<'a> {
 
     fn after_success(&mut self, report_every_seconds: u32) {
         if self.is_failing {
-            tracing::info!(address = self.settings.address, "the operator takes reports again");
+            tracing::info!(address = self.settings.address, "the operator accepts reports again");
         }
         self.is_failing = false;
         self.backoff.reset();
@@ -97,7 +97,7 @@ impl<'a> Sender<'a> {
             tracing::warn!(
                 error,
                 address,
-                "a report did not reach the operator; training goes on, the report is kept"
+                "a report was not delivered to the operator; training continues, the report is kept"
             );
         }
         self.is_failing = true;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The checkpoint may be of a run that goes on, stopped or failed, of any number of ranks; the run is not changed. The
+The checkpoint may be of a running, stopped or failed run of any number of ranks; the run is not changed. The
 job's model must be where the run read it; one of the hub is fetched at the same commit.
 
   rlctl export runs/gsm8k                                 the newest checkpoint

@@ -12,8 +12,8 @@ Everything is read from the files of the run, which is not changed; no cluster a
   rlctl track runs/gsm8k --to wandb=wandb --project math && wandb sync wandb/offline-run-*
   rlctl track runs/gsm8k --to tensorboard=events
 
-MLflow gets the steps that it does not have, also of a run that logs there itself: the command may be repeated while the
-run goes on. Files are written anew. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+MLflow gets the steps that it does not have, also of a run that logs there itself: the command may be repeated during the
+run. Files are written again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
 MLFLOW_TRACKING_PASSWORD.")]
 pub(crate) struct TrackArgs {
     /// The run folder, or its name below runs/.

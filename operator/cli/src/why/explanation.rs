@@ -124,7 +124,7 @@ fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Expla
         Some(Explanation::new(title).because([stalled.message.clone()]).so(correct))
     };
     if stalled.reason == Reason::InvalidDefaults.name() {
-        let correct = "correct that ConfigMap; the job goes on by itself";
+        let correct = "correct that ConfigMap; the job continues automatically";
         return because("does not start: the defaults of its namespace cannot be read", correct);
     }
     if stalled.reason == Reason::PodNotAllowed.name() {

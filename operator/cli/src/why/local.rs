@@ -134,7 +134,7 @@ fn working(run: &LocalRun) -> Explanation {
     }
     let took = format!("steps took {step_seconds:.1} s before");
     Explanation::new(format!("makes no step: step {step} ended {ago} ago")).because([took]).so(
-        "end it with SIGTERM, and run it again with the same command: it goes on from its last checkpoint",
+        "end it with SIGTERM, and run it again with the same command: it resumes from its last checkpoint",
     )
 }
 
@@ -150,7 +150,7 @@ fn ended(result: &RunResult) -> Explanation {
     }
     Explanation::new(format!("was {outcome} after step {step} of {num_steps}"))
         .because(rewards)
-        .so("run it again with the same command: it goes on from its last checkpoint")
+        .so("run it again with the same command: it resumes from its last checkpoint")
 }
 
 fn broken_off(run: &LocalRun) -> Explanation {
@@ -158,7 +158,7 @@ fn broken_off(run: &LocalRun) -> Explanation {
         run.last_step.map_or("before its first step".into(), |(step, _)| format!("after step {step}"));
     Explanation::new(format!("broke off {steps}: no process works on it, and it left no result"))
         .so("read what it said last on its terminal, or in the log of whatever started it")
-        .so("run it again with the same command: it goes on from its last checkpoint")
+        .so("run it again with the same command: it resumes from its last checkpoint")
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ impl Children {
         for (rank, child) in &self.running {
             let sent = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
             if let Some(Err(error)) = sent.map(|pid| kill_process(pid, signal)) {
-                tracing::warn!(rank, %error, "a signal could not be handed on");
+                tracing::warn!(rank, %error, "failed to forward a signal");
             }
         }
     }

@@ -117,13 +117,16 @@ impl Pod<'_> {
         let (follower, spec) = (self.follower.clone(), self.job.spec().clone());
         let load = move || match prefetch::prefetch(&spec) {
             Ok(bytes) => {
-                tracing::info!(megabytes = bytes >> 20, "this spare waits, and has read what ranks load");
+                tracing::info!(
+                    megabytes = bytes >> 20,
+                    "this spare waits; models and libraries are preloaded"
+                );
                 follower.is_loaded();
             }
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "this spare waits, but could not load"
+                    "this spare waits; preloading failed"
                 );
             }
         };
@@ -190,7 +193,11 @@ impl Pod<'_> {
             let answer = self.follower.answer();
             if let Some(new) = answer.assignment.filter(|new| u64::from(new.attempt) > last) {
                 let place = self.place(new)?;
-                tracing::info!(attempt = place.attempt, first_rank = place.rank, "this pod is given ranks");
+                tracing::info!(
+                    attempt = place.attempt,
+                    first_rank = place.rank,
+                    "this pod was assigned ranks"
+                );
                 return Ok(Next::Ranks(place));
             }
             let is_left_alone = !self.is_spare && self.follower.silence() > PATIENCE;

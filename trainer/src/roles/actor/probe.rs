@@ -44,7 +44,7 @@ pub enum ProbeError {
         tolerance: f64,
     },
     /// The ranks could not work together.
-    #[error("failed to try the model on shared tokens")]
+    #[error("failed to probe sequence parallelism")]
     Ranks(#[from] RankError),
 }
 

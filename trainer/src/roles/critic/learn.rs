@@ -27,7 +27,7 @@ pub enum CriticError {
     #[error("failed to compute or apply the critic's gradients")]
     Compute(#[from] ActorError),
     /// The ranks could not work together.
-    #[error("failed to add up the critic's gradients of all ranks")]
+    #[error("failed to all-reduce the critic's gradients")]
     Ranks(#[from] RankError),
 }
 

@@ -253,7 +253,7 @@ impl CheckpointStore {
             copies.uploads.offer(step, &saved.path);
         }
         if let Err(error) = self.remove_old() {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an old checkpoint stays");
+            tracing::warn!(error = &error as &dyn std::error::Error, "failed to delete an old checkpoint");
         }
         Ok(saved)
     }

@@ -278,7 +278,7 @@ fn the_ledger_lists_what_exists_in_the_order_of_saving_and_passes_over_what_is_d
     let store = save(dir.path(), 3, &[10, 20, 30, 20]);
     let ledger = store.committed().expect("lists");
     let steps: Vec<u64> = ledger.iter().map(|committed| committed.step).collect();
-    assert_eq!(steps, [10, 30, 20], "the last one is what a restart goes on from");
+    assert_eq!(steps, [10, 30, 20], "a restart resumes from the last one");
     let checkpoint = Checkpoint::open(&ledger[2].path).expect("complete");
     assert_eq!((&ledger[2].digest, ledger[2].num_shards), (&checkpoint.manifest().sha256, 1));
     fs::write(dir.path().join("step-000030/manifest.json"), "{").expect("writes");

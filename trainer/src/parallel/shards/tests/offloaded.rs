@@ -160,5 +160,5 @@ fn errors_of_an_unwritable_offload_folder_name_the_tensor_and_the_folder() {
     let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, spec, &missing);
     let error = update(&mut actor, &batch(), &plan(TIED, 0)).unwrap_err();
     let text = chain(&error);
-    assert!(text.contains("what a layer's backward pass needs") && text.contains("missing"), "{text}");
+    assert!(text.contains("a layer's input for its backward pass") && text.contains("missing"), "{text}");
 }

@@ -203,13 +203,16 @@ impl Copier {
                     delay = FIRST_DELAY;
                     shared.succeeded(offer.step);
                     if let Err(error) = runtime.block_on(self.remove_old(shared.protected())) {
-                        tracing::warn!("an old copy of a checkpoint stays: {}", with_causes(&error));
+                        tracing::warn!(
+                            "failed to delete an old copy of a checkpoint: {}",
+                            with_causes(&error)
+                        );
                     }
                     shared.swept();
                 }
                 Err(error) => {
                     let (step, error) = (offer.step, with_causes(&error));
-                    tracing::warn!(step, "a checkpoint has no copy yet, training goes on: {error}");
+                    tracing::warn!(step, "a checkpoint has no copy yet, training continues: {error}");
                     shared.failed(offer, error, delay);
                     delay = (delay * 2).min(MAX_DELAY);
                 }
