@@ -64,7 +64,7 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.
     Status(StatusArgs),
-    /// Say why a job on a cluster or a local run waits, failed or continues, and what to change.
+    /// Say why a job or a local run waits, failed or continues, and what to change.
     Why(WhyArgs),
     /// Show what a worker of a job on a cluster writes.
     Logs(LogsArgs),

@@ -200,8 +200,8 @@ impl ShardedParameters {
         std::iter::once(FsdpUnit::Outer).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
-    /// What the optimizer updates: this rank's piece of every trained parameter, `[len]`, which may be empty,
-    /// under the parameter's name.
+    /// The leaves of the optimizer: this rank's piece of every trained parameter, `[len]`, which may be
+    /// empty, under the parameter's name.
     pub fn pieces(&self) -> Vec<(String, Tensor)> {
         self.trained().flat_map(Flat::pieces).collect()
     }
@@ -215,7 +215,7 @@ impl ShardedParameters {
     /// next one is prefetched meanwhile. Collective.
     ///
     /// # Errors
-    /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
+    /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.
     pub fn visit<E: From<RankError>>(
         &self,
         dtype: WeightDtype,
@@ -235,7 +235,7 @@ impl ShardedParameters {
     /// Collective.
     ///
     /// # Errors
-    /// What `digest` fails with, or [`RankError`] when a rank is lost.
+    /// The error of `digest`, or [`RankError`] when a rank is lost.
     pub(crate) fn is_as_held<E: From<RankError>>(
         &self,
         unit: FsdpUnit,
@@ -339,7 +339,7 @@ impl ShardedParameters {
     /// them.
     ///
     /// # Errors
-    /// What `change` fails with, or when offloaded pieces cannot be fetched or put back.
+    /// The error of `change`, or when offloaded pieces cannot be fetched or put back.
     pub(crate) fn change<E: From<rlt_torch::Error>>(
         &self,
         mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,

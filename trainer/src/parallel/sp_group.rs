@@ -23,8 +23,8 @@ impl SpGroup {
         self.part
     }
 
-    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group and returns what
-    /// they have sent to this one, in the order of ranks.
+    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group and returns the
+    /// blocks received from them, in the order of ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -70,7 +70,7 @@ impl Ranks {
         self.sp_group().map_or(SpShard::WHOLE, SpGroup::shard)
     }
 
-    /// Whether this is the first rank of its group, which counts what all of them have.
+    /// Whether this is the first rank of its group, which counts values that all of them have.
     pub fn is_sp_leader(&self) -> bool {
         self.sp_shard().place == 0
     }

@@ -15,7 +15,7 @@ use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 
-/// Runs `body` on every rank; what each returned, in the order of ranks.
+/// Runs `body` on every rank; returns the results in the order of ranks.
 pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let master_port = store.port();
@@ -56,7 +56,7 @@ pub(crate) fn actor_on_mesh(
     actor_with_offload(decoder, options, ranks, dp_shard, &Offload::default())
 }
 
-/// The same, of which `offload` says what is offloaded.
+/// The same with `offload`.
 pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,

@@ -32,7 +32,7 @@ impl TpGroup {
         self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
     }
 
-    /// All-gathers what each shard has of every row, `[rows, n]`, side by side: `[rows, num_shards * n]`.
+    /// All-gathers the columns of every shard, `[rows, n]`, side by side: `[rows, num_shards * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -47,7 +47,7 @@ impl<'a> DecoderUnits<'a> {
     /// the layers. With FSDP this is collective.
     ///
     /// # Errors
-    /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
+    /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.
     pub fn visit<E: From<RankError>>(
         &self,
         dtype: WeightDtype,

@@ -68,7 +68,7 @@ pub struct TokenScores {
     pub entropies: Vec<f64>,
 }
 
-/// What one micro-batch added to an update.
+/// The summands of one micro-batch in an update.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Accumulated {
     /// Its share of the loss.
@@ -116,7 +116,7 @@ pub struct Actor {
     router_loss: Option<f64>,
     /// Its derivatives by probabilities in the update at hand, scaled as its losses are.
     router_slopes: Option<Vec<f32>>,
-    /// What is counted of the routers' choices.
+    /// The counts of the routers' choices.
     watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
     ranks: Ranks,
     /// The same ranks as they share the tokens of passes without gradients.
@@ -193,7 +193,7 @@ impl Actor {
         self.shards.as_ref()
     }
 
-    /// By what its losses are multiplied before the backward pass.
+    /// The factor of its losses before the backward pass.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
@@ -217,7 +217,7 @@ impl Actor {
     }
 
     /// Fails on all ranks together unless the ranks of a sequence-parallel group compute what one of
-    /// them computes alone. `field` is what asks for the streams.
+    /// them computes alone. `field` is the manifest's field of the degree.
     ///
     /// # Errors
     /// [`ProbeError`].
@@ -272,7 +272,7 @@ impl Actor {
         Ok((grad_cd, sums.finish()?))
     }
 
-    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    /// All-reduces the gradients, so that each rank applies the whole gradient.
     ///
     /// # Errors
     /// When a rank is lost.

@@ -43,7 +43,7 @@ const VALUE_HEAD: &str = "critic.value_head.weight";
 /// How a critic computes and learns; fixed for a run.
 #[derive(Clone, Debug)]
 pub struct CriticOptions {
-    /// What the manifest says of it.
+    /// The manifest's settings.
     pub critic: CriticSpec,
     /// The optimizer's constants.
     pub optimizer: AdamWOptions,
@@ -148,7 +148,7 @@ impl Critic {
         }
     }
 
-    /// By what its losses are multiplied before the backward pass.
+    /// The factor of its losses before the backward pass.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
@@ -163,10 +163,9 @@ impl Critic {
         predicting_cd.to_kind(Kind::Float).mv(&self.head_d)
     }
 
-    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
-    /// sequence-parallel group it gets the value of each completion token, and returns the loss's derivative
-    /// by each beside what it counts. On a GPU it is called in the order of the stream, and the launching
-    /// thread does not wait for it.
+    /// Adds the gradient of one micro-batch. On every rank of its sequence-parallel group `derivative_of`
+    /// gets the value of each completion token, and returns the loss's derivative by each, with its metrics.
+    /// On a GPU it is called in the order of the stream, and the launching thread does not wait for it.
     fn accumulate<S: Send + 'static>(
         &self,
         micro_batch: &MicroBatch,

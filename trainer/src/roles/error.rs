@@ -1,4 +1,4 @@
-//! What can end a step.
+//! Errors that end a step.
 
 use rlt_api::ExitCode;
 

@@ -4,8 +4,8 @@
 //! epoch -> update of some rollout groups -> micro-batch: forward -> head and loss -> backward
 //!                                        -> sum the gradients of all ranks -> clip -> optimizer step
 //! ```
-//! The two roles differ by their head: what it makes of the hidden states that predict completion tokens,
-//! and the gradient of its loss by them. Losses and their inputs are not known here.
+//! The two roles differ by their head: its loss of the hidden states that predict completion tokens, and the
+//! gradient of that loss. Losses and their inputs are not known here.
 //!
 //! Legend of shapes: t tokens of a micro-batch, c completion tokens, d hidden size.
 
@@ -29,11 +29,12 @@ use crate::roles::trainable::Trainable;
 pub(crate) trait Learner {
     /// How its forward and backward passes are run.
     fn training_pass(&self) -> TrainingPass<'_>;
-    /// What its updates change.
+    /// The parameters that its updates change.
     fn trainable(&mut self) -> Trainable<'_>;
 }
 
-/// In what portions a batch is passed over, the same for actor and critic but for the token budget.
+/// The split of a batch into updates and micro-batches, the same for actor and critic except for the token
+/// budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portions {
     /// Rollout groups of one update.
@@ -96,13 +97,13 @@ pub(crate) struct TrainingPass<'a> {
     pub dropout_seed: Option<u64>,
     /// Derivatives of the routers' auxiliary loss by the probability of each expert; `None` without one.
     pub router_slopes: Option<&'a [f32]>,
-    /// What is counted of the routers' choices; `None` if no metric needs it.
+    /// The counts of the routers' choices; `None` if no metric needs it.
     pub routes: Option<Rc<WatchedRoutes>>,
 }
 
 impl TrainingPass<'_> {
     /// Adds the gradient of one micro-batch. `head` gets the hidden states `[c, d]` that predict, after the
-    /// final norm, and returns the gradient of the loss by them beside what it makes of the loss.
+    /// final norm, and returns the gradient of the loss by them with its own result.
     pub(crate) fn accumulate<T>(
         &self,
         micro_batch: &MicroBatch,
@@ -134,7 +135,7 @@ impl TrainingPass<'_> {
             let grad_td = micro_batch.input.without_images(grad_td);
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        // Weights are freed first, to make room for what is received of the gradient.
+        // Weights are freed first, to make room for the reduce-scatter.
         model.leave()?;
         model.end_outer_gradient()?;
         Ok(made)
@@ -142,7 +143,7 @@ impl TrainingPass<'_> {
 }
 
 /// One optimizer update on the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the gradient
-/// of a micro-batch; what it returned for each of them is returned when the device is past all of them.
+/// of a micro-batch; its results are returned once the device has passed all of them.
 pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
     learner: &mut L,
     passes: &[Option<MicroBatch>],

@@ -16,7 +16,7 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// What the manifest says, in a run's folder.
+    /// The manifest's offload, in a run's folder.
     pub fn new(spec: OffloadSpec, folder: &Path) -> Self {
         Self { spec, folder: folder.to_owned() }
     }

@@ -10,7 +10,7 @@ pub(crate) use adamw::Clipped;
 pub use adamw::{AdamW, AdamWOptions};
 pub use loss_scale::LossScale;
 
-/// What became of one optimizer step.
+/// The outcome of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepOutcome {
     /// Parameters and moments were updated.
@@ -31,17 +31,17 @@ pub enum OptimError {
     /// libtorch refused an operation.
     #[error("failed to {act} {name}")]
     Tensor {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// On which parameter.
         name: String,
-        /// What libtorch said.
+        /// libtorch's error.
         source: tch::TchError,
     },
     /// The norm of the gradients could not be computed.
     #[error("failed to measure the gradients")]
     Norm {
-        /// What the kernel said.
+        /// The kernel's error.
         source: rlt_torch::Error,
     },
     /// A parameter could not be updated.
@@ -49,13 +49,13 @@ pub enum OptimError {
     Step {
         /// The parameter.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: rlt_torch::Error,
     },
     /// The storage that moments are offloaded to could not be made.
     #[error("failed to make offload storage for the optimizer's moments")]
     OffloadStorage {
-        /// The file, and what the system said.
+        /// The file and the system's error.
         source: rlt_torch::Error,
     },
     /// Moments could not be made, fetched or put back.
@@ -63,7 +63,7 @@ pub enum OptimError {
     Moments {
         /// The parameter.
         name: String,
-        /// What was tried, on what, and why it failed.
+        /// The operation, its object and the cause.
         source: rlt_torch::Error,
     },
     /// Two parameters have the same name.

@@ -204,7 +204,7 @@ impl FrozenPolicy {
     /// The pieces that this rank saves: those of all ranks together are every tensor once.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when what is offloaded cannot be read.
+    /// [`RankError::Shards`] when an offloaded tensor cannot be read.
     pub(crate) fn tensor_parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();

@@ -29,7 +29,7 @@ pub struct StepPosition {
     pub num_done: u64,
 }
 
-/// Why what waits for the end of the sampling failed.
+/// The error of a hook at the end of sampling.
 pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 type Hook = Box<dyn Fn() -> Result<(), HookError>>;
 
@@ -44,7 +44,7 @@ pub struct StepContext {
     sampling_hooks: RefCell<Vec<Hook>>,
 }
 
-/// What a step has left behind so far.
+/// The record of a step so far.
 #[derive(Debug)]
 struct StepRecord {
     clock: PhaseClock,
@@ -54,7 +54,7 @@ struct StepRecord {
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
-    /// What routers chose in the rollout, by [`key_of`] prompt and completion.
+    /// The routers' choices in the rollout, by [`key_of`] prompt and completion.
     routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
@@ -72,7 +72,7 @@ impl Default for StepRecord {
     }
 }
 
-/// What a complete step leaves behind.
+/// The report of a complete step.
 #[derive(Debug)]
 pub(crate) struct StepReport {
     pub metrics: Metrics,
@@ -182,7 +182,7 @@ impl StepContext {
         completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
 
-    /// Takes note of what routers chose in the rollout, by [`key_of`] prompt and completion.
+    /// Records the routers' choices in the rollout, by [`key_of`] prompt and completion.
     pub(crate) fn record_routes(&self, routes: impl Iterator<Item = (u64, RoutesOfCompletion)>) {
         self.record.borrow_mut().routes.extend(routes);
     }
@@ -206,7 +206,7 @@ impl StepContext {
         self.is_sampling.set(true);
     }
 
-    /// Frees what is needed for sampling alone, before another role computes.
+    /// Frees memory that only sampling needs, before another role computes.
     ///
     /// # Errors
     /// As the hooks of [`Self::when_sampling_ends`].
@@ -223,7 +223,7 @@ impl StepContext {
         *self.record.borrow_mut() = StepRecord::default();
     }
 
-    /// What the step has left behind, its cost included.
+    /// The report of the step, with its cost.
     pub(crate) fn end_step(&self) -> StepReport {
         let StepRecord {
             clock,

@@ -19,7 +19,7 @@ use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divide
 #[derive(Debug)]
 pub(crate) struct Trainable<'a> {
     pub(crate) optimizer: &'a mut AdamW,
-    /// By what its gradients are too large.
+    /// The loss scale of its gradients.
     pub(crate) loss_scale: &'a mut LossScale,
     /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
     pub(crate) shards: Option<&'a ShardedParameters>,
@@ -28,7 +28,7 @@ pub(crate) struct Trainable<'a> {
     pub(crate) max_grad_norm: f64,
 }
 
-/// What the optimizer keeps of a parameter in its own shape.
+/// The optimizer's tensors of a parameter in its shape.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// The name of a parameter's moment in a checkpoint.
@@ -48,7 +48,7 @@ pub(crate) enum ApplyError {
 }
 
 impl Trainable<'_> {
-    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    /// All-reduces the gradients, so that each rank applies the whole gradient.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
         match self.shards {
             Some(shards) => shards.finish_gradients(),
@@ -201,7 +201,7 @@ pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
-            // What they are views of may go.
+            // Their base buffers may be freed.
             resident.iter().map(|tensor| tensor.detach().copy()).collect()
         }
     };

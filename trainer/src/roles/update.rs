@@ -1,8 +1,8 @@
 //! The actor's update: a batch with advantages in, changed weights out.
 //!
-//! The loop is that of [`crate::roles::learner`]; here is what the actor's loss reads of a batch, and what
-//! its updates report. Denominators are those of the whole update, so micro-batches only bound memory.
-//! Advantages are computed elsewhere.
+//! The loop is that of [`crate::roles::learner`]; here are the inputs of the actor's loss, and the report of
+//! its updates. Denominators are those of the whole update, so micro-batches only bound memory. Advantages
+//! are computed elsewhere.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub enum UpdateError {
 /// How a batch is turned into updates.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdatePlan {
-    /// What is minimised.
+    /// The objective.
     pub objective: Objective,
     /// Rollout groups of one update.
     pub groups_per_update: usize,
@@ -49,7 +49,7 @@ pub struct UpdatePlan {
     pub max_tokens: usize,
     /// The learning rate of all updates of the step.
     pub learning_rate: f64,
-    /// Seeds what is random in an update: dropout, the choice of clip-cov.
+    /// The seed of random choices in an update: dropout, the tokens of clip-cov.
     pub seed: u64,
 }
 
@@ -61,7 +61,7 @@ impl UpdatePlan {
     }
 }
 
-/// What the updates of one step did.
+/// The report of the updates of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateReport {
     /// Sums over all updates.
@@ -73,12 +73,12 @@ pub struct UpdateReport {
     pub actor_logprobs: Vec<f64>,
     /// Forward and backward passes.
     pub num_micro_batches: usize,
-    /// What routers chose in each update, where they have a loss.
+    /// The routers' loads in each update, if they have a loss.
     pub router_loads: Vec<RouterLoad>,
 }
 
 impl UpdateReport {
-    /// What the updates did on all ranks together; norms and skipped updates are the same on each already.
+    /// All-reduces the sums over ranks; norms and skipped updates are the same on each already.
     fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
         let loss = self.loss;
         let counts = [loss.num_clipped, loss.num_clipped_lower, loss.num_tokens, self.num_micro_batches];
@@ -242,7 +242,7 @@ impl OneUpdate<'_> {
         }))
     }
 
-    /// What the batch holds of each token.
+    /// The batch's values of each token.
     fn gather(&self, micro_batch: &MicroBatch) -> MicroInputs {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
@@ -328,7 +328,7 @@ impl MicroInputs {
         }
     }
 
-    /// What evaluates `loss`, prepared of these very inputs, wherever and whenever it is called.
+    /// A function that evaluates `loss`, which was prepared with these inputs, on any thread.
     fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
         let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
         Box::new(move |tokens, logprobs, entropies| {

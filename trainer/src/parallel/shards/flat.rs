@@ -34,7 +34,7 @@ pub(super) struct Flat {
     /// This rank's shard, `[shard_len]`; padding is zero.
     shard: OwnShard,
     master: Whole,
-    /// `None` where layers compute with what shards hold.
+    /// `None` if the compute dtype is the master dtype.
     compute: Option<Whole>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,

@@ -35,7 +35,7 @@ use crate::roles::update::{UpdatePlan, update};
 /// enlarge that.
 const TOLERANCE: f64 = 1e-5;
 
-/// What a job trains, and how.
+/// The settings of a training.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     tied: bool,
@@ -181,7 +181,7 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
-/// The same, of which `spec` says what is offloaded to `folder`.
+/// The same, with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
     actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
 }
@@ -229,7 +229,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     }
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
-    // The reference is what the actor was, also after its pages were released.
+    // The reference equals the earlier actor, also after its pages were released.
     reference.release_pages();
     numbers.extend(actor.score_with(&reference, &batch, case.max_tokens).unwrap().logprobs);
     numbers.extend(parameters(&actor));
@@ -377,7 +377,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
     }
 }
 
-/// What five updates of a critic report, its values after them, and on the leader its weights and moments.
+/// The reports of five updates of a critic, its values after them, and on the leader its weights and moments.
 fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
     learn_beside(case, &actor(case, ranks, dp_shard), Offload::default())
 }
@@ -496,7 +496,7 @@ fn weights_are_gathered_in_the_compute_dtype_and_in_the_master_dtype_on_request(
         assert_eq!(parts.dtype_to_sample(Kind::Half), WeightDtype::Master, "no number is rounded twice");
         let visited = parts.visit(parts.dtype_to_sample(computed), |unit| {
             for (name, tensor) in actor.shards().unwrap().parameters_of(unit) {
-                // A norm multiplies with what it is, a projection with what it is rounded to.
+                // A norm uses the master dtype, a projection the compute dtype.
                 let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
                 assert_eq!(tensor.kind(), expected, "{name}");
                 rounded.insert(name, tensor.copy());

@@ -16,10 +16,11 @@ use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
-    /// Lets `fill` write every piece that this rank has, `[len]`, from what whole tensor it is a shard of.
+    /// Lets `fill` write every piece that this rank has, `[len]`, from the whole tensor of which it is a
+    /// shard.
     ///
     /// # Errors
-    /// What `fill` fails with, or when an offloaded piece cannot be fetched or put back.
+    /// The error of `fill`, or when an offloaded piece cannot be fetched or put back.
     pub fn fill<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -42,7 +43,7 @@ impl ShardedParameters {
     /// takes memory while it is read. It may be kept, but not beyond the next change of the parameters.
     ///
     /// # Errors
-    /// What `see` fails with, or when an offloaded piece cannot be read.
+    /// The error of `see`, or when an offloaded piece cannot be read.
     pub(crate) fn show<E: From<RankError>>(
         &self,
         mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -62,7 +63,7 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.show(&mut see))
     }
 
-    /// Gives this rank's pieces of a model's parameters their weights; an adapter keeps what it has.
+    /// Reads the weights of this rank's pieces of a model's parameters; an adapter is not changed.
     ///
     /// # Errors
     /// As [`Weights::fill`].
@@ -85,7 +86,7 @@ impl ShardedParameters {
     /// piece requests nothing.
     ///
     /// # Errors
-    /// What `fill` fails with.
+    /// The error of `fill`.
     pub fn fill_beside<E>(
         &self,
         name: &str,
@@ -120,7 +121,7 @@ impl ShardedParameters {
     /// does not have are left out. Collective.
     ///
     /// # Errors
-    /// What `fill` fails with, or [`RankError`] when a rank is lost.
+    /// The error of `fill`, or [`RankError`] when a rank is lost.
     pub(crate) fn fill_beside_role(
         &self,
         other: &Self,
@@ -144,8 +145,8 @@ impl ShardedParameters {
         self.offload_file.as_ref()
     }
 
-    /// Gives parameters of a fresh adapter that follow from the weights below it their values, a layer at a
-    /// time; `name_there` says what the decoder calls a parameter. All ranks do so together.
+    /// Initializes the parameters of a fresh adapter that depend on the base weights, layer by layer;
+    /// `name_there` returns the decoder's name of a parameter. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.

@@ -34,7 +34,7 @@ const GROUPS: [(usize, &[usize]); 4] = [(7, &[4, 1, 6]), (3, &[5]), (1, &[2, 3])
 /// Every completion in one micro-batch.
 const ALL: usize = 4096;
 
-/// What a job trains, and how.
+/// The settings of a training.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kv_heads: usize,
@@ -177,7 +177,7 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
 }
 
-/// What `body` makes on every rank of `layout`, which must be the same; that of the first.
+/// Runs `body` on every rank of `layout`; the results must be equal. Returns the first.
 #[track_caller]
 fn everywhere(layout: Layout, body: impl Fn(&Ranks) -> Vec<f64> + Sync) -> Vec<f64> {
     if layout.size == 1 {
@@ -226,7 +226,7 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     parameters.iter().flat_map(|(_, leaf)| numbers(&leaf.grad())).collect()
 }
 
-/// Streams of `sp` ranks compute of each case what one rank does.
+/// Sequence-parallel groups of `sp` ranks give the results of one rank in each case.
 #[track_caller]
 fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Vec<f64>, tolerance: f64) {
     let all = |ranks: &Ranks| cases.iter().map(|case| compute(*case, ranks)).collect::<Vec<_>>();
@@ -240,7 +240,7 @@ fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Ve
     }
 }
 
-/// What five updates report, and the parameters after them.
+/// The reports of five updates, and the parameters after them.
 fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
     everywhere(layout, |ranks| {
         let (mut actor, batch) = (actor(case, ranks, layout.dp_shard), batch());

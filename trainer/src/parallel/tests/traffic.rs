@@ -68,8 +68,8 @@ fn batch() -> Batch {
     Batch::from_demonstrations(&(0..8).map(demonstration).collect::<Vec<_>>())
 }
 
-/// Bytes of a model's weights, of each layer and of all that is outside of them, and of what is trained the
-/// gradients'.
+/// Bytes of a model's weights, of each layer and of the outer unit, and of the gradients of trained
+/// parameters.
 struct Sizes {
     layers: Vec<f64>,
     outer: f64,
@@ -127,7 +127,7 @@ fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens:
     synced + scored + updated + gradients + copies + attention
 }
 
-/// What this rank sends in such a step, beside the fewest bytes.
+/// The bytes that this rank sends in such a step, and the minimum.
 fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
     let (batch, decoder) = (batch(), decoder(layout));
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
@@ -183,7 +183,7 @@ fn a_step_moves_hardly_more_bytes_than_its_layout_needs() {
         let all =
             on_ranks(layout.size, |ranks| step(layout, &ranks.with_sequence_parallel(layout.sp).unwrap()));
         for (sent, bound) in all {
-            // Norms, losses and log-probs, which every rank wants to know, are what may be above.
+            // All-reduces of norms, losses and log-probs may exceed the minimum.
             let ratio = sent / bound;
             assert!((1.0..1.05).contains(&ratio), "{layout:?}: {sent} bytes, {bound} at least: {ratio}");
         }

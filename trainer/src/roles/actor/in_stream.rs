@@ -15,7 +15,7 @@ use crate::roles::learner::Learner;
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
 pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
 
-/// What the chunks of a micro-batch have added so far.
+/// The sums over a micro-batch's chunks so far.
 #[derive(Debug)]
 pub(super) struct LossSums {
     accumulated: Accumulated,
@@ -64,7 +64,7 @@ impl LossSums {
     }
 }
 
-/// What a micro-batch adds to an update: known, or once the device's stream is past it.
+/// The summands of a micro-batch in an update: known, or pending on the device's stream.
 #[derive(Debug)]
 pub enum PendingLoss {
     /// Evaluated on the CPU.
@@ -86,7 +86,7 @@ impl PendingLoss {
     }
 }
 
-/// What a micro-batch adds to an update, once the device's stream is past it.
+/// The summands of a micro-batch in an update, pending on the device's stream.
 pub struct StreamLoss {
     calls: HostCalls,
     evaluation: Arc<Mutex<Evaluation>>,
@@ -123,7 +123,7 @@ impl StreamLoss {
 
 impl Actor {
     /// [`Self::accumulate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
-    /// what it reads. The gradient is valid for later work of the stream.
+    /// its inputs. The gradient is valid for later work of the stream.
     ///
     /// # Errors
     /// When the device refuses a call.

@@ -15,7 +15,7 @@ use crate::parallel::{RankError, Ranks};
 /// Tokens of each rank, even: enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;
 
-/// What rounding may make of a matrix product with fewer rows, relative to hidden states in fp32. An
+/// The rounding difference of a matrix product with fewer rows, relative to hidden states in fp32. An
 /// attention that misses tokens is off by a tenth and more.
 const FP32_TOLERANCE: f64 = 1e-3;
 

@@ -125,8 +125,8 @@ impl ActorRole {
     /// [`StepError::Update`]; weights are then as they were.
     pub fn descend(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
-        // The objective is a mean over tokens: minus the advantage by their number is what a log-prob's
-        // derivative becomes.
+        // The objective is a mean over tokens, so a log-prob's derivative is minus the advantage divided by
+        // their number.
         let num_tokens = batch.rows.num_valid_tokens() as f64;
         batch.advantages = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
         let plan = UpdatePlan {
@@ -149,7 +149,7 @@ impl ActorRole {
     fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
-        // What was scored was counted there.
+        // Scored batches were counted there.
         if batch.old_logprobs.is_none() {
             self.actor.watch_routes(self.context.routes_of(batch));
         }

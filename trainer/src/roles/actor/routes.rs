@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::{Actor, ActorError, MicroBatch};
 use crate::model::{RouteCounts, RouteWatch, RoutesOfCompletion};
 
-/// What is counted of the passes over a batch.
+/// The counts of the passes over a batch.
 #[derive(Debug)]
 pub(crate) struct WatchedRoutes {
     /// By row of the batch, where the rollout logged its completion.
@@ -17,7 +17,7 @@ pub(crate) struct WatchedRoutes {
 }
 
 impl WatchedRoutes {
-    /// What watches the pass over `micro_batch`.
+    /// The observer of the pass over `micro_batch`.
     pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteWatch {
         let positions = Vec::<i64>::try_from(&micro_batch.predictors_c).unwrap_or_default();
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
@@ -28,7 +28,7 @@ impl WatchedRoutes {
         RouteWatch::new(tokens.collect(), self.num_layers)
     }
 
-    /// Adds what a pass has counted.
+    /// Adds the counts of a pass.
     pub(crate) fn add(&self, watch: Option<RouteWatch>) {
         if let Some(watch) = watch {
             *self.counts.borrow_mut() += watch.counts();
@@ -37,8 +37,8 @@ impl WatchedRoutes {
 }
 
 impl Actor {
-    /// Counts, from here to [`Self::take_route_counts`], what routers choose in passes over a batch, of whose
-    /// rows the rollout logged `of_rows`. Nothing is counted where the model has no experts.
+    /// Counts, from here to [`Self::take_route_counts`], the routers' choices in passes over a batch, for
+    /// whose rows the rollout logged `of_rows`. Nothing is counted without experts.
     pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
         self.watched_routes.replace(self.decoder.config.experts.as_ref().map(|experts| {
             let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
@@ -47,7 +47,7 @@ impl Actor {
         }));
     }
 
-    /// What was counted, on all ranks together.
+    /// The counts of all ranks.
     ///
     /// # Errors
     /// When a rank is lost.

@@ -60,8 +60,8 @@ impl<const N: usize> TokenNumbers<N> {
 }
 
 impl<const N: usize> Arriving<N> {
-    /// What is predicted from this rank's tokens, once the stream is past it; 0 for other completion tokens
-    /// of the micro-batch.
+    /// The numbers of tokens predicted from this rank's tokens, once the stream has passed them; 0 for other
+    /// completion tokens of the micro-batch.
     fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
         match self {
             Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
@@ -74,9 +74,9 @@ impl<const N: usize> Arriving<N> {
     }
 }
 
-/// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden
+/// `N` numbers for each completion token of `batch`, on every rank, computed by `of_hidden` from the hidden
 /// states `[c, d]` that predict a micro-batch's tokens, one number a token. Micro-batches have at most
-/// `max_tokens` tokens for each rank of a stream.
+/// `max_tokens` tokens for each rank of a sequence-parallel group.
 ///
 /// # Errors
 /// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
@@ -102,8 +102,8 @@ pub(crate) fn of_batch<const N: usize>(
     Ok(all)
 }
 
-/// What is predicted from this rank's tokens of each micro-batch that it has; 0 for its other completion
-/// tokens.
+/// The numbers of tokens predicted from this rank's tokens, for each of its micro-batches; 0 for its other
+/// completion tokens.
 fn of_passes<const N: usize>(
     model: Model<'_>,
     passes: &[Option<MicroBatch>],

@@ -31,7 +31,7 @@ pub enum CriticError {
     Ranks(#[from] RankError),
 }
 
-/// What the critic's updates of one step did.
+/// The report of the critic's updates in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CriticReport {
     /// Sum of the losses of all updates.
@@ -165,7 +165,7 @@ impl Critic {
     }
 }
 
-/// What a micro-batch adds to the report.
+/// The summands of a micro-batch in the report.
 struct MicroSums {
     loss: f64,
     num_clipped: f64,
@@ -174,7 +174,7 @@ struct MicroSums {
 }
 
 impl CriticReport {
-    /// What the updates did on all ranks together.
+    /// All-reduces the sums over ranks.
     fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
         let Self { loss, prediction_sum, num_clipped, num_tokens, num_micro_batches, .. } = self;
         let all = [loss, prediction_sum, num_clipped, num_tokens, num_micro_batches];
@@ -193,11 +193,11 @@ impl CriticReport {
     }
 }
 
-/// What the critic learns from: one number for each token of the batch.
+/// The targets of the critic: one number for each token of the batch.
 #[derive(Clone, Copy)]
 struct Targets<'a> {
-    /// What it said before.
+    /// The values before the update.
     values: &'a [f64],
-    /// What it should have said.
+    /// The returns.
     returns: &'a [f64],
 }

@@ -35,7 +35,7 @@ fn keep<S>(sums: &Sums<S>, evaluated: Result<(Vec<f64>, S), LossError>) -> Vec<f
 }
 
 impl<S: Send + 'static> PendingSums<S> {
-    /// Keeps what was evaluated here, but for the derivatives.
+    /// Keeps an evaluated result, and returns its derivatives.
     pub(super) fn here(&mut self, evaluated: (Vec<f64>, S)) -> Vec<f64> {
         keep(&self.sums, Ok(evaluated))
     }

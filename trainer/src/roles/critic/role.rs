@@ -18,7 +18,7 @@ use crate::roles::step_context::StepContext;
 pub struct CriticRole {
     /// `None` before the first step, and for algorithms without one.
     pub(crate) critic: Option<Critic>,
-    /// What it is made of; `None` for algorithms without one.
+    /// Its plan; `None` for algorithms without a critic.
     pub(crate) plan: Option<CriticPlan>,
     pub(crate) portions: Portions,
     /// Most tokens of a pass without gradients on one rank.
@@ -26,7 +26,7 @@ pub struct CriticRole {
     pub(crate) context: Rc<StepContext>,
 }
 
-/// What a critic is made of, beside the actor.
+/// The settings of a critic, which is initialized from the actor.
 #[derive(Clone, Debug)]
 pub(crate) struct CriticPlan {
     pub options: CriticOptions,

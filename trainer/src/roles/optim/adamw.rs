@@ -55,7 +55,7 @@ struct Parameter {
     num_steps: i64,
 }
 
-/// What one step does to every parameter.
+/// The factors of one step, the same for every parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clipped {
     learning_rate: f64,
@@ -237,7 +237,7 @@ impl AdamW {
     /// parameter's name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
     ///
     /// # Errors
-    /// The checkpoint lacks a count, or what `load_moment` fails with.
+    /// The checkpoint lacks a count, or the error of `load_moment`.
     pub fn load_moments(
         &mut self,
         checkpoint: &Checkpoint,
@@ -291,7 +291,7 @@ impl Parameter {
         }
     }
 
-    /// What the learning rate is multiplied with.
+    /// The factor of the learning rate.
     fn rate_factor(&self, options: &AdamWOptions) -> f64 {
         if is_behind_a(&self.name) { options.lora_b_ratio } else { 1.0 }
     }
@@ -334,7 +334,7 @@ impl Parameter {
     }
 }
 
-/// Norms scale what passes through them, and biases shift it: neither grows without bound, and the neutral
+/// Norms scale activations, and biases shift them: neither grows without bound, and the neutral
 /// value of a norm is 1 in most families, not 0.
 fn decays(name: &str) -> bool {
     let is_spared = |part: &str| {
@@ -347,8 +347,8 @@ fn decays(name: &str) -> bool {
     !name.split('.').any(is_spared)
 }
 
-/// Whether a parameter is what LoRA+ gives another learning rate: B matrices, and vectors. A piece of a
-/// matrix is flat too: its name decides.
+/// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. A piece of a matrix is
+/// flat, too, so the name decides.
 fn is_behind_a(name: &str) -> bool {
     name.contains(".lora_B.") || name.ends_with(".lora_magnitude_vector") || name.ends_with("score.bias")
 }

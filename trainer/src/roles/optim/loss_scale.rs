@@ -8,12 +8,12 @@ use tch::Kind;
 
 const FIRST_FACTOR: f64 = 65536.0;
 const MAX_FACTOR: f64 = 16_777_216.0;
-/// Below it a gradient that is not finite is no overflow of what was scaled.
+/// At a lower scale a non-finite gradient is not an overflow by scaling.
 const MIN_FACTOR: f64 = 1.0;
 /// Updates without an overflow before the factor doubles.
 const GROWTH_INTERVAL: u32 = 2000;
 
-/// By what a role's loss is multiplied. Powers of two, so that scaling itself rounds nothing.
+/// The factor of a role's loss. Powers of two, so that scaling itself rounds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LossScale {
@@ -23,7 +23,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// What a role needs that computes in `compute`: 1 for ever, unless that is half precision.
+    /// The scale for the compute dtype `compute`: constantly 1, unless that is half precision.
     pub fn of(compute: Kind) -> Self {
         match compute {
             Kind::Half => Self { factor: FIRST_FACTOR, num_good: Some(0) },
@@ -31,7 +31,7 @@ impl LossScale {
         }
     }
 
-    /// What derivatives of the loss are multiplied by.
+    /// The factor of the loss's derivatives.
     pub fn factor(&self) -> f64 {
         self.factor
     }

@@ -36,8 +36,8 @@ impl FrozenPolicy {
     }
 }
 
-/// Mixes what `tensor_shard` is of the whole tensor `theirs` into `values`, `[len]`, which are in `file`
-/// where there is one. Beside them there is never more than a chunk.
+/// Mixes the shard `tensor_shard` of the whole tensor `theirs` into `values`, `[len]`, which may be in
+/// `file`. At most a chunk is copied at a time.
 fn mix(
     (tensor_shard, values): (&TensorShard<'_>, &Tensor),
     theirs: &Tensor,

@@ -27,7 +27,7 @@ const NUMBER_BYTES: usize = 4;
 
 type Key = [u8; KEY_BYTES];
 
-/// What is known of completions under one reference.
+/// The cached log-probs of completions under one reference.
 #[derive(Debug)]
 pub(crate) struct KeptLogprobs {
     known: HashMap<Key, Vec<f32>>,
@@ -36,7 +36,7 @@ pub(crate) struct KeptLogprobs {
 }
 
 impl KeptLogprobs {
-    /// What earlier attempts have left in `folder` of a reference with this digest. All ranks take part and
+    /// The records of earlier attempts in `folder` for a reference with this digest. Collective; all ranks
     /// begin with the same records.
     pub(crate) fn open(folder: &Path, digest: u64, ranks: &Ranks) -> Result<Self, RankError> {
         let path = folder.join(format!("{digest:016x}"));
@@ -127,7 +127,7 @@ fn read(path: &Path) -> Vec<(Key, Vec<f32>)> {
 struct Records<'a>(&'a [u8]);
 
 impl<'a> Records<'a> {
-    /// What is behind the last complete record.
+    /// The bytes after the last complete record.
     fn rest(mut self) -> &'a [u8] {
         while self.next().is_some() {}
         self.0

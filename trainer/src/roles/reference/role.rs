@@ -30,7 +30,7 @@ pub struct ReferenceRole {
     pub(crate) kl: Kl,
     /// Whether the algorithm reads log-probs under the reference.
     pub(crate) is_read: bool,
-    /// What [`Self::score_once`] knows already; `None` until it is first called.
+    /// The cache of [`Self::score_once`]; `None` until it is first called.
     pub(crate) kept: Option<KeptLogprobs>,
     /// How it follows the actor; `None` where it stays as it is.
     pub(crate) sync: Option<ReferenceSyncSpec>,
@@ -77,7 +77,7 @@ impl ReferenceRole {
     }
 
     /// The same for completions of a data set, each of which is computed once: later epochs and resumed runs
-    /// read what is kept in the run folder under the digest of the reference's weights.
+    /// read the cache in the run folder under the digest of the reference's weights.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -188,7 +188,7 @@ impl ReferenceRole {
         self.context.measure("update_ref", || copy.follow(&actor.actor, alpha))?;
         self.reference.release_pages();
         self.is_own = true;
-        // They are those of other weights. What the run folder has of them is found again under their digest.
+        // They belong to other weights. The run folder keeps them under those weights' digest.
         self.kept = None;
         Ok(())
     }

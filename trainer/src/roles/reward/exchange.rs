@@ -10,7 +10,7 @@ use rlt_core::packed_samples::{JudgedGroup, PackedSamplesError, pack, unpack};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::rollout::SamplingCost;
 
-/// What a rank brings: its groups, and what they cost to sample.
+/// A rank's contribution: its groups, and the cost of sampling them.
 pub(super) type OwnSamples = (Vec<JudgedGroup>, SamplingCost);
 
 /// Bytes before the samples.

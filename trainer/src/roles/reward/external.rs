@@ -6,7 +6,7 @@
 //! ```
 //! A completion is sent as soon as it is sampled, so that servers judge while the rest of the batch is still
 //! being generated. Verdicts are kept by sample, so their order does not matter. [`Judging::finish`] returns
-//! in bounded time with a verdict for every sample that was submitted: what is missing is a timeout. Limits
+//! in bounded time with a verdict for every sample that was submitted: a missing one is a timeout. Limits
 //! and weights of the sum are the pool's, like those of all other functions.
 
 mod batches;
@@ -58,7 +58,7 @@ pub struct ExternalFunctions {
 /// Why such a function cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ExternalError {
-    /// It lacks what its kind needs.
+    /// A field that its kind needs is missing.
     #[error("kind {kind:?} needs {field}")]
     MissingField {
         /// Its kind.
@@ -238,7 +238,7 @@ pub struct Judging {
     receiver: Receiver<Answered>,
 }
 
-/// What waits for a request to be full.
+/// Samples that wait until a request is full.
 struct Queue {
     samples: Vec<ExternalSample>,
     budget: Arc<judge::Spent>,
@@ -275,8 +275,8 @@ impl Judging {
         }
     }
 
-    /// The verdicts on all samples that were submitted, by sample and function, in bounded time. Where
-    /// `is_stopping`, what is not there yet is a timeout at once.
+    /// The verdicts on all samples that were submitted, by sample and function, in bounded time. If
+    /// `is_stopping`, missing verdicts are timeouts at once.
     pub fn finish(mut self, is_stopping: &dyn Fn() -> bool) -> BTreeMap<SampleId, Verdicts> {
         (0..self.functions.len()).for_each(|idx| self.send(idx));
         // Without our own end the channel closes where every request has ended, even by a panic.

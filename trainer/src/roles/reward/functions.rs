@@ -69,10 +69,10 @@ pub enum RewardSetupError {
         location: RowLocation,
         /// Its `data_source`.
         data_source: String,
-        /// What the functions name.
+        /// The data sources of the functions.
         accepted: Vec<String>,
     },
-    /// A row lacks what a function compares with.
+    /// A row lacks a function's ground truth.
     #[error("judge {location} with reward function {name:?}")]
     Row {
         /// The row.

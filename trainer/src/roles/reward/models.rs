@@ -45,7 +45,7 @@ struct RewardModel {
     shards: Option<ShardedParameters>,
 }
 
-/// What a run's policy is, as far as its reward models must fit it.
+/// The properties of a run's policy that its reward models must fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
     /// Its tokenizer.
@@ -81,7 +81,7 @@ pub enum RewardModelError {
         name: String,
         /// Its folder.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: Box<ModelError>,
     },
     /// Its tokenizer cannot be read.
@@ -91,7 +91,7 @@ pub enum RewardModelError {
         name: String,
         /// Its folder.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: TokenizerError,
     },
     /// It reads other tokens than the policy writes.
@@ -122,7 +122,7 @@ pub enum RewardModelError {
         /// Its folder.
         dir: PathBuf,
     },
-    /// A sample's text cannot be what it reads.
+    /// A sample's text cannot be rendered for it.
     #[error("render a sample for the model of reward function {name:?}")]
     Render {
         /// The function's name.
@@ -176,7 +176,7 @@ impl RewardModels {
         functions.iter().filter_map(|function| function.model.as_ref()).any(|model| model.hub.is_some())
     }
 
-    /// The folders of the models that `functions` name, in their order; what the hub has is fetched first.
+    /// The folders of the models that `functions` name, in their order; those of the hub are fetched first.
     ///
     /// # Errors
     /// [`RewardModelError::Hub`], with the function's name.
@@ -323,8 +323,8 @@ fn classifier(
     Ok((classifier, Some(shards)))
 }
 
-/// What a model reads. One that reads the policy's tokens must know them, and as many of them as there may
-/// be.
+/// The reader of a model. A model that reads the policy's tokens must have its vocabulary, and a context for
+/// its longest sequence.
 fn reader(
     (name, model): (&str, &RewardModelSpec),
     dir: &Path,

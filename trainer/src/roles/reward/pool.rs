@@ -44,7 +44,7 @@ impl RewardPool {
         Self { functions: Arc::new(functions), options, num_abandoned: Arc::default() }
     }
 
-    /// One reward for each sample, beside what others said of it, in the order of the samples.
+    /// One reward for each sample, with its external verdicts, in the order of the samples.
     ///
     /// A sample without a verdict of every function has value 0, no parts, and says so in its status.
     pub fn score<'a>(
@@ -85,7 +85,7 @@ impl RewardPool {
     }
 }
 
-/// What a thread needs of a sample.
+/// A thread's input for a sample.
 struct Job {
     prompt: Arc<Prompt>,
     text: String,

@@ -39,7 +39,7 @@ impl RewardsRole {
         Ok(groups)
     }
 
-    /// The same for samples that are not the step's own, or not alone; and what they cost.
+    /// The same for samples that are not the step's own, or not only those; and their cost.
     pub(crate) fn judge_unrecorded(
         &mut self,
         sampled: Sampled,

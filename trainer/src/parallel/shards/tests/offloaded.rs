@@ -9,7 +9,7 @@ const TIED: Case = Case { tied: true, activation_checkpointing: true, ..FULL };
 const UNTIED: Case = Case { activation_checkpointing: true, ..FULL };
 const ADAPTER: Case = Case { lora: true, activation_checkpointing: true, ..FULL };
 
-/// What `body` makes on every rank, which must be the same; that of the first.
+/// Runs `body` on every rank; the results must be equal. Returns the first.
 fn everywhere<T: PartialEq + std::fmt::Debug + Send>(size: usize, body: impl Fn(&Ranks) -> T + Sync) -> T {
     if size == 1 {
         return body(&Ranks::alone());

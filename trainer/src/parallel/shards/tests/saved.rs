@@ -51,7 +51,7 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
         assert!(saving.is_shared());
         let saved = state_of(&mut actor);
         saving.begin((ranks, &store), 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
-        // What happens to the weights from now on is no part of it.
+        // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
         let settled = saving.settle((ranks, &mut store), Patience::Until).unwrap();
         assert!(matches!(settled, Settled::Committed));

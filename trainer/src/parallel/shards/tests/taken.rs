@@ -20,7 +20,7 @@ impl Detokenizer for Digits {
     }
 }
 
-/// Tokens of a completion, and what the engine says of their log-probs.
+/// Tokens of a completion, and the engine's log-probs.
 type Sampled = (Vec<u32>, Vec<f32>);
 
 /// Two prompts of three samples each.

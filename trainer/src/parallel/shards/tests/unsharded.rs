@@ -5,7 +5,7 @@ use super::*;
 /// The layers of every model here.
 const LAYERS: usize = 3;
 
-/// What five updates make on every rank, which must be the same.
+/// The results of five updates on every rank, which must be equal.
 fn trained(
     case: Case,
     (size, dp_shard, sp): (usize, usize, usize),

@@ -10,14 +10,14 @@ use tch::Tensor;
 use super::pass::LayerPass;
 use crate::parallel::RankError;
 
-/// What is kept of a layer, wherever it is.
+/// A saved layer, on the device or offloaded.
 #[derive(Debug)]
 pub(super) enum SavedLayer {
     Here(Held),
     Offloaded { input_td: Offloaded, wants_gradient: bool },
 }
 
-/// What is kept of a layer, at hand.
+/// A saved layer on the device.
 #[derive(Debug)]
 pub(super) enum Held {
     /// The graph itself: nothing is computed again.

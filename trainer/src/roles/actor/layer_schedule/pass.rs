@@ -24,7 +24,7 @@ use crate::parallel::{RankError, SpGroup};
 #[derive(Debug)]
 pub(super) struct LayerPass {
     input_td: Tensor,
-    /// What the layer adds up to, `[t, d]`.
+    /// The layer's output, `[t, d]`.
     pub(super) output_td: Tensor,
     /// The layer's term of the routers' auxiliary loss, where it has one to train.
     router_term: Option<Tensor>,

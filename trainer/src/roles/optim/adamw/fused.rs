@@ -77,7 +77,7 @@ fn launch_together(index: usize, read: &[Operands], step: AdamWStep) -> Result<(
     FusedAdamW { table: &table, words: &words, step, device_scale: None }.launch(&kernels)
 }
 
-/// What a launch reads and writes of a parameter.
+/// The tensors of a parameter that a launch reads and writes.
 struct Operands {
     leaf: Tensor,
     gradient: Tensor,

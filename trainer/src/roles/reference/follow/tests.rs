@@ -66,7 +66,7 @@ fn weights(reference: &FrozenPolicy) -> BTreeMap<String, Vec<u32>> {
     bits(&whole_parameters(DecoderUnits::new(reference.decoder(), reference.shards())))
 }
 
-/// What a reference of the one model becomes that follows the other.
+/// The expected weights of a reference of one model that is synced to the other.
 fn expected(compute: Kind) -> BTreeMap<String, Vec<u32>> {
     let of = |seed| decoder(seed, compute).named_parameters();
     let mix = |((name, own), (_, theirs)): ((String, Tensor), (String, Tensor))| {

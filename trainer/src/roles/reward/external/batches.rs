@@ -12,7 +12,7 @@ use super::status::Status;
 /// A server that speaks the protocol of `docs/rewards.md`.
 pub(super) struct BatchServer(pub(super) Endpoint);
 
-/// What it says of one sample.
+/// Its verdict on one sample.
 #[derive(Deserialize)]
 struct Entry {
     id: String,
@@ -61,7 +61,7 @@ fn wire_id(sample: &ExternalSample) -> String {
     format!("{}.{}", sample.id.0, sample.id.1)
 }
 
-/// Keeps what an answer says of the samples; an error where it does not say all.
+/// Keeps the verdicts of an answer; an error if one is missing.
 fn take_entries(
     mut answer: Value,
     samples: &[ExternalSample],
@@ -115,7 +115,7 @@ impl OpenRlhfServer {
     }
 }
 
-/// Labels are texts; what is none goes as JSON.
+/// Labels are texts; other values are sent as JSON.
 fn label(ground_truth: &Value) -> Value {
     match ground_truth {
         Value::String(_) | Value::Null => ground_truth.clone(),

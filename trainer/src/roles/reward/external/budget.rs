@@ -13,7 +13,7 @@ const SLICE: u64 = 5_000_000;
 /// Entries of a module's tables.
 const MAX_TABLE_ELEMENTS: usize = 1 << 20;
 
-/// What one call may use.
+/// The limits of one call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) fuel: u64,
@@ -21,7 +21,7 @@ pub(super) struct Bounds {
     pub(super) timeout: Duration,
 }
 
-/// What a call has used.
+/// The use of a call so far.
 #[derive(Debug)]
 pub(super) struct Budget {
     /// Fuel that was given so far.
@@ -37,7 +37,7 @@ pub(super) enum Broken {
     Fuel,
     /// It took longer than it may on this machine.
     Time,
-    /// It trapped, or did what a sandbox does not let it do.
+    /// It trapped, or did something that the sandbox forbids.
     Wrong(String),
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::ExternalSample;
 use super::endpoint::{Endpoint, NoAnswer};
 
-/// Characters of what a program wrote that a message quotes.
+/// Most characters of a program's output in a message.
 const QUOTED: usize = 200;
 
 /// A SandboxFusion and how programs run in it.
@@ -157,7 +157,7 @@ fn how_it_ended(result: &Value) -> String {
         Some("TimeLimitExceeded") => "it ran out of time".to_owned(),
         _ => {
             let stderr = result["stderr"].as_str().unwrap_or_default().trim_end();
-            // What went wrong is at the end of a trace.
+            // The error is at the end of a trace.
             let skipped = stderr.chars().count().saturating_sub(QUOTED);
             format!(
                 "exit code {}: {}",

@@ -138,8 +138,8 @@ impl Endpoint {
         self.timeout
     }
 
-    /// Sends what `question` gives until `take` accepts an answer; a question that fails ends it. Both may
-    /// change from one attempt to the next.
+    /// Sends the request of `question` until `take` accepts an answer; an error of `question` ends it. Both
+    /// may differ between attempts.
     pub(super) async fn ask(
         &self,
         mut question: impl FnMut() -> Result<Value, String>,

@@ -5,7 +5,7 @@ use std::{io, thread};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with an asynchronous runtime; it ends with its owner, and drops what is then still running.
+/// A thread with an asynchronous runtime; it ends with its owner, and drops running tasks.
 pub(super) struct EventLoop {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,

@@ -26,7 +26,7 @@ use super::module::WasmError;
 pub(super) use process::{Process, State};
 use wasi::Host;
 
-/// What runs inside of the interpreter.
+/// The driver inside of the interpreter.
 const DRIVER: &str = include_str!("interpreter/driver.py");
 
 /// Calls of functions of the module inside of one another, and bytes of their values.
@@ -47,7 +47,7 @@ pub(super) struct Interpreter {
     linker: Linker<Host>,
     module: Module,
     bounds: Bounds,
-    /// The first message of every process: what all samples need.
+    /// The first message of every process: the imports and files that all samples need.
     preparation: Vec<u8>,
     snapshot: Option<Arc<Snapshot>>,
 }
@@ -65,8 +65,8 @@ struct Snapshot {
 }
 
 impl Interpreter {
-    /// Compiles a module, boots it, and lets it load what all samples need (`imports`, and a file of reward
-    /// functions where there is one).
+    /// Compiles a module, boots it, and lets it load the imports and the file of reward functions that all
+    /// samples need.
     pub(super) fn new(bytes: &[u8], bounds: Bounds, preparation: &Value) -> Result<Self, WasmError> {
         Self::with_snapshots(bytes, bounds, preparation, true)
     }
@@ -278,7 +278,7 @@ impl Snapshot {
         let more = self.num_pages.saturating_sub(num_pages);
         memory.grow(&mut *store, more as u64).map_err(|error| wrong(&error))?;
         let data = memory.data_mut(&mut *store);
-        // What the module begins with is where the copy may have nothing.
+        // The module's initial data must not remain where the copy is zero.
         data[..num_pages * PAGE].fill(0);
         for (idx, page) in &self.pages {
             data[idx * PAGE..][..page.len()].copy_from_slice(page);

@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::endpoint::Endpoint;
 use super::{ExternalError, ExternalSample};
 
-/// The rubric's name among templates: it has none that would escape what it prints.
+/// The rubric's name among templates: it has no extension that would turn on escaping.
 const RUBRIC: &str = "rubric";
 
 /// Steps that a rubric may take to render.
 const RENDER_FUEL: u64 = 1_000_000;
 
-/// What a batch has cost so far.
+/// The cost of a batch so far.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     requests: AtomicU64,
@@ -75,7 +75,7 @@ impl JudgeServer {
         }
     }
 
-    /// Counts a request; an error where the batch has spent what it may.
+    /// Counts a request; an error if the batch has used its budget.
     fn spend(&self, spent: &Spent) -> Result<(), String> {
         let JudgeSpec { max_requests_per_batch, max_tokens_per_batch, .. } = &self.spec;
         let (requests, tokens) =

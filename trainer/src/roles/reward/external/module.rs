@@ -47,7 +47,7 @@ pub enum WasmError {
         /// The module's.
         got: String,
     },
-    /// It is no module, or uses what is not supported.
+    /// It is no module, or uses unsupported features.
     #[error("compile the module")]
     Module(#[source] Error),
     /// It requests something from outside.
@@ -61,13 +61,13 @@ pub enum WasmError {
     /// It lacks a function or its memory.
     #[error("the module exports no {expected}")]
     Export {
-        /// What it has to export.
+        /// The required export.
         expected: &'static str,
     },
     /// It is no interpreter, or does not reach its request for a sample.
     #[error("start the interpreter: {message}")]
     Start {
-        /// What it wrote, or what stopped it.
+        /// Its output, or what stopped it.
         message: String,
     },
     /// The file with the reward function is unreadable.

@@ -17,7 +17,7 @@ use super::module::{self, WasmError};
 use super::permits::Permits;
 use super::status::Status;
 
-/// Characters of what a program wrote that a message quotes.
+/// Most characters of a program's output in a message.
 const QUOTED: usize = 500;
 
 /// A reward function in an interpreter, whose calls share the processors.
@@ -26,7 +26,7 @@ pub(super) struct PythonFunction {
     permits: Permits,
 }
 
-/// What a reward function said of a sample.
+/// The result of a reward function for a sample.
 #[derive(Deserialize)]
 struct Said {
     #[serde(default)]
@@ -65,7 +65,7 @@ pub(super) fn load(
     Interpreter::new(module, Bounds::of(wasm), &preparation)
 }
 
-/// What the function says of a sample, given with the fields of the protocol of `Server`.
+/// The function's verdict on a sample, which has the fields of the protocol of `Server`.
 pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
     sample["run"] = json!("reward");
     // verl's name of it.

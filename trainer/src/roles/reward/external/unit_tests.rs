@@ -40,7 +40,7 @@ const IMPORTS: [&str; 16] = [
     "typing",
 ];
 
-/// Characters of what a program wrote that a message quotes.
+/// Most characters of a program's output in a message.
 const QUOTED: usize = 300;
 
 /// Tests in an interpreter, whose runs share the processors.
@@ -160,7 +160,7 @@ impl Runner {
         }
     }
 
-    /// What breaks a bound that is the same everywhere fails its test: the code is what needs too much.
+    /// A program that exceeds a machine-independent limit fails its test.
     fn failed(&self, broken: Broken) -> Result<Outcome, Late> {
         match broken {
             Broken::Time => Err(Late),
@@ -182,7 +182,7 @@ fn fault(output: &[u8]) -> String {
     end_of(message)
 }
 
-/// What went wrong is at the end of a trace.
+/// The error is at the end of a trace.
 fn end_of(text: &str) -> String {
     let text = text.trim_end();
     text.chars().skip(text.chars().count().saturating_sub(QUOTED)).collect()

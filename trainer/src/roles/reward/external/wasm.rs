@@ -43,7 +43,7 @@ impl WasmFunction {
 }
 
 impl Sandbox {
-    /// Compiles a module and checks that it requests nothing and offers what is called.
+    /// Compiles a module and checks that it has no imports and the required exports.
     pub(super) fn new(spec: &WasmSpec, bytes: &[u8]) -> Result<Self, WasmError> {
         let mut config = Config::default();
         config.consume_fuel(true).allow_start_fn(false).compilation_mode(wasmi::CompilationMode::Eager);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::data::steps::encode_steps;
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
-/// How samples become what a model reads.
+/// Builds the inputs of a model.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     pub input: RewardModelInput,
@@ -27,7 +27,7 @@ pub(super) struct Reading {
 }
 
 impl Reader {
-    /// What the model reads of a sample.
+    /// The model's input for a sample.
     ///
     /// # Errors
     /// The text cannot be rendered or tokenized.
@@ -81,7 +81,7 @@ impl Reader {
         self.tokenizer.render_chat(&request)
     }
 
-    /// The last tokens of what is longer than the model can read.
+    /// Keeps only the last tokens of an input that exceeds the model's context.
     fn cut(&self, reading: Reading) -> Reading {
         let Reading { mut tokens, positions } = reading;
         let num_cut = tokens.len().saturating_sub(self.max_tokens);

@@ -5,13 +5,13 @@ use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Va
 use super::super::budget::{Bounds, Broken, Budget};
 use super::wasi::{Host, Stop};
 
-/// An instance of the module with what it has of the world.
+/// An instance of the module with its WASI host.
 pub(in super::super) struct Process {
     pub(super) store: Store<Host>,
     pub(super) memory: Memory,
     pub(super) instance: wasmi::Instance,
     budget: Budget,
-    /// What a call that was stopped returns.
+    /// The results of a stopped call.
     results: Vec<Val>,
     suspended: Option<ResumableCallHostTrap>,
 }
@@ -90,12 +90,12 @@ impl Process {
         self.suspended.is_some()
     }
 
-    /// What it wrote to its standard output since this was last asked.
+    /// Its standard output since the last call.
     pub(in super::super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.store.data_mut().stdout)
     }
 
-    /// What it wrote to its standard error.
+    /// Its standard error.
     pub(in super::super) fn errors(&self) -> String {
         String::from_utf8_lossy(&self.store.data().stderr).into_owned()
     }

@@ -16,13 +16,13 @@ const WASI: &str = "wasi_snapshot_preview1";
 /// Bytes that one process may write to its outputs.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
 
-/// What a call from the sandbox costs in fuel, beside its bytes.
+/// The fuel of a call from the sandbox, beside its bytes.
 const CALL_FUEL: u64 = 64;
 
 /// The time that every process begins at: 2000-01-01 in nanoseconds since 1970.
 const EPOCH_NS: u64 = 946_684_800_000_000_000;
 
-/// What reading a clock takes, in nanoseconds.
+/// The clock's advance at each read, in nanoseconds.
 const TICK_NS: u64 = 1000;
 
 /// Errors of WASI.
@@ -31,7 +31,7 @@ const BAD_ADDRESS: i32 = 21;
 const NO_SYSTEM_CALL: i32 = 52;
 const NO_SEEK: i32 = 70;
 
-/// What a process has of the world.
+/// The WASI host of a process.
 pub(super) struct Host {
     pub(super) limits: StoreLimits,
     arguments: Vec<String>,
@@ -316,7 +316,7 @@ fn with(
     errno(call(memory, host)).map_err(Error::host)
 }
 
-/// What a module gets for its imports.
+/// The implementations of a module's imports.
 ///
 /// # Errors
 /// [`WasmError::Import`] for one that is not of WASI.

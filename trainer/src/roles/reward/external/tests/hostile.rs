@@ -158,7 +158,7 @@ fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
     assert!(started.elapsed() < Duration::from_millis(400), "a run that stops does not wait");
 }
 
-/// What the server makes of sample `number`: one of ten ways to fail, or the length of the completion.
+/// The server's answer for sample `number`: one of ten failures, or the length of the completion.
 fn treat(number: usize, request: &Request, stream: &mut TcpStream) {
     let drip = |stream: &mut TcpStream, bytes: &[u8]| {
         while stream.write_all(bytes).is_ok() {

@@ -180,7 +180,7 @@ fn code_is_worth_the_tests_that_it_passes() {
     assert!(check(json!(null)).is_err() && check(json!(["assert 1"])).is_ok());
 }
 
-/// A model that says what the completion says, between two remarks, and counts 10 tokens.
+/// A model that repeats the completion between two remarks, and counts 10 tokens.
 fn model() -> Server {
     Server::answering(|request| {
         let content = request.body["messages"][0]["content"].as_str().unwrap().to_owned();

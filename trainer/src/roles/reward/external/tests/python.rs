@@ -1,5 +1,5 @@
-//! Python in the sandbox: functions that judge, and code that is tested. What code does to its interpreter
-//! never passes for success, and the same code ends the same way every time.
+//! Python in the sandbox: functions that judge, and code that is tested. Attacks of code on its interpreter
+//! never count as success, and the same code gives the same result every time.
 
 use std::sync::LazyLock;
 

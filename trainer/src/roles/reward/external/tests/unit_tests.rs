@@ -12,7 +12,7 @@ use super::super::unit_tests::Runner;
 use super::python::{MODULE, wasm};
 use super::*;
 
-/// The time of the tests is for the slowest machine: fuel ends what does not end.
+/// The timeout is for the slowest machine: fuel ends endless loops.
 const LONG: Duration = Duration::from_secs(300);
 
 static RUNNER: LazyLock<Option<Runner>> = LazyLock::new(|| {
@@ -86,7 +86,7 @@ fn tests_pass_right_code_and_fail_wrong_code_and_are_counted() {
     assert_eq!(verdict_of(&all, "def f(x): return 4", &numbers).value, 0.0);
 }
 
-/// Code that tries to pass for right: by its own word, by its end, and by what it does to the interpreter.
+/// Code that tries to pass wrongly: by output, by exit, and by attacks on the interpreter.
 const ATTACKS: [&str; 16] = [
     "import os\nos._exit(0)",
     "exit(0)",
@@ -160,7 +160,7 @@ fn code_that_takes_all_it_gets_ends_in_time_with_the_same_verdict_every_time() {
     }
     let first = verdict_of(runner, ENDLESS[1], &tests[0]);
     assert_eq!(first, verdict_of(runner, ENDLESS[1], &tests[0]));
-    // The clock is the machine's: what ends by it is no verdict.
+    // A timeout depends on the machine, so it is no verdict.
     let late = verdict_of(&late, "while True: pass", &tests[0]);
     assert_eq!((late.status, late.value), (Timeout, 0.0));
 }
