@@ -68,4 +68,6 @@ mod frozen_tests;
 #[cfg(test)]
 mod load_tests;
 #[cfg(test)]
+mod mutated_tests;
+#[cfg(test)]
 mod quantized_tests;

@@ -6,6 +6,7 @@
 //! file of `families/` that sets them. What is not implemented is refused by name; nothing that would change
 //! a number is skipped. Never here: files, tensors, tokenizers.
 
+mod bounds;
 mod experts;
 mod families;
 mod fields;

@@ -185,8 +185,24 @@ fn flow(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
         Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
-        other => other.to_string(),
+        other => printable(&other.to_string()),
     }
+}
+
+/// `text` with an escape in the place of each character that YAML does not allow, as JSON and YAML both
+/// write it in quotes.
+fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control()
+            || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
+        {
+            let _ = write!(printable, "\\u{:04x}", u32::from(letter));
+        } else {
+            printable.push(letter);
+        }
+    }
+    printable
 }
 
 /// Whether a text needs no quotes, in a list either.
@@ -215,7 +231,7 @@ fn comment(text: &mut String, indent: usize, remark: &str) {
             column = indent + 1;
         }
         text.push(' ');
-        text.push_str(word);
+        text.push_str(&printable(word));
         column += 1 + width;
     }
     text.push('\n');

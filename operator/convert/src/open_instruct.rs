@@ -144,7 +144,7 @@ fn online(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.rollout.maxCompletionTokens", settings.count("response_length").unwrap_or(256));
     draft.set_some("spec.training.epochsPerBatch", settings.count("num_epochs"));
     let episodes = settings.count("total_episodes").unwrap_or(100_000);
-    draft.set("spec.training.steps", (episodes / (prompts * samples).max(1)).max(1));
+    draft.set("spec.training.steps", (episodes / prompts.saturating_mul(samples).max(1)).max(1));
     draft.set("spec.algorithm.loss.clipLow", settings.number("clip_lower").unwrap_or(0.2));
     draft.set("spec.algorithm.loss.clipHigh", settings.number("clip_higher").unwrap_or(0.272));
     let policy = if settings.text("loss_fn").as_deref() == Some("cispo") { "Cispo" } else { "Vanilla" };
@@ -236,7 +236,10 @@ fn preference(settings: &Settings, draft: &mut Draft) {
 fn offline(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
-    draft.set("spec.training.promptsPerStep", of_device * accumulated * launch.processes.unwrap_or(1).max(1));
+    draft.set(
+        "spec.training.promptsPerStep",
+        of_device.saturating_mul(accumulated).saturating_mul(launch.processes.unwrap_or(1).max(1)),
+    );
     if let Some(length) = settings.count("max_seq_length") {
         draft.set("spec.data.maxPromptTokens", length / 2);
         draft.set("spec.rollout.maxCompletionTokens", length - length / 2);
@@ -286,7 +289,7 @@ fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.ranksPerWorker", of_machine);
     draft.set("spec.workers.device", "Cuda");
     let sp = settings.count("sequence_parallel_size").unwrap_or(1).max(1);
-    let shard = machines * of_machine / sp;
+    let shard = machines.saturating_mul(of_machine) / sp;
     draft.set_some("spec.workers.mesh.dpShard", Some(shard).filter(|ranks| *ranks > 1));
     draft.set_some("spec.workers.mesh.sp", Some(sp).filter(|ranks| *ranks > 1));
     let tp = settings.count("vllm_tensor_parallel_size").filter(|size| *size > 1);

@@ -135,7 +135,8 @@ fn evaluates(settings: &Settings) -> bool {
 /// Sequences of one optimizer update.
 fn sequences(launch: &Launch, settings: &Settings) -> u64 {
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
-    of_device * settings.count("gradient_accumulation_steps").unwrap_or(1).max(1) * devices(launch)
+    let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
+    of_device.saturating_mul(accumulated).saturating_mul(devices(launch))
 }
 
 fn devices(launch: &Launch) -> u64 {
@@ -150,7 +151,7 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let generated = settings
         .count("steps_per_generation")
-        .map(|steps| steps * of_device * devices(launch))
+        .map(|steps| steps.saturating_mul(of_device).saturating_mul(devices(launch)))
         .or_else(|| settings.count("generation_batch_size"));
     let per_step = generated.map_or(per_update, |sequences| (sequences / group).max(1));
     draft.set("spec.rollout.samplesPerPrompt", group);
@@ -164,7 +165,7 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     }
     kl(settings, kind, draft);
     rewards::finish(settings, draft);
-    per_step.div_ceil(per_update) * rounds
+    per_step.div_ceil(per_update).saturating_mul(rounds)
 }
 
 /// GRPO's loss: every part by TRL's defaults, not ours.

@@ -252,7 +252,7 @@ fn warmup(settings: &Settings, optimizer: &str, draft: &mut Draft) {
 
 fn workers(settings: &Settings, draft: &mut Draft) {
     let (nodes, gpus) = (settings.count("trainer.nnodes"), settings.count("trainer.n_gpus_per_node"));
-    let ranks = nodes.unwrap_or(1) * gpus.unwrap_or(1);
+    let ranks = nodes.unwrap_or(1).saturating_mul(gpus.unwrap_or(1));
     draft.set("spec.workers.count", nodes.unwrap_or(1));
     draft.set("spec.workers.ranksPerWorker", gpus.unwrap_or(1));
     draft.set("spec.workers.device", "Cuda");
@@ -334,7 +334,7 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.ranksPerWorker", gpus);
     draft.set("spec.workers.device", "Cuda");
     let sp = settings.count("engine.ulysses_sequence_parallel_size").unwrap_or(1).max(1);
-    mesh(draft, "dpShard", (nodes * gpus / sp).max(1), 1);
+    mesh(draft, "dpShard", (nodes.saturating_mul(gpus) / sp).max(1), 1);
     mesh(draft, "sp", sp, 1);
 }
 

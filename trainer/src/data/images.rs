@@ -12,6 +12,8 @@ mod processor;
 mod source;
 
 #[cfg(test)]
+mod mutated_tests;
+#[cfg(test)]
 mod tests;
 
 use std::io::Cursor;

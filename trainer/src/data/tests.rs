@@ -3,6 +3,7 @@
 mod columns;
 mod datasets;
 mod images;
+mod mutated;
 
 use std::fs;
 use std::path::PathBuf;

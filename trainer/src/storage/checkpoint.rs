@@ -33,6 +33,8 @@ mod crash_tests;
 #[cfg(test)]
 mod kill_tests;
 #[cfg(test)]
+mod mutated_tests;
+#[cfg(test)]
 mod shards_tests;
 #[cfg(test)]
 mod store_tests;

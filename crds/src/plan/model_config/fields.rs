@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::ModelConfigError;
+use super::bounds::{MAX_DEPTH, MAX_LENGTH, MAX_SIZE};
 
 /// A JSON object whose fields are read with their types checked.
 pub(super) struct Fields<'a> {
@@ -75,15 +76,30 @@ impl<'a> Fields<'a> {
         self.typed(field, "an integer of at least 0", whole)
     }
 
+    /// A width, or a number of heads, experts or tokens in the vocabulary.
     pub(super) fn size(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
-        let above_zero = |value: &Value| {
-            value.as_u64().filter(|value| *value > 0 && *value <= 1 << 40).map(|value| value as usize)
-        };
-        self.typed(field, "an integer above 0", above_zero)
+        self.integer_up_to(field, MAX_SIZE)
     }
 
     pub(super) fn required_size(&self, field: &str) -> Result<usize, ModelConfigError> {
         self.size(field)?.ok_or_else(|| self.missing(field))
+    }
+
+    /// A number of layers, for each of which memory is taken while the configuration is read.
+    pub(super) fn depth(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
+        self.integer_up_to(field, MAX_DEPTH)
+    }
+
+    /// A number of tokens in a sequence.
+    pub(super) fn length(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
+        self.integer_up_to(field, MAX_LENGTH)
+    }
+
+    fn integer_up_to(&self, field: &str, max: u64) -> Result<Option<usize>, ModelConfigError> {
+        let fitting = |value: &Value| {
+            value.as_u64().filter(|value| (1..=max).contains(value)).map(|value| value as usize)
+        };
+        self.typed(field, &format!("an integer from 1 to {max}"), fitting)
     }
 
     pub(super) fn list(&self, field: &str) -> Result<Option<&[Value]>, ModelConfigError> {

@@ -8,12 +8,11 @@ use super::norms::{BlockNorms, NormKind, QkNorm};
 use super::quantization;
 use super::rope::{self, Context};
 use super::unknown::{ACTIVATIONS, described, unknown_parts};
-use super::vision;
 use super::{
     Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
     RopePairing, RopeScaling,
 };
-use super::{VisionTokens, new_tower};
+use super::{VisionTokens, bounds, new_tower, vision};
 use crate::spec::ArchitectureSpec;
 
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
@@ -38,8 +37,8 @@ pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
 fn common(fields: &Fields<'_>, family: Family, defaults: &Defaults) -> Result<ModelConfig, ModelConfigError> {
     let hidden_size = fields.required_size("hidden_size")?;
     let num_heads = fields.required_size("num_attention_heads")?;
-    let num_layers = fields.required_size("num_hidden_layers")?;
-    let max_positions = fields.size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
+    let num_layers = fields.depth("num_hidden_layers")?.ok_or_else(|| fields.missing("num_hidden_layers"))?;
+    let max_positions = fields.length("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let default_kv_heads = match fields.get("num_key_value_heads") {
         None => defaults.num_kv_heads.unwrap_or(num_heads),
         Some(_) => num_heads,
@@ -298,6 +297,7 @@ fn check(config: ModelConfig) -> Result<ModelConfig, ModelConfigError> {
         let expected = format!("a token id below vocab_size {}", config.vocab_size);
         return Err(invalid("pad_token_id", expected, id as usize));
     }
+    bounds::check_total(&config)?;
     Ok(config)
 }
 

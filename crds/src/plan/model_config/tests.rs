@@ -230,7 +230,7 @@ fn parts_without_kernels_for_gpus_are_refused_there_by_name() {
 fn names_field_expected_and_got() {
     assert_eq!(
         refusal(&with(llama(), "hidden_size", json!("4096"))),
-        "model configuration: field `hidden_size`: expected an integer above 0, got \"4096\""
+        "model configuration: field `hidden_size`: expected an integer from 1 to 16777216, got \"4096\""
     );
     assert_eq!(
         refusal(&with(llama(), "num_key_value_heads", json!(5))),
@@ -240,6 +240,21 @@ fn names_field_expected_and_got() {
     without.as_object_mut().unwrap().remove("vocab_size");
     assert_eq!(refusal(&without), "model configuration: field `vocab_size` is missing");
     assert_eq!(refusal(&json!([])), "model configuration: expected a JSON object, got a list");
+}
+
+#[test]
+fn sizes_that_no_machine_holds_are_refused_before_memory_is_taken_for_them() {
+    let refused = |field: &str, size: u64| refusal(&with(llama(), field, json!(size)));
+    assert_eq!(
+        refused("num_hidden_layers", 1 << 31),
+        "model configuration: field `num_hidden_layers`: expected an integer from 1 to 10000, got 2147483648"
+    );
+    let too_wide = "expected an integer from 1 to 16777216, got 16777217";
+    assert!(refused("intermediate_size", (1 << 24) + 1).ends_with(too_wide));
+    assert!(refused("max_position_embeddings", 1 << 50).contains("from 1 to 1099511627776"));
+    let both = with(with(llama(), "hidden_size", json!(1 << 24)), "intermediate_size", json!(1 << 24));
+    let refusal = refusal(&both);
+    assert!(refusal.contains("at most 1e15 parameters together, got 32 layers of"), "{refusal}");
 }
 
 #[test]

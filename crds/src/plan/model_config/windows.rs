@@ -10,7 +10,7 @@ pub(super) type LayerWindows = Vec<Option<usize>>;
 
 /// `sliding_window` where it is stated, null included; else `default`.
 pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<usize>, ModelConfigError> {
-    let stated = fields.size("sliding_window")?;
+    let stated = fields.length("sliding_window")?;
     Ok(if fields.get("sliding_window").is_some() { stated } else { default })
 }
 

@@ -123,6 +123,8 @@ fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers
     let path = dir.join(DEFINITION);
     let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
+    // The library panics on some files that are no JSON, such as one that was cut off.
+    serde_json::from_slice::<Value>(&bytes).map_err(|error| refused(error.to_string()))?;
     let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
     // A definition may carry the batch settings of whoever saved it; text is never cut or filled here.
     inner.with_padding(None);
