@@ -48,6 +48,18 @@ impl HubServer {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_both(model: Files, dataset: Files) -> io::Result<Self> {
+        Self::start_with(model, dataset, |_, body| body)
+    }
+
+    /// Serves a model and a data set, and `edits` the body of each answer, which it gets with the path.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(
+        model: Files,
+        dataset: Files,
+        edits: impl Fn(&str, Vec<u8>) -> Vec<u8> + Send + 'static,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let endpoint = format!("http://{}", listener.local_addr()?);
         let server = Self { endpoint, requests: Arc::default() };
@@ -58,7 +70,7 @@ impl HubServer {
                 drop(answer(
                     &stream,
                     [("models", "", &model), ("datasets", "/datasets", &dataset)],
-                    &requests,
+                    (&requests, &edits),
                 ));
             }
         });
@@ -78,7 +90,11 @@ impl HubServer {
     }
 }
 
-fn answer(mut stream: &TcpStream, served: [Served<'_>; 2], requests: &Mutex<Vec<String>>) -> io::Result<()> {
+fn answer(
+    mut stream: &TcpStream,
+    served: [Served<'_>; 2],
+    (requests, edits): (&Mutex<Vec<String>>, &dyn Fn(&str, Vec<u8>) -> Vec<u8>),
+) -> io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
@@ -88,6 +104,7 @@ fn answer(mut stream: &TcpStream, served: [Served<'_>; 2], requests: &Mutex<Vec<
     let path = path.split('?').next().unwrap_or_default();
     let found = served.into_iter().find_map(|served| respond(path, served));
     let (status, etag, body) = found.unwrap_or_else(|| ("404 Not Found", "none".to_owned(), Vec::new()));
+    let body = edits(path, body);
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\n\

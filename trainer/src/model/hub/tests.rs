@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+use rlt_mutations::{cases, mutated};
 use rlt_tests::hub_server::{COMMIT, HubServer, REPO};
 use tch::Kind;
 
@@ -154,5 +156,34 @@ fn a_data_set_whose_names_lead_elsewhere_gets_nothing_written() {
         let error = fetch_dataset(&dataset(&hub, None, "train"), Some(&cache)).unwrap_err();
         assert_eq!(error.exit_code(), ExitCode::BadConfig);
         assert!(!cache.exists() && hub.downloads().is_empty(), "{name}");
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(30))]
+
+    /// A mirror's list of files, or what it says of the commit.
+    #[test]
+    fn an_answer_of_any_bytes_makes_a_snapshot_below_the_cache_or_is_refused(
+        list in mutated(vec![br#"[{"type": "file", "oid": "a", "size": 2, "path": "config.json"}, {"type":
+            "directory", "oid": "b", "size": 0, "path": "sub/folder"}, {"type": "file", "oid": "c", "size": 2,
+            "path": "model.safetensors"}]"#.to_vec()]),
+        commit in mutated(vec![format!(r#"{{"id": "{REPO}", "_id": "1", "sha": "{COMMIT}"}}"#).into_bytes()]),
+        is_list in any::<bool>(),
+    ) {
+        let files = ["config.json", "model.safetensors"].map(|name| (name.to_owned(), b"{}".to_vec()));
+        let edits = move |path: &str, body| match (path.contains("/tree/"), path.contains("/revision/")) {
+            (true, _) if is_list => list.to_vec(),
+            (_, true) if !is_list => commit.to_vec(),
+            _ => body,
+        };
+        let hub = HubServer::start_with(files.into(), BTreeMap::new(), edits).unwrap();
+        let outer = tempfile::tempdir().unwrap();
+        match fetch(&spec(&hub, "main"), Some(&outer.path().join("cache"))) {
+            Ok(fetched) => prop_assert!(fetched.dir.starts_with(outer.path().join("cache"))),
+            Err(error) => prop_assert!(error.to_string().contains(REPO), "{error}"),
+        }
+        let beside = std::fs::read_dir(outer.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        prop_assert!(beside.into_iter().all(|name| name == "cache"));
     }
 }

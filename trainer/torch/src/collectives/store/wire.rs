@@ -134,7 +134,33 @@ fn malformed(what: &str, got: usize) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use rlt_mutations::{cases, mutated};
+
     use super::*;
+
+    fn written() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for operation in [Operation::Set, Operation::Add, Operation::Get] {
+            let question =
+                Question { operation, wait_ms: 300, name: b"joined/3".to_vec(), value: b"12".to_vec() };
+            question.write(&mut bytes).unwrap();
+        }
+        bytes
+    }
+
+    proptest! {
+        #![proptest_config(cases(1000))]
+
+        #[test]
+        fn a_connection_of_any_bytes_is_read_as_questions_until_it_is_refused(bytes in mutated(vec![written()])) {
+            let mut stream = &*bytes;
+            while let Ok(question) = Question::read(&mut stream) {
+                prop_assert!(question.name.len() + question.value.len() <= bytes.len());
+            }
+            let _ = Answer::read(&mut &*bytes);
+        }
+    }
 
     #[test]
     fn written_rows_are_read_back_unchanged() {
