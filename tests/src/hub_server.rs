@@ -19,6 +19,9 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 /// A repository: what its addresses begin with, that of the interface and that of contents, and its files.
 type Served<'a> = (&'static str, &'static str, &'a Files);
 
+/// What becomes of an answer's body, by its path.
+type Edits = dyn Fn(&str, Vec<u8>) -> Vec<u8>;
+
 /// The server; it ends with the process.
 #[derive(Clone, Debug)]
 pub struct HubServer {
@@ -93,7 +96,7 @@ impl HubServer {
 fn answer(
     mut stream: &TcpStream,
     served: [Served<'_>; 2],
-    (requests, edits): (&Mutex<Vec<String>>, &dyn Fn(&str, Vec<u8>) -> Vec<u8>),
+    (requests, edits): (&Mutex<Vec<String>>, &Edits),
 ) -> io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
