@@ -19,6 +19,7 @@ pub mod model_config;
 mod pictures;
 mod restarts;
 mod speed;
+mod weight_sync;
 mod workers;
 
 use serde::Serialize;
@@ -32,6 +33,7 @@ pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
+pub use weight_sync::WeightSync;
 pub use workers::{
     EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
     check_device, check_model,
@@ -75,6 +77,10 @@ pub struct Plan {
     /// The memory of one rank; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,
+    /// What the weight sync of a step brings to the rollout; `None` without an adapter or without the model's
+    /// configuration, and for jobs that do not sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_sync: Option<WeightSync>,
     /// Whether that fits the device; `None` where its memory is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<Fit>,
@@ -177,11 +183,25 @@ fn plan_for(
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
     });
+    let adapted = models.policy.as_ref().filter(|_| spec.model.lora.is_some() && spec.algorithm.samples());
+    let weight_sync = adapted.map(|model| WeightSync::new(spec, model));
     let trainer = WorkerGroup::trainer(job.name(), &spec.workers, device);
     let spares = WorkerGroup::spares(job.name(), &spec.workers, device);
     let worker_groups = [trainer].into_iter().chain(spares).collect();
     let (job, failure_policy) = (job.name().to_owned(), spec.run_policy.failure_policy.clone());
-    Plan { job, mesh, worker_groups, batch, parameters, choices, memory, fit, speed, failure_policy }
+    Plan {
+        job,
+        mesh,
+        worker_groups,
+        batch,
+        parameters,
+        choices,
+        memory,
+        weight_sync,
+        fit,
+        speed,
+        failure_policy,
+    }
 }
 
 /// The configuration of a model that the manifest itself describes; `None` when it is in a file.

@@ -80,5 +80,7 @@ mod tensorboard;
 mod traces;
 #[path = "local_run/track.rs"]
 mod track;
+#[path = "local_run/unmerged.rs"]
+mod unmerged;
 #[path = "local_run/vision.rs"]
 mod vision;

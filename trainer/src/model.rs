@@ -53,6 +53,7 @@ pub use export::{Export, ExportOptions};
 pub use latent::{LatentParts, LatentProducts};
 pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projections};
 pub use load::read_config;
+pub(crate) use lora::peft_names;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch, Patterns};
 pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};

@@ -1,11 +1,13 @@
-//! What a manifest leaves open until the device is known: the numbers that compute, and whether layers keep
-//! their activations. The trainer and the plan choose by the same functions.
+//! What a manifest leaves open until the device is known: the numbers that compute, whether layers keep
+//! their activations, and whether the rollout folds an adapter in. The trainer and the plan choose by the
+//! same functions.
 
 use serde::Serialize;
 
 use super::batch::BatchPlan;
-use super::memory::{MemoryPlan, Phase};
+use super::memory::{MemoryPlan, Phase, memory_of_rank, quantized_as};
 use super::model_config::ModelConfig;
+use super::weight_sync::{self, unmerged_refusal};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, Precision};
 
@@ -15,6 +17,9 @@ const CHECKPOINTED_PARAMETERS: u64 = 1_000_000_000;
 /// The part of a device's memory that a choice may fill: the allocator's fragments and what libraries take
 /// need the rest.
 const FILLED: f64 = 0.8;
+
+/// How much more memory, at the peak, an adapter beside its base may take by default.
+const MORE_MEMORY: f64 = 1.125;
 
 /// What was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -26,6 +31,10 @@ pub struct Choices {
     pub rollout_precision: Precision,
     /// Whether layers keep only their inputs.
     pub activation_checkpointing: bool,
+    /// Whether the rollout folds the adapter into its weights; `None` without an adapter, and without the
+    /// model's configuration where the manifest leaves it open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merge_lora: Option<bool>,
 }
 
 impl Choices {
@@ -39,10 +48,13 @@ impl Choices {
     ) -> Self {
         let precision = spec.training.precision.on(device);
         let rollout_precision = spec.rollout.precision.map_or(precision, |own| own.on(device));
-        let chosen = Self { precision, rollout_precision, activation_checkpointing: false };
+        let merge_lora = spec.model.lora.as_ref().and_then(|lora| lora.merge);
+        let chosen = Self { precision, rollout_precision, activation_checkpointing: false, merge_lora };
         let by_default = || model.is_some_and(|model| chosen.must_checkpoint(spec, model, device, memory));
         let activation_checkpointing = spec.training.activation_checkpointing.unwrap_or_else(by_default);
-        Self { activation_checkpointing, ..chosen }
+        let chosen = Self { activation_checkpointing, ..chosen };
+        let by_default = || model.and_then(|model| chosen.merges(spec, model, device, memory));
+        Self { merge_lora: merge_lora.or_else(by_default), ..chosen }
     }
 
     /// The specification with nothing of this left open.
@@ -52,7 +64,40 @@ impl Choices {
         spec.training.precision = self.precision;
         spec.rollout.precision = Some(self.rollout_precision);
         spec.training.activation_checkpointing = Some(self.activation_checkpointing);
+        if let Some(lora) = &mut spec.model.lora {
+            lora.merge = self.merge_lora;
+        }
         spec
+    }
+
+    /// Whether folding the adapter in is the cheaper, where nothing rules out that it stays beside its base
+    /// and it takes hardly more memory.
+    fn merges(
+        &self,
+        spec: &ResolvedSpec,
+        model: &ModelConfig,
+        device: Device,
+        memory: Option<u64>,
+    ) -> Option<bool> {
+        let lora = spec.model.lora.as_ref()?;
+        let model = quantized_as(spec, model);
+        if unmerged_refusal(lora, &model, device).is_some() {
+            return Some(true);
+        }
+        if model.quantization.is_some() {
+            return Some(false);
+        }
+        let peak = |merge_lora| {
+            let mut spec = Self { merge_lora: Some(merge_lora), ..*self }.made_in(spec);
+            spec.workers.device = device;
+            MemoryPlan::new(&spec, &model, &[], &BatchPlan::new(&spec), memory).peak_bytes
+        };
+        let is_cheaper = spec.algorithm.samples() && weight_sync::folding_costs_more(spec, lora, &model);
+        let fits = || {
+            let of_rank = memory_of_rank(spec, memory).unwrap_or(f64::INFINITY);
+            peak(false) as f64 <= of_rank.min(MORE_MEMORY * peak(true) as f64)
+        };
+        Some(!(is_cheaper && fits()))
     }
 
     /// Whether a large model's layers would not all fit with everything that they keep.

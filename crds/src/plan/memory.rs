@@ -21,7 +21,7 @@
 //! pass; b bytes of a number.
 
 mod activations;
-mod adapter;
+pub(in crate::plan) mod adapter;
 mod roles;
 mod rollout;
 mod shards;
@@ -35,7 +35,7 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, OffloadSpec};
 use activations::Activations;
 pub(super) use roles::has_critic;
-pub(super) use rollout::tp_shard as rollout_shard;
+pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
 use shards::Shards;
 
 /// Bytes of an fp32 number.
@@ -231,11 +231,11 @@ impl MemoryPlan {
         let judging_width = training.reward_model_precision().width();
         resident.push(roles::reward_models(spec, judges, judging_width, &shards));
         resident.extend(vision::kept(spec, model));
-        let generates = spec.algorithm.samples() || !spec.rewards.functions.is_empty();
-        let mut phases = Vec::new();
+        let loading = roles::loading(spec, model, &trained, &shards);
+        let mut phases = vec![PhaseMemory::new(Phase::Loading, &resident, loading)];
+        resident.extend(rollout::base(spec, model, &shards));
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
-        add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
-        if generates {
+        if generates(spec) {
             // Every rank samples whole sequences, also where it has a shard of each layer.
             let alone = Activations { width: rollout_width, ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
@@ -336,6 +336,23 @@ fn kept(spec: &ResolvedSpec, name: &'static str, is_offloaded: bool, bytes: u64)
 /// Bytes of a number of frozen weights, which are kept as they are computed with.
 fn frozen_width(spec: &ResolvedSpec) -> u64 {
     spec.training.precision.width()
+}
+
+/// Whether completions are sampled, in steps or to be judged.
+fn generates(spec: &ResolvedSpec) -> bool {
+    spec.algorithm.samples() || !spec.rewards.functions.is_empty()
+}
+
+/// Whether the rollout folds the adapter into its weights, where there is one.
+fn merges(spec: &ResolvedSpec) -> bool {
+    spec.model.lora.as_ref().is_none_or(|lora| lora.merge != Some(false))
+}
+
+/// Bytes of a number of what samples, and of the one that is kept and gathered to pack it: below an adapter
+/// as it is computed with.
+pub(super) fn widths_of_sync(spec: &ResolvedSpec) -> (u64, u64) {
+    let kept = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
+    (rollout::width(spec), kept)
 }
 
 /// Whether a rank gathers or prefetches the model unit by unit, in the compute dtype.

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::memory;
 use super::model_config::{Family, ModelConfig, ModelConfigError, OutputHead, QkNorm};
+use super::weight_sync::unmerged_refusal;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
@@ -120,6 +121,15 @@ pub enum Misfit {
         /// The actual value.
         got: String,
     },
+    /// The rollout cannot have the adapter beside its base.
+    #[error(
+        "spec.model.lora.merge: with the adapter beside its base the rollout does not sample from {part}: \
+         expected true, got false"
+    )]
+    UnmergedAdapter {
+        /// Which part of the job.
+        part: &'static str,
+    },
     /// More layers are to stay gathered than the model has.
     #[error(
         "spec.training.unshardedLayers: the model has {num_layers} layers: expected 1 to {num_layers}, got {got}"
@@ -195,6 +205,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     check_device(spec.workers.device, model)?;
     check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
+    check_unmerged(spec, model)?;
     check_vision(spec, model)?;
     let coefficient = spec.training.router_aux_loss_coef;
     if coefficient != 0.0 && model.experts.is_none() {
@@ -264,6 +275,15 @@ fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<()
     }
 }
 
+/// Checks that an adapter that is to stay beside its base can.
+fn check_unmerged(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let lora = spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
+    match lora.and_then(|lora| unmerged_refusal(lora, model, spec.workers.device)) {
+        Some(part) => Err(Misfit::UnmergedAdapter { part }),
+        None => Ok(()),
+    }
+}
+
 /// Checks the settings of models with a vision tower.
 fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     if model.vision.is_none() {
@@ -308,6 +328,10 @@ fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Mi
     if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) {
         let (field, expected) =
             ("spec.model.lora.dora", "false, as the rollout has no magnitudes beside codes");
+        return Err(Misfit::Quantized { field, expected, got: "true".to_owned() });
+    }
+    if spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(true)) {
+        let (field, expected) = ("spec.model.lora.merge", "false, as the rollout folds nothing into codes");
         return Err(Misfit::Quantized { field, expected, got: "true".to_owned() });
     }
     let tp = spec.workers.mesh.rollout_tp;

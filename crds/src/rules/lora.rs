@@ -1,7 +1,7 @@
 //! The rules of `spec.model.lora`.
 
 use super::{Check, Rule};
-use crate::spec::{DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};
+use crate::spec::{Device, DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};
 
 fn lora(spec: &RLTrainingJobSpec, holds: fn(&LoraSpec) -> bool) -> bool {
     spec.model.lora.as_ref().is_none_or(holds)
@@ -122,5 +122,31 @@ pub(super) const RULES: &[Rule] = &[
             })
         }),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.model.lora",
+        at: "merge",
+        reads: &["merge", "dora", "targetParameters"],
+        message: "DoRA and adapters of targetParameters are sampled from folded in: merge must not be false",
+        cel: || "!has(self.merge) || self.merge || (!self.dora && self.targetParameters.size() == 0)".into(),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| lora.merge != Some(false) || (!lora.dora && lora.target_parameters.is_empty()))
+        }),
+        allowed: Some(|_| "true".into()),
+    },
+    Rule {
+        scope: "spec",
+        at: "model.lora.merge",
+        reads: &["model.lora.merge", "workers.device"],
+        message: "adapters beside their base have no kernels for GPUs yet: merge must not be false",
+        cel: || {
+            "!has(self.model.lora) || !has(self.model.lora.merge) || self.model.lora.merge || \
+             self.workers.device != 'Cuda'"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            spec.workers.device != Device::Cuda || lora(spec, |lora| lora.merge != Some(false))
+        }),
+        allowed: Some(|_| "true".into()),
     },
 ];

@@ -32,6 +32,20 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.model",
+        at: "lora.merge",
+        reads: &["quantization", "lora.merge"],
+        message: "the rollout folds no adapter into quantized weights: merge must not be true",
+        cel: || {
+            "!has(self.quantization) || !has(self.lora) || !has(self.lora.merge) || !self.lora.merge".into()
+        },
+        holds: Check::Spec(|spec| {
+            let merges = spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(true));
+            spec.model.quantization.is_none() || !merges
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.model",
         at: "quantization",
         reads: &["quantization", "architecture.experts"],
         message: "experts cannot be quantized yet",

@@ -96,6 +96,12 @@ pub struct LoraSpec {
     /// Whether the adapter of `adapterPath` may have other ranks and alphas. What it adds to the weights
     /// stays the same at a larger rank; of a smaller one the best approximation is kept.
     pub resize_adapter: bool,
+    /// Whether the rollout samples with the adapter folded into the weights, as verl's `lora.merge`. `false`:
+    /// base and adapter stay apart, every rank keeps the packed base from step to step, and a weight sync
+    /// brings the adapter alone. Quantized weights are never folded into. By default what the plan finds
+    /// cheaper.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub merge: Option<bool>,
 }
 
 impl Default for LoraSpec {
@@ -118,6 +124,7 @@ impl Default for LoraSpec {
             init: LoraInit::Peft,
             adapter_path: None,
             resize_adapter: false,
+            merge: None,
         }
     }
 }

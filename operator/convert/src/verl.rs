@@ -130,7 +130,21 @@ fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
         draft.set_some(&format!("spec.model.lora.{own}"), names);
     }
     draft.set_some("spec.model.lora.adapterPath", either("lora_adapter_path", "adapter_path"));
+    merge(settings, prefix, draft);
     megatron_lora(settings, prefix, draft);
+}
+
+/// Whether the rollout folds the adapter in.
+fn merge(settings: &Settings, prefix: &str, draft: &mut Draft) {
+    let key = format!("{prefix}lora.merge");
+    match settings.get(&key) {
+        Some(merge) if is_true(merge) => draft.set("spec.model.lora.merge", true),
+        Some(_) if settings.text(&format!("{prefix}lora.type")).as_deref() != Some("dora") => draft.remark(
+            "model",
+            format!("{key}=false runs on CPUs so far (`lora.merge: false`): the plan chooses."),
+        ),
+        _ => {}
+    }
 }
 
 /// What only adapters of Megatron have.

@@ -129,6 +129,22 @@ fn adapters_of_megatron_become_those_of_transformers_modules() {
     assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
 }
 
+/// On GPUs, where verl's scripts run, an adapter is folded in so far.
+#[test]
+fn an_adapter_is_merged_where_verl_merges_it_and_otherwise_as_the_plan_finds() {
+    let lora = |merge: &str| {
+        let settings =
+            format!("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora.merge={merge}");
+        let launch = Launch::new(Project::Verl, "main_ppo", &overrides(&settings));
+        let conversion = convert(&launch, &[], "test").unwrap();
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        (manifest["spec"]["model"]["lora"]["merge"].clone(), conversion.manifest)
+    };
+    assert_eq!(lora("True").0, true);
+    let (open, manifest) = lora("False");
+    assert!(open.is_null() && manifest.contains("model.lora.merge=false runs on CPUs so far"), "{manifest}");
+}
+
 fn converted(project: Project, trainer: &str, settings: &str) -> serde_json::Value {
     let arguments: Vec<String> = settings.split_whitespace().map(str::to_owned).collect();
     let conversion = convert(&Launch::new(project, trainer, &arguments), &[], "test").unwrap();
@@ -211,6 +227,7 @@ fn a_setting_that_counts_as_converted_changes_the_manifest() {
         "actor_rollout_ref.actor.fsdp_config.fsdp_size=4",
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False trainer.n_gpus_per_node=4",
         "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora.merge=True",
         "data.truncation=left",
         "data.train_max_samples=100",
         "data.apply_chat_template_kwargs.enable_thinking=False",

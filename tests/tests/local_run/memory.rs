@@ -73,6 +73,11 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
             json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.01 } } }),
         ),
         ("an adapter", json!({ "model": { "lora": { "rank": 16 } } })),
+        // Its base stays packed through the updates.
+        (
+            "an adapter beside its base",
+            json!({ "model": { "lora": { "rank": 16, "merge": false } }, "training": { "steps": 2 } }),
+        ),
         // Sampling takes the most here, and the optimizer's state exists from the second time on.
         ("checkpointed activations", json!({ "training": { "activationCheckpointing": true, "steps": 2 } })),
         ("half precision", json!({ "training": { "precision": "Bf16" } })),

@@ -67,7 +67,7 @@ pub struct ProjectionWeights {
 
 impl ProjectionWeights {
     /// Some of the outputs; views.
-    pub(super) fn rows(&self, rows: &Range<usize>) -> Self {
+    pub(crate) fn rows(&self, rows: &Range<usize>) -> Self {
         let narrow = |tensor: &Tensor| tensor.narrow(0, rows.start as i64, rows.len() as i64);
         Self { weight: narrow(&self.weight), bias: self.bias.as_ref().map(narrow) }
     }

@@ -26,10 +26,33 @@ pub(crate) struct TpCut<'a> {
 }
 
 /// The shard of a weight [out, in].
-#[derive(Clone)]
-enum Kept {
+#[derive(Clone, Debug)]
+pub(crate) enum Kept {
+    /// Outputs.
     Rows(Range<usize>),
+    /// Inputs.
     Columns(Range<usize>),
+}
+
+impl Kept {
+    /// Outputs of what is kept of a weight with `num_outputs`.
+    pub(crate) fn num_outputs(&self, num_outputs: usize) -> usize {
+        match self {
+            Self::Rows(rows) => rows.len(),
+            Self::Columns(_) => num_outputs,
+        }
+    }
+
+    /// The adapter of what is kept, from A [rank, in] and B [out, rank] of the weight; views of them. Of
+    /// columns it gives a summand of what the whole adapter adds, as the weight does.
+    pub(crate) fn of_adapter(&self, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
+        match self {
+            Self::Rows(rows) => [a.shallow_clone(), b.narrow(0, rows.start as i64, rows.len() as i64)],
+            Self::Columns(columns) => {
+                [a.narrow(1, columns.start as i64, columns.len() as i64), b.shallow_clone()]
+            }
+        }
+    }
 }
 
 impl<'a> TpCut<'a> {
@@ -42,12 +65,22 @@ impl<'a> TpCut<'a> {
         self.config.tp_sharded(self.shard.num_shards)
     }
 
+    /// Whether nothing is cut off.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.shard.num_shards == 1
+    }
+
     /// The shard of a layer's weights, q, k, v, o and the feed-forward block's gate, up and down where it has
     /// one; views of them.
     pub(crate) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        let (shard, config) = (self.shard, self.config);
         // The block beside experts has a width of its own.
         let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
+        weights.into_iter().zip(self.kept(width)).map(|(weights, kept)| self.keep(weights, &kept)).collect()
+    }
+
+    /// What is kept of q, k, v and o, and of gate, up and down of a feed-forward block of `width`.
+    pub(crate) fn kept(&self, width: usize) -> Vec<Kept> {
+        let (shard, config) = (self.shard, self.config);
         if let Some(latent) = &config.latent {
             let heads = shard.of(config.num_heads);
             let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
@@ -57,15 +90,13 @@ impl<'a> TpCut<'a> {
                 Kept::Rows(of_heads(latent.plain_dim + latent.value_dim)),
                 Kept::Columns(of_heads(latent.value_dim)),
             ];
-            let kept = attention.into_iter().chain(self.block(width));
-            return weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect();
+            return attention.into_iter().chain(self.block(width)).collect();
         }
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
         let queries = of_heads(shard.of(config.num_heads));
         let keys = Kept::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
         let attention = [Kept::Rows(queries.clone()), keys.clone(), keys, Kept::Columns(queries)];
-        let kept = attention.into_iter().chain(self.block(width));
-        weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect()
+        attention.into_iter().chain(self.block(width)).collect()
     }
 
     /// What is kept of gate, up and down of a feed-forward block of `width`.
@@ -87,17 +118,19 @@ impl<'a> TpCut<'a> {
         weight.narrow(1, own.start as i64, own.len() as i64)
     }
 
-    fn keep(&self, ProjectionWeights { weight, bias }: ProjectionWeights, kept: Kept) -> ProjectionWeights {
+    /// The shard of a projection's weights; views of them.
+    pub(crate) fn keep(&self, weights: ProjectionWeights, kept: &Kept) -> ProjectionWeights {
+        let ProjectionWeights { weight, bias } = weights;
         let narrow = |tensor: &Tensor, dim, range: &Range<usize>| {
             tensor.narrow(dim, range.start as i64, range.len() as i64)
         };
         match kept {
             Kept::Rows(rows) => ProjectionWeights {
-                weight: narrow(&weight, 0, &rows),
-                bias: bias.map(|bias| narrow(&bias, 0, &rows)),
+                weight: narrow(&weight, 0, rows),
+                bias: bias.map(|bias| narrow(&bias, 0, rows)),
             },
             Kept::Columns(columns) => ProjectionWeights {
-                weight: narrow(&weight, 1, &columns),
+                weight: narrow(&weight, 1, columns),
                 bias: bias.filter(|_| self.shard.place == 0),
             },
         }

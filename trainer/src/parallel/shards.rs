@@ -359,6 +359,25 @@ impl ShardedParameters {
         Ok(whole)
     }
 
+    /// The same, where what was gathered is what the ranks hold, by the `digest` of each one's shard; `None`
+    /// where it is not.
+    ///
+    /// # Errors
+    /// What `digest` fails with, or as [`Self::gather_parameters`].
+    pub(crate) fn gather_as_held<E: From<RankError>>(
+        &self,
+        unit: FsdpUnit,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<Option<NamedTensors>, E> {
+        let (mut whole, mut is_as_held) = (NamedTensors::new(), true);
+        for flat in &self.held(unit).trained {
+            let (parameters, as_held) = flat.gather_as_held(&self.ranks, &digest)?;
+            whole.extend(parameters);
+            is_as_held &= as_held;
+        }
+        Ok(is_as_held.then_some(whole))
+    }
+
     /// One gathered tensor for each trained parameter of a unit, by name, from this rank's pieces of them,
     /// `[len]`.
     ///

@@ -21,6 +21,8 @@
 //!   parameter. Generation first takes the digest of the trainer's parameters again and refuses to run when
 //!   one of them has changed. Where ranks share the model each digests what it holds, and what is packed of a
 //!   part is compared with the digests of all.
+//! - An adapter is folded into what is packed, or stays beside it (`unmerged`): then the packed base is kept
+//!   over the updates, and a sync brings the adapter alone.
 //! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and
 //!   attention treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere,
 //!   in three slices and more, and after a preemption, additions may come in another order, by about 1e-6 in
@@ -44,6 +46,7 @@ mod role;
 mod routes;
 mod runner;
 mod sampler;
+mod unmerged;
 mod weights;
 mod wide_heads;
 
@@ -86,6 +89,10 @@ pub struct RolloutOptions {
     pub max_prefill_tokens: usize,
     /// Whether steps on a GPU are captured as graphs.
     pub uses_graphs: bool,
+    /// Whether an adapter is folded into the weights, all of which each sync packs. Otherwise it is beside
+    /// its base, which the engine keeps, and a sync brings the adapter alone. Quantized weights are never
+    /// folded into.
+    pub merge_lora: bool,
     /// Tokens that end a sample unless its parameters say otherwise: the tokenizer's.
     pub eos_token_ids: Vec<TokenId>,
 }
@@ -101,6 +108,7 @@ impl Default for RolloutOptions {
             memory: None,
             max_prefill_tokens: 4096,
             uses_graphs: true,
+            merge_lora: true,
             eos_token_ids: Vec::new(),
         }
     }

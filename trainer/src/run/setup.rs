@@ -383,6 +383,7 @@ fn engine_options(
         max_prefill_tokens: rollout.max_batched_tokens as usize,
         max_cache_bytes: None,
         uses_graphs: true,
+        merge_lora: spec.model.lora.as_ref().and_then(|lora| lora.merge).unwrap_or(true),
         eos_token_ids: tokenizer.eos_ids().to_vec(),
     })
 }

@@ -1,9 +1,179 @@
-//! Rollouts of a model with an adapter: merged for generating, unmerged for training, the same numbers.
+//! Rollouts of a model with an adapter: folded in or beside its base for generating, unmerged for training,
+//! the same numbers.
 
+use std::ops::ControlFlow;
+
+use rlt_api::plan::WeightSync;
+use rlt_api::spec::LoraSpec;
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError};
+use rlt_core::types::Completion;
+use rlt_trainer::model::{Decoder, LoadOptions};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use tch::Kind;
 
 use crate::fixture::*;
+
+/// Families of separate and of fused projections, with biases, with experts, and beside these with a block
+/// behind a gate.
+const UNMERGED: [&str; 7] = ["llama", "qwen2", "gemma", "phi3", "mixtral", "qwen3-moe", "qwen2-moe"];
+
+/// With the adapter beside its base.
+fn unmerged() -> RolloutOptions {
+    RolloutOptions { merge_lora: false, ..options() }
+}
+
+/// Every linear layer adapted, some of them at another rank.
+fn spec() -> LoraSpec {
+    let ranks = [("o_proj".to_owned(), 3), ("v_proj".to_owned(), 33)];
+    LoraSpec { rank: 4, alpha: 8.0, rank_pattern: ranks.into_iter().collect(), ..LoraSpec::default() }
+}
+
+/// A fixture with such an adapter, which takes part from its start.
+pub(crate) fn adapted(family: &str, kind: Kind) -> Decoder {
+    let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+    let mut decoder = Decoder::load(&folder(family), &options).unwrap();
+    let has_qkv = decoder.layers()[0].projections().len() < 7 && family == "phi3";
+    let mut spec = spec();
+    if has_qkv {
+        spec.rank_pattern.remove("v_proj");
+    }
+    decoder.attach_lora_spec(&spec, 5).unwrap();
+    change(&decoder, 0.05);
+    decoder
+}
+
+/// Gives B other numbers, as an update would.
+fn change(decoder: &Decoder, size: f64) {
+    for (name, matrix) in decoder.trainable_parameters() {
+        if name.contains("lora_B") {
+            let numbers: Vec<f32> = (0..matrix.numel()).map(|idx| ((idx * 7) % 11) as f32 - 5.0).collect();
+            let numbers = tch::Tensor::from_slice(&numbers).view_as(&matrix) * size;
+            tch::no_grad(|| matrix.shallow_clone().copy_(&numbers));
+        }
+    }
+}
+
+fn sample(
+    engine: &mut RolloutEngine,
+    decoder: &Decoder,
+    requests: &[RolloutRequest],
+) -> Vec<Vec<Completion>> {
+    engine.generate(decoder, requests, &Letters, &mut |_| ControlFlow::Continue(())).unwrap()
+}
+
+#[test]
+fn rollout_logprobs_are_the_actors_with_an_adapter_beside_its_base() {
+    for family in UNMERGED {
+        let (decoder, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));
+        let requests = requests(4, 2, &SamplingParams::default());
+        let completions = generate(&decoder, unmerged(), &requests).unwrap();
+        assert_like_actor(family, [&decoder, &exact], &requests, &completions);
+        let base = generate(&self::decoder(family), options(), &requests).unwrap();
+        assert_ne!(tokens(&base), tokens(&completions), "{family}: the adapter takes part");
+    }
+}
+
+/// To the bit, as of one that is folded in.
+#[test]
+fn a_sample_with_an_adapter_beside_its_base_is_the_same_alone_and_in_any_batch() {
+    for family in UNMERGED {
+        let decoder = adapted(family, Kind::Float);
+        let requests = requests(7, 2, &truncated());
+        let together = generate(&decoder, unmerged(), &requests).unwrap();
+        for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
+            let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..unmerged() };
+            assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
+        }
+    }
+}
+
+#[test]
+fn a_sync_brings_the_adapter_alone_to_a_base_that_stays_and_counts_the_bytes_of_the_plan() {
+    for family in UNMERGED {
+        let decoder = adapted(family, Kind::Float);
+        let requests = requests(3, 2, &SamplingParams::default());
+        let mut engine = RolloutEngine::new(unmerged());
+        engine.sync_weights(&decoder, 0).unwrap();
+        let whole = engine.synced_bytes();
+        let before = sample(&mut engine, &decoder, &requests);
+        engine.sleep();
+        assert!(matches!(
+            engine.generate(&decoder, &requests, &Letters, &mut |_| ControlFlow::Continue(())),
+            Err(RolloutError::Asleep)
+        ));
+        change(&decoder, -0.05);
+        engine.sync_weights(&decoder, 1).unwrap();
+        let mut spec = spec();
+        if family == "phi3" {
+            spec.rank_pattern.remove("v_proj");
+        }
+        let planned = WeightSync::of_adapter(&spec, &decoder.config, 1);
+        assert_eq!(engine.synced_bytes() as u64, planned.bytes, "{family}");
+        assert_ne!(engine.synced_bytes(), whole, "{family}");
+        let after = sample(&mut engine, &decoder, &requests);
+        assert_eq!(after, generate(&decoder, unmerged(), &requests).unwrap(), "{family}: as of a new engine");
+        assert_ne!(tokens(&after), tokens(&before), "{family}: the adapter takes part");
+        // Without a sync the change is found, and so is one of the base, which is packed again.
+        let frozen = decoder.named_parameters().into_iter().find(|(name, _)| name.ends_with("o_proj.weight"));
+        let _ = tch::no_grad(|| frozen.unwrap().1.g_mul_scalar_(-1.0));
+        let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{family}");
+        engine.sync_weights(&decoder, 2).unwrap();
+        assert_eq!(engine.synced_bytes(), whole, "{family}");
+        let turned = sample(&mut engine, &decoder, &requests);
+        assert_eq!(turned, generate(&decoder, unmerged(), &requests).unwrap(), "{family}");
+        assert_ne!(tokens(&turned), tokens(&after), "{family}");
+    }
+}
+
+/// In bfloat16 an adapter that is folded in is rounded with the weight, and the actor's is not.
+#[test]
+fn in_bfloat16_a_rollout_with_the_adapter_beside_its_base_is_nearer_to_its_actor() {
+    let requests = requests(6, 3, &SamplingParams::default());
+    for family in ["llama", "qwen2", "phi3"] {
+        let decoder = adapted(family, Kind::BFloat16);
+        let apart = |options: RolloutOptions| {
+            let samples = generate(&decoder, options, &requests).unwrap();
+            mean_difference(&decoder, &requests, &samples)
+        };
+        let (beside, folded) = (apart(unmerged()), apart(options()));
+        assert!(beside < 0.5 * folded, "{family}: {beside:.1e} apart, folded in {folded:.1e}");
+    }
+}
+
+/// Mean difference between the log-probs of the engine and of the actor.
+fn mean_difference(decoder: &Decoder, requests: &[RolloutRequest], samples: &[Vec<Completion>]) -> f64 {
+    let differences = requests.iter().zip(samples).flat_map(|(request, samples)| {
+        samples.iter().flat_map(|sample| {
+            let actor = actor_logprobs(decoder, request, sample);
+            let pairs = actor.into_iter().zip(sample.rollout_logprobs.clone());
+            pairs.map(|(a, b)| f64::from((a - b).abs())).collect::<Vec<_>>()
+        })
+    });
+    let differences: Vec<f64> = differences.collect();
+    differences.iter().sum::<f64>() / f64::from(differences.len() as u32)
+}
+
+#[test]
+fn what_cannot_be_beside_its_base_is_refused_by_the_field() {
+    let refusal = |family: &str, spec: &LoraSpec| {
+        let mut decoder = decoder(family);
+        decoder.attach_lora_spec(spec, 5).unwrap();
+        let error = RolloutEngine::new(unmerged()).sync_weights(&decoder, 0).unwrap_err();
+        let RolloutError::Tensor { source, .. } = error else { panic!("{error:?}") };
+        source.to_string()
+    };
+    let dora = LoraSpec { dora: true, ..LoraSpec::default() };
+    let experts = LoraSpec { target_parameters: vec!["mlp.experts.down_proj".into()], ..LoraSpec::default() };
+    for (family, spec, part) in [
+        ("llama", dora, "DoRA"),
+        ("qwen3-moe", experts, "adapters of experts"),
+        ("deepseek-v3", LoraSpec::default(), "latent attention"),
+    ] {
+        let message = refusal(family, &spec);
+        assert!(message.contains("spec.model.lora.merge: true") && message.contains(part), "{message}");
+    }
+}
 
 #[test]
 fn rollout_logprobs_are_the_actors_with_an_adapter() {

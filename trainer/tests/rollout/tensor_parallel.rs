@@ -16,6 +16,7 @@ use rlt_trainer::roles::rollout::{
 };
 use tch::Kind;
 
+use crate::adapter::adapted;
 use crate::fixture::*;
 use crate::ranks::{engine, on_ranks};
 
@@ -69,6 +70,26 @@ fn tensor_parallel_shards_of_every_family_sample_what_the_actor_would() {
                 assert_like_actor(&case, [&whole, &exact], requests, samples);
             }
             assert_eq!(tokens(&samples[2]), greedy, "{family} in {num_shards} shards");
+        }
+    }
+}
+
+/// Each shard has A of its columns, or B of its rows.
+#[test]
+fn slices_with_their_adapter_beside_them_sample_what_the_actor_would() {
+    let beside = RolloutOptions { merge_lora: false, ..options() };
+    for family in ["llama", "gemma", "phi3", "qwen3-moe", "qwen2-moe"] {
+        let (whole, exact) = (adapted(family, Kind::Float), adapted(family, Kind::Double));
+        let calls =
+            [SamplingParams::default(), SamplingParams::greedy()].map(|sampling| requests(4, 2, &sampling));
+        let greedy = tokens(&generate(&whole, beside.clone(), &calls[1]).unwrap());
+        for num_shards in [2, 4] {
+            let (samples, _) = sharded(num_shards, || adapted(family, Kind::Float), &beside, &calls);
+            for (requests, samples) in calls.iter().zip(&samples) {
+                let case = format!("{family} in {num_shards} shards");
+                assert_like_actor(&case, [&whole, &exact], requests, samples);
+            }
+            assert_eq!(tokens(&samples[1]), greedy, "{family} in {num_shards} shards");
         }
     }
 }

@@ -5,6 +5,9 @@ use super::Trained;
 use crate::plan::model_config::ModelConfig;
 use crate::spec::{LoraSpec, modules_of_megatron};
 
+/// Outputs of a panel of a packed weight.
+const PANEL: u64 = 32;
+
 /// Low-rank pairs that a tensor has.
 struct Pairs {
     /// One, or one for each expert.
@@ -20,7 +23,7 @@ struct Pairs {
 
 /// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
 /// all: an upper bound.
-pub(super) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
+pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let of_layer = |layer_idx| {
         pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
             let Pairs { num, rank, magnitudes, inputs, outputs, per_token } = pairs;
@@ -40,6 +43,27 @@ pub(super) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
         largest_outside: 0,
         adapter_width: sum.adapter_width + layer.adapter_width,
     })
+}
+
+/// Products of two numbers that folding the adapter in takes: r inputs outputs for each pair.
+pub(in crate::plan) fn folding_products(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
+    pairs.map(|pairs| pairs.num * pairs.rank * pairs.inputs * pairs.outputs).sum()
+}
+
+/// Pairs of matrices that compute a token.
+pub(in crate::plan) fn num_pairs(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
+    pairs.map(|pairs| pairs.per_token).sum()
+}
+
+/// Numbers of both matrices as the rollout packs them on a CPU: in panels, the last of which is filled up.
+pub(super) fn packed_numbers(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
+    let packed = |Pairs { num, rank, inputs, outputs, .. }: Pairs| {
+        num * (rank.next_multiple_of(PANEL) * inputs + outputs.next_multiple_of(PANEL) * rank)
+    };
+    pairs.map(packed).sum()
 }
 
 fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {

@@ -5,7 +5,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, larger, largest_layer, on_gpu, term};
+use super::{FP32, MemoryTerm, adapter, generates, larger, largest_layer, merges, on_gpu, term};
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
 use crate::plan::model_config::ModelConfig;
@@ -41,7 +41,7 @@ pub(super) fn terms(
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
     ];
-    let weights = weights((model, &shard), activations.width, shards);
+    let weights = brought(spec, (model, &shard), activations.width, shards);
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
@@ -58,7 +58,7 @@ pub(super) fn taking_over(
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let shard = tp_shard(spec, model);
-    let mut packed = weights((model, &shard), width, shards);
+    let mut packed = brought(spec, (model, &shard), width, shards);
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
@@ -103,7 +103,29 @@ pub(super) fn kept(
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let (shard, width) = (tp_shard(spec, model), width(spec));
-    [weights((model, &shard), width, shards), vec![kv_cache((spec, memory), &shard, batch, width)]].concat()
+    let brought = brought(spec, (model, &shard), width, shards);
+    [brought, vec![kv_cache((spec, memory), &shard, batch, width)]].concat()
+}
+
+/// What is packed of the base, and stays between rollouts, where an adapter is beside it.
+pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> Vec<MemoryTerm> {
+    if merges(spec) || !generates(spec) {
+        return Vec::new();
+    }
+    weights((model, &tp_shard(spec, model)), width(spec), shards)
+}
+
+/// What a sync packs and a rollout frees: all weights, or the adapter beside a base that stays.
+fn brought(
+    spec: &ResolvedSpec,
+    (model, shard): (&ModelConfig, &ModelConfig),
+    width: u64,
+    shards: &Shards,
+) -> Vec<MemoryTerm> {
+    match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
+        None => weights((model, shard), width, shards),
+        Some(lora) => vec![term("rollout adapter", width * adapter::packed_numbers(lora, model))],
+    }
 }
 
 /// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h), and
@@ -136,7 +158,7 @@ fn kv_cache(
 
 /// The memory of which the rollout may take its fraction, where it is known: the GPU's, or on CPUs a rank's
 /// share of the pod's.
-fn memory_of_rank(spec: &ResolvedSpec, memory: Option<u64>) -> Option<f64> {
+pub(in crate::plan) fn memory_of_rank(spec: &ResolvedSpec, memory: Option<u64>) -> Option<f64> {
     if on_gpu(spec) {
         return memory.map(|memory| memory as f64);
     }

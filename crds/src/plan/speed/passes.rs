@@ -15,6 +15,7 @@ use super::work::Work;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::machine::Machine;
 use crate::plan::model_config::ModelConfig;
+use crate::plan::weight_sync::WeightSync;
 use crate::resolved::{Preference, ResolvedSpec};
 use crate::spec::{Device, MatmulPrecision, OffloadSpec, Precision};
 
@@ -283,6 +284,9 @@ impl<'a> Passes<'a> {
     /// Weights are read twice, to pack and to attest, and the packed copy is written; on a CPU into fresh
     /// memory.
     pub(super) fn weight_sync(&self) -> Work {
+        if self.spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(false)) {
+            return self.adapter_sync();
+        }
         let weights = self.body() + self.head();
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let packed = self.spec.rollout.precision.unwrap_or_default().width() as f64 * weights
@@ -295,6 +299,18 @@ impl<'a> Passes<'a> {
             bytes: 2.0 * kept * weights + (packed + folded) * if is_gpu { 1.0 } else { FRESH_MEMORY },
             operations: self.layers() * OPERATIONS_OF_LAYER,
             exchanged: kept * weights * (shards - 1.0) / shards,
+            ..Work::in_numbers(self.numbers)
+        }
+    }
+
+    /// Of an adapter beside its base the trained numbers are read twice and written once.
+    fn adapter_sync(&self) -> Work {
+        let is_gpu = self.spec.workers.device == Device::Cuda;
+        let WeightSync { bytes, sent_bytes } = WeightSync::new(self.spec, self.model);
+        Work {
+            bytes: bytes as f64 * (2.0 + if is_gpu { 1.0 } else { FRESH_MEMORY }),
+            operations: self.layers() * OPERATIONS_OF_LAYER,
+            exchanged: sent_bytes as f64,
             ..Work::in_numbers(self.numbers)
         }
     }

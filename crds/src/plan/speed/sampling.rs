@@ -5,6 +5,8 @@
 //! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
 //! FLOP of a step    2 b packed weights / n + 4 b (p + c / 2) L q / n
 //! ```
+//! An adapter beside its base is read once and multiplied with every token besides.
+//!
 //! b sequences together, p prompt tokens, c completion tokens, n ranks of a rollout TP group, L layers, q
 //! query width, v vocabulary.
 
@@ -12,7 +14,7 @@ use super::PhaseSpeed;
 use super::work::{Kind, Work};
 use crate::plan::batch::{BatchPlan, share};
 use crate::plan::machine::Machine;
-use crate::plan::memory::rollout_shard;
+use crate::plan::memory::{adapter, rollout_shard};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
@@ -26,6 +28,8 @@ const CPU_OPERATIONS: (f64, f64) = (14.0, 20.0);
 /// Seconds of the host for each token: scheduling, drawing, text. Between two steps of the device on a CPU;
 /// the quickstart's job, whose model takes next to no time, took 16 on 2 cores.
 const HOST_SECONDS_OF_TOKEN: f64 = 16e-6;
+/// Operations of an adapted projection: two products, a scaling and a sum.
+const OPERATIONS_OF_PAIR: f64 = 4.0;
 /// Passes over the logits in fp32 while tokens are drawn.
 const LOGIT_PASSES: f64 = 6.0;
 
@@ -93,6 +97,15 @@ impl Step<'_> {
         (self.model.vocab_size * self.model.hidden_size) as f64
     }
 
+    /// Numbers of an adapter beside its base, and its pairs of matrices.
+    fn adapter(&self) -> (f64, f64) {
+        let lora = self.spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
+        lora.map_or((0.0, 0.0), |lora| {
+            let num_trained = adapter::trained(lora, self.model).num_parameters;
+            (num_trained as f64, adapter::num_pairs(lora, self.model) as f64)
+        })
+    }
+
     fn empty(&self) -> Work {
         let precision = self.spec.rollout.precision.unwrap_or(self.spec.training.precision);
         Work::in_numbers((precision, self.spec.training.matmul_precision))
@@ -112,10 +125,12 @@ impl Step<'_> {
         let tp = f64::from(self.spec.workers.mesh.rollout_tp);
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;
+        let (adapter, num_pairs) = self.adapter();
+        let operations = self.layers() * per_layer + besides + OPERATIONS_OF_PAIR * num_pairs;
         Work {
-            products: self.together * (2.0 * active + attention),
-            bytes: self.width() * (read + self.together * cache) + self.together * logits,
-            operations: if is_gpu { 1.0 } else { self.layers() * per_layer + besides },
+            products: self.together * (2.0 * (active + adapter) + attention),
+            bytes: self.width() * (read + adapter + self.together * cache) + self.together * logits,
+            operations: if is_gpu { 1.0 } else { operations },
             exchanged: self.together * self.width() * summed * (tp - 1.0) / tp,
             ..self.empty()
         }
@@ -135,7 +150,7 @@ impl Step<'_> {
         let tokens = prompts * f64::from(self.spec.data.max_prompt_tokens);
         let hidden = (self.model.hidden_size + self.model.active_width()) as f64;
         Work {
-            products: tokens * 2.0 * self.active_body() + prompts * 2.0 * self.head(),
+            products: tokens * 2.0 * (self.active_body() + self.adapter().0) + prompts * 2.0 * self.head(),
             bytes: self.width() * (self.body() + tokens * self.layers() * 6.0 * hidden),
             operations: self.layers() * CPU_OPERATIONS.0,
             ..self.empty()

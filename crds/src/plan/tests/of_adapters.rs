@@ -41,3 +41,120 @@ fn megatron_s_names_count_as_their_modules() {
         trainable(lora(&["q_proj", "k_proj", "v_proj", "down_proj"]))
     );
 }
+
+/// One prompt and eight completions, of together so many tokens.
+fn short(tokens: u64) -> impl FnOnce(&mut Value) {
+    move |spec: &mut Value| {
+        spec["algorithm"]["kind"] = "GRPO".into();
+        spec["data"]["maxPromptTokens"] = (tokens / 9).into();
+        spec["rollout"] = json!({"maxCompletionTokens": tokens / 9, "samplesPerPrompt": 8});
+        spec["training"]["promptsPerStep"] = 1.into();
+        spec["training"]["promptsPerUpdate"] = 1.into();
+        spec["model"]["lora"] = json!({"rank": 8, "targetModules": ["q_proj", "down_proj"]});
+    }
+}
+
+#[test]
+fn an_adapter_is_beside_its_base_by_default_where_its_products_take_less_than_folding() {
+    let merged = |change: &dyn Fn(&mut Value), tokens: u64| {
+        planned(|spec| {
+            short(tokens)(spec);
+            spec["training"]["activationCheckpointing"] = true.into();
+            change(spec);
+        })
+        .choices
+        .merge_lora
+    };
+    let as_it_is = |_: &mut Value| {};
+    // Folding takes 8 inputs outputs, a token's products 8 (inputs + outputs).
+    let bound = (896 * 896 + 4864 * 896) / (Q + DOWN);
+    let below = (bound - 1) / 9 * 9;
+    assert_eq!(merged(&as_it_is, below), Some(false));
+    assert_eq!(merged(&as_it_is, below + 9), Some(true));
+    assert_eq!(merged(&|spec| spec["model"]["lora"]["merge"] = true.into(), below), Some(true));
+    assert_eq!(merged(&|spec| spec["model"]["lora"]["merge"] = false.into(), 9000), Some(false));
+    assert_eq!(merged(&|spec| spec["model"]["lora"]["dora"] = true.into(), below), Some(true));
+    assert_eq!(merged(&|spec| spec["workers"]["device"] = "Cuda".into(), below), Some(true));
+    assert_eq!(merged(&|spec| spec["model"] = json!({"path": "/models/qwen"}), below), None);
+    assert_eq!(merged(&|spec| spec["model"]["quantization"] = json!({}), 9000), Some(false));
+    // An adapter that is not small.
+    assert_eq!(merged(&|spec| spec["model"]["lora"]["rank"] = 512.into(), 9), Some(true));
+    // Updates take the most memory, and the packed base would be beside them.
+    let keeps = |spec: &mut Value| spec["training"]["activationCheckpointing"] = false.into();
+    assert_eq!(merged(&keeps, below), Some(true));
+    let in_pod = |memory: &str| {
+        let resources = json!({"resources": {"memory": memory}});
+        merged(&|spec: &mut Value| spec["workers"] = resources.clone(), below)
+    };
+    assert_eq!((in_pod("5Gi"), in_pod("3900Mi")), (Some(false), Some(true)));
+    // A rank that keeps a shard of the model has all of it packed in any rollout.
+    let shared = |spec: &mut Value| {
+        spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 4}});
+        spec["training"]["promptsPerStep"] = 4.into();
+    };
+    assert_eq!(merged(&shared, below), Some(false));
+}
+
+#[test]
+fn a_sync_of_an_adapter_beside_its_base_copies_and_sends_its_numbers_alone() {
+    let sync = |merge: bool, shards: u32| {
+        planned(|spec| {
+            short(900)(spec);
+            spec["model"]["lora"]["merge"] = merge.into();
+            spec["workers"] = json!({"count": shards, "mesh": {"dpShard": shards}});
+            spec["training"]["promptsPerStep"] = 4.into();
+        })
+        .weight_sync
+        .unwrap()
+    };
+    let adapter = 4 * 24 * 8 * (Q + DOWN);
+    assert_eq!((sync(false, 1).bytes, sync(false, 1).sent_bytes), (adapter, 0));
+    assert_eq!((sync(false, 4).bytes, sync(false, 4).sent_bytes), (adapter, adapter / 4 * 3));
+    let layers = 24 * (2 * 896 * 896 + 2 * 128 * 896 + 3 * 4864 * 896 + 896 + 2 * 128);
+    let weights = 4 * (layers + 151_936 * 896);
+    assert_eq!((sync(true, 4).bytes, sync(true, 4).sent_bytes), (weights, weights / 4 * 3));
+    assert!(planned(|_| {}).weight_sync.is_none());
+}
+
+#[test]
+fn a_base_with_an_adapter_beside_it_stays_packed_through_the_updates() {
+    let of = |merge: bool, phase, name| {
+        let change = |spec: &mut Value| {
+            short(900)(spec);
+            spec["model"]["lora"]["merge"] = merge.into();
+        };
+        term(change, phase, name)
+    };
+    let packed = of(true, Phase::Rollout, "rollout weights");
+    for phase in [Phase::WeightSync, Phase::Rollout, Phase::Logprob, Phase::Update, Phase::Optimizer] {
+        assert_eq!(of(false, phase, "rollout weights"), packed, "{phase:?}");
+    }
+    assert_eq!(of(false, Phase::Loading, "rollout weights"), 0);
+    assert_eq!(of(true, Phase::Update, "rollout weights"), 0);
+    // Panels of 32 outputs: A [8 to 32, inputs] and B [outputs, 8].
+    let pairs = 24 * (32 * 896 + 896 * 8 + 32 * 4864 + 896 * 8);
+    assert_eq!(of(false, Phase::Rollout, "rollout adapter"), 4 * pairs);
+    assert_eq!(of(false, Phase::Update, "rollout adapter"), 0);
+}
+
+#[test]
+fn an_adapter_that_cannot_be_beside_its_base_is_refused_by_the_field() {
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut own = spec();
+        short(900)(&mut own);
+        own["model"]["lora"]["merge"] = false.into();
+        change(&mut own);
+        validate(&manifest(&own)).unwrap_err().iter().map(ToString::to_string).collect::<String>()
+    };
+    for message in [
+        refused(&|spec| spec["model"]["lora"]["dora"] = true.into()),
+        refused(&|spec| spec["model"]["lora"]["targetParameters"] = json!(["mlp.experts.down_proj"])),
+        refused(&|spec| spec["workers"]["device"] = "Cuda".into()),
+        refused(&|spec| {
+            spec["model"]["lora"]["merge"] = true.into();
+            spec["model"]["quantization"] = json!({});
+        }),
+    ] {
+        assert!(message.contains("spec.model.lora.merge"), "{message}");
+    }
+}

@@ -57,6 +57,11 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     line(&mut text, "precision", &format!("{:?}{rollout}", choices.precision));
     let checkpointing = if choices.activation_checkpointing { "layers' inputs are kept" } else { "off" };
     line(&mut text, "activation checkpointing", checkpointing);
+    if let (Some(merges), Some(sync)) = (choices.merge_lora, plan.weight_sync) {
+        let place = if merges { "folded into the rollout's weights" } else { "beside the rollout's weights" };
+        let mib = sync.bytes as f64 / f64::from(1 << 20);
+        line(&mut text, "adapter", &format!("{place}, a weight sync copies {mib:.1} MiB"));
+    }
     text.push_str("\nBatch\n");
     write_batch(&mut text, &plan.batch);
     match &plan.memory {

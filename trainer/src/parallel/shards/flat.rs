@@ -22,6 +22,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::own::OwnShard;
 use super::place::{Place, copy_tensor_shard, places, ranges};
 use super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
+use crate::model::NamedTensors;
 use crate::parallel::{MeshRanks, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -240,7 +241,16 @@ impl Flat {
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
-        let whole = self.whole(dtype).buffer.tensor();
+        self.equals_shards(self.whole(dtype).buffer.tensor(), ranks, digest)
+    }
+
+    /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
+    fn equals_shards<E: From<RankError>>(
+        &self,
+        whole: &Tensor,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
         let held = self.shard.in_place().map_err(RankError::from)?;
         let sent = no_grad(|| held.detach().to_kind(whole.kind()));
         let device = self.shard().device();
@@ -322,11 +332,31 @@ impl Flat {
         self.gather_shards(ranks, &self.shard.values()?)
     }
 
-    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Vec<(String, Tensor)>, RankError> {
+    /// See [`super::ShardedParameters::gather_as_held`].
+    pub(super) fn gather_as_held<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<(NamedTensors, bool), E> {
+        let values = self.shard.values().map_err(RankError::from)?;
+        let whole = self.gather_whole(ranks, &values)?;
+        let is_as_held = self.equals_shards(&whole, ranks, digest)?;
+        Ok((self.parameters_in(&whole), is_as_held))
+    }
+
+    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {
+        Ok(self.parameters_in(&self.gather_whole(ranks, shard)?))
+    }
+
+    fn gather_whole(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Tensor, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
         ranks.all_gather(&whole, shard)?.wait()?;
-        let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(&whole));
-        Ok(self.parameters.iter().map(one).collect())
+        Ok(whole)
+    }
+
+    fn parameters_in(&self, whole: &Tensor) -> NamedTensors {
+        let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(whole));
+        self.parameters.iter().map(one).collect()
     }
 
     fn dtype(&self) -> (Kind, Device) {

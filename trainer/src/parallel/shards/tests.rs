@@ -1,5 +1,6 @@
 //! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
 
+mod adapter_sync;
 mod offloaded;
 mod saved;
 mod taken;

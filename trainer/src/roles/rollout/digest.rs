@@ -61,6 +61,16 @@ impl WeightDigest {
         })
     }
 
+    /// Whether both are of parameters of the same names, and of the same ones of those that are not
+    /// `trained`.
+    pub(super) fn equals_beside(&self, other: &Self, trained: impl Fn(&str) -> bool) -> bool {
+        let same = |((name, own), (theirs, other)): (&(String, u64), &(String, u64))| {
+            name == theirs && (own == other || trained(name))
+        };
+        self.parameters.len() == other.parameters.len()
+            && self.parameters.iter().zip(&other.parameters).all(same)
+    }
+
     /// Name of the first parameter that differs, is missing or is new in `other`.
     pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
         let (mine, theirs) = (&self.parameters, &other.parameters);

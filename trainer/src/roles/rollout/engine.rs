@@ -17,7 +17,7 @@ use super::images::RequestImages;
 use super::kv_cache::{self, KvCache};
 use super::runner::ModelRunner;
 use super::sampler::{self, Drawn};
-use super::weights::RolloutWeights;
+use super::weights::{Packing, RolloutWeights};
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::model::{Decoder, RouteLog};
 use crate::parallel::{DecoderUnits, RankError, TpGroup};
@@ -32,11 +32,15 @@ pub struct RolloutEngine {
     /// The ranks that sample as one with this one.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
+    /// What a sleeping engine keeps of weights with an adapter beside them.
+    base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
     known: KnownDigests,
-    /// Calls of [`Self::sync_weights`] that packed weights.
+    /// Calls of [`Self::sync_weights`].
     num_syncs: u64,
+    /// Bytes that the last of them brought.
+    synced_bytes: usize,
     stats: RolloutStats,
     /// What routers chose for the first sample of each request of the last call.
     routes: Vec<Vec<u16>>,
@@ -45,8 +49,9 @@ pub struct RolloutEngine {
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        let (known, num_syncs, stats, routes) = Default::default();
-        Self { options, ranks: None, weights: None, cache: None, known, num_syncs, stats, routes }
+        let (known, num_syncs, synced_bytes, stats, routes) = Default::default();
+        let (ranks, weights, base, cache) = Default::default();
+        Self { options, ranks, weights, base, cache, known, num_syncs, synced_bytes, stats, routes }
     }
 
     /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
@@ -62,7 +67,8 @@ impl RolloutEngine {
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
     /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call
-    /// of [`Self::generate`]. Where ranks share the policy all of them do so together; no more than two parts
+    /// of [`Self::generate`]. Where adapters are not folded in, a base that has not changed does stay, and
+    /// the adapter is copied. Where ranks share the policy all of them do so together; no more than two parts
     /// of it are whole at once.
     ///
     /// # Errors
@@ -78,22 +84,45 @@ impl RolloutEngine {
             return Err(RolloutError::OlderWeights { current, offered: policy_version });
         }
         // Old and new packed weights never exist together, and what an update has freed goes first.
-        self.weights = None;
-        rlt_torch::release_free_memory();
-        let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
         let policy: DecoderUnits<'_> = policy.into();
-        let kind = self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind());
-        let of_shard = (rows_hint, kind, self.ranks.clone());
+        let packing = self.packing(policy);
+        let is_kept =
+            |weights: &RolloutWeights| weights.is_unmerged && weights.frame.compute_kind() == packing.kind;
+        let base = self.weights.take().or(self.base.take()).filter(is_kept);
+        rlt_torch::release_free_memory();
         let known = &mut self.known;
-        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_shard, known))?;
-        self.num_syncs += 1;
+        let kept = match base {
+            Some(base) => tch::no_grad(|| base.with_adapter(policy, policy_version, &packing, known))?,
+            None => None,
+        };
+        let (weights, synced_bytes) = match kept {
+            Some(kept) => kept,
+            None => {
+                let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, packing, known))?;
+                let num_bytes = weights.num_bytes();
+                (weights, num_bytes)
+            }
+        };
+        (self.num_syncs, self.synced_bytes) = (self.num_syncs + 1, synced_bytes);
         Ok(self.weights.insert(weights).digest.clone())
     }
 
-    /// Drops packed weights and the cache, whose memory goes back to the kernel; the next rollout needs
-    /// [`Self::sync_weights`] first.
+    fn packing(&self, policy: DecoderUnits<'_>) -> Packing {
+        Packing {
+            rows_hint: self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64,
+            kind: self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind()),
+            ranks: self.ranks.clone(),
+            merges: self.options.merge_lora,
+        }
+    }
+
+    /// Drops packed weights and the cache, whose memory goes back to the kernel, but a base without its
+    /// adapter; the next rollout needs [`Self::sync_weights`] first.
     pub fn sleep(&mut self) {
-        self.weights = None;
+        if let Some(mut base) = self.weights.take().filter(|weights| weights.is_unmerged) {
+            base.drop_adapter();
+            self.base = Some(base);
+        }
         self.cache = None;
         rlt_torch::release_free_memory();
     }
@@ -104,9 +133,15 @@ impl RolloutEngine {
         rlt_torch::release_free_memory();
     }
 
-    /// How often weights were packed so far.
+    /// How often weights were synchronised so far.
     pub fn num_syncs(&self) -> u64 {
         self.num_syncs
+    }
+
+    /// Bytes that the last [`Self::sync_weights`] brought from the trainer: what was packed, or the matrices
+    /// of the adapter as the trainer has them.
+    pub fn synced_bytes(&self) -> usize {
+        self.synced_bytes
     }
 
     /// Version of the weights that the engine holds.

@@ -8,6 +8,7 @@ use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
+use super::product::Product;
 use crate::model::tp_shards::TpCut;
 use crate::model::{
     Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, clamped_activation, gated_activation_packed,
@@ -22,18 +23,19 @@ pub(super) struct PackedExperts {
     /// Gate above up, and down, of each expert.
     experts: Vec<[PackedLinear; 2]>,
     /// The gate of what stands beside them.
-    shared_gate: Option<PackedLinear>,
+    pub(super) shared_gate: Option<Product>,
     activation: HiddenActivation,
     form: ExpertForm,
 }
 
 impl PackedExperts {
-    /// Packs those of `layer` in `kind`, or this rank's `cut` of each; `None` where it has none.
+    /// Packs those of `layer` in `kind`, or this rank's `cut` of each; `None` where it has none. The gate of
+    /// what stands beside them is given where its adapter is not folded in.
     pub(super) fn pack(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,
         (kind, shares): (Kind, bool),
-        rows_hint: i64,
+        (rows_hint, shared_gate): (i64, Option<Product>),
         block: &mut Block,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
@@ -65,22 +67,26 @@ impl PackedExperts {
             let gate_up = packed(&gate_up, bias(ExpertTensor::GateUp))?;
             experts.push([gate_up, packed(&down, bias(ExpertTensor::Down))?]);
         }
-        let shared_gate = layer.shared_gate().map(|gate| packed(&gate.merged(Adapter::On).weight, None));
+        let shared_gate = match (shared_gate, layer.shared_gate()) {
+            (None, Some(gate)) => Some(Product::Packed(packed(&gate.merged(Adapter::On).weight, None)?)),
+            (given, _) => given,
+        };
         let activation = layer.activation();
         Ok(Some(Self {
             mixture: weights.mixture,
             choice_bias,
             router,
             experts,
-            shared_gate: shared_gate.transpose()?,
+            shared_gate,
             activation,
             form: weights.form,
         }))
     }
 
     pub(super) fn num_bytes(&self) -> usize {
-        let products = self.experts.iter().flatten().chain([&self.router]).chain(&self.shared_gate);
-        products.map(PackedLinear::num_bytes).sum()
+        let products = self.experts.iter().flatten().chain([&self.router]);
+        products.map(PackedLinear::num_bytes).sum::<usize>()
+            + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
     }
 
     pub(super) fn mixture(&self) -> Mixture {

@@ -1,30 +1,56 @@
-//! A product of a layer as the engine multiplies with it: packed, its adapter folded in; or of projections
-//! that are quantized, each with its adapter beside it, as the actor computes it.
+//! A product of a layer as the engine multiplies with it: packed, its adapter folded in; or of projections,
+//! each with its adapter beside it, as the actor computes it.
 //!
-//! A quantized base is the trainer's own tensors, unless ranks share the model: then it is a copy. It is
-//! unpacked as the product reads it, and a sync brings the adapter alone.
+//! A quantized base is the trainer's own tensors, unless ranks share the model: then it is a copy, which is
+//! dequantized as the product reads it. Any other base is packed. A sync may bring the adapter alone.
 
-use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
+use std::ops::Range;
+
+use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::{BaseWeight, Projection};
+use crate::model::tp_shards::{Kept, TpCut};
+use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, peft_names};
 
 /// A linear layer, [rows, in] to [rows, out], without gradients.
 #[derive(Debug)]
 pub(super) enum Product {
     /// One weight.
     Packed(PackedLinear),
-    /// The outputs of several projections side by side, some of them quantized.
+    /// The outputs of several projections side by side, none of whose adapters is folded in.
     Projections(Vec<AdaptedProjection>),
 }
 
-/// A projection whose adapter is not folded in.
+/// A projection, or what a rank has of some of its outputs, whose adapter is not folded in.
 #[derive(Debug)]
 pub(super) struct AdaptedProjection {
+    /// The projection's name.
+    name: String,
+    part: Part,
     base: Base,
     lora: Option<Lora>,
-    /// What the engine holds of it; tensors that are the trainer's are not counted.
-    own_bytes: usize,
+    /// What the engine holds of the base; tensors that are the trainer's are not counted.
+    base_bytes: usize,
+}
+
+/// What of a projection is multiplied with.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// Some of its outputs.
+    pub(super) rows: Range<usize>,
+    /// This rank's shard of these.
+    pub(super) kept: Kept,
+}
+
+/// What products by whole projections are made in and for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Numbers {
+    /// What is computed with.
+    pub(super) kind: Kind,
+    /// Whether what needs no packing stays the trainer's own.
+    pub(super) shares: bool,
+    /// Rows of a product.
+    pub(super) rows_hint: i64,
 }
 
 #[derive(Debug)]
@@ -43,16 +69,25 @@ enum Lora {
 }
 
 impl Product {
-    /// Products by whole projections in `kind`; with `shares` a quantized base stays the trainer's own.
+    /// Products by projections, or by parts of them; a dense one is packed in `block` where that has room.
     pub(super) fn of_projections(
-        projections: &[&Projection],
-        (kind, shares): (Kind, bool),
-        rows_hint: i64,
+        projections: Vec<(&Projection, Part)>,
+        cut: &TpCut<'_>,
+        numbers: Numbers,
+        block: &mut Block,
     ) -> Result<Self, Error> {
         let adapted = projections
-            .iter()
-            .map(|projection| AdaptedProjection::new(projection, (kind, shares), rows_hint));
+            .into_iter()
+            .map(|(projection, part)| AdaptedProjection::new(projection, (part, cut), numbers, block));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
+    }
+
+    /// The projections whose adapters are beside them.
+    pub(super) fn adapted(&mut self) -> &mut [AdaptedProjection] {
+        match self {
+            Self::Packed(_) => &mut [],
+            Self::Projections(projections) => projections,
+        }
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
@@ -68,14 +103,14 @@ impl Product {
         }
     }
 
-    /// As [`PackedLinear::forward_into`], on devices, where nothing is quantized.
+    /// As [`PackedLinear::forward_into`], on devices, where adapters are folded in.
     pub(super) fn forward_into(&self, x: &Tensor, out: &Tensor) -> Result<(), Error> {
         match self {
             Self::Packed(packed) => packed.forward_into(x, out),
             Self::Projections(_) => Err(Error::Argument {
                 act: "a linear layer into a given tensor",
                 expected: "a packed weight".into(),
-                got: "a quantized one".into(),
+                got: "one with an adapter beside it".into(),
             }),
         }
     }
@@ -84,33 +119,76 @@ impl Product {
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Packed(packed) => packed.num_bytes(),
-            Self::Projections(projections) => projections.iter().map(|projection| projection.own_bytes).sum(),
+            Self::Projections(projections) => projections.iter().map(AdaptedProjection::num_bytes).sum(),
         }
     }
 }
 
 impl AdaptedProjection {
-    fn new(projection: &Projection, (kind, shares): (Kind, bool), rows_hint: i64) -> Result<Self, Error> {
+    fn new(
+        projection: &Projection,
+        (part, cut): (Part, &TpCut<'_>),
+        numbers: Numbers,
+        block: &mut Block,
+    ) -> Result<Self, Error> {
+        let Numbers { kind, shares, rows_hint } = numbers;
         let keep = |tensor: &Tensor| if shares { tensor.detach() } else { tensor.detach().copy() };
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
-        let bias = projection.bias.as_ref().map(|bias| keep(&cast(bias)));
         let (base, base_bytes) = match &projection.weight {
-            BaseWeight::Dense(weight) => {
-                let packed = PackedLinear::new(&keep(&cast(weight)), bias.as_ref(), rows_hint, None)?;
+            BaseWeight::Dense(_) => {
+                let own = cut.keep(projection.merged(Adapter::Off).rows(&part.rows), &part.kept);
+                // In f32 what is packed is a copy.
+                let weight = cast(&own.weight).contiguous();
+                let weight = if kind == Kind::Float { weight } else { keep(&weight) };
+                let bias = own.bias.as_ref().map(|bias| keep(&cast(bias)));
+                let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))?;
                 let num_bytes = packed.num_bytes();
                 (Base::Packed(packed), num_bytes)
             }
             BaseWeight::Quantized(weight) => {
                 let matrix = weight.matrix.map(keep);
                 let num_bytes = if shares { 0 } else { matrix.num_bytes() };
+                let bias = projection.bias.as_ref().map(|bias| keep(&cast(bias)));
                 (Base::Quantized { matrix, bias }, num_bytes)
             }
         };
-        let lora = projection.lora.as_ref();
-        let lora =
-            lora.map(|pair| Lora::new([&pair.a, &pair.b], pair.scaling, kind, rows_hint)).transpose()?;
-        let own_bytes = base_bytes + lora.as_ref().map_or(0, Lora::num_bytes);
-        Ok(Self { base, lora, own_bytes })
+        let mut adapted = Self { name: projection.name.clone(), part, base, lora: None, base_bytes };
+        adapted.take_adapter(projection, None, numbers)?;
+        Ok(adapted)
+    }
+
+    /// Copies the adapter of `projection`, whose matrices are among `gathered` where ranks share them;
+    /// without an adapter there is none any more. Returns the bytes of what was copied from the trainer.
+    pub(super) fn take_adapter(
+        &mut self,
+        projection: &Projection,
+        gathered: Option<&NamedTensors>,
+        Numbers { kind, rows_hint, .. }: Numbers,
+    ) -> Result<usize, Error> {
+        self.lora = None;
+        let Some(pair) = &projection.lora else { return Ok(0) };
+        let [name_a, name_b] = peft_names(&projection.name);
+        let a = matrix((&name_a, &pair.a), gathered)?;
+        let b = matrix((&name_b, &pair.b), gathered)?;
+        let Range { start, end } = self.part.rows;
+        let [own_a, own_b] =
+            self.part.kept.of_adapter([&a, &b.narrow(0, start as i64, (end - start) as i64)]);
+        self.lora = Some(Lora::new([&own_a, &own_b], pair.scaling, kind, rows_hint)?);
+        Ok([a, b].iter().map(bytes_of).sum())
+    }
+
+    /// Frees the adapter.
+    pub(super) fn drop_adapter(&mut self) {
+        self.lora = None;
+    }
+
+    /// The projection's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.base_bytes + self.lora.as_ref().map_or(0, Lora::num_bytes)
     }
 
     /// As [`Projection::forward`] computes it.
@@ -150,10 +228,24 @@ impl Lora {
     }
 
     fn num_bytes(&self) -> usize {
-        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
         match self {
             Self::Packed { a, b, .. } => a.num_bytes() + b.num_bytes(),
-            Self::Plain { a, b_ro, .. } => bytes(a) + bytes(b_ro),
+            Self::Plain { a, b_ro, .. } => bytes_of(a) + bytes_of(b_ro),
         }
     }
+}
+
+/// The matrix of an adapter: the trainer's own, or as it was gathered.
+fn matrix((name, own): (&str, &Tensor), gathered: Option<&NamedTensors>) -> Result<Tensor, Error> {
+    let Some(gathered) = gathered else { return Ok(own.detach()) };
+    let found = gathered.iter().find(|(gathered, _)| gathered == name);
+    found.map(|(_, matrix)| matrix.detach()).ok_or_else(|| Error::Argument {
+        act: "taking an adapter over",
+        expected: format!("the matrix {name}"),
+        got: "none of this name from the ranks".into(),
+    })
+}
+
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
 }

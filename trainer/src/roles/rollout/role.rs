@@ -17,7 +17,7 @@ use rlt_core::types::{Completion, Prompt};
 use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats, routes};
 use crate::data::seeds::SeedUse;
 use crate::data::tokenizer::Tokenizer;
-use crate::observe::phases::memory;
+use crate::observe::phases::{gib, memory};
 use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
@@ -226,6 +226,8 @@ impl RolloutRole {
         };
         let completions = self.context.measure("gen", || self.generate(policy, &requests, &mut submit))?;
         if plan.phase == Phase::Rollout {
+            let synced = gib(self.engine.borrow().synced_bytes() as u64);
+            self.context.record(Metrics::from([("perf/weight_sync_gb".to_owned(), synced)]));
             self.exchange_routes(policy, &requests, completions.as_deref().unwrap_or_default())?;
         }
         let own = completions.map(|completions| {

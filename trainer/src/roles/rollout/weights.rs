@@ -1,5 +1,5 @@
 //! The decoder's linear layers as the engine multiplies with them: fused, packed for few rows, adapters
-//! folded in.
+//! folded in; or by projections with their adapters beside them (`unmerged`).
 //!
 //! Queries, keys and values come out of one product, gate and up out of another: five products a layer become
 //! four, each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of
@@ -8,7 +8,6 @@
 //! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a shard
 //! of it, cut out of each part behind its folding.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
@@ -19,7 +18,8 @@ use tch::{Device, Kind, Tensor};
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::{PackedLatent, RolloutLatent};
-use super::product::Product;
+use super::product::{Numbers, Product};
+use super::unmerged;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::tp_shards::TpCut;
@@ -29,6 +29,18 @@ use crate::model::{
 };
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
+/// How weights are packed.
+#[derive(Clone, Debug)]
+pub(super) struct Packing {
+    /// Rows of a product.
+    pub(super) rows_hint: i64,
+    pub(super) kind: Kind,
+    /// The ranks that multiply together.
+    pub(super) ranks: Option<Arc<TpGroup>>,
+    /// Whether an adapter is folded in.
+    pub(super) merges: bool,
+}
+
 /// Packed weights of one policy version.
 #[derive(Debug)]
 pub(super) struct RolloutWeights {
@@ -37,10 +49,12 @@ pub(super) struct RolloutWeights {
     /// The model as wide as what is packed of it.
     pub(super) shard: ModelConfig,
     pub(super) head_layout: HeadLayout,
-    layers: Vec<PackedLayer>,
+    pub(super) layers: Vec<PackedLayer>,
     /// [vocabulary, hidden], or a shard of the rows, as many on each rank.
     head: PackedLinear,
     ranks: Option<Arc<TpGroup>>,
+    /// Whether all of an adapter is beside its base.
+    pub(super) is_unmerged: bool,
     pub(super) digest: WeightDigest,
     pub(super) policy_version: u64,
 }
@@ -50,9 +64,9 @@ pub(super) struct RolloutWeights {
 pub(super) struct PackedLayer {
     pub(super) qkv: Product,
     /// Widths of queries, keys and values in the output of `qkv`.
-    qkv_widths: [i64; 3],
+    pub(super) qkv_widths: [i64; 3],
     /// What latent attention has besides; `qkv` then makes latents.
-    latent: Option<PackedLatent>,
+    pub(super) latent: Option<PackedLatent>,
     pub(super) output: Product,
     pub(super) feed_forward: FeedForward<PackedBlock, PackedExperts>,
 }
@@ -62,26 +76,31 @@ pub(super) struct PackedLayer {
 pub(super) struct PackedBlock {
     pub(super) gate_up: Product,
     /// Width of gate and of up in the output of `gate_up`.
-    intermediate: i64,
+    pub(super) intermediate: i64,
     pub(super) down: Product,
 }
 
 impl RolloutWeights {
-    /// Packs every linear layer of `policy` in `kind`, one part of the model at a time, for products of about
-    /// `rows_hint` rows: all of it, or this rank's shard where `ranks` multiply together.
+    /// Packs every linear layer of `policy`, one part of the model at a time: all of it, or this rank's shard
+    /// where ranks multiply together.
     pub(super) fn pack(
         policy: DecoderUnits<'_>,
         policy_version: u64,
-        (rows_hint, kind, ranks): (i64, Kind, Option<Arc<TpGroup>>),
+        packing: Packing,
         known: &mut KnownDigests,
     ) -> Result<Self, RolloutError> {
+        let Packing { rows_hint, kind, ranks, merges } = packing;
         let decoder = policy.decoder();
+        let is_unmerged = !merges && decoder.lora().is_some();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
         if decoder.config.experts.is_some() && decoder.device().is_cuda() {
             return Err(failed("the experts".into())(no_kernels_for_experts()));
         }
         if decoder.config.vision.is_some() && decoder.device().is_cuda() {
             return Err(failed("the vision tower".into())(no_kernels_for_images()));
+        }
+        if is_unmerged {
+            unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
         let digest = WeightDigest::of_known(policy, known)?;
         let cut = TpCut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
@@ -90,7 +109,7 @@ impl RolloutWeights {
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
         let block = Block::new(packed_bytes((decoder.device(), kind), &shard))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, block };
+        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, block };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.attest(unit)?;
@@ -111,7 +130,7 @@ impl RolloutWeights {
         let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
-        Ok(Self { frame, shard, head_layout, layers, head, ranks, digest, policy_version })
+        Ok(Self { frame, shard, head_layout, layers, head, ranks, is_unmerged, digest, policy_version })
     }
 
     /// The products of a layer, as the body of layers multiplies with them; `routes` takes what its router
@@ -173,6 +192,7 @@ struct Packer<'a> {
     cut: TpCut<'a>,
     head_layout: HeadLayout,
     rows_hint: i64,
+    is_unmerged: bool,
     block: Block,
 }
 
@@ -213,13 +233,14 @@ impl Packer<'_> {
         };
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
-        if layer.is_quantized() {
-            return Ok((norms, PackedLayer::of_projections(layer, (self.kind, shares), self.rows_hint)?));
+        if layer.is_quantized() || self.is_unmerged {
+            let numbers = Numbers { kind: self.kind, shares, rows_hint: self.rows_hint };
+            return Ok((norms, PackedLayer::of_projections(layer, &self.cut, numbers, &mut self.block)?));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
         let (numbers, block) = ((self.kind, shares), &mut self.block);
-        let experts = PackedExperts::pack(layer, &self.cut, numbers, self.rows_hint, block)?;
+        let experts = PackedExperts::pack(layer, &self.cut, numbers, (self.rows_hint, None), block)?;
         let latent = match &self.policy.decoder().config.latent {
             None => None,
             Some(latent) => {
@@ -249,7 +270,7 @@ impl Packer<'_> {
     }
 }
 
-fn unit_name(unit: FsdpUnit) -> String {
+pub(super) fn unit_name(unit: FsdpUnit) -> String {
     unit.layer_idx().map_or("what is outside of the layers".into(), |idx| format!("layer {idx}"))
 }
 
@@ -298,33 +319,6 @@ impl PackedLayer {
                 (Some(experts), false) => FeedForward::Experts { experts, beside: None },
                 (Some(experts), true) => FeedForward::Experts { experts, beside: Some(block()?) },
             },
-        })
-    }
-}
-
-impl PackedLayer {
-    /// A layer of quantized projections, which stay as they are, with their adapters beside them in `kind`.
-    fn of_projections(
-        layer: &DecoderLayer,
-        numbers: (Kind, bool),
-        rows_hint: i64,
-    ) -> Result<Self, rlt_torch::Error> {
-        let products = layer.products();
-        let width = |product: usize| products[product].rows.len() as i64;
-        let of = |range: Range<usize>| {
-            // Products that lie in one projection are its output, side by side.
-            let mut idxs: Vec<usize> = products[range].iter().map(|product| product.projection_idx).collect();
-            idxs.dedup();
-            let projections: Vec<_> = idxs.into_iter().map(|idx| &layer.projections()[idx]).collect();
-            Product::of_projections(&projections, numbers, rows_hint)
-        };
-        let block = PackedBlock { gate_up: of(4..6)?, intermediate: width(4), down: of(6..7)? };
-        Ok(Self {
-            qkv: of(0..3)?,
-            qkv_widths: [width(0), width(1), width(2)],
-            latent: None,
-            output: of(3..4)?,
-            feed_forward: FeedForward::Dense(block),
         })
     }
 }

@@ -21,10 +21,13 @@ impl Detokenizer for Digits {
 }
 
 /// Tokens of a completion, and the engine's log-probs.
-type Sampled = (Vec<u32>, Vec<f32>);
+pub(super) type Sampled = (Vec<u32>, Vec<f32>);
 
 /// Two prompts of three samples each.
-fn sample(engine: &mut RolloutEngine, policy: DecoderUnits<'_>) -> Result<Vec<Sampled>, RolloutError> {
+pub(super) fn sample(
+    engine: &mut RolloutEngine,
+    policy: DecoderUnits<'_>,
+) -> Result<Vec<Sampled>, RolloutError> {
     let request = |prompt: &[TokenId]| RolloutRequest {
         images: Vec::new(),
         prompt: prompt.into(),
@@ -43,9 +46,14 @@ fn sample(engine: &mut RolloutEngine, policy: DecoderUnits<'_>) -> Result<Vec<Sa
 
 /// An adapter begins as nothing.
 fn put_adapter_to_work(actor: &Actor) {
+    set_adapter(actor, 0.25);
+}
+
+/// Gives B of every pair one number.
+pub(super) fn set_adapter(actor: &Actor, number: f64) {
     let set = |name: &str, values: Tensor| {
         if name.contains("lora_B") {
-            tch::no_grad(|| drop(values.detach().fill_(0.25)));
+            tch::no_grad(|| drop(values.detach().fill_(number)));
         }
     };
     match actor.shards() {

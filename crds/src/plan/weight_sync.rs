@@ -1,0 +1,84 @@
+//! What a step's weight sync brings from the actor to the rollout, and whether an adapter is folded in where
+//! `model.lora.merge` leaves that open.
+//!
+//! ```text
+//! folded in         b W / n are packed, b' W (s - 1) / s sent         W projections and head
+//! beside its base   4 A are copied, 4 A (s - 1) / s sent              A = sum of r (inputs + outputs)
+//!
+//! by default        quantized: beside its base. Else where all of this holds, it is cheaper there:
+//!                     2 A t < 2 sum of r inputs outputs               its products, and folding
+//!                     8 A < W                                         it is small
+//!                     the memory plan's peak is at most 9/8 as high   the packed base stays
+//! ```
+//! t tokens that a rank prefills and samples in a step where every sequence is as long as it may be, s ranks
+//! that share the model, n ranks of a rollout tensor-parallel group, b bytes of a number of the rollout, b'
+//! of the kept one, r ranks of adapters.
+
+use serde::Serialize;
+
+use super::batch::{BatchPlan, share};
+use super::memory::{self, adapter};
+use super::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+use crate::spec::{Device, LoraSpec};
+
+/// Bytes of a trained number.
+const TRAINED: u64 = 4;
+/// An adapter is small that has at most one in so many of the weights' numbers.
+const SMALL: u64 = 8;
+
+/// What the weight sync of a step brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WeightSync {
+    /// Bytes that a rank copies from the actor to the rollout.
+    pub bytes: u64,
+    /// Bytes that a rank sends to others that share the model, to gather what it copies.
+    pub sent_bytes: u64,
+}
+
+impl WeightSync {
+    /// That of a step after the first. An adapter's targets given by a pattern are counted as all: an upper
+    /// bound.
+    pub fn new(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
+        let model = &memory::quantized_as(spec, model);
+        let shards = u64::from(spec.workers.mesh.dp_shard);
+        if let Some(lora) = spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false)) {
+            return Self::of_adapter(lora, model, shards);
+        }
+        let (width, kept) = memory::widths_of_sync(spec);
+        let weights = model.matrices_of_layers() + (model.vocab_size * model.hidden_size) as u64;
+        Self {
+            bytes: width * weights / u64::from(spec.workers.mesh.rollout_tp),
+            sent_bytes: kept * weights * (shards - 1) / shards,
+        }
+    }
+
+    /// That of an adapter alone, which so many ranks share.
+    pub fn of_adapter(lora: &LoraSpec, model: &ModelConfig, shards: u64) -> Self {
+        let bytes = TRAINED * adapter::trained(lora, model).num_parameters;
+        Self { bytes, sent_bytes: bytes * (shards - 1) / shards }
+    }
+}
+
+/// Why an adapter cannot be beside its base.
+pub(super) fn unmerged_refusal(lora: &LoraSpec, model: &ModelConfig, device: Device) -> Option<&'static str> {
+    match () {
+        () if lora.dora => Some("DoRA, which scales whole weights"),
+        () if !lora.target_parameters.is_empty() => Some("adapters of experts' parameters"),
+        () if model.latent.is_some() => Some("latent attention, whose queries absorb weights"),
+        () if device == Device::Cuda => Some("a GPU, for which there are no kernels yet"),
+        () => None,
+    }
+}
+
+/// Whether folding a small adapter in takes more operations than its products in a step.
+pub(super) fn folding_costs_more(spec: &ResolvedSpec, lora: &LoraSpec, model: &ModelConfig) -> bool {
+    let batch = BatchPlan::new(spec);
+    let of_prompt = u64::from(spec.data.max_prompt_tokens)
+        + batch.samples_per_prompt * u64::from(spec.rollout.max_completion_tokens);
+    let tokens = share(spec, batch.prompts_per_step) * of_prompt;
+    let trained = adapter::trained(lora, model).num_parameters;
+    let is_small = SMALL * trained < model.matrices_of_layers();
+    is_small && tokens.saturating_mul(trained) < adapter::folding_products(lora, model)
+}

@@ -1,0 +1,196 @@
+//! Weights whose adapter is beside its base (`spec.model.lora.merge: false`): how they are packed, and how a
+//! sync brings the adapter alone.
+//!
+//! ```text
+//! first sync    base: gathered, packed, kept until the engine ends      adapter: copied
+//! sleep         the adapter is freed                                    y = x W^T + bias
+//! next syncs    adapter: gathered, copied                                   + scaling (x A^T) B^T
+//! ```
+//! The base stays as long as its digests do. Which products there are and how they are multiplied is
+//! `product`'s.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use rlt_torch::{Block, Error};
+use tch::Device;
+
+use super::digest::{KnownDigests, digest_of};
+use super::experts::PackedExperts;
+use super::product::{AdaptedProjection, Numbers, Part, Product};
+use super::weights::{PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
+use super::{RolloutError, WeightDigest};
+use crate::model::tp_shards::{Kept, TpCut};
+use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection};
+use crate::parallel::{DecoderUnits, FsdpUnit};
+
+/// Fails where an adapter cannot be beside its base.
+pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
+    let Some(lora) = decoder.lora() else { return Ok(()) };
+    let got = match () {
+        () if lora.dora => "DoRA, which scales whole weights",
+        () if !lora.target_parameters.is_empty() => "adapters of experts' parameters",
+        () if decoder.config.latent.is_some() => "latent attention, whose queries absorb weights",
+        () if decoder.device() != Device::Cpu => "a GPU, for which there are no kernels yet",
+        () => return Ok(()),
+    };
+    Err(Error::Argument {
+        act: "sampling with an adapter beside its base",
+        expected: "spec.model.lora.merge: true".into(),
+        got: got.into(),
+    })
+}
+
+impl RolloutWeights {
+    /// Frees the adapter; the base stays.
+    pub(super) fn drop_adapter(&mut self) {
+        self.layers.iter_mut().flat_map(PackedLayer::adapted).for_each(AdaptedProjection::drop_adapter);
+    }
+
+    /// The same base with the adapter of `policy`, of `policy_version`, and the bytes that were copied from
+    /// the trainer; `None` where the base has changed. Where ranks share the policy all of them do so
+    /// together.
+    pub(super) fn with_adapter(
+        mut self,
+        policy: DecoderUnits<'_>,
+        policy_version: u64,
+        packing: &Packing,
+        known: &mut KnownDigests,
+    ) -> Result<Option<(Self, usize)>, RolloutError> {
+        let digest = WeightDigest::of_known(policy, known)?;
+        if !has_base(policy, &digest, &self.digest)? {
+            return Ok(None);
+        }
+        let numbers = Numbers { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
+        let mut num_bytes = 0;
+        for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
+        {
+            let what = || unit_name(FsdpUnit::Layer(layer_idx));
+            let torn = || RolloutError::Torn { unit: what() };
+            let gathered = match policy.shards() {
+                None => None,
+                Some(shards) => {
+                    let unit = FsdpUnit::Layer(layer_idx);
+                    let digest = |tensor: &_| digest_of(&what(), tensor);
+                    Some(shards.gather_as_held(unit, digest)?.ok_or_else(torn)?)
+                }
+            };
+            let taken = packed.take_adapter(layer, gathered.as_ref(), numbers);
+            num_bytes += taken.map_err(|source| RolloutError::Tensor { what: what(), source })?;
+        }
+        (self.digest, self.policy_version) = (digest, policy_version);
+        Ok(Some((self, num_bytes)))
+    }
+}
+
+/// Whether what nothing trains of `policy` is what it was, on all ranks that share it.
+fn has_base(
+    policy: DecoderUnits<'_>,
+    digest: &WeightDigest,
+    packed: &WeightDigest,
+) -> Result<bool, RolloutError> {
+    let trained = policy.decoder().trainable_parameters();
+    let trained: BTreeSet<&str> = trained.iter().map(|(name, _)| name.as_str()).collect();
+    let has_changed = !digest.equals_beside(packed, |name| trained.contains(name));
+    match policy.shards() {
+        None => Ok(!has_changed),
+        Some(shards) => Ok(shards.ranks().sum_over_shards(f64::from(u8::from(has_changed)))? == 0.0),
+    }
+}
+
+impl PackedLayer {
+    /// A layer by its projections, with their adapters beside them: all of it, or this rank's `cut`.
+    pub(super) fn of_projections(
+        layer: &DecoderLayer,
+        cut: &TpCut<'_>,
+        numbers: Numbers,
+        block: &mut Block,
+    ) -> Result<Self, Error> {
+        let parts = parts(layer, cut);
+        let width = |product: usize| {
+            let (_, Part { rows, kept }) = &parts[product];
+            kept.num_outputs(rows.len()) as i64
+        };
+        let mut of = |range: Range<usize>| {
+            let projections = if cut.is_whole() { whole(&parts[range]) } else { parts[range].to_vec() };
+            Product::of_projections(projections, cut, numbers, block)
+        };
+        let (qkv, output) = (of(0..3)?, of(3..4)?);
+        let mut beside = || -> Result<PackedBlock, Error> {
+            Ok(PackedBlock { gate_up: of(4..6)?, intermediate: width(4), down: of(6..7)? })
+        };
+        let beside = if parts.len() > 4 { Some(beside()?) } else { None };
+        let gate = layer
+            .shared_gate()
+            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, numbers, block));
+        let kind = (numbers.kind, numbers.shares);
+        let experts = PackedExperts::pack(layer, cut, kind, (numbers.rows_hint, gate.transpose()?), block)?;
+        let feed_forward = match (experts, beside) {
+            (Some(experts), beside) => FeedForward::Experts { experts, beside },
+            (None, Some(block)) => FeedForward::Dense(block),
+            (None, None) => return Err(no_block()),
+        };
+        let qkv_widths = [width(0), width(1), width(2)];
+        Ok(Self { qkv, qkv_widths, latent: None, output, feed_forward })
+    }
+
+    /// The projections whose adapters are beside them.
+    fn adapted(&mut self) -> impl Iterator<Item = &mut AdaptedProjection> {
+        let (block, shared_gate) = match &mut self.feed_forward {
+            FeedForward::Dense(block) => (Some(block), None),
+            FeedForward::Experts { experts, beside } => (beside.as_mut(), experts.shared_gate.as_mut()),
+        };
+        let block = block.into_iter().flat_map(|block| [&mut block.gate_up, &mut block.down]);
+        let products = [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate);
+        products.flat_map(Product::adapted)
+    }
+
+    /// Copies the adapter of `layer`, whose matrices are `gathered` where ranks share them; returns the bytes
+    /// of what was copied from the trainer.
+    fn take_adapter(
+        &mut self,
+        layer: &DecoderLayer,
+        gathered: Option<&NamedTensors>,
+        numbers: Numbers,
+    ) -> Result<usize, Error> {
+        let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
+        self.adapted().try_fold(0, |num_bytes, adapted| {
+            let projection = of_name(adapted.name()).ok_or_else(no_block)?;
+            Ok(num_bytes + adapted.take_adapter(projection, gathered, numbers)?)
+        })
+    }
+}
+
+/// A projection, and what of it is multiplied with.
+type PartOf<'a> = (&'a Projection, Part);
+
+/// This rank's parts of q, k, v and o, and where the layer has such a block of gate, up and down.
+fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<PartOf<'a>> {
+    let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
+    let parts = layer.products().iter().zip(cut.kept(width));
+    let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, Kept)| {
+        (&layer.projections()[product.projection_idx], Part { rows: product.rows.clone(), kept })
+    };
+    parts.map(part).collect()
+}
+
+/// Products that are all of one projection are its output, side by side.
+fn whole<'a>(parts: &[PartOf<'a>]) -> Vec<PartOf<'a>> {
+    let mut projections: Vec<&Projection> = parts.iter().map(|(projection, _)| *projection).collect();
+    projections.dedup_by_key(|projection| projection.name.as_str());
+    projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()
+}
+
+fn whole_of(projection: &Projection) -> Part {
+    let rows = 0..projection.weight.size()[0] as usize;
+    Part { kept: Kept::Rows(rows.clone()), rows }
+}
+
+/// A layer without what each has; the model's configuration rules it out.
+fn no_block() -> Error {
+    Error::Argument {
+        act: "packing a layer by its projections",
+        expected: "the projections of a layer".into(),
+        got: "one without a feed-forward block, or of another model".into(),
+    }
+}
