@@ -31,6 +31,7 @@ mod mxfp4;
 mod norms;
 mod ops;
 mod packed;
+mod placed;
 mod projection;
 mod quant_state;
 mod quantize;
@@ -58,6 +59,7 @@ pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch, Pat
 pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};
 pub use packed::{PackedImages, PackedInput};
+pub(crate) use placed::PlacedFeatures;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;

@@ -19,6 +19,7 @@ mod quantization;
 mod rope;
 mod routing;
 mod shapes;
+mod tower;
 mod unknown;
 mod vision;
 mod windows;
@@ -37,7 +38,8 @@ pub use routing::{ExpertGroups, RouterScores, Routing};
 pub use shapes::{
     FusedProjections, ParameterCount, ParameterShape, ProductRows, ProjectionShape, TensorShape,
 };
-pub use vision::{TOWER, VisionBlocks, VisionConfig};
+pub use tower::{TowerNames, VisionBlocks};
+pub use vision::{TOWER, VisionConfig};
 
 /// The function on the gate of the feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

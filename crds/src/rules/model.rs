@@ -97,8 +97,8 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.model.architecture",
         at: "vision",
         reads: &["vision", "family"],
-        message: "the families Qwen2Vl and Qwen25Vl have a vision tower, and no others",
-        cel: || "has(self.vision) == (self.family in ['Qwen2Vl', 'Qwen25Vl'])".into(),
+        message: "the families Qwen2Vl, Qwen25Vl and Qwen3Vl have a vision tower, and no others",
+        cel: || "has(self.vision) == (self.family in ['Qwen2Vl', 'Qwen25Vl', 'Qwen3Vl'])".into(),
         holds: Check::Spec(|spec| {
             architecture(spec, |shape| shape.vision.is_some() == shape.family.has_vision())
         }),

@@ -75,6 +75,8 @@ pub enum ModelFamily {
     Qwen25Vl,
     /// Qwen3: normalised queries and keys.
     Qwen3,
+    /// Qwen3-VL: Qwen3 beside a vision tower, whose features are also added after the first layers.
+    Qwen3Vl,
     /// Gemma 1: scaled embeddings, GELU, norms around 1.
     Gemma,
     /// Gemma 2: attention scores and logits are softcapped, and every other layer slides.

@@ -13,6 +13,7 @@ use super::layer::{DecoderLayer, LayerContext};
 use super::lora::LoraConfig;
 use super::ops;
 use super::packed::{PackedImages, PackedInput};
+use super::placed::PlacedFeatures;
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
 use super::vision::VisionTower;
@@ -78,12 +79,20 @@ impl Decoder {
     /// When there are images and the tower was never read ([`Self::read_vision`]).
     pub fn embed_input(&self, input: &PackedInput) -> Tensor {
         let embedded_td = self.embed(&input.tokens);
-        let Some(PackedImages { images, places }) = &input.images else { return embedded_td };
-        let features = self.image_features(images).to_kind(embedded_td.kind());
-        embedded_td.index_copy(0, places, &features)
+        match self.placed_features(input) {
+            Some(features) => features.in_place_of(&embedded_td),
+            None => embedded_td,
+        }
     }
 
-    /// The features of images, one below the other, [tokens of images, hidden] in the compute dtype.
+    fn placed_features(&self, input: &PackedInput) -> Option<PlacedFeatures> {
+        let PackedImages { images, places } = input.images.as_ref()?;
+        let features = self.image_features(images);
+        Some(PlacedFeatures::new(places.shallow_clone(), &features, self.config.hidden_size))
+    }
+
+    /// The features of images, one below the other, [tokens of images, k * hidden] in the compute dtype: what
+    /// replaces the embedding of a token, then what is added after the first layer, the second and so on.
     ///
     /// # Panics
     /// As [`Self::embed_input`].
@@ -117,7 +126,13 @@ impl Decoder {
             dropout_seed: None,
             router: None,
             routes: None,
+            features: self.features_after_layers(input),
         }
+    }
+
+    fn features_after_layers(&self, input: &PackedInput) -> Option<PlacedFeatures> {
+        let vision = self.config.vision.as_ref().filter(|vision| vision.features_per_token() > 1);
+        vision.and_then(|_| self.placed_features(input))
     }
 
     /// Rotary tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].

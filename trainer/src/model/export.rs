@@ -19,6 +19,7 @@ use super::expert_lora::ExpertTensor;
 use super::experts::ExpertWeights;
 use super::load::outline;
 use super::projection::{Adapter, Projection};
+use super::vision;
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
 /// What a folder of weights should hold.
@@ -94,7 +95,8 @@ impl Decoder {
         };
         let tower = self.vision.iter().filter(|_| layer_idx.is_none()).flat_map(|tower| tower.tensors());
         let tower = tower.map(|(name, tensor)| (name, StoredAs::new(tensor, None, dtype)));
-        parameters.flat_map(stored).chain(tower).collect()
+        let stored = parameters.flat_map(stored).chain(tower);
+        stored.map(|(name, weight)| (vision::stored_name(&self.config, name), weight)).collect()
     }
 }
 

@@ -17,6 +17,7 @@ use super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
 use super::latent::{self, LatentParts, LatentProducts};
 use super::norms::LayerNorms;
 use super::ops;
+use super::placed::PlacedFeatures;
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
 use super::rope::RopeTables;
 use super::routes::RouteWatch;
@@ -44,6 +45,8 @@ pub struct LayerContext {
     pub router: Option<RouterTap>,
     /// What counts them for metrics.
     pub routes: Option<RouteWatch>,
+    /// Features of images that are added after layers; `None` where there are none.
+    pub(crate) features: Option<PlacedFeatures>,
 }
 
 impl LayerContext {
@@ -150,6 +153,8 @@ pub(crate) struct LayerShape {
     pub(crate) latent: Option<LatentAttention>,
     /// Which projection is the gate of the feed-forward block beside experts.
     pub(crate) shared_gate_idx: Option<usize>,
+    /// Its number in the model.
+    pub(crate) layer_idx: usize,
 }
 
 impl DecoderLayer {
@@ -195,7 +200,10 @@ impl DecoderLayer {
         context: &LayerContext,
     ) -> Tensor {
         let Ok(output_td) = self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context });
-        output_td
+        match &context.features {
+            Some(features) => features.added_after(self.shape.layer_idx, output_td),
+            None => output_td,
+        }
     }
 
     /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads,

@@ -199,5 +199,6 @@ fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
         products: config.products(layer_idx),
         latent: config.latent.clone(),
         shared_gate_idx,
+        layer_idx,
     }
 }

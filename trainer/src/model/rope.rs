@@ -50,8 +50,8 @@ pub(crate) struct Ropes {
     frequencies: Vec<Frequencies>,
     /// The dim of a head at each position during rotation, i64 [head_dim]; `None` for the stored order.
     dim_order: Option<Tensor>,
-    /// How many pairs are turned by each of three axes of positions; `None` where positions have one.
-    sections: Option<[i64; 3]>,
+    /// Which of three axes of positions turns each pair, i64 [head_dim / 2]; `None` where positions have one.
+    axes: Option<Tensor>,
 }
 
 /// What turns each pair of a head's dims.
@@ -67,8 +67,11 @@ impl Ropes {
     pub(crate) fn new(config: &ModelConfig, device: Device) -> Self {
         let frequencies = config.ropes.iter().map(|rope| Frequencies::new(config, rope, device));
         let dim_order = dim_order(config).map(|order| Tensor::from_slice(&order).to_device(device));
-        let sections = config.vision.as_ref().map(|vision| vision.rope_sections.map(|pairs| pairs as i64));
-        Self { frequencies: frequencies.collect(), dim_order, sections }
+        let axes = config.vision.as_ref().map(|vision| {
+            let axes: Vec<i64> = vision.rope_axes().into_iter().map(|axis| axis as i64).collect();
+            Tensor::from_slice(&axes).to_device(device)
+        });
+        Self { frequencies: frequencies.collect(), dim_order, axes }
     }
 
     /// What turns the pairs of each kind.
@@ -83,8 +86,8 @@ impl Ropes {
 
     /// Tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
     pub(crate) fn at(&self, position_ids: &Tensor, compute: Kind) -> RopeTables {
-        let by_pair = |frequencies: &Frequencies| match (&self.sections, position_ids.dim()) {
-            (Some(sections), 2) => frequencies.by_sections(position_ids, sections),
+        let by_pair = |frequencies: &Frequencies| match (&self.axes, position_ids.dim()) {
+            (Some(axes), 2) => frequencies.by_axes(position_ids, axes),
             _ => frequencies.angles(position_ids),
         };
         let tables = self.frequencies.iter().map(|of| of.table(&by_pair(of), compute));
@@ -100,7 +103,7 @@ impl Ropes {
         Self {
             frequencies: frequencies.collect(),
             dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone),
-            sections: self.sections,
+            axes: self.axes.as_ref().map(Tensor::shallow_clone),
         }
     }
 }
@@ -136,16 +139,10 @@ impl Frequencies {
         position_ids.to_kind(Kind::Float).unsqueeze(-1) * self.per_pair.unsqueeze(0)
     }
 
-    /// The same at `position_ids` of three axes, i64 [3, tokens], where stretches of pairs, `sections` long,
-    /// are turned by one axis each.
-    fn by_sections(&self, position_ids: &Tensor, sections: &[i64; 3]) -> Tensor {
-        let mut start = 0;
-        let stretches = sections.iter().zip(position_ids.unbind(0)).map(|(len, axis)| {
-            let stretch = self.angles(&axis).narrow(1, start, *len);
-            start += len;
-            stretch
-        });
-        Tensor::cat(&stretches.collect::<Vec<_>>(), 1)
+    /// The same at `position_ids` of three axes, i64 [3, tokens], where each pair is turned by its own of
+    /// `axes`, i64 [head_dim / 2].
+    fn by_axes(&self, position_ids: &Tensor, axes: &Tensor) -> Tensor {
+        position_ids.to_kind(Kind::Float).index_select(0, axes).tr() * self.per_pair.unsqueeze(0)
     }
 
     /// Cosines and sines of `angles`, f32 [tokens, head_dim / 2].

@@ -1,8 +1,10 @@
-//! The vision tower of Qwen2-VL and Qwen2.5-VL: from the patches of an image to the features that take the
-//! place of its placeholder tokens' embeddings.
+//! The vision tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: from the patches of an image to the features that
+//! take the place of its placeholder tokens' embeddings, and in Qwen3-VL to those that are added after the
+//! first layers of the text model (DeepStack).
 //!
 //! ```text
 //! patches [p, pixels] -> patch embedding -> blocks (rotary by row and column, windows) -> merger [n, hidden]
+//!                           + positions        `-> mergers of some blocks [n, hidden] each
 //! ```
 //! The tower is frozen: it has no gradients, belongs to no optimizer, and every rank has the whole of it. So
 //! the features of an image stay the same for a whole run, and are kept by the image's digest. Never here:
@@ -20,14 +22,14 @@ mod tests;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::{ModelConfig, TOWER, VisionConfig};
+use rlt_api::plan::model_config::{ModelConfig, TOWER, VisionBlocks, VisionConfig};
 use rlt_core::images::PromptImage;
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Kind, Tensor, no_grad};
 
 use self::block::Block;
 use self::kept::KeptFeatures;
-use self::order::PatchOrder;
+use self::order::{PatchOrder, Units};
 use super::decoder::LoadOptions;
 use super::error::ModelError;
 use super::weights::Weights;
@@ -38,6 +40,19 @@ pub(crate) fn published_name(name: &str) -> String {
     let renamed = |from: &str, to: &str| name.strip_prefix(from).map(|rest| format!("{to}{rest}"));
     let tower = renamed("model.visual.", TOWER);
     tower.or_else(|| renamed("model.language_model.", "model.")).unwrap_or_else(|| name.to_owned())
+}
+
+/// The name under which a tensor is exported: as models of the family were published, Qwen3-VL under the
+/// names of transformers' memory.
+pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
+    if config.vision.as_ref().is_none_or(|vision| vision.blocks != VisionBlocks::Positioned) {
+        return name;
+    }
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("model.language_model.{rest}"),
+        None if name.starts_with(TOWER) => format!("model.{name}"),
+        None => name,
+    }
 }
 
 /// A tower with its weights.
@@ -80,8 +95,8 @@ impl VisionTower {
         self.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()))
     }
 
-    /// The features of images, one below the other, `[n, hidden]` in the compute dtype. Those of an image
-    /// that was requested before are read again.
+    /// The features of images, one below the other, `[n, k * hidden]` in the compute dtype, k being
+    /// [`VisionConfig::features_per_token`]. Those of an image that was requested before are read again.
     pub(crate) fn features(&self, images: &[Arc<PromptImage>]) -> Tensor {
         let features: Vec<Tensor> = images.iter().map(|image| self.features_of(image)).collect();
         Tensor::cat(&features, 0)
@@ -101,23 +116,50 @@ impl VisionTower {
         let order = PatchOrder::new(&self.config, image.grid);
         let patches = Tensor::from_slice(&image.patches).view([image.grid.num_patches() as i64, -1]);
         let patches = patches.to_device(self.options.device).to_kind(self.options.compute);
-        let mut hidden_pd =
-            patches.linear(&self.tensor("patch_embed.proj.weight").flatten(1, -1), None::<Tensor>);
         let units = order.to_device(self.options.device);
-        hidden_pd = units.sort(&hidden_pd);
+        let mut hidden_pd = self.with_positions(units.sort(&self.embed(&patches)), &units);
         let rotary = units.rotary(&self.config);
+        let mut added = Vec::new();
         for block_idx in 0..self.config.depth {
             let sees = if self.config.sees_all(block_idx) { &units.frames } else { &units.windows };
             hidden_pd = Block { tower: self, block_idx }.forward(&hidden_pd, &rotary, sees);
+            if let Some(idx) = self.config.deepstack_blocks.iter().position(|block| *block == block_idx) {
+                added.push(self.merge(&format!("deepstack_merger_list.{idx}"), &hidden_pd));
+            }
         }
-        units.restore(&self.merge(&hidden_pd))
+        added.insert(0, self.merge("merger", &hidden_pd));
+        units.restore(&Tensor::cat(&added, 1))
     }
 
-    /// Patches of a token side by side through two linear layers: `[p, d]` to `[n, hidden]`.
-    fn merge(&self, hidden_pd: &Tensor) -> Tensor {
-        let normed_pd = self.norm("merger.ln_q", hidden_pd);
-        let merged = normed_pd.view([-1, self.config.merged_width() as i64]);
-        self.linear("merger.mlp.2", &self.linear("merger.mlp.0", &merged).gelu("none"))
+    /// Patches `[p, pixels]` to `[p, d]`.
+    fn embed(&self, patches: &Tensor) -> Tensor {
+        let weight = self.tensor("patch_embed.proj.weight").flatten(1, -1);
+        patches.linear(&weight, self.find("patch_embed.proj.bias"))
+    }
+
+    /// Adds the positions of patches, where the tower has a table of them.
+    fn with_positions(&self, hidden_pd: Tensor, units: &Units) -> Tensor {
+        match self.config.position_side {
+            Some(side) => {
+                let positions = units.positions(&self.tensor("pos_embed.weight"), side as i64);
+                &hidden_pd + positions.to_kind(hidden_pd.kind())
+            }
+            None => hidden_pd,
+        }
+    }
+
+    /// Patches of a token side by side through two linear layers: `[p, d]` to `[n, hidden]`. The mergers of
+    /// inner blocks normalise the patches of a token together.
+    fn merge(&self, merger: &str, hidden_pd: &Tensor) -> Tensor {
+        let names = self.config.blocks.names();
+        let norm = format!("{merger}.{}", names.merger_norm);
+        let width = self.config.merged_width() as i64;
+        let merged = match merger {
+            "merger" => self.norm(&norm, hidden_pd).view([-1, width]),
+            _ => self.norm(&norm, &hidden_pd.view([-1, width])),
+        };
+        let [first, second] = names.merger_linears.map(|linear| format!("{merger}.{linear}"));
+        self.linear(&second, &self.linear(&first, &merged).gelu("none"))
     }
 
     fn linear(&self, name: &str, x: &Tensor) -> Tensor {
@@ -129,9 +171,7 @@ impl VisionTower {
         const EPS: f64 = 1e-6;
         let weight = self.tensor(&format!("{name}.weight"));
         match self.find(&format!("{name}.bias")) {
-            Some(bias) => {
-                x.layer_norm([self.config.hidden_size as i64], Some(weight), Some(bias), EPS, false)
-            }
+            Some(bias) => x.layer_norm(weight.size(), Some(&weight), Some(&bias), EPS, false),
             None => {
                 // As transformers rounds: normalised in fp32, then times the weight in the dtype of `x`.
                 let wide = if x.kind() == Kind::Double { x.shallow_clone() } else { x.to_kind(Kind::Float) };

@@ -20,20 +20,24 @@ pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> 
         return vec![tower, term("image features", KEPT_FEATURES_BYTES)];
     };
     let tokens = pictures.num_tokens(vision);
-    let features = pictures.num_different * tokens * FP32 * model.hidden_size as u64;
+    let width = (vision.features_per_token() * model.hidden_size) as u64;
+    let features = pictures.num_different * tokens * FP32 * width;
     let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
     let patches = pictures.num_rows * tokens * merged * FP32 * vision.patch_width() as u64;
     vec![tower, term("image features", features.min(KEPT_FEATURES_BYTES)), term("pictures", patches)]
 }
 
-/// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it, and
-/// three of what is inside a feed-forward block. Nothing is kept for a backward pass. Rotations are fp32.
+/// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it,
+/// three of what is inside a feed-forward block, and the features. Nothing is kept for a backward pass.
+/// Rotations are fp32.
 pub(super) fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let Some(vision) = &model.vision else { return Vec::new() };
     let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
-    let patches = u64::from(spec.data.max_prompt_tokens) * merged;
+    let tokens = u64::from(spec.data.max_prompt_tokens);
+    let patches = tokens * merged;
     let [d, f, pixels] =
         [vision.hidden_size, vision.intermediate_size, vision.patch_width()].map(|width| width as u64);
     let numbers = 8 * d + (6 * d).max(3 * f);
-    vec![term("tower activations", patches * (2 * FP32 * pixels + FP32 * numbers))]
+    let features = tokens * FP32 * (vision.features_per_token() * model.hidden_size) as u64;
+    vec![term("tower activations", patches * (2 * FP32 * pixels + FP32 * numbers) + features)]
 }

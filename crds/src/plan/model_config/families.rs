@@ -26,6 +26,7 @@ mod qwen2_moe;
 mod qwen2_vl;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_vl;
 mod seed_oss;
 mod smollm3;
 
@@ -97,6 +98,7 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Qwen2Vl, &qwen2_vl::QWEN2_VL),
     (Family::Qwen25Vl, &qwen2_vl::QWEN2_5_VL),
     (Family::Qwen3, &qwen3::QWEN3),
+    (Family::Qwen3Vl, &qwen3_vl::QWEN3_VL),
     (Family::Gemma, &gemma::GEMMA),
     (Family::Gemma2, &gemma2::GEMMA2),
     (Family::Gemma3, &gemma3::GEMMA3),
@@ -143,12 +145,12 @@ impl Family {
 
     /// Whether transformers has classifiers on bodies of the family.
     pub fn has_classifier(self) -> bool {
-        !matches!(self, Self::Cohere | Self::Cohere2 | Self::Ernie45)
+        !matches!(self, Self::Cohere | Self::Cohere2 | Self::Ernie45 | Self::Qwen3Vl)
     }
 
     /// Whether models of the family have a vision tower.
     pub fn has_vision(self) -> bool {
-        matches!(self, Self::Qwen2Vl | Self::Qwen25Vl)
+        matches!(self, Self::Qwen2Vl | Self::Qwen25Vl | Self::Qwen3Vl)
     }
 
     pub(super) fn definition(self) -> &'static Definition {

@@ -17,6 +17,10 @@ const INNER_BY_WIDTH: u32 = 4;
 /// in published Qwen2.5-VL.
 const WINDOW_TOKENS: u32 = 4;
 const BLOCKS_BY_WHOLE: u32 = 8;
+/// Rows times columns of the table of positions, as in published Qwen3-VL.
+const NUM_POSITIONS: u32 = 48 * 48;
+/// At most so many blocks whose features are added after text layers.
+const MAX_DEEPSTACK: u32 = 3;
 /// Frames of a patch.
 const TEMPORAL_PATCH: u32 = 2;
 
@@ -77,6 +81,12 @@ fn document(
             "embed_dim": tower.hidden_size, "hidden_size": spec.hidden_size, "mlp_ratio": INNER_BY_WIDTH,
             "hidden_act": "quick_gelu",
         }),
+        Family::Qwen3Vl => json!({
+            "hidden_size": tower.hidden_size, "out_hidden_size": spec.hidden_size,
+            "intermediate_size": INNER_BY_WIDTH * tower.hidden_size, "hidden_act": "gelu_pytorch_tanh",
+            "num_position_embeddings": NUM_POSITIONS,
+            "deepstack_visual_indexes": deepstack_blocks(tower.num_layers, spec.num_layers),
+        }),
         _ => json!({
             "hidden_size": tower.hidden_size, "out_hidden_size": spec.hidden_size,
             "intermediate_size": INNER_BY_WIDTH * tower.hidden_size, "hidden_act": "silu",
@@ -90,7 +100,7 @@ fn document(
     json!({
         "image_token_id": image, "video_token_id": video, "vision_start_token_id": start,
         "vision_end_token_id": end, "vision_config": vision,
-        "rope_scaling": {"mrope_section": rope_sections(config.rotary_dim / 2)},
+        "rope_scaling": {"mrope_section": rope_sections(spec.family, config.rotary_dim / 2)},
     })
 }
 
@@ -99,8 +109,19 @@ fn whole_blocks(num_layers: u32) -> Vec<u32> {
     (0..num_layers).filter(|idx| (idx + 1) % BLOCKS_BY_WHOLE == 0 || idx + 1 == num_layers).collect()
 }
 
-/// A quarter of the pairs of dims for time, and the others for height and width, as in published models.
-fn rope_sections(num_pairs: usize) -> [usize; 3] {
+/// Three blocks, evenly spread as in published Qwen3-VL; fewer of a small tower or text model.
+fn deepstack_blocks(depth: u32, text_layers: u32) -> Vec<u32> {
+    let count = MAX_DEEPSTACK.min((depth / 2).max(1)).min(text_layers);
+    (1..=count).map(|number| (number * depth / (count + 1)).saturating_sub(1)).collect()
+}
+
+/// A quarter of the pairs of dims for time, and the others for height and width, as in published models; of
+/// axes that take turns 5 of 16 pairs for height, and for width.
+fn rope_sections(family: Family, num_pairs: usize) -> [usize; 3] {
+    if family == Family::Qwen3Vl {
+        let in_space = (5 * num_pairs / 16).max(usize::from(num_pairs >= 3));
+        return [num_pairs - 2 * in_space, in_space, in_space];
+    }
     let time = num_pairs / 4;
     let height = (num_pairs - time) / 2;
     [time, height, num_pairs - time - height]

@@ -5,19 +5,10 @@
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
-use super::{Family, ModelConfig, ModelConfigError, TensorShape};
+use super::{Family, ModelConfig, ModelConfigError, TensorShape, VisionBlocks};
 
 /// Before the names of the tower's tensors, in memory and on disk.
 pub const TOWER: &str = "visual.";
-
-/// What the blocks of a tower are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VisionBlocks {
-    /// Qwen2-VL: layer norms, two linear layers with the quick GELU between them.
-    Plain,
-    /// Qwen2.5-VL: RMS norms, and a feed-forward block behind a gate.
-    Gated,
-}
 
 /// Everything that decides which numbers a tower computes, besides its weights, and how a prompt names
 /// images.
@@ -45,8 +36,16 @@ pub struct VisionConfig {
     pub window_size: Option<usize>,
     /// The blocks that see the whole frame all the same.
     pub full_attention_blocks: Vec<usize>,
+    /// Rows and columns of the table of learned positions, which is interpolated to an image's patches;
+    /// `None` where blocks know positions by their rotary embedding alone.
+    pub position_side: Option<usize>,
+    /// Blocks whose output, merged by a merger of its own, is added to the tokens of images after the first
+    /// layers of the text model, one block a layer.
+    pub deepstack_blocks: Vec<usize>,
     /// How many pairs of a head's dims are turned by time, height and width (`mrope_section`).
     pub rope_sections: [usize; 3],
+    /// Whether the three axes take turns (`mrope_interleaved`), and not stretches of pairs.
+    pub rope_is_interleaved: bool,
     /// The token that stands for a piece of an image in a prompt.
     pub image_token: u32,
     /// The token that stands for a piece of a video.
@@ -75,57 +74,30 @@ impl VisionConfig {
         self.window_size.map(|pixels| (pixels / self.spatial_merge_size / self.patch_size).max(1))
     }
 
+    /// Which axis of positions, time 0, height 1 or width 2, turns each pair of a head's dims.
+    pub fn rope_axes(&self) -> Vec<usize> {
+        let [time, height, width] = self.rope_sections;
+        if !self.rope_is_interleaved {
+            return [vec![0; time], vec![1; height], vec![2; width]].concat();
+        }
+        let of_pair = |pair: usize| match pair % 3 {
+            1 if pair < 3 * height => 1,
+            2 if pair < 3 * width => 2,
+            _ => 0,
+        };
+        (0..time + height + width).map(of_pair).collect()
+    }
+
+    /// How many rows of the text model's width the tower makes of a token: what replaces its embedding, and
+    /// what is added after layers.
+    pub fn features_per_token(&self) -> usize {
+        1 + self.deepstack_blocks.len()
+    }
+
     /// Whether the attention of a block sees the whole frame.
     pub fn sees_all(&self, block_idx: usize) -> bool {
         self.window_size.is_none() || self.full_attention_blocks.contains(&block_idx)
     }
-
-    /// Every tensor of the tower, by its name on disk, for a text model of width `text_size`.
-    pub fn tensors(&self, text_size: usize) -> Vec<TensorShape> {
-        let patch = [self.in_channels, self.temporal_patch_size, self.patch_size, self.patch_size];
-        let patch_embedding = [[self.hidden_size].as_slice(), &patch].concat();
-        let mut tensors = vec![tensor("patch_embed.proj.weight", &patch_embedding)];
-        for block_idx in 0..self.depth {
-            self.push_block(&format!("blocks.{block_idx}"), &mut tensors);
-        }
-        let merged = self.merged_width();
-        self.push_norm("merger.ln_q", &mut tensors);
-        push_linear("merger.mlp.0", [merged, merged], &mut tensors);
-        push_linear("merger.mlp.2", [text_size, merged], &mut tensors);
-        tensors
-    }
-
-    fn push_block(&self, block: &str, tensors: &mut Vec<TensorShape>) {
-        let (width, inner) = (self.hidden_size, self.intermediate_size);
-        self.push_norm(&format!("{block}.norm1"), tensors);
-        self.push_norm(&format!("{block}.norm2"), tensors);
-        push_linear(&format!("{block}.attn.qkv"), [3 * width, width], tensors);
-        push_linear(&format!("{block}.attn.proj"), [width, width], tensors);
-        let (inner_names, outer_name): (&[&str], &str) = match self.blocks {
-            VisionBlocks::Plain => (&["fc1"], "fc2"),
-            VisionBlocks::Gated => (&["gate_proj", "up_proj"], "down_proj"),
-        };
-        for name in inner_names {
-            push_linear(&format!("{block}.mlp.{name}"), [inner, width], tensors);
-        }
-        push_linear(&format!("{block}.mlp.{outer_name}"), [width, inner], tensors);
-    }
-
-    fn push_norm(&self, name: &str, tensors: &mut Vec<TensorShape>) {
-        tensors.push(tensor(&format!("{name}.weight"), &[self.hidden_size]));
-        if self.blocks == VisionBlocks::Plain {
-            tensors.push(tensor(&format!("{name}.bias"), &[self.hidden_size]));
-        }
-    }
-}
-
-fn push_linear(name: &str, shape: [usize; 2], tensors: &mut Vec<TensorShape>) {
-    tensors.push(tensor(&format!("{name}.weight"), &shape));
-    tensors.push(tensor(&format!("{name}.bias"), &shape[..1]));
-}
-
-fn tensor(name: &str, shape: &[usize]) -> TensorShape {
-    TensorShape { name: format!("{TOWER}{name}"), shape: shape.to_vec() }
 }
 
 impl ModelConfig {
@@ -164,7 +136,7 @@ pub(super) fn flattened(document: &Value) -> Value {
     flat
 }
 
-/// Reads tower and placeholder tokens of a Qwen2-VL or Qwen2.5-VL from its flat document.
+/// Reads tower and placeholder tokens of a family with a tower from its flat document.
 pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
         return Err(
@@ -179,29 +151,39 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
             Err(fields.invalid(field, "a token id below vocab_size"))
         }
     };
-    let rope_sections = rope_sections(fields, config.rotary_dim / 2)?;
+    let (rope_sections, rope_is_interleaved) = rope_sections(fields, config)?;
     let tower = fields.object("vision_config")?;
     let document = fields.get("vision_config").cloned().ok_or_else(|| fields.missing("vision_config"))?;
-    let blocks = if config.family == Family::Qwen2Vl { VisionBlocks::Plain } else { VisionBlocks::Gated };
+    let blocks = match config.family {
+        Family::Qwen2Vl => VisionBlocks::Plain,
+        Family::Qwen3Vl => VisionBlocks::Positioned,
+        _ => VisionBlocks::Gated,
+    };
     let size =
         |field: &str, default: usize| Ok::<usize, ModelConfigError>(tower.size(field)?.unwrap_or(default));
     let sizes = Sizes::read(&tower, blocks, config.hidden_size)?;
     let vision = VisionConfig {
-        patch_size: size("patch_size", 14)?,
+        patch_size: size("patch_size", if blocks == VisionBlocks::Positioned { 16 } else { 14 })?,
         temporal_patch_size: size("temporal_patch_size", 2)?,
         spatial_merge_size: size("spatial_merge_size", 2)?,
         in_channels: size("in_channels", 3)?,
         hidden_size: sizes.hidden,
-        depth: tower.depth("depth")?.unwrap_or(32),
+        depth: tower.depth("depth")?.unwrap_or(if blocks == VisionBlocks::Positioned { 27 } else { 32 }),
         num_heads: size("num_heads", 16)?,
         intermediate_size: sizes.intermediate,
         blocks,
         window_size: match blocks {
-            VisionBlocks::Plain => None,
+            VisionBlocks::Plain | VisionBlocks::Positioned => None,
             VisionBlocks::Gated => Some(size("window_size", 112)?),
         },
-        full_attention_blocks: full_attention_blocks(&tower)?,
+        full_attention_blocks: block_idxs(&tower, "fullatt_block_indexes", &[7, 15, 23, 31])?,
+        position_side: position_side(&tower, blocks)?,
+        deepstack_blocks: match blocks {
+            VisionBlocks::Positioned => block_idxs(&tower, "deepstack_visual_indexes", &[8, 16, 24])?,
+            VisionBlocks::Plain | VisionBlocks::Gated => Vec::new(),
+        },
         rope_sections,
+        rope_is_interleaved,
         image_token: token("image_token_id", 151_655)?,
         video_token: token("video_token_id", 151_656)?,
         vision_start_token: token("vision_start_token_id", 151_652)?,
@@ -218,6 +200,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
             tower.invalid("num_heads", "a divisor of the tower's width into heads of a multiple of 4")
         );
     }
+    check_deepstack(&tower, &vision, config.num_layers)?;
     config.vision = Some(vision);
     Ok(())
 }
@@ -233,6 +216,7 @@ impl Sizes {
         let (activation, supported, output) = match blocks {
             VisionBlocks::Plain => ("hidden_act", "quick_gelu", "hidden_size"),
             VisionBlocks::Gated => ("hidden_act", "silu", "out_hidden_size"),
+            VisionBlocks::Positioned => ("hidden_act", "gelu_pytorch_tanh", "out_hidden_size"),
         };
         if tower.text(activation)?.unwrap_or(supported) != supported {
             return Err(tower.unsupported(activation, supported));
@@ -250,30 +234,65 @@ impl Sizes {
                 hidden: tower.size("hidden_size")?.unwrap_or(3584),
                 intermediate: tower.size("intermediate_size")?.unwrap_or(3420),
             },
+            VisionBlocks::Positioned => Self {
+                hidden: tower.size("hidden_size")?.unwrap_or(1152),
+                intermediate: tower.size("intermediate_size")?.unwrap_or(4304),
+            },
         })
     }
 }
 
-fn full_attention_blocks(tower: &Fields<'_>) -> Result<Vec<usize>, ModelConfigError> {
-    let Some(list) = tower.list("fullatt_block_indexes")? else { return Ok(vec![7, 15, 23, 31]) };
+/// A list of block numbers.
+fn block_idxs(tower: &Fields<'_>, field: &str, default: &[usize]) -> Result<Vec<usize>, ModelConfigError> {
+    let Some(list) = tower.list(field)? else { return Ok(default.to_vec()) };
     let idxs: Vec<usize> = list.iter().filter_map(Value::as_u64).map(|idx| idx as usize).collect();
-    if idxs.len() == list.len() {
-        Ok(idxs)
-    } else {
-        Err(tower.invalid("fullatt_block_indexes", "a list of block numbers"))
-    }
+    if idxs.len() == list.len() { Ok(idxs) } else { Err(tower.invalid(field, "a list of block numbers")) }
 }
 
-/// `mrope_section`, which must add up to all of the `num_pairs` that a head turns.
-fn rope_sections(fields: &Fields<'_>, num_pairs: usize) -> Result<[usize; 3], ModelConfigError> {
+/// The root of `num_position_embeddings`.
+fn position_side(tower: &Fields<'_>, blocks: VisionBlocks) -> Result<Option<usize>, ModelConfigError> {
+    if blocks != VisionBlocks::Positioned {
+        return Ok(None);
+    }
+    let field = "num_position_embeddings";
+    let positions = tower.size(field)?.unwrap_or(2304);
+    let side = positions.isqrt();
+    if side * side == positions { Ok(Some(side)) } else { Err(tower.invalid(field, "a square number")) }
+}
+
+/// Each block has a text layer after which its output is added.
+fn check_deepstack(
+    tower: &Fields<'_>,
+    vision: &VisionConfig,
+    num_layers: usize,
+) -> Result<(), ModelConfigError> {
+    let blocks = &vision.deepstack_blocks;
+    let are_ordered = blocks.is_sorted_by(|one, next| one < next);
+    if are_ordered && blocks.iter().all(|block| *block < vision.depth) && blocks.len() <= num_layers {
+        return Ok(());
+    }
+    let expected = format!(
+        "different block numbers below the depth {}, in order, no more than the {num_layers} text layers",
+        vision.depth
+    );
+    Err(tower.invalid("deepstack_visual_indexes", &expected))
+}
+
+/// `mrope_section`, which must add up to all the pairs that a head turns, and whether axes take turns: in
+/// Qwen3-VL they always do.
+fn rope_sections(fields: &Fields<'_>, config: &ModelConfig) -> Result<([usize; 3], bool), ModelConfigError> {
     const SECTION: &str = "mrope_section";
+    let (num_pairs, is_interleaved) = (config.rotary_dim / 2, config.family == Family::Qwen3Vl);
     let scaling = fields.object("rope_scaling")?;
     let parameters = fields.object("rope_parameters")?;
     let rope = if scaling.get(SECTION).is_some() { scaling } else { parameters };
+    if rope.flag("mrope_interleaved")?.unwrap_or(is_interleaved) != is_interleaved {
+        return Err(rope.unsupported("mrope_interleaved", if is_interleaved { "true" } else { "false" }));
+    }
     let list = rope.list(SECTION)?.ok_or_else(|| rope.missing(SECTION))?;
     let sections: Vec<usize> = list.iter().filter_map(Value::as_u64).map(|pairs| pairs as usize).collect();
     match <[usize; 3]>::try_from(sections) {
-        Ok(sections) if sections.iter().sum::<usize>() == num_pairs => Ok(sections),
+        Ok(sections) if sections.iter().sum::<usize>() == num_pairs => Ok((sections, is_interleaved)),
         _ => Err(rope.invalid(SECTION, &format!("three numbers that add up to {num_pairs}"))),
     }
 }
@@ -292,6 +311,9 @@ pub(super) fn write(config: &ModelConfig, document: &mut Value) {
         text["rope_scaling"] = json!({"rope_type": "default", "type": "default"});
     }
     text["rope_scaling"]["mrope_section"] = json!(vision.rope_sections);
+    if vision.rope_is_interleaved {
+        text["rope_scaling"]["mrope_interleaved"] = true.into();
+    }
     outer.insert("text_config".to_owned(), text);
     outer.insert("vision_config".to_owned(), vision.document.clone());
     let tokens = [

@@ -93,7 +93,7 @@ fn described(family: &str) -> ArchitectureSpec {
 
 #[test]
 fn a_described_model_writes_a_configuration_that_reads_back() {
-    for (family, windows) in [("Qwen2Vl", None), ("Qwen25Vl", Some(4))] {
+    for (family, windows) in [("Qwen2Vl", None), ("Qwen25Vl", Some(4)), ("Qwen3Vl", None)] {
         let tokens = VisionTokens::at_the_end_of(40);
         let config = ModelConfig::from_architecture(&described(family), 40, &[2], Some(tokens)).unwrap();
         let vision = config.vision.clone().unwrap();
@@ -106,6 +106,9 @@ fn a_described_model_writes_a_configuration_that_reads_back() {
         assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
         let whole: Vec<usize> = (0..9).filter(|block| vision.sees_all(*block)).collect();
         assert_eq!(whole, if windows.is_some() { vec![7, 8] } else { (0..9).collect() });
+        // No more than the text model has layers.
+        let added: &[usize] = if family == "Qwen3Vl" { &[2, 5] } else { &[] };
+        assert_eq!(vision.deepstack_blocks, added);
     }
 }
 
@@ -126,4 +129,64 @@ fn a_described_tower_that_does_not_fit_is_refused_by_its_field() {
     narrow.vision.as_mut().unwrap().hidden_size = 24;
     let error = refusal(&narrow, tokens);
     assert!(error.contains("`vision_config.num_heads`"), "{error}");
+}
+
+/// Qwen3-VL-4B-Instruct.
+fn published_qwen3() -> Value {
+    json!({
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+        "image_token_id": 151655, "video_token_id": 151656, "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653, "tie_word_embeddings": true,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
+            "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+            "rope_theta": 5000000,
+            "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20], "rope_type": "default"}
+        },
+        "vision_config": {
+            "deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "num_heads": 16,
+            "num_position_embeddings": 2304, "out_hidden_size": 2560, "patch_size": 16, "spatial_merge_size": 2,
+            "temporal_patch_size": 2
+        }
+    })
+}
+
+#[test]
+fn qwen3_vl_turns_pairs_by_axes_in_turn_and_adds_features_after_three_layers() {
+    let config = parsed(&published_qwen3());
+    let vision = config.vision.clone().unwrap();
+    assert_eq!((config.qk_norm, config.head_dim, config.tie_word_embeddings), (QkNorm::Head, 128, true));
+    assert_eq!((vision.position_side, vision.features_per_token()), (Some(48), 4));
+    let axes = vision.rope_axes();
+    assert_eq!(axes[..6], [0, 1, 2, 0, 1, 2]);
+    assert_eq!(axes[57..], [0, 1, 2, 0, 0, 0, 0], "height and width end with their 20 pairs");
+    assert_eq!(parsed(&config.to_json("bfloat16")), config);
+    let blocks = 24 * (4 * 1024 * 1024 + 4 * 1024 + 2 * 4096 * 1024 + 4096 + 1024 + 4 * 1024);
+    let merger = |norm: u64| 2 * norm + 4096 * 4096 + 4096 + 2560 * 4096 + 2560;
+    let embeddings = 1024 * 1536 + 1024 + 2304 * 1024;
+    assert_eq!(config.num_vision_parameters(), blocks + merger(1024) + 3 * merger(4096) + embeddings);
+}
+
+#[test]
+fn a_qwen3_vl_that_would_compute_something_else_is_refused_by_its_field() {
+    let refused = |change: &dyn Fn(&mut Value), field: &str| {
+        let mut document = published_qwen3();
+        change(&mut document);
+        let error = ModelConfig::from_json(&document).unwrap_err().to_string();
+        assert!(error.contains(field), "{error}");
+    };
+    refused(
+        &|document| document["text_config"]["rope_scaling"]["mrope_interleaved"] = false.into(),
+        "mrope_interleaved",
+    );
+    let tower = |field: &'static str, value: Value| {
+        refused(&move |document| document["vision_config"][field] = value.clone(), field);
+    };
+    tower("num_position_embeddings", 2300.into());
+    tower("deepstack_visual_indexes", json!([5, 24]));
+    tower("deepstack_visual_indexes", json!([11, 5]));
+    tower("deepstack_visual_indexes", json!((0..24).chain(0..24).collect::<Vec<_>>()));
+    tower("hidden_act", "gelu".into());
+    tower("out_hidden_size", 2048.into());
 }

@@ -35,6 +35,7 @@ impl Block<'_> {
                 // The quick GELU.
                 linear("fc2", &(&inner * (&inner * 1.702).sigmoid()))
             }
+            VisionBlocks::Positioned => linear("linear_fc2", &linear("linear_fc1", x).gelu("tanh")),
             VisionBlocks::Gated => {
                 linear("down_proj", &(linear("gate_proj", x).silu() * linear("up_proj", x)))
             }

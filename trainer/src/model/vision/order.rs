@@ -5,7 +5,7 @@
 
 use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::ImageGrid;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::attention::{Rotary, Spans};
 
@@ -20,6 +20,8 @@ pub(super) struct PatchOrder {
     frames: Vec<usize>,
     /// Row and column of each patch, in the order in which they are computed.
     places: [Vec<i64>; 2],
+    /// Rows and columns of patches.
+    size: [usize; 2],
     patches_per_token: i64,
 }
 
@@ -46,7 +48,8 @@ impl PatchOrder {
         }
         let places = places(&tokens, (rows, columns), merge);
         let frames = vec![grid.rows * grid.columns; grid.frames];
-        Self { tokens, windows, frames, places, patches_per_token: (merge * merge) as i64 }
+        let size = [grid.rows, grid.columns];
+        Self { tokens, windows, frames, places, size, patches_per_token: (merge * merge) as i64 }
     }
 
     /// The same as tensors.
@@ -58,6 +61,7 @@ impl PatchOrder {
             windows: Spans::new(&self.windows, device),
             frames: Spans::new(&self.frames, device),
             places: self.places.each_ref().map(|places| Tensor::from_slice(places).to_device(device)),
+            size: self.size.map(|patches| patches as i64),
             patches_per_token: self.patches_per_token,
         }
     }
@@ -85,10 +89,26 @@ pub(super) struct Units {
     pub(super) windows: Spans,
     pub(super) frames: Spans,
     places: [Tensor; 2],
+    size: [i64; 2],
     patches_per_token: i64,
 }
 
 impl Units {
+    /// A table of `side` times `side` positions, `[side * side, d]`, interpolated to the patches of the
+    /// image, `[p, d]`: bilinear, the corners of both on each other.
+    pub(super) fn positions(&self, table: &Tensor, side: i64) -> Tensor {
+        let [rows, columns] = [0, 1].map(|axis| neighbours(&self.places[axis], self.size[axis], side));
+        let mut sum = None::<Tensor>;
+        for (row, row_weight) in &rows {
+            for (column, column_weight) in &columns {
+                let found = table.index_select(0, &(row * side + column));
+                let part = found * (row_weight * column_weight).unsqueeze(1);
+                sum = Some(sum.map_or_else(|| part.shallow_clone(), |sum| sum + &part));
+            }
+        }
+        sum.unwrap_or_else(|| table.narrow(0, 0, 0))
+    }
+
     /// Patches `[p, d]` in the order in which they are computed. Frames are not split.
     pub(super) fn sort(&self, hidden_pd: &Tensor) -> Tensor {
         hidden_pd.unflatten(0, [-1, self.patches_per_token]).index_select(0, &self.tokens).flatten(0, 1)
@@ -104,6 +124,17 @@ impl Units {
         let [rows, columns] = &self.places;
         Rotary::new([rows, columns], (config.hidden_size / config.num_heads) as i64)
     }
+}
+
+/// The two entries of an axis of `side` positions between which patches at `places` of an axis of `size` lie,
+/// i64 `[p]`, each with its weight, f32 `[p]`.
+fn neighbours(places: &Tensor, size: i64, side: i64) -> [(Tensor, Tensor); 2] {
+    let at = places.to_kind(Kind::Float) * (side - 1) / (size - 1).max(1);
+    let below = at.floor();
+    let behind = &at - &below;
+    let idx = below.to_kind(Kind::Int64);
+    let above = (&idx + 1).clamp(0, side - 1);
+    [(idx, 1.0 - &behind), (above, behind)]
 }
 
 #[cfg(test)]
@@ -124,6 +155,20 @@ mod tests {
             }
         });
         ModelConfig::from_json(&document).unwrap().vision.unwrap()
+    }
+
+    /// A table of 3 x 3 positions on an image of 4 x 2 patches of one token each.
+    #[test]
+    fn a_table_of_positions_is_interpolated_with_its_corners_on_those_of_the_image() {
+        let config = VisionConfig { spatial_merge_size: 1, window_size: None, ..config() };
+        let units =
+            PatchOrder::new(&config, ImageGrid { frames: 1, rows: 4, columns: 2 }).to_device(Device::Cpu);
+        // The value of an entry is 10 * row + column.
+        let table = [0.0_f32, 1.0, 2.0, 10.0, 11.0, 12.0, 20.0, 21.0, 22.0];
+        let found = units.positions(&Tensor::from_slice(&table).unsqueeze(1), 3).squeeze();
+        let expected = [0.0_f32, 2.0, 20.0 / 3.0, 26.0 / 3.0, 40.0 / 3.0, 46.0 / 3.0, 20.0, 22.0];
+        let error = (found - Tensor::from_slice(&expected)).abs().max().double_value(&[]);
+        assert!(error < 1e-5, "{error}");
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! and positions by time, height and width. A completion continues at the largest position of its prompt.
 
 use rlt_core::images::ImageLayout;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::{RolloutError, RolloutRequest};
-use crate::model::Decoder;
+use crate::model::{Decoder, PlacedFeatures};
 
 /// Tokens of a sequence that follow each other in a pass.
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +77,8 @@ impl<'a> RequestImages<'a> {
         Tensor::from_slice(&axes.concat()).view([3, -1])
     }
 
-    /// Embeddings `[t, hidden]` of a pass with the features of images in the places of their tokens.
-    pub(super) fn placed_in(&self, embedded_td: Tensor, decoder: &Decoder, stretches: &[Stretch]) -> Tensor {
+    /// The features of images at the places of their tokens in a pass; `None` where it has none.
+    pub(super) fn placed_features(&self, decoder: &Decoder, stretches: &[Stretch]) -> Option<PlacedFeatures> {
         let (mut places, mut features) = (Vec::new(), Vec::new());
         let mut start_of_stretch = 0;
         for stretch in stretches {
@@ -98,9 +98,9 @@ impl<'a> RequestImages<'a> {
             start_of_stretch += stretch.len;
         }
         if features.is_empty() {
-            return embedded_td;
+            return None;
         }
-        let places = Tensor::from_slice(&places).to_kind(Kind::Int64).to_device(Device::Cpu);
-        embedded_td.index_copy(0, &places, &Tensor::cat(&features, 0).to_kind(embedded_td.kind()))
+        let (places, features) = (Tensor::from_slice(&places), Tensor::cat(&features, 0));
+        Some(PlacedFeatures::new(places, &features, decoder.config.hidden_size))
     }
 }

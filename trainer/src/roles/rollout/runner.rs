@@ -62,7 +62,12 @@ impl ModelRunner<'_> {
         let position_ids = self.images.position_ids(&batch.stretches, &batch.position_ids);
         let rope = frame.rope(&position_ids);
         let attention = batch.context.attention();
-        let mut hidden_td = self.images.placed_in(frame.embed(&tokens), frame, &batch.stretches);
+        let features = self.images.placed_features(frame, &batch.stretches);
+        let embedded_td = frame.embed(&tokens);
+        let mut hidden_td = match &features {
+            Some(features) => features.in_place_of(&embedded_td),
+            None => embedded_td,
+        };
         for (layer_idx, layer) in self.weights.frame.layers().iter().enumerate() {
             let cache = self.cache.layer(layer_idx);
             let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
@@ -72,6 +77,9 @@ impl ModelRunner<'_> {
             let routes = Some(&self.routes).filter(|_| logs_routes);
             let projections = self.weights.projections(layer_idx, routes);
             hidden_td = layer.forward_with(&hidden_td, &rope, &projections, &mut attend)?;
+            if let Some(features) = &features {
+                hidden_td = features.added_after(layer_idx, hidden_td);
+            }
         }
         Ok(hidden_td)
     }

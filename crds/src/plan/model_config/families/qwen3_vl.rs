@@ -1,0 +1,27 @@
+//! Qwen3-VL: Qwen3 beside a vision tower, with a rotary embedding whose pairs take turns by time, height and
+//! width, and with features that are added after the first layers.
+
+use super::super::{QkNorm, vision};
+use super::{Defaults, Definition, qwen2, read_attention_bias, write_attention_bias};
+
+pub(super) const QWEN3_VL: Definition = Definition {
+    architecture: "Qwen3VLForConditionalGeneration",
+    classifier: "Qwen3VLForSequenceClassification",
+    model_type: "qwen3_vl",
+    defaults: Defaults {
+        num_kv_heads: Some(32),
+        head_dim: Some(128),
+        max_positions: 128_000,
+        rope_theta: 500_000.0,
+        ..qwen2::DEFAULTS
+    },
+    shape: |config| config.qk_norm = QkNorm::Head,
+    read: |fields, config| {
+        read_attention_bias(fields, config)?;
+        vision::read(fields, config)
+    },
+    write: |config, document| {
+        write_attention_bias(config, document);
+        vision::write(config, document);
+    },
+};
