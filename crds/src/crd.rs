@@ -58,8 +58,8 @@ fn printer_columns() -> Value {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Removes what says nothing on an API server: null as a value of optional fields, null defaults, formats
-/// that it does not know, line breaks in descriptions.
+/// Removes what has no effect on an API server: null as a value of optional fields, null defaults, unknown
+/// formats, line breaks in descriptions.
 fn make_strict(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     fields.remove("nullable");
@@ -108,7 +108,7 @@ fn forget_defaults_in_lists(schema: &mut Value) {
     }
 }
 
-/// Removes the default of one field, and what the defaults of those around it say of it.
+/// Removes the default of one field, and its value in the defaults of enclosing fields.
 fn forget_default_at(root: &mut Value, path: &str) {
     let mut around = path.to_owned();
     while let Some((outer, _)) = around.rsplit_once('.') {
@@ -149,8 +149,8 @@ fn make_bounds_whole(fields: &mut Map<String, Value>) {
     }
 }
 
-/// What no operator has seen yet must not pass for settled: readers of kstatus take an object without a
-/// status for done.
+/// A job that no operator has reconciled yet must not count as settled: readers of kstatus regard an object
+/// without a status as done.
 fn begin_unobserved(root: &mut Value) {
     if let Some(Value::Object(status)) = schema_at_mut(root, "status") {
         status.insert("default".into(), json!({"observedGeneration": -1}));

@@ -1,5 +1,5 @@
-//! What the types say about each field, in the order in which they are declared. The structural schema of the
-//! custom resource keeps neither that order nor the meaning of choices.
+//! The documentation of each field, in the order of declaration. The structural schema of the custom resource
+//! keeps neither that order nor the documentation of enum values.
 
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
@@ -10,11 +10,11 @@ use crate::spec::RLTrainingJobSpec;
 pub(crate) struct Documented {
     /// Its path from `spec`, with `[]` where it is within the items of a list.
     pub(crate) path: String,
-    /// What it is, on one line.
+    /// Its description, on one line.
     pub(crate) description: String,
     /// Its default as its type has it; null without one.
     pub(crate) default: Value,
-    /// What each of its choices means; empty unless it is a choice.
+    /// The documentation of its enum values; empty for other types.
     pub(crate) choices: Vec<(String, String)>,
 }
 

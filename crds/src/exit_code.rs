@@ -1,5 +1,5 @@
-//! The exit codes that trainer, operator and command line agree on. What the operator does about each is not
-//! decided here.
+//! The exit codes that trainer, operator and command line agree on. The operator's reaction is decided
+//! elsewhere.
 
 use std::process;
 

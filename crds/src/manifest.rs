@@ -17,7 +17,7 @@ pub(crate) const NAME_TOO_LONG: &str = "metadata.name must have at most 52 chara
 
 /// The error for a name that is no DNS label, here and in the API server's rule.
 pub(crate) const NAME_NOT_A_LABEL: &str = "is not a name that Kubernetes accepts";
-/// What such a name looks like.
+/// The pattern of a name.
 #[cfg(feature = "kube")]
 pub(crate) const NAME_PATTERN: &str = "^[a-z]([-a-z0-9]*[a-z0-9])?$";
 

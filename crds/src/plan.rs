@@ -1,10 +1,10 @@
-//! From a validated job to what will run: pure functions, no I/O.
+//! From a validated job to its plan: pure functions, no I/O.
 //!
 //! ```text
 //! ValidatedJob -> Mesh, WorkerGroup, rank environment
 //!              -> BatchPlan: prompts, samples, updates, micro-batches
 //!   ModelConfig -> MemoryPlan: named terms by phase
-//!       Machine -> Choices, Fit, SpeedPlan: what is left to the device, whether it fits, how long it takes
+//!       Machine -> Choices, Fit, SpeedPlan: choices by device, whether it fits, how long it takes
 //! ```
 //! The operator builds pods from it, the trainer checks itself against it, `rlctl plan` prints it.
 
@@ -57,7 +57,7 @@ pub const READ_CHUNK_NUMBERS: u32 = 1 << 20;
 /// Tokens that a character tokenizer has besides its alphabet: padding, begin, end, unknown.
 const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;
 
-/// What will run.
+/// The plan of a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -72,7 +72,7 @@ pub struct Plan {
     /// The model's parameters; `None` without its configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
-    /// What the manifest leaves to the device.
+    /// Choices that depend on the device.
     pub choices: Choices,
     /// The memory of one rank; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ pub struct Plan {
     /// How long a step takes; `None` where the machine is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedPlan>,
-    /// What follows from failures, where the job has rules of its own.
+    /// The job's rules for failures, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicySpec>,
 }
@@ -98,7 +98,7 @@ pub struct Plan {
 pub struct Parameters {
     /// Of the model and its adapter.
     pub total: u64,
-    /// Of what is trained.
+    /// Of the trained parameters.
     pub trainable: u64,
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Declaration {
     preset: fn(u32) -> Preset,
 }
 
-/// What an algorithm learns from.
+/// The kind of data that an algorithm learns from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LearnsFrom {
     /// Demonstrations of a data set.
@@ -131,7 +131,7 @@ pub struct Preset {
     pub schedule: ScheduleKind,
 }
 
-/// What presets begin with: advantages and loss of PPO without a critic, clip 0.2, no KL.
+/// The defaults of presets: advantages and loss of PPO without a critic, clip 0.2, no KL.
 impl Default for Preset {
     fn default() -> Self {
         Self {
@@ -190,7 +190,7 @@ impl LearnsFrom {
 }
 
 impl AlgorithmKind {
-    /// What it learns from.
+    /// The kind of data that it learns from.
     pub fn learns_from(self) -> LearnsFrom {
         self.declaration().learns_from
     }

@@ -1,5 +1,5 @@
-//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one, and its value. What
-//! they measure is not known here.
+//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one, and its value. The
+//! unit is not known here.
 
 /// Suffixes of a quantity, none included.
 const SUFFIXES: [&str; 16] =

@@ -9,7 +9,7 @@ pub enum Reason {
     NotFinished,
     /// All workers ended well.
     StepsFinished,
-    /// What ended an attempt, or the job.
+    /// The cause of the end of an attempt, or of the job.
     Failure(FailureCause),
     /// `spec.runPolicy.suspend` is not set.
     NotSuspended,
@@ -51,7 +51,7 @@ pub enum Reason {
     InvalidSpec,
     /// The defaults of the job's namespace cannot be read.
     InvalidDefaults,
-    /// The job asks for what the operator's settings do not allow its pods.
+    /// The job requests privileges that the operator's settings do not allow.
     PodNotAllowed,
     /// Nothing prevents progress.
     NothingStalled,

@@ -41,7 +41,7 @@ pub struct ResolvedSpec {
     pub checkpoint: CheckpointSpec,
     /// The tracking.
     pub tracking: TrackingSpec,
-    /// The workers. What is left open here depends on the machine.
+    /// The workers. Fields that are still open depend on the machine.
     pub workers: WorkersSpec,
     /// The time limits.
     pub run_policy: RunPolicySpec,

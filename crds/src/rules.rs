@@ -1,5 +1,5 @@
 //! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form are side by
-//! side and share one message. What concerns a single field (type, range, choices) is in the schema instead.
+//! side and share one message. Rules of a single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
 #[cfg(feature = "kube")]
@@ -207,7 +207,7 @@ fn cel_kinds(algorithm: &str, which: impl Fn(AlgorithmKind) -> bool) -> String {
     }
 }
 
-/// Whether the kind learns from what `which` picks, in CEL.
+/// Whether the kind learns from data that `which` accepts, in CEL.
 fn cel_learns_from(algorithm: &str, which: impl Fn(LearnsFrom) -> bool) -> String {
     cel_kinds(algorithm, |kind| which(kind.learns_from()))
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
 
-/// What is known about a job.
+/// The status of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 // The operator is the only writer, so managed fields are not kept: they were a fifth of the whole object.
@@ -25,7 +25,7 @@ pub struct RLTrainingJobStatus {
     /// The conditions in one word, for tools that compare a single value such as Argo Workflows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// What is true of the job, one entry a type.
+    /// The conditions of the job, one entry a type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -50,7 +50,7 @@ pub struct RLTrainingJobStatus {
     /// Attempts in a row that ended within a minute; the next one waits the longer the more there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_attempts: Option<u32>,
-    /// Ended attempts and restarts in place, by what ended them.
+    /// Ended attempts and restarts in place, by cause.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub failures_by_cause: BTreeMap<FailureCause, u32>,
@@ -88,7 +88,7 @@ pub struct RLTrainingJobStatus {
     /// Why the attempt's workers are being stopped because of a node; they save a checkpoint and start again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<EvacuationStatus>,
-    /// What ended the last attempt.
+    /// The failure that ended the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
     /// Ready workers of those that are needed, such as `7/8`.
@@ -188,8 +188,8 @@ impl Phase {
     }
 }
 
-/// The condition types, all present from the first status on, and in this order: the first that is true says
-/// best what the job is doing.
+/// The condition types, all present from the first status on, and in this order: the first that is true
+/// describes the job best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionType {
     /// The job has ended well.
@@ -245,7 +245,7 @@ pub enum ConditionStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it speaks of.
+    /// The type of the condition.
     #[serde(rename = "type")]
     pub type_: ConditionType,
     /// Whether it holds.
@@ -327,7 +327,7 @@ pub struct PromotedSpareStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EvacuationStatus {
-    /// As what the end of the attempt counts.
+    /// The cause of the attempt's end.
     pub cause: FailureCause,
     /// The worker.
     pub pod: String,
@@ -338,13 +338,13 @@ pub struct EvacuationStatus {
     pub message: String,
 }
 
-/// What ended an attempt.
+/// The failure that ended an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FailureStatus {
     /// The attempt.
     pub attempt: u32,
-    /// What ended it.
+    /// The cause.
     pub cause: FailureCause,
     /// The worker that failed first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -355,11 +355,11 @@ pub struct FailureStatus {
     /// Its exit code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// The rule of `spec.runPolicy.failurePolicy` that decided what follows, with its action.
+    /// The rule of `spec.runPolicy.failurePolicy` that decided about the failure, with its action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 128))]
     pub rule: Option<String>,
-    /// What it or Kubernetes said last.
+    /// The last error of the trainer or of Kubernetes.
     #[schemars(length(max = 4096))]
     pub message: String,
     /// Advice for the user.
@@ -381,7 +381,7 @@ pub struct Progress {
     /// Mean reward of the last step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
-    /// What the trainer is doing.
+    /// The trainer's current phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub phase: Option<String>,
@@ -400,7 +400,7 @@ pub struct Progress {
     /// Part of the time of the workers that went into steps, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
-    /// What the trainer warns of, such as computing on the CPU beside a GPU that cannot be used.
+    /// The trainer's warning, such as computing on the CPU beside a GPU that cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 4096))]
     pub warning: Option<String>,
@@ -465,8 +465,7 @@ pub struct ResolvedNumbers {
     pub samples_per_step: u64,
     /// Optimizer updates of a step.
     pub updates_per_step: u64,
-    /// Estimated peak memory of one worker on its host, in bytes: what its pod takes, a GPU's own memory
-    /// aside.
+    /// Estimated peak memory of one worker's pod in bytes, without GPU memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
 }

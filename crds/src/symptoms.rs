@@ -21,7 +21,7 @@ pub enum SymptomKind {
     LostVerdicts,
     /// The rollout's probabilities are not the actor's.
     RolloutMismatch,
-    /// The mean reward has lost most of what it had gained.
+    /// The mean reward has lost most of its gain.
     RewardCollapse,
     /// Groups have equal rewards, from which nothing is learned.
     EqualRewards,
@@ -117,7 +117,7 @@ impl SymptomKind {
 pub struct Symptom {
     /// Which.
     pub kind: SymptomKind,
-    /// What it follows from, as the rest of a sentence that begins with "this run".
+    /// The evidence, as the rest of a sentence that begins with "this run".
     pub evidence: String,
 }
 

@@ -47,7 +47,7 @@ impl ValidatedJob {
         &self.spec
     }
 
-    /// The same job with what it leaves to the device chosen.
+    /// The same job with the device-dependent choices filled in.
     #[must_use]
     pub fn with(self, choices: &Choices) -> Self {
         let spec = choices.made_in(&self.spec);
@@ -59,7 +59,7 @@ impl ValidatedJob {
         crate::cluster_only::cluster_only_fields(&self.spec)
     }
 
-    /// What to warn of: the job is valid, and loses its result.
+    /// The warnings of a valid job, such as the loss of its result.
     pub fn warnings(&self) -> Vec<&'static str> {
         crate::warnings::warnings(&self.spec)
     }
@@ -90,7 +90,7 @@ impl ValidatedJob {
 /// defaults.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the text. What only follows from another problem is left out.
+/// Everything that is wrong, in the order of the text. Consequences of another problem are left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     validate_with(yaml, |_| Vec::new())
 }

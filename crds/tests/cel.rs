@@ -95,7 +95,7 @@ fn is_about_changes(rule: &Value) -> bool {
     rule["rule"].as_str().is_some_and(|rule| rule.contains("oldSelf"))
 }
 
-/// What the API server says to a change of a good specification, from one patch to another.
+/// The API server's messages for a change of a good specification, from one patch to another.
 fn change_messages(before: &Value, after: &Value) -> BTreeSet<String> {
     let with_status = |spec| {
         let mut object = manifest(spec);

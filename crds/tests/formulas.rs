@@ -1,6 +1,6 @@
-//! From a name in a manifest to the formula: every loss, estimator and preset is reached by its own name,
-//! with every parameter that a manifest gives. What the formulas compute is held to a peer's values by the
-//! golden test of `rlt-core`.
+//! From a name in a manifest to the formula: every loss, estimator and preset is reached by its name, with
+//! every parameter that a manifest gives. The golden test of `rlt-core` compares the formulas with a peer's
+//! values.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
@@ -151,7 +151,7 @@ fn a_preset_is_reached_by_its_name_and_has_its_own_parts() {
     }
 }
 
-/// What a preset chooses, in words.
+/// The parts that a preset selects, in words.
 fn parts_of(kind: &str) -> [String; 5] {
     let job = rlt_api::validate(&manifest(json!({"kind": kind}))).unwrap();
     let algorithm = job.spec().algorithm.policy_gradient.clone().unwrap();

@@ -56,8 +56,8 @@ fn every_field_of_the_definition_has_a_type_and_a_description() {
     check("", definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap());
 }
 
-/// `kubectl apply` takes out of a list's items what is not in the file, and the API server would write it
-/// again: every apply would be a change.
+/// `kubectl apply` removes fields of a list's items that are not in the file, and the API server would fill
+/// in the default again: every apply would be a change.
 #[test]
 fn no_item_of_a_list_of_the_specification_has_a_default() {
     fn check(path: &str, schema: &Value, is_in_list: bool) -> usize {
@@ -75,7 +75,8 @@ fn no_item_of_a_list_of_the_specification_has_a_default() {
     assert!(weight.contains("| `1.0` |"), "the type's default is documented all the same: {weight}");
 }
 
-/// The API server estimates what a rule costs from the bounds of lists and texts, and refuses unbounded ones.
+/// The API server estimates the cost of a rule from the bounds of lists and texts, and refuses unbounded
+/// ones.
 #[test]
 fn every_list_and_text_of_the_specification_is_bounded() {
     fn check(path: &str, schema: &Value) {

@@ -11,7 +11,7 @@ use rlt_api::spec::{AlgorithmKind, PresetProject};
 use serde_json::{Value, json};
 use specifications::manifest;
 
-/// What a manifest with these sections resolves to.
+/// The resolved specification of a manifest with these sections.
 fn resolved(patch: &Value) -> Value {
     let yaml = serde_saphyr::to_string(&manifest(patch)).unwrap();
     let job = rlt_api::validate(&yaml).unwrap_or_else(|problems| panic!("{patch}: {problems:?}"));

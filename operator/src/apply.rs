@@ -35,7 +35,7 @@ const MAX_IMPAIRED_NODES: usize = 16;
 /// An impaired node is avoided like one on which the job failed so often, than which none is avoided more.
 const FAILURES_OF_IMPAIRED_NODE: u32 = 2;
 
-/// What decisions are applied with.
+/// The clients and settings with which decisions are applied.
 #[derive(Clone, Copy)]
 pub struct Access<'a> {
     /// The API server.
@@ -55,8 +55,8 @@ pub struct ClusterState<'a> {
     pub queueing: &'a Queueing,
 }
 
-/// Deletes, assigns and creates what a decision says: first what pods must not start without, then pods
-/// beside the volumes that they mount, and last the children of their network.
+/// Deletes, assigns and creates what a decision says: first objects that pods need at their start, then pods
+/// with the volumes that they mount, and last the children of their network.
 ///
 /// # Errors
 /// The most important error of the calls that failed. Calls that do not depend on it were made.

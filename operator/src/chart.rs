@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::permissions::{Reach, rules};
 
-/// The chart's folder for what is generated.
+/// The chart's folder of generated files.
 const FOLDER: &str = "charts/rl-operator/files";
 /// The generated CRD, which the chart repeats.
 const CRD: &str = "crds/manifests/rltrainingjobs.yaml";

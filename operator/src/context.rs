@@ -20,14 +20,14 @@ use crate::metrics::Metrics;
 use crate::observe::Reports;
 use crate::written::Written;
 
-/// What every reconcile shares.
+/// The state that all reconciles share.
 #[derive(Clone)]
 pub struct Context {
     /// The API server.
     pub client: Client,
     /// The rate limiter of its calls.
     pub limiter: Limiter,
-    /// What the cluster decides about pods.
+    /// The cluster's settings of pods.
     pub settings: Settings,
     /// The cache of the watches.
     pub index: Arc<Index>,
@@ -39,13 +39,13 @@ pub struct Context {
     pub written: Arc<Written>,
     /// The recorder of Events.
     pub recorder: Recorder,
-    /// What trainers report.
+    /// The reports of trainers.
     pub reports: Arc<dyn Reports>,
     /// Whether this operator may write.
     pub leadership: watch::Receiver<bool>,
     /// Consecutive failures of each job.
     pub failures: Arc<Failures>,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Metrics,
     /// Set once all objects were seen.
     pub synced: watch::Sender<bool>,

@@ -1,4 +1,4 @@
-//! What to do about a job: a pure function of the observed state and the time. Nothing here calls the API
+//! The decision about a job: a pure function of the observed state and the time. Nothing here calls the API
 //! server.
 //!
 //! ```text
@@ -57,7 +57,7 @@ pub use topology::{nodes_to_read, topology_labels};
 /// The input of a decision: everything that it depends on.
 #[derive(Clone, Debug)]
 pub struct ReconcileInput<'a> {
-    /// The specification, and what follows from it.
+    /// The specification and its plan.
     pub prepared: &'a Prepared,
     /// The status as last written.
     pub status: &'a RLTrainingJobStatus,
@@ -94,12 +94,12 @@ pub struct Report {
     pub commits: Vec<CommitStatus>,
 }
 
-/// What to do, in this order: delete, assign, create, write the status.
+/// The actions of a reconcile, in this order: delete, assign, create, write the status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Pods to delete.
     pub delete: Vec<Deletion>,
-    /// What to change about the Workload.
+    /// The change of the Workload.
     pub queue: Option<WorkloadAction>,
     /// Whether the job's other children have to exist.
     pub needs_children: bool,
@@ -111,9 +111,9 @@ pub struct Decision {
     pub delete_job: bool,
     /// The status to write.
     pub status: RLTrainingJobStatus,
-    /// What the job is doing.
+    /// The job's state.
     pub state: JobState,
-    /// What to warn of, as the job begins.
+    /// Warnings at the start of the job.
     pub warnings: Vec<&'static str>,
     /// Why applying it failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
@@ -134,7 +134,7 @@ pub struct Deletion {
     pub lost_node: Option<Arc<str>>,
 }
 
-/// What to do about a job.
+/// Decides about a job.
 pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     let reconcile = Reconcile::begin(input);
     let policy = &input.prepared.job.spec().run_policy;
@@ -325,7 +325,7 @@ impl<'a> Reconcile<'a> {
         }
     }
 
-    /// What to warn of, where this is the first status with an attempt.
+    /// The warnings, if this is the first status with an attempt.
     fn warnings_at_start(&self) -> Vec<&'static str> {
         match (self.input.status.attempt, self.status.attempt) {
             (None, Some(_)) => self.input.prepared.job.warnings(),

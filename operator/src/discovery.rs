@@ -55,7 +55,7 @@ impl Discovery {
         *self.served.borrow()
     }
 
-    /// Follows what is served.
+    /// A receiver of changes of the served APIs.
     pub fn changes(&self) -> watch::Receiver<Served> {
         self.served.subscribe()
     }

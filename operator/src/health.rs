@@ -24,7 +24,7 @@ pub const WATCH_MAX_AGE: Duration = Duration::from_secs(2 * 200 + 60);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the page reports.
+/// The sources of the page.
 #[derive(Clone, Debug)]
 pub struct Health {
     /// Calls and watches.
@@ -33,7 +33,7 @@ pub struct Health {
     pub synced: watch::Receiver<bool>,
     /// Whether this replica leads.
     pub leadership: watch::Receiver<bool>,
-    /// What ranks reported.
+    /// The reports of ranks.
     pub reports: Reports,
 }
 

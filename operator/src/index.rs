@@ -1,10 +1,10 @@
-//! The cache of the watches, by job: pods, cut down to what decisions need, the digests of a job's other
-//! children, and its Workload. The cost of a lookup depends on the size of the job only.
+//! The cache of the watches, by job: pods, reduced to the fields that decisions need, the digests of a job's
+//! other children, and its Workload. The cost of a lookup depends on the size of the job only.
 //!
 //! The key of a job is namespace, name and UID together: an object in another namespace with a job's UID or
 //! our labels belongs to a job that does not exist.
 //!
-//! What the operator itself created is entered at once, without waiting for the watch.
+//! Objects that the operator itself created are entered at once, without waiting for the watch.
 //!
 //! Why no reflector stores: a pod takes 0.4 KiB here, and 5.0 KiB in a store, even as the metadata and status
 //! that `SeenPod` reads. A store would also need an index by job beside it.
@@ -59,7 +59,7 @@ impl From<Child> for ChildId {
     }
 }
 
-/// The children of a job besides its pods, each with the digest of what it was built from, if it has one.
+/// The children of a job besides its pods, each with the digest of its content, if it has one.
 pub type Children = BTreeMap<ChildId, Option<String>>;
 
 /// A child of a job besides its pods: which one, and its digest.
@@ -67,7 +67,7 @@ pub type Children = BTreeMap<ChildId, Option<String>>;
 pub struct ChildEntry {
     /// Which one.
     pub id: ChildId,
-    /// The digest of what it was built from, if it has one.
+    /// The digest of its content, if it has one.
     pub digest: Option<String>,
 }
 

@@ -215,7 +215,7 @@ impl Metrics {
         self.leader.set(i64::from(leads));
     }
 
-    /// What the jobs that report say together.
+    /// Sets the sums over reporting jobs.
     pub fn set_reporting(&self, num_jobs: usize, time_spent: &TimeSpent) {
         self.jobs_reporting.set(i64::try_from(num_jobs).unwrap_or(i64::MAX));
         let all = time_spent.process_seconds;

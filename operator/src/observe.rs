@@ -14,7 +14,7 @@ use crate::decide::Report;
 use crate::nodes::NodeStates;
 use crate::written::Current;
 
-/// What is known about a job.
+/// The observed state of a job.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The newest status.
@@ -23,15 +23,15 @@ pub struct Observed {
     pub workers: Vec<Arc<Worker>>,
     /// The nodes that they are on.
     pub nodes: NodeStates,
-    /// What its trainer reported last.
+    /// The last report of its trainer.
     pub report: Option<Report>,
-    /// What a queue says about it.
+    /// Its state in the queue.
     pub queueing: Queueing,
 }
 
 /// Where reports of trainers are kept.
 pub trait Reports: Send + Sync + std::fmt::Debug {
-    /// What the trainer of a job reported last.
+    /// The last report of a job's trainer.
     fn latest(&self, job: &JobKey) -> Option<Report>;
 
     /// Jobs that are to be reconciled because of a report. To be requested once.
@@ -39,7 +39,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
         stream::pending().boxed()
     }
 
-    /// What the launchers of a job's pods said last, by the UID of their pods.
+    /// The last reports of the launchers of a job's pods, by the UID of their pods.
     fn launchers(&self, _job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         BTreeMap::new()
     }
@@ -61,8 +61,8 @@ impl Reports for NoReports {
     }
 }
 
-/// Puts together what is known about a job. `None` where nothing may be done: it is being deleted, its status
-/// is not ours to understand, or another operator leads.
+/// Collects the observed state of a job. `None` if the job must not be touched: it is being deleted, its
+/// status has an unknown version, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
         return None;

@@ -1,4 +1,5 @@
-//! What the operator may do in a cluster, and why: the one table from which the chart's roles are generated.
+//! The operator's permissions in a cluster, with reasons: the one table from which the chart's roles are
+//! generated.
 //!
 //! The API server refuses a call that is not here. Tests check that, and that every line is needed by a call.
 
@@ -11,7 +12,7 @@ pub enum Reach {
     Watched,
     /// The operator's own namespace.
     Own,
-    /// What belongs to no namespace.
+    /// Cluster-scoped resources.
     Cluster,
 }
 
@@ -24,12 +25,12 @@ pub struct Permission {
     pub group: &'static str,
     /// The resource, with its subresource.
     pub resource: &'static str,
-    /// What may be done.
+    /// The allowed verbs.
     pub verbs: &'static [&'static str],
     /// With which object alone, as the chart names it; with any where it is `None`. Creating cannot be
     /// limited to names.
     pub name: Option<&'static str>,
-    /// For what.
+    /// The reason.
     pub reason: &'static str,
 }
 
@@ -46,8 +47,8 @@ const fn permission(
     Permission { reach, group, resource, verbs, name: None, reason }
 }
 
-/// An object that is made once for each job, followed, and brought back to what it should be. One that exists
-/// before it is made is read, to know whose it is.
+/// A child that is created once for each job, watched, and restored when it differs. An existing object of
+/// its name is read to find its owner.
 const CHILD: &[&str] = &["create", "get", "list", "patch", "watch"];
 
 /// An object that is made before the pods of an attempt, and replaced with the next one. One that exists

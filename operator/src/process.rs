@@ -53,9 +53,9 @@ pub struct Process {
     pub client: Client,
     /// Whose turn it is to call it.
     pub limiter: Limiter,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Metrics,
-    /// What ranks reported.
+    /// The reports of ranks.
     pub reports: Reports,
     /// The status channel, where one is requested.
     pub channel: Option<Channel>,
@@ -138,7 +138,7 @@ impl Process {
     }
 }
 
-/// What ends one time of serving the channel.
+/// Why serving the channel ended.
 #[derive(Debug, thiserror::Error)]
 enum ChannelError {
     #[error(transparent)]

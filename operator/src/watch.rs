@@ -27,7 +27,7 @@ use crate::nodes::NodeState;
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
 /// on.
 const WATCH_SECONDS: u32 = 200;
-/// Objects of one page of a list: what is decoded at once is the peak of the operator's memory.
+/// Objects of one page of a list: a decoded page is the peak of the operator's memory.
 const PAGE_SIZE: u32 = 200;
 
 /// The configuration of every watch.
@@ -53,8 +53,8 @@ impl Sink {
     }
 }
 
-/// Watches one kind of a job's objects in a namespace, or in all, for ever. `read` finds an object's job, and
-/// what the index keeps of it. `synced` gets a message after the first complete list.
+/// Watches one kind of a job's objects in a namespace, or in all, for ever. `read` returns an object's job
+/// and its cached fields. `synced` gets a message after the first complete list.
 pub async fn objects<K, T>(
     api: Api<K>,
     namespace: Option<String>,

@@ -84,7 +84,7 @@ impl Written {
         self.lock().values().filter(is_deferred).count()
     }
 
-    /// Drops what the watch has shown.
+    /// Drops writes that the watch has returned.
     pub fn seen(&self, job: &Job) {
         if let Some(entry) = self.lock().get_mut(job.uid()) {
             entry.ahead.take_if(|ahead| !ahead.is_ahead_of(job));

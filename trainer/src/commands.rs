@@ -38,7 +38,7 @@ Exit codes:
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone";
 
-/// What Kubernetes keeps of a container's termination message, in bytes.
+/// Most bytes that Kubernetes keeps of a termination message.
 const MAX_LAST_WORDS_BYTES: usize = 4096;
 
 /// Train language models by reinforcement learning, and use them.
@@ -57,7 +57,7 @@ enum Command {
     Worker(WorkerArgs),
     /// Run another of these commands, with the variables of a file.
     Env(EnvArgs),
-    /// The first rows of a job's data as its training will see them, and what is left out.
+    /// The first rows of a job's data as its training reads them, and the rows that are left out.
     Data(DataArgs),
     /// CUDA on this machine: driver, libraries, GPUs, links between them, and what cannot be used.
     Device(DeviceArgs),
@@ -69,7 +69,7 @@ enum Command {
     Generate(GenerateArgs),
     /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
     Export(ExportArgs),
-    /// Measure what this machine can do at best, for `rlctl plan --measure`.
+    /// Measure this machine's limits, for `rlctl plan --measure`.
     Measure(MeasureArgs),
     /// Draw `report.html` of a run folder again, also during the run.
     Report {
@@ -159,9 +159,8 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
     }
 }
 
-/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go
-/// to the standard error stream, beside the progress. A training is followed by traces, too, where the
-/// environment says so.
+/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat the first one's lines; lines are
+/// written to standard error, beside the progress. A training is also traced, if the environment says so.
 fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
     // A failing store is reported by its users, once.
@@ -172,7 +171,8 @@ fn start_logging(is_training: bool) -> Option<Traces> {
     rlt_traces::start(lines, filter, is_training.then_some("rlt-trainer"))
 }
 
-/// The whole chain of causes, once, and what the exit code means. A launcher says it for its workers.
+/// Prints the whole chain of causes, once, and the meaning of the exit code. A launcher does so for its
+/// workers.
 #[expect(clippy::print_stderr, reason = "the one place where the process prints its final error")]
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
     leave_last_words(error);

@@ -93,7 +93,7 @@ pub struct Run {
     /// The ranks that run this job together.
     pub(crate) ranks: Ranks,
     pub(crate) recipes: Recipes,
-    /// What the roles report into; trackers and requests to stop are behind it.
+    /// The context to which roles report, with trackers and stop requests.
     pub(crate) context: Rc<StepContext>,
     /// Shared with the hook that commits a checkpoint after sampling.
     pub(crate) saver: Rc<RefCell<Saver>>,
@@ -108,7 +108,7 @@ pub struct Run {
 /// The sources of the models.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelOrigin {
-    /// What the policy was read from; `None` for a new one.
+    /// The model from which the policy was read; `None` for a new one.
     pub base: Option<BaseModel>,
     /// Dtype in which the policy was stored there.
     pub kind: tch::Kind,

@@ -33,7 +33,7 @@ pub enum Urgency {
     AtOnce,
 }
 
-/// A handle on what this process reports; clones speak of the same state.
+/// A handle of this process's reports; clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Client {
     mailbox: Arc<Mailbox>,

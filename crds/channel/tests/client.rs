@@ -12,7 +12,7 @@ use rlt_channel::client::{Client, Follower, Urgency};
 use rlt_channel::{Checkpoint, Ending, Outcome, Progress};
 use tonic::Code;
 
-/// Far above what a call takes (microseconds), far below any waiting for the operator.
+/// Far above the time of a call (microseconds), far below any wait for the operator.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
 fn make_step(client: &Client, step: u64) {

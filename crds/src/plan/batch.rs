@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::resolved::{ResolvedSpec, TrainingLength};
 use crate::spec::DataSource;
 
-/// What one step consists of. Counts of samples and tokens are those of steps in which nothing is left out.
+/// The sizes of one step. Counts of samples and tokens are those of steps without filtered samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BatchPlan {
@@ -86,7 +86,7 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// What the busiest `sp` ranks that compute together have of `num_prompts` in passes over the model.
+/// The share of `num_prompts` of the busiest sequence-parallel group of `sp` ranks in passes over the model.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / sp).into())
 }

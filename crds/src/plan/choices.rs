@@ -1,6 +1,5 @@
-//! What a manifest leaves open until the device is known: the numbers that compute, whether layers keep
-//! their activations, and whether the rollout folds an adapter in. The trainer and the plan choose by the
-//! same functions.
+//! Defaults that depend on the device: compute precision, activation checkpointing, and whether the rollout
+//! folds an adapter in. The trainer and the plan choose by the same functions.
 
 use serde::Serialize;
 
@@ -21,7 +20,7 @@ const FILLED: f64 = 0.8;
 /// How much more memory, at the peak, an adapter beside its base may take by default.
 const MORE_MEMORY: f64 = 1.125;
 
-/// What was chosen.
+/// The chosen values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Choices {
@@ -38,8 +37,8 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// What the manifest says or leaves to `device`, with `memory` bytes where that is known. Reward models
-    /// do not enter into it.
+    /// The manifest's values or the defaults for `device`, with `memory` bytes if known. Reward models are
+    /// not considered.
     pub fn new(
         spec: &ResolvedSpec,
         model: Option<&ModelConfig>,

@@ -11,12 +11,12 @@ use crate::spec::RetriesSpec;
 
 /// An attempt that lives longer than this is not one that ends at its start.
 pub const SHORT_ATTEMPT: Duration = Duration::from_secs(60);
-/// What the next attempt waits after the second short one in a row; twice as much after each further one.
+/// The delay of the next attempt after the second short one in a row; doubled after each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(5);
 /// The longest such wait.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// What the next attempt waits after `num_short` short ones in a row.
+/// The delay of the next attempt after `num_short` short ones in a row.
 pub fn restart_delay(num_short: u32) -> Duration {
     match num_short {
         0 | 1 => Duration::ZERO,
@@ -24,7 +24,7 @@ pub fn restart_delay(num_short: u32) -> Duration {
     }
 }
 
-/// What ended an attempt.
+/// The cause of an attempt's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum FailureCause {
     /// A worker was evicted, preempted or deleted.
@@ -101,7 +101,7 @@ impl FailureCause {
         Self::DeadlineExceeded,
     ];
 
-    /// What an exit code of a worker means; `None` for success. Codes above 128 are signals.
+    /// The cause of a worker's exit code; `None` for success. Codes above 128 are signals.
     pub fn from_exit_code(code: i32) -> Option<Self> {
         Some(match ExitCode::from_code(code) {
             Some(ExitCode::Success) => return None,

@@ -3,12 +3,12 @@
 
 use crate::spec::{ExitCodesOperator, FailureAction, FailurePolicySpec, FailureRuleSpec};
 
-/// What a rule is called: its name, or its index where it has none.
+/// The name of a rule, or its index if it has none.
 pub fn rule_name(idx: usize, rule: &FailureRuleSpec) -> String {
     rule.name.clone().unwrap_or_else(|| format!("rules[{idx}]"))
 }
 
-/// When a rule matches, and what follows.
+/// A rule's conditions and action, in words.
 pub fn rule_in_words(policy: &FailurePolicySpec, rule: &FailureRuleSpec) -> String {
     let list = |names: Vec<String>| names.join(", ");
     let codes = rule.on_exit_codes.as_ref().map(|codes| {

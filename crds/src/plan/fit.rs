@@ -1,5 +1,5 @@
 //! Whether a job fits the memory of a device, and if not which single changes of the manifest would make it
-//! fit. Changes that alter what is learned are none.
+//! fit. Changes that alter the training's result are not considered.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::{Models, workers};
 use crate::resolved::ResolvedSpec;
 use crate::spec::RolesSpec;
 
-/// What a device has, and what the job needs of it.
+/// A device's memory, and the job's need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fit {
@@ -136,7 +136,7 @@ fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSp
     let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_reference()).min(mesh.sp_of_critic());
     let least = u32::try_from(spec.max_sequence_tokens().div_ceil(sp.into())).unwrap_or(u32::MAX);
     let budget = spec.training.max_tokens_per_micro_batch;
-    // A role that keeps its own budget would be what does not fit.
+    // A role with a budget of its own would not fit then.
     let roles = if spec.training.roles.is_some() { " and without the budgets of training.roles" } else { "" };
     let with = |tokens: u32| {
         let field = format!(

@@ -1,5 +1,5 @@
-//! What a rank computes on, in the figures that decide what fits and how long it takes: a GPU from the
-//! table in `gpus`, or a machine that was measured. How the figures are used is not decided here.
+//! The device of a rank, in the figures that decide fit and time: a GPU from the table in `gpus`, or a
+//! measured machine. The figures are used elsewhere.
 
 mod gpus;
 
@@ -16,7 +16,7 @@ pub const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 /// The label with a GPU's memory in MiB, by the same.
 pub const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 
-/// What one rank computes on. Rates are the device's maxima; efficiencies are in the prediction of times.
+/// The device of one rank. Rates are the device's maxima; efficiencies are in the prediction of times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Machine {

@@ -1,7 +1,7 @@
 //! The memory of one rank, by phase, in named terms with their formulas, and where each is: on the device or
 //! on its host, which are the same on a CPU.
 //!
-//! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
+//! A phase has the terms that are resident for the whole run and its own; phases follow each other, so
 //! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
 //! sequences. Only tensors are counted, not the free blocks that libtorch's caching allocator keeps. Numbers
 //! are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as `training.precision`
@@ -41,13 +41,13 @@ use shards::Shards;
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
 
-/// What the process takes of its own besides tensors, measured on x86-64 with libtorch 2.11: tables of
+/// The process's memory besides tensors, measured on x86-64 with libtorch 2.11: tables of
 /// libtorch, tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products'
 /// code. The pages of program and libraries, 60 to 150 MiB that the kernel takes back where it needs them,
 /// are not counted.
 const HOST_BASE_BYTES: u64 = 92 << 20;
 
-/// What a process takes of a GPU besides tensors: the context with libtorch's kernels and cuBLAS' workspace,
+/// A process's GPU memory besides tensors: the context with libtorch's kernels and cuBLAS' workspace,
 /// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to
 /// 600 MiB on sm_80 to sm_100).
 const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
@@ -97,7 +97,7 @@ pub enum Phase {
 pub struct PhaseMemory {
     /// Which phase.
     pub phase: Phase,
-    /// What it holds; terms of 0 bytes are left out.
+    /// Its terms; those of 0 bytes are left out.
     pub terms: Vec<MemoryTerm>,
     /// The sum of its terms on the GPU; 0 on a CPU.
     pub device_bytes: u64,
@@ -127,7 +127,7 @@ pub struct MemoryTerm {
     pub bytes: u64,
 }
 
-/// What is trained.
+/// The trained parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trained {
     /// Trained parameters.
@@ -221,7 +221,7 @@ impl MemoryPlan {
         let widest =
             |of_reference: Option<u64>| width.max(critic.unwrap_or(0)).max(of_reference.unwrap_or(0));
         let shards = Shards::new(spec, model, &trained, width);
-        // What is at hand of a role in an update, of actor and critic that of which it is more.
+        // Prefetched units of a role in an update, of the larger of actor and critic.
         let of_critic = shards.of_degree(mesh.dp_shard_of_critic());
         let at_hand = |terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>| match critic {
             None => terms(&shards),
@@ -323,8 +323,8 @@ fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Host, bytes }
 }
 
-/// What stays for the whole run: on the device, or where it is offloaded on the host of a GPU, beside a CPU
-/// in a file.
+/// A term that is resident for the whole run: on the device, or if it is offloaded on the host of a GPU, or
+/// in a file with a CPU.
 fn kept(spec: &ResolvedSpec, name: &'static str, is_offloaded: bool, bytes: u64) -> MemoryTerm {
     match (is_offloaded, on_gpu(spec)) {
         (true, true) => on_host(name, bytes),
@@ -394,7 +394,7 @@ fn dequantized(model: &ModelConfig, width: u64) -> MemoryTerm {
     term("dequantized weight", width * largest)
 }
 
-/// What stays for the whole run.
+/// The terms that are resident for the whole run.
 fn resident(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -405,7 +405,7 @@ fn resident(
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
-    // 4 P / s, or below an adapter b P / s and the adapter's 4. Of what is quantized the very bytes.
+    // 4 P / s, or below an adapter b P / s and the adapter's 4. For quantized weights their stored bytes.
     let quantized = model.quantized();
     let dense = num_parameters - quantized.numbers;
     let weights = match spec.model.lora {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::failure::{Budget, FailureCause};
 use crate::spec::RetriesSpec;
 
-/// What the line of a termination message begins with that counts restarts in place.
+/// The prefix of the line with restarts in place in a termination message.
 const LINE: &str = "restarts in place: ";
 
 impl FailureCause {
@@ -30,7 +30,7 @@ impl FailureCause {
     }
 }
 
-/// What is left of each budget after the retries that were `used`, by cause.
+/// The remaining budget of each cause after the `used` retries.
 pub fn retries_left(retries: &RetriesSpec, used: &BTreeMap<FailureCause, u32>) -> RetriesSpec {
     let mut left = retries.clone();
     for (cause, count) in used {

@@ -1,5 +1,5 @@
 //! How long a step takes on a machine, predicted from the bytes and products of every phase: a roofline with
-//! stated efficiencies (`work`), over counts of what the trainer computes (`passes`, `sampling`).
+//! stated efficiencies (`work`), over counts of the trainer's operations (`passes`, `sampling`).
 //!
 //! ```text
 //! seconds of a phase = roofline(bytes of memory, FLOP, operations, bytes exchanged and to the host)
@@ -59,7 +59,7 @@ pub struct PhaseSpeed {
     pub flop: f64,
     /// Bytes that the busiest rank's device reads and writes.
     pub bytes: f64,
-    /// What takes the most of the time.
+    /// The dominant bound.
     pub bound: Bound,
 }
 

@@ -1,4 +1,4 @@
-//! What a plan says about jobs, and that its numbers follow what they are made of.
+//! Plans of jobs: the numbers follow from the manifest.
 
 use serde_json::{Value, json};
 
@@ -94,7 +94,7 @@ fn a_prompt_counts_once_for_the_samples_of_a_pass() {
         let change = |spec: &mut Value| spec["training"]["maxTokensPerMicroBatch"] = budget.into();
         term(change, Phase::Update, "activations")
     };
-    // Whole groups of 512 + 8 * 511, and what is left of a budget below one group.
+    // Whole groups of 512 + 8 * 511, and the rest of a budget below one group.
     let group = 512 + 8 * 511;
     let token = activations(group) / group;
     assert_eq!(activations(group), token * group);
@@ -358,7 +358,7 @@ fn sequence_parallel_ranks_hold_a_shard_of_each_pass() {
     let sharing = |sp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 2, "sp": sp}, "device": "Cpu"});
-            // Half of what a group takes, and no whole number of samples.
+            // Half of a group's tokens, and no whole number of samples.
             spec["training"]["maxTokensPerMicroBatch"] = ((512 + 8 * 511) / 2).into();
         }
     };
@@ -523,7 +523,7 @@ fn offloaded_terms_count_while_prefetched_and_on_the_host_of_a_gpu() {
     assert_eq!(offloaded(Phase::Update, "gradients"), 4 * num_parameters);
     assert_eq!(offloaded(Phase::Optimizer, "fetched weights"), 4 * outer);
     assert_eq!(offloaded(Phase::Optimizer, "fetched moments"), 2 * 4 * 151_936 * 896);
-    // Sampling outweighs taking the model over. What it samples with is a copy of its own.
+    // Sampling needs more than the weight sync. The packed weights are a separate copy.
     assert_eq!(offloaded(Phase::Rollout, "gathered weights"), 0);
     assert_eq!(offloaded(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
     // Of 24 layer inputs two, beside both sides of the final norm.

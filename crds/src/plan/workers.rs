@@ -116,7 +116,7 @@ pub enum Misfit {
     Quantized {
         /// The field that asks for more.
         field: &'static str,
-        /// What would do.
+        /// The supported values.
         expected: &'static str,
         /// The actual value.
         got: String,
@@ -147,7 +147,7 @@ pub enum Misfit {
         field: &'static str,
         /// The model's family.
         family: Family,
-        /// What would do.
+        /// The supported values.
         expected: &'static str,
         /// The actual value.
         got: String,
@@ -184,7 +184,7 @@ pub enum Misfit {
 /// that its rotary embedding covers the job's longest sequence.
 ///
 /// # Errors
-/// [`Misfit`], with what fits.
+/// [`Misfit`], with the values that fit.
 pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let (mesh, heads) = (&spec.workers.mesh, (model.num_heads as u64, model.num_kv_heads as u64));
     let of_heads = [

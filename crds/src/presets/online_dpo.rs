@@ -1,4 +1,4 @@
-//! DPO on what the policy samples.
+//! DPO on the policy's own samples.
 
 use super::{Declaration, LearnsFrom, Preset};
 

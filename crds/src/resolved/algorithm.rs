@@ -239,7 +239,7 @@ impl ResolvedAlgorithm {
         self.kind.samples()
     }
 
-    /// What the trained model computes from a hidden state.
+    /// The output head of the trained model.
     pub fn head(&self) -> OutputHead {
         match (&self.reward_model, &self.process_reward) {
             (Some(_), _) => OutputHead::Sequence,

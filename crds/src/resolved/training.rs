@@ -25,7 +25,7 @@ pub struct ResolvedTraining {
     pub epochs_per_batch: u32,
     pub max_tokens_per_micro_batch: u32,
     pub max_logprob_tokens: u32,
-    /// As given: what it leaves open is the actor's, see [`Self::critic_micro_batch_tokens`] and its like.
+    /// As given: missing values are the actor's, see [`Self::critic_micro_batch_tokens`] and its like.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
     pub precision: Precision,

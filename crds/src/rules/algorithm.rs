@@ -15,7 +15,7 @@ use crate::spec::{
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
 
-/// An estimator with its own parameters: what it reads does not depend on them.
+/// An estimator with its own parameters: its inputs do not depend on them.
 fn formula(kind: AdvantageEstimatorKind) -> AdvantageEstimator {
     AdvantageEstimator::resolve(kind, &Parameters::default())
 }

@@ -1,5 +1,5 @@
-//! What may not change in a job that exists. Only the API server sees a change, so these rules have no form
-//! in Rust.
+//! Fields that may not change in an existing job. Only the API server sees a change, so these rules have no
+//! form in Rust.
 //!
 //! The API server evaluates every rule at every write, also of the status, and each field access copies the
 //! schema of all sibling fields. So these rules are one rule at the root, which first checks whether the

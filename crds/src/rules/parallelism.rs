@@ -1,4 +1,4 @@
-//! The rules of how ranks share the work. What a worker needs of its node is not judged here.
+//! The rules of how ranks share the work. Resources of nodes are not checked here.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
 use super::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, divisors, learns_from};
@@ -26,7 +26,7 @@ fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
 
 /// The number of ranks.
 const NUM_RANKS: &str = "(self.count * self.ranksPerWorker)";
-/// As many as a job may have: what was tried.
+/// The largest number of ranks, as tested.
 const MAX_RANKS: u32 = 1024;
 
 /// Kinds whose losses never read log-probs of a reference.

@@ -209,7 +209,7 @@ pub(super) const RULES: &[Rule] = &[
 /// A label of a domain (RFC 1123), as a regular expression.
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 
-/// What the API server asks of `spec.managedBy` of a batch Job: a domain (RFC 1123), a slash, and characters
+/// The API server's rule for `spec.managedBy` of a batch Job: a domain (RFC 1123), a slash, and characters
 /// of a path (RFC 3986).
 fn is_domain_path(text: &str) -> bool {
     let Some((domain, path)) = text.split_once('/') else { return false };

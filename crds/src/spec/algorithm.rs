@@ -1,5 +1,4 @@
-//! `spec.algorithm`: which algorithm learns from the rewards. What each preset means is in
-//! [`crate::presets`], not here.
+//! `spec.algorithm`: which algorithm learns from the rewards. Presets are in [`crate::presets`].
 
 mod correction;
 mod critic;

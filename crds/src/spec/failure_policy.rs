@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
 
-/// What follows from the end of an attempt, by rules. Where no rule matches, `retries` decides.
+/// Actions after the end of an attempt, by rules. If no rule matches, `retries` decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FailurePolicySpec {
@@ -33,7 +33,7 @@ pub struct FailureRuleSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// What follows from the failure.
+    /// The action after the failure.
     pub action: FailureAction,
     /// Whether the next workers prefer other nodes than the one of the worker that failed.
     #[serde(default)]
@@ -52,7 +52,7 @@ pub struct FailureRuleSpec {
     pub on_causes: Vec<FailureCause>,
 }
 
-/// What follows from a failure.
+/// The action after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FailureAction {
     /// The workers start again; it counts against `maxRestarts`.

@@ -93,8 +93,8 @@ pub struct LoraSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub adapter_path: Option<String>,
-    /// Whether the adapter of `adapterPath` may have other ranks and alphas. What it adds to the weights
-    /// stays the same at a larger rank; of a smaller one the best approximation is kept.
+    /// Whether the adapter of `adapterPath` may have other ranks and alphas. At a larger rank its product
+    /// stays the same; at a smaller rank it is the best approximation.
     pub resize_adapter: bool,
     /// Whether the rollout samples with the adapter folded into the weights, as verl's `lora.merge`. `false`:
     /// base and adapter stay apart, every rank keeps the packed base from step to step, and a weight sync

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the numbers of a quantized weight are.
+/// The format of a quantized weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum QuantizationFormat {
     /// 4 bits, NormalFloat: quantiles of the normal distribution (<https://arxiv.org/abs/2305.14314>).
@@ -11,8 +11,8 @@ pub enum QuantizationFormat {
     Nf4,
     /// 4 bits, floating point: a sign, two bits of exponent, one of mantissa.
     Fp4,
-    /// 8 bits, one scale a row, as the weights of LLM.int8() (<https://arxiv.org/abs/2208.07339>); what they
-    /// are multiplied with keeps its precision.
+    /// 8 bits, one scale a row, as the weights of LLM.int8() (<https://arxiv.org/abs/2208.07339>);
+    /// activations keep their precision.
     Int8,
 }
 
@@ -22,7 +22,7 @@ pub enum QuantizationFormat {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct QuantizationSpec {
-    /// What the numbers are.
+    /// The format of the numbers.
     pub format: QuantizationFormat,
     /// Numbers of 4 bits that share a scale: 32, 64, 128, 256, 512, 1024, 2048 or 4096.
     #[schemars(range(min = 32, max = 4096))]

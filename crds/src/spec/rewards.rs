@@ -27,13 +27,13 @@ pub struct RewardsSpec {
     #[schemars(range(min = 0.01, max = 86400.0))]
     pub timeout_seconds: f64,
     /// Longest time in seconds, after the last completion of a batch was sampled, that servers and sandboxes
-    /// may take for all that is left of it; what is then missing has the status `timeout`. Must be below
+    /// may take for the rest of it; samples without a verdict then have the status `timeout`. Must be below
     /// `workers.peerTimeoutSeconds`.
     #[schemars(range(min = 0.01, max = 86400.0))]
     pub batch_timeout_seconds: f64,
-    /// What a completion counts for when a function ran out of time (status `timeout`).
+    /// How a completion counts if a function timed out (status `timeout`).
     pub on_timeout: RewardErrorPolicy,
-    /// What a completion counts for when a function failed (status `infra`): it reported an error, its server
+    /// How a completion counts if a function failed (status `infra`): it reported an error, or its server
     /// gave no usable answer.
     pub on_error: RewardErrorPolicy,
     /// A growing penalty on completions close to the limit (<https://arxiv.org/abs/2503.14476>, section 3.4).
@@ -59,7 +59,7 @@ impl Default for RewardsSpec {
     }
 }
 
-/// What a completion without a verdict counts for.
+/// How a completion without a verdict counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RewardErrorPolicy {
     /// The completion is left out of the loss and of its group's statistics.
@@ -104,7 +104,7 @@ pub struct RewardFunctionSpec {
     /// The function, for `Python`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub python: Option<PythonRewardSpec>,
-    /// What its kind needs besides.
+    /// Further settings of its kind.
     #[serde(flatten)]
     pub settings: Settings,
 }
@@ -123,7 +123,7 @@ pub struct RewardModelSpec {
     /// A model of the Hugging Face hub, downloaded once. A commit as its revision makes the run repeatable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub: Option<HubSpec>,
-    /// What it reads.
+    /// Its input.
     #[serde(default)]
     pub input: RewardModelInput,
     /// For a process reward model: how completions are split into steps, and how the scores of steps become
@@ -132,7 +132,7 @@ pub struct RewardModelSpec {
     pub steps: Option<StepRewardSpec>,
 }
 
-/// What a reward model reads.
+/// The input of a reward model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RewardModelInput {
     /// The policy's tokens; its vocabulary must be the policy's.

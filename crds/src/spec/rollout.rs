@@ -57,7 +57,7 @@ pub struct RolloutSpec {
     pub max_model_tokens: Option<u32>,
     /// Share of a worker's memory that weights and KV cache of the rollout may take together (verl's
     /// gpu_memory_utilization): the GPU's memory, or on CPUs what the machine or container allows, divided by
-    /// its workers. A sequence that finds no room in the cache waits, or is computed again later.
+    /// its workers. If the cache is full, a sequence waits, or is preempted and recomputed later.
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub memory_fraction: f64,
     /// How held-out prompts are sampled.

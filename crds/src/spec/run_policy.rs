@@ -30,7 +30,7 @@ pub struct RunPolicySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 315360000))]
     pub ttl_seconds_after_finished: Option<u64>,
-    /// What is deleted at that time.
+    /// What is deleted after `ttlSecondsAfterFinished`.
     pub ttl_policy: TtlPolicy,
     /// Which pods are deleted when the job ends.
     pub clean_pod_policy: CleanPodPolicy,
@@ -42,7 +42,7 @@ pub struct RunPolicySpec {
     /// `failure`, `crash`, `io` and `checkpoint`; a local run of one worker is one process, which is not
     /// restarted.
     pub retries: RetriesSpec,
-    /// What follows from failures that the job knows better, by rules that are asked before `retries`.
+    /// Actions after failures, by rules that take precedence over `retries`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicySpec>,
 }

@@ -29,8 +29,8 @@ pub struct TrainingSpec {
     pub epochs_per_batch: u32,
     /// Most tokens of one forward and backward pass on one worker, never exceeded; `workers.mesh.sp` workers
     /// together hold so many times more. A prompt counts once for all of its samples in the pass. By default
-    /// what a whole group of the longest sequences takes, within 1024 and 4096, or twice the longest sequence
-    /// where that is more.
+    /// the tokens of a whole group of the longest sequences, within 1024 and 4096, or twice the longest
+    /// sequence if that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
@@ -55,8 +55,8 @@ pub struct TrainingSpec {
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub max_grad_norm: f64,
     /// Coefficient of the auxiliary loss that balances the routers of a mixture of experts, as in
-    /// transformers; its model's own `router_aux_loss_coef` says what it was made with, most often 0.001. By
-    /// default there is none.
+    /// transformers; the model's `router_aux_loss_coef` is the value of its pre-training, most often 0.001.
+    /// By default 0.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub router_aux_loss_coef: f64,
     /// Use only algorithms that give the same bits in every run. CPUs always do; on GPUs it makes attention's
@@ -77,8 +77,8 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub unsharded_layers: Option<u32>,
-    /// What is offloaded from the device while it is not needed, of actor and critic alike: less memory,
-    /// more time, the same numbers.
+    /// What is offloaded from the device between uses, of actor and critic: less memory, more time, the same
+    /// numbers.
     pub offload: OffloadSpec,
     /// Seed of everything random but the generated task.
     pub seed: u64,
@@ -200,19 +200,19 @@ impl RolesSpec {
 }
 
 impl TrainingSpec {
-    /// What the critic has of its own.
+    /// The critic's own settings.
     pub(crate) fn critic_role(&self) -> CriticRoleSpec {
         self.roles.and_then(|roles| roles.critic).unwrap_or_default()
     }
 
-    /// What the reference policy has of its own.
+    /// The reference policy's own settings.
     pub(crate) fn reference_role(&self) -> ScoringRoleSpec {
         self.roles.and_then(|roles| roles.reference).unwrap_or_default()
     }
 }
 
-/// What is offloaded from the device while it is not needed: to pinned memory of a GPU's host, and where a
-/// CPU computes to files without a name in the run folder, which must be on a disk and not in memory.
+/// What is offloaded from the device between uses: to pinned memory of a GPU's host, or with a CPU to
+/// unlinked files of the run folder, which must be on a disk and not in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OffloadSpec {

@@ -1,5 +1,5 @@
-//! `spec.workers`: what the training runs on. Everything but the numbers of workers and ranks, their mesh,
-//! device, threads and timeout acts only on a cluster.
+//! `spec.workers`: the resources of the training. Everything but the numbers of workers and ranks, their
+//! mesh, device, threads and timeout acts only on a cluster.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::WorkerPodSpec;
 
-/// What the training runs on.
+/// The resources of the training.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
@@ -52,7 +52,7 @@ pub struct WorkersSpec {
     /// Secrets with which the image is pulled.
     #[schemars(length(max = 16), inner(length(min = 1, max = 253)))]
     pub image_pull_secrets: Vec<String>,
-    /// What one worker needs of its node, all of its ranks together.
+    /// Resources of one worker, for all of its ranks together.
     pub resources: ResourcesSpec,
     /// Labels that a node must have.
     #[schemars(extend(
@@ -79,13 +79,14 @@ pub struct WorkersSpec {
     /// Variables in the environment of every worker.
     #[schemars(length(max = 64))]
     pub env: Vec<EnvSpec>,
-    /// What the pods have beside: labels, volumes, a service account.
+    /// Further fields of the pods: labels, volumes, a service account.
     pub pod: WorkerPodSpec,
     /// Any other fields of the pods, as the template of a pod (`metadata` with labels and annotations,
     /// `spec`): it is merged over the operator's pod as `kubectl patch` does by default
     /// (strategic merge: containers, volumes and variables by their names). The container of the trainer is
     /// `trainer`. Fields of the operator, and those that a job has fields of its own for, are refused by
-    /// name; what Pod Security's level `restricted` forbids has to be allowed by the operator's settings.
+    /// name; privileges beyond Pod Security's level `restricted` have to be allowed by the operator's
+    /// settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub pod_template: Option<Value>,
@@ -124,7 +125,7 @@ impl Default for WorkersSpec {
 }
 
 impl WorkersSpec {
-    /// Ranks of all workers: what the mesh lays out.
+    /// The number of ranks of all workers.
     pub fn num_ranks(&self) -> u32 {
         self.count.saturating_mul(self.ranks_per_worker)
     }
@@ -269,7 +270,7 @@ pub enum Device {
     Cuda,
 }
 
-/// What one worker, with all of its ranks, needs of its node, as Kubernetes' quantities such as `500m`,
+/// The resources of one worker with all of its ranks, as Kubernetes' quantities such as `500m`,
 /// `4` or `16Gi`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -340,7 +341,7 @@ pub enum TolerationOperator {
     Exists,
 }
 
-/// What a taint does.
+/// The effect of a taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TaintEffect {
     /// Keeps pods away.

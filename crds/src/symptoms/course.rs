@@ -27,7 +27,7 @@ const KEPT: [&str; 13] = [
 ];
 
 /// The steps of the training in their order, without those of a cold start and separate evaluations.
-/// What is kept does not grow with the run.
+/// Its size does not grow with the run.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
     num_steps: usize,
@@ -45,8 +45,8 @@ pub struct Course {
 type Step = BTreeMap<String, f64>;
 
 impl Course {
-    /// Adds a finished step with its `metrics` by name, as in a line of `metrics.jsonl`. What is no step of
-    /// the training is passed over.
+    /// Adds a finished step with its `metrics` by name, as in a line of `metrics.jsonl`. Lines that are no
+    /// training step are skipped.
     pub fn push<'a>(&mut self, metrics: impl IntoIterator<Item = (&'a str, f64)>) {
         let is_kept = |name: &str| KEPT.contains(&name) || name.starts_with("timing_s/");
         let kept = metrics.into_iter().filter(|(name, value)| is_kept(name) && value.is_finite());
@@ -80,7 +80,7 @@ impl Course {
         median(self.recent.iter().map(seconds_of_step).collect())
     }
 
-    /// What goes wrong by the last steps, most important first; none in the first steps of a run.
+    /// The symptoms in the last steps, most important first; none in the first steps of a run.
     pub fn symptoms(&self) -> Vec<Symptom> {
         detect::symptoms(self)
     }

@@ -45,7 +45,7 @@ fn kinds(course: &Course) -> Vec<SymptomKind> {
 /// Metrics by name.
 type Values = &'static [(&'static str, f64)];
 
-/// What makes each symptom, and what looks like it and is none.
+/// Metrics with each symptom, and similar metrics without it.
 const ILL: [(SymptomKind, Values, Values); 9] = [
     (
         SymptomKind::SkippedUpdates,

@@ -12,12 +12,12 @@ pub struct Problem {
     /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole
     /// text.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
     /// The value, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
-    /// What would be right: a range or choices.
+    /// The allowed range or values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
     /// The field or choice that was probably meant.

@@ -30,7 +30,7 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Checks `spec` and returns what is right in it.
+    /// Checks `spec` and returns its valid part.
     pub(super) fn check_spec(&mut self, spec: &Value) -> Value {
         self.check("spec", &SPEC_SCHEMA, spec).unwrap_or_else(|| placeholder(&SPEC_SCHEMA))
     }

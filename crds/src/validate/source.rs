@@ -10,7 +10,7 @@ use super::problem::Problem;
 
 /// A parsed text.
 pub(super) struct Source {
-    /// What it says.
+    /// Its value.
     pub(super) value: Value,
     root: Spanned<Node>,
 }
@@ -148,7 +148,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Scalar(value.into()))
     }
 
-    /// What JSON has no number for becomes its name, which no field accepts.
+    /// A number that JSON does not have, such as NaN, becomes its name, which no field accepts.
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
         let number = serde_json::Number::from_f64(value);
         Ok(Node::Scalar(number.map_or_else(|| value.to_string().into(), Value::Number)))

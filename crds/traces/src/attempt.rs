@@ -16,7 +16,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{SCOPE, ids};
 
-/// The variable by which a process learns what it is a part of, in W3C's form `00-<trace>-<span>-<flags>`.
+/// The variable with the parent span of a process, in W3C's form `00-<trace>-<span>-<flags>`.
 pub const TRACEPARENT: &str = "TRACEPARENT";
 
 /// Which attempts are followed, as the environment says it of traces that begin here.
@@ -83,8 +83,8 @@ fn is_sampled(trace: TraceId) -> bool {
     sampled.decision == SamplingDecision::RecordAndSample
 }
 
-/// Makes `span`, which has not been entered yet, a part of what this process's `TRACEPARENT` names, if it
-/// names anything.
+/// Makes `span`, which has not been entered yet, a child of the span in this process's `TRACEPARENT`, if it
+/// is set.
 pub fn follow_environment(span: &Span) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|text| parse(&text));
     if let Some(parent) = parent {
@@ -97,7 +97,7 @@ pub fn trace_id(span: &Span) -> Option<String> {
     followed(span).filter(SpanContext::is_sampled).map(|context| context.trace_id().to_string())
 }
 
-/// What a process that `span` starts gets as its `TRACEPARENT`; `None` if it is not sampled.
+/// The `TRACEPARENT` of a process that `span` starts; `None` if it is not sampled.
 pub fn traceparent(span: &Span) -> Option<String> {
     followed(span).map(|context| text(&context))
 }

@@ -45,9 +45,9 @@ enum TracesError {
     Thread,
 }
 
-/// Starts what listens to this process: `lines` of its log by `levels`, and spans as the environment says,
-/// under the name `service` where that gives none. Without a `service`, or where the environment requests
-/// what is not spoken here, which is logged, spans go nowhere.
+/// Starts logging and tracing: `lines` of the log by `levels`, and spans by the environment, under the name
+/// `service` if that gives none. Without a `service`, or if the environment requests an unsupported protocol,
+/// which is logged, spans are not exported.
 pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
 where
     L: Layer<Registry> + Send + Sync + 'static,
@@ -132,7 +132,7 @@ impl Traces {
     }
 }
 
-/// What makes a client for the collector at `address`, by the limits of the environment.
+/// A constructor of the client of the collector at `address`, with the limits of the environment.
 fn client(
     address: &str,
     variable: impl Fn(&str) -> Option<String>,
@@ -155,8 +155,7 @@ fn on_its_own_thread<T: Send + 'static>(
     Ok(made?)
 }
 
-/// What is logged: by `levels`, and neither spans that are followed nor what the exporter says about each of
-/// its failures.
+/// The filter of the log: by `levels`, without traced spans and the exporter's messages about each failure.
 fn logged<S>(levels: EnvFilter) -> impl Filter<S> + Send + Sync + 'static
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -170,7 +169,7 @@ fn is_logged(metadata: &Metadata<'_>) -> bool {
     metadata.target() != TARGET && (!of_exporter || metadata.name().contains("Dropp"))
 }
 
-/// What became of spans so far.
+/// The counts of exported and lost spans.
 #[derive(Debug, Default)]
 struct Sent {
     num_lost: AtomicUsize,

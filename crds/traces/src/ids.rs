@@ -17,7 +17,7 @@ pub(crate) fn given<T>(context: &SpanContext, make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// What gives ids to spans.
+/// The generator of span ids.
 #[derive(Debug, Default)]
 pub(crate) struct Ids(RandomIdGenerator);
 

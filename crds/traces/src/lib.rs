@@ -16,7 +16,7 @@ pub use attempt::{AttemptTrace, TRACEPARENT, follow_environment, trace_id, trace
 pub use export::{Traces, start};
 pub use variables::for_pods;
 
-/// What spans are said to be made by.
+/// The instrumentation scope of spans.
 const SCOPE: &str = "rltraining";
 
 /// The target of every span that is followed. Log lines know nothing of these.

@@ -1,7 +1,7 @@
 //! OpenTelemetry's variables, as far as they decide whether and where spans are exported.
 
-/// What a pod gets of the operator's own variables. Headers, which may hold a password, and what describes
-/// the operator itself stay here.
+/// The operator's variables that pods get, too. Headers, which may contain a password, and variables that
+/// describe the operator itself are not passed on.
 const FOR_PODS: [&str; 5] =
     [ENDPOINT, TRACES_ENDPOINT, PROTOCOL, "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"];
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";

@@ -1,5 +1,5 @@
-//! The client of a cluster: from a kubeconfig, the few calls that commands need, and their errors. What the
-//! answers mean is not decided here.
+//! The client of a cluster: from a kubeconfig, the few calls that commands need, and their errors. The
+//! meaning of answers is decided elsewhere.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ impl Connection {
         Ok(jobs)
     }
 
-    /// What follows jobs of the namespace, or of all.
+    /// The API of jobs of the namespace, or of all.
     pub(crate) fn jobs_api(&self, everywhere: bool) -> Api<Job> {
         if everywhere {
             Api::all(self.client.clone())
@@ -171,7 +171,7 @@ async fn config(args: &ClusterArgs) -> Result<Config, ClusterError> {
     }
 }
 
-/// The last cause, which alone says what happened: `connection refused`.
+/// The last cause, the only specific one: `connection refused`.
 fn root(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root)
 }

@@ -18,7 +18,7 @@ use crate::manifest::STANDARD_INPUT;
 
 /// Longest name of a job.
 const MAX_NAME_LEN: usize = 52;
-/// How a reward server calls a function in Python, and what serves it.
+/// A reward server in Python that calls a reward function of verl.
 const VERL_SERVER: &str = include_str!("convert/verl_server.py");
 const TRL_SERVER: &str = include_str!("convert/trl_server.py");
 const SERVER: &str = include_str!("convert/server.py");
@@ -46,7 +46,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::Success } else { ExitCode::Usage })
 }
 
-/// What is converted, the texts of its settings files, and what is not known of its script.
+/// The launch to convert, the texts of its settings files, and remarks about unknown parts of its script.
 fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String>)> {
     let Some(file) = &args.file else {
         return Ok((named(args, &args.settings)?, Vec::new(), Vec::new()));

@@ -32,7 +32,7 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// One line each: when, how bad, about what, why, how often, what.
+/// One line each: age, type, object, reason, count, message.
 fn render(events: &[JobEvent], now: Timestamp) -> String {
     let width = events.iter().map(|one| one.about().len()).max().unwrap_or(0);
     let mut text = String::new();

@@ -19,7 +19,7 @@ pub(crate) enum Invocation {
     Completer,
 }
 
-/// What ends kubectl's list of completions: no names of files.
+/// The last line of kubectl's completions: no file names.
 const NO_FILES: &str = ":4";
 
 impl Invocation {

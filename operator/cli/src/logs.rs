@@ -45,7 +45,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Hands on what every attempt's worker writes, until the job has ended.
+/// Forwards the log of every attempt's worker, until the job has ended.
 async fn follow(connection: &Connection, args: &LogsArgs, wanted: Wanted) -> anyhow::Result<()> {
     let mut shown = None;
     let mut waits_for = String::new();

@@ -76,7 +76,7 @@ fn lengths(args: &PlanArgs, job: &ValidatedJob, run: Option<&MeasuredRun>) -> an
 }
 
 /// The plan, the manifest that it follows from with every default written out, the objects on a cluster, and
-/// what a run has measured.
+/// the measurements of a run.
 fn everything(
     plan: &Plan,
     job: &ValidatedJob,

@@ -16,7 +16,7 @@ struct FileReport<'a> {
     file: &'a Path,
     valid: bool,
     problems: Vec<Problem>,
-    /// What is allowed and loses the job's result.
+    /// Warnings, such as a job that loses its result.
     warnings: Vec<&'static str>,
     /// Why the file could not be read.
     #[serde(skip_serializing_if = "Option::is_none")]

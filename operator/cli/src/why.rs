@@ -23,7 +23,7 @@ use crate::events::job_event::{JobEvent, of_job};
 use crate::terminal::escaped;
 use explanation::explain;
 
-/// What an explanation follows from.
+/// The input of an explanation.
 #[derive(Debug)]
 pub(crate) struct JobSnapshot {
     pub(crate) job: Job,
@@ -31,7 +31,7 @@ pub(crate) struct JobSnapshot {
     pub(crate) prepared: Result<Prepared, Invalid>,
     /// The job's pods, of any attempt, by index.
     pub(crate) workers: Vec<Worker>,
-    /// What happened, oldest first.
+    /// The Events, oldest first.
     pub(crate) events: Vec<JobEvent>,
     pub(crate) now: Timestamp,
 }

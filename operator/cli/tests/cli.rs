@@ -45,7 +45,7 @@ fn bad_manifest(folder: &Path) -> PathBuf {
     path
 }
 
-/// A stand-in for the trainer: prints what it was started with and ends with a code of its own.
+/// A fake trainer: prints its arguments and exits with `exit_code`.
 fn fake_trainer(folder: &Path, exit_code: i32) -> PathBuf {
     let path = folder.join("rlt-trainer");
     fs::write(&path, format!("#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit {exit_code}\n")).unwrap();

@@ -210,7 +210,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
 /// Without what is known on a cluster only (the job's UID), and without the settings in which this operator
 /// differs from the chart: it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
-    // The first of what the folder of the job holds is the ConfigMap; the other is a token for the channel.
+    // The first source of the job's volume is the ConfigMap; the other is a token for the channel.
     if let Some(sources) =
         object.pointer_mut("/spec/volumes/0/projected/sources").and_then(Value::as_array_mut)
     {

@@ -36,7 +36,7 @@ pub struct Args {
         default_value = "IfNotPresent"
     )]
     pub trainer_image_pull_policy: PullPolicy,
-    /// What pods of jobs may have beyond Pod Security's level `restricted`, as YAML; by default nothing.
+    /// Privileges of jobs' pods beyond Pod Security's level `restricted`, as YAML; by default nothing.
     #[arg(long, env = "RLT_POD_PRIVILEGES", value_name = "YAML", value_parser = privileges)]
     pub pod_privileges: Option<Privileges>,
     /// Defaults for the pods of all jobs: YAML with a part of `spec.workers`.

@@ -40,7 +40,7 @@ use crate::prepare::Prepared;
 use crate::privileges::Privileges;
 use crate::queue;
 
-/// What the cluster decides about pods, rather than a job.
+/// The cluster's settings of pods.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The image of the workers, where a job names none.
@@ -53,7 +53,7 @@ pub struct Settings {
     pub channel: Option<ChannelAccess>,
     /// Variables by which pods send traces; empty without a collector.
     pub traces: Vec<(String, String)>,
-    /// What pods of jobs may have, and have by default.
+    /// Allowed privileges and defaults of jobs' pods.
     pub pods: PodSettings,
 }
 
@@ -65,12 +65,12 @@ impl Settings {
     }
 }
 
-/// What a cluster says of the pods of all jobs.
+/// The cluster's settings for the pods of all jobs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSettings {
-    /// What they may have beyond Pod Security's level `restricted`.
+    /// Privileges beyond Pod Security's level `restricted`.
     pub privileges: Privileges,
-    /// What is below the defaults of their namespace.
+    /// The cluster's defaults, which a namespace's defaults override.
     pub defaults: Defaults,
 }
 
@@ -83,14 +83,14 @@ pub struct ChannelAccess {
     pub authority_pem: String,
 }
 
-/// What the objects of a job are built from.
+/// The input of a job's objects.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInput<'a> {
     /// The resource.
     pub job: &'a Job,
     /// Its specification and plan.
     pub prepared: &'a Prepared,
-    /// What the cluster decides.
+    /// The cluster's settings.
     pub settings: &'a Settings,
 }
 
@@ -182,7 +182,7 @@ pub fn claim_name(job: &str) -> String {
     format!("{job}-storage")
 }
 
-/// The digest of what an object was made from, as it carries it.
+/// The digest of an object's content, for its annotation.
 fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {

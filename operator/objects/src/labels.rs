@@ -24,7 +24,7 @@ pub const WORKER_IDX: &str = "rltraining.dev/worker-index";
 pub const ATTEMPT: &str = "rltraining.dev/attempt";
 /// The annotation in which `kubectl apply` keeps the manifest as it was applied.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// The annotation with a digest of what an object was made from.
+/// The annotation with a digest of an object's content.
 pub const CONTENT_DIGEST: &str = "rltraining.dev/content-digest";
 
 /// The selector of everything that the operator made.

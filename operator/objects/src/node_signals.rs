@@ -26,7 +26,7 @@ pub struct NodeSignals {
     pub conditions: Vec<ConditionSignal>,
     /// Keys of taints that announce a node's termination; `*` at the end matches anything.
     pub termination_taints: Vec<String>,
-    /// What becomes of workers on a node that gets such a condition.
+    /// What happens to workers on a node that gets such a condition.
     pub on_problem: OnNodeProblem,
 }
 
@@ -42,7 +42,7 @@ pub struct ConditionSignal {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionSignals(pub Vec<ConditionSignal>);
 
-/// What becomes of workers on a node that gets a problem while they run.
+/// What happens to workers on a node that gets a problem while they run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum OnNodeProblem {
@@ -56,7 +56,7 @@ pub enum OnNodeProblem {
 /// A node that workers are better off without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impairment {
-    /// As what it counts when an attempt ends by it.
+    /// The cause of attempts that it ends.
     pub cause: FailureCause,
     /// The taint or condition, for messages.
     pub message: String,
@@ -66,7 +66,7 @@ pub struct Impairment {
     pub stops_workers: bool,
 }
 
-/// What is wrong with the text of a condition.
+/// The error in the text of a condition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no condition: expected a type such as XIDErrors, or TYPE=True, TYPE=False or TYPE=Unknown")]
 pub struct ConditionSignalError(String);

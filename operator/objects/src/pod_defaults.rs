@@ -12,7 +12,7 @@ pub const NAME: &str = "rltraining-defaults";
 /// Its key.
 pub const KEY: &str = "defaults.yaml";
 
-/// The defaults of a namespace, or what is wrong with them.
+/// The defaults of a namespace, or their errors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceDefaults {
     /// The version of the ConfigMap.

@@ -70,12 +70,12 @@ const OWN_PREFIXES: [&str; 2] = ["rltraining.dev/", "kueue.x-k8s.io/"];
 /// Other labels of the operator.
 const OWN_LABELS: [&str; 2] = ["app.kubernetes.io/managed-by", "app.kubernetes.io/name"];
 
-/// What is wrong with the template of a job, where it has one.
+/// The problems of a job's template, if it has one.
 pub fn problems_of(job: &ValidatedJob) -> Vec<Problem> {
     job.spec().workers.pod_template.as_ref().map(problems).unwrap_or_default()
 }
 
-/// What is wrong with a template: fields that a pod does not have, and fields that it may not set.
+/// The problems of a template: fields that a pod does not have, and fields that it may not set.
 pub fn problems(template: &Value) -> Vec<Problem> {
     let of_schema = rlt_api::check_schema(PATH, &SCHEMA, template);
     if !of_schema.is_empty() {

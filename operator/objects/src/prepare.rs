@@ -15,7 +15,7 @@ use crate::pod_defaults::{NAME, NamespaceDefaults};
 use crate::pod_template;
 use crate::worker_id::WorkerId;
 
-/// A job that holds every rule, and what follows from it.
+/// A valid job with its plan.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// The specification with every default filled in.
@@ -55,16 +55,16 @@ impl Prepared {
     /// Validates and plans a job without defaults of a cluster or limits to its pods.
     ///
     /// # Errors
-    /// What is wrong with its specification.
+    /// The problems of its specification.
     pub fn new(job: &Job) -> Result<Self, Invalid> {
         Self::of_manifest(&job.manifest())
     }
 
-    /// Validates and plans a job over the defaults of its namespace and cluster, within what the cluster
-    /// allows its pods.
+    /// Validates and plans a job over the defaults of its namespace and cluster, within the privileges that
+    /// the cluster allows.
     ///
     /// # Errors
-    /// What is wrong with its specification or with the defaults, or what its pods may not have.
+    /// The problems of its specification or of the defaults, or forbidden privileges.
     pub fn in_cluster(
         job: &Job,
         pods: &PodSettings,
@@ -141,11 +141,11 @@ struct Entry {
 }
 
 impl PreparedJobs {
-    /// The prepared job, from memory where its generation and the defaults of its namespace are known. A job
-    /// that was prepared continues with what it had while the defaults cannot be read.
+    /// The prepared job, from memory where its generation and the defaults of its namespace are known. A
+    /// prepared job keeps its preparation while the defaults cannot be parsed.
     ///
     /// # Errors
-    /// What is wrong with its specification, or with defaults.
+    /// The problems of its specification, or of the defaults.
     pub fn get(
         &self,
         job: &Job,

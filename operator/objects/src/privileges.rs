@@ -17,11 +17,11 @@ const SETTING: &str = "podPrivileges";
 /// Every service account.
 const ANY: &str = "*";
 
-/// What a cluster allows the pods of jobs.
+/// The privileges that a cluster allows the pods of jobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Privileges {
-    /// Namespaces whose jobs may have what follows; all where there are none. Service accounts are limited
+    /// Namespaces whose jobs may have the following; all if empty. Service accounts are limited
     /// everywhere.
     pub namespaces: Vec<String>,
     /// Privileges by their names.
@@ -75,7 +75,7 @@ pub enum Privilege {
     ServiceAccountAnnotations,
 }
 
-/// What a job requests, and where.
+/// A privilege that a job requests, and the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asked {
     path: String,
@@ -114,7 +114,8 @@ impl What {
 }
 
 impl Privileges {
-    /// What a job of a namespace requests and may not have: the field, and the setting that refuses it.
+    /// The privileges that a job of a namespace requests without permission: the field, and the setting that
+    /// refuses it.
     pub fn refused(&self, namespace: &str, workers: &WorkersSpec) -> Vec<String> {
         let asked = asked(workers).into_iter();
         asked.filter_map(|one| self.refusal(namespace, &one)).collect()

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 use kube::Resource;
 use serde::{Deserialize, Deserializer};
 
-/// Of a pod what a worker is read from.
+/// The fields of a pod from which a worker is read.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
 #[resource(inherit = "Pod")]
 pub struct SeenPod {
@@ -26,7 +26,7 @@ pub struct SeenPod {
     pub status: PodStatus,
 }
 
-/// Of a pod's specification what is given to it after it is made.
+/// The fields of a pod's specification that are set after its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeenPodSpec {
@@ -82,7 +82,7 @@ impl<K: Resource<Scope = NamespaceResourceScope>> Resource for SeenMetadata<K> {
 /// Reads metadata past its managed fields, which are never put together.
 ///
 /// # Errors
-/// What is read is no metadata.
+/// The input is no metadata.
 pub fn lean<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let lean = LeanMetadata::deserialize(deserializer)?;
     Ok(ObjectMeta {

@@ -53,7 +53,7 @@ pub struct Worker {
     pub launcher: Option<Box<Launcher>>,
 }
 
-/// What the launcher of a pod says that may be given another attempt.
+/// The report of the launcher of a pod that may be assigned to another attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launcher {
     /// The attempt that it started last; 0 for a spare that has started none.

@@ -59,7 +59,7 @@ impl ApplyError {
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
     }
 
-    /// What the status says about it after so many consecutive failures; `None` for a transient one at first.
+    /// Its report in the status after so many consecutive failures; `None` for a transient one at first.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
             Self::Closed(_) => return None,

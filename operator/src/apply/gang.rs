@@ -1,4 +1,5 @@
-//! Gang scheduling and placement: the PodGroup of an attempt, and what Kueue and schedulers add to its pods.
+//! Gang scheduling and placement: the PodGroup of an attempt, and the fields that Kueue and schedulers add to
+//! its pods.
 
 use std::collections::BTreeMap;
 

@@ -97,7 +97,7 @@ pub(super) async fn assign(
 pub(super) struct AttemptPods<'a> {
     /// Their job.
     pub(super) input: &'a BuildInput<'a>,
-    /// What queues and schedulers add to those of each group.
+    /// The fields that queues and schedulers add to the pods of each group.
     pub(super) placements: &'a BTreeMap<GroupName, Placement>,
     /// Nodes that its pods avoid, the more failures the stronger.
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,

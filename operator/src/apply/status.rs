@@ -24,8 +24,8 @@ const COUNTS_WAIT: Duration = Duration::from_secs(2);
 /// Longest that the first status waits for all workers to run, once their pods are made: one write then says
 /// both.
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
-/// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API
-/// server what a pod does, and pods go first.
+/// Jobs per step of back-pressure: each further `CROWD` pending first statuses add one base delay. A status
+/// costs the API server as much as a pod, and pods take precedence.
 const CROWD: u32 = 5;
 /// Longest that a first status waits in a crowd.
 const CROWD_WAIT: Duration = Duration::from_secs(20);

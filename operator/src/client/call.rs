@@ -6,7 +6,7 @@ use kube::client::Body;
 
 use super::connections::Lane;
 
-/// Kubernetes' word for what a call does.
+/// Kubernetes' verb of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// One object is read.
@@ -70,7 +70,7 @@ impl Importance {
 /// One call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What it does.
+    /// Its verb.
     pub verb: Verb,
     /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no
     /// resource.
@@ -132,7 +132,7 @@ impl Call {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) | (_, "leases") => Importance::Vital,
             (_, "tokenreviews") => Importance::Status,
-            // What is asked, something waits for.
+            // A caller waits for reads.
             (Verb::Get | Verb::List, _) => Importance::Change,
             (_, "services" | "networkpolicies" | "endpointslices") => Importance::Network,
             (_, resource) if resource.ends_with("/status") => Importance::Status,

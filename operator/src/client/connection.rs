@@ -19,7 +19,7 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::fro
 
 /// A client of the API server of `config`, with its credentials and with `layer` around every call.
 pub(super) fn connect(config: Config, layer: &ApiLayer) -> Result<Client, kube::Error> {
-    // What only kube's own connector knows how to reach, it reaches over HTTP/1.1.
+    // Configurations that only kube's own connector supports use HTTP/1.1.
     if config.proxy_url.is_some() || config.tls_server_name.is_some() || config.auth_info.exec.is_some() {
         return Ok(ClientBuilder::try_from(config)?.with_layer(layer).build());
     }

@@ -9,7 +9,7 @@ use kube::runtime::watcher::Event;
 
 use rlt_objects::job::Job;
 
-/// What the watches have listed so far.
+/// The jobs that the watches have listed so far.
 pub(super) struct JobLists {
     /// The namespace of each watch; none for all namespaces.
     namespaces: Vec<Option<String>>,

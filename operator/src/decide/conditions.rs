@@ -12,7 +12,7 @@ use super::{cause_of, clock, events};
 /// Longest message of a condition: the schema takes so many characters.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
-/// What a job is doing.
+/// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
     /// Pods of the first attempt, or of the first after a suspension, are being started.
@@ -39,7 +39,7 @@ pub enum JobState {
     Complete,
     /// Failed for good, for this cause.
     Failed(FailureCause),
-    /// The specification or the namespace's defaults are invalid, or the pods may not have what they ask for.
+    /// The specification or the namespace's defaults are invalid, or the pods request forbidden privileges.
     Invalid(Reason, String),
 }
 

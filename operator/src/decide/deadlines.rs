@@ -74,7 +74,7 @@ fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), reconcile.input.now)))
 }
 
-/// The failure of a start that took too long, with what its pod waits for.
+/// The failure of a start that took too long, with the reason why its pod waits.
 fn late_start(reconcile: &Reconcile<'_>, seconds: u64) -> Failure {
     let late = |why: &str| format!("not all workers ran within {seconds} s: {why}");
     match held_up_worker(reconcile) {

@@ -44,7 +44,7 @@ pub(super) fn node_state<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Opti
     reconcile.input.nodes.get(node)
 }
 
-/// What is left of a deleted pod's grace period; `None` once it is over.
+/// The rest of a deleted pod's grace period; `None` once it is over.
 pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Duration> {
     clock::until(worker.leaves_by, reconcile.input.now)
 }

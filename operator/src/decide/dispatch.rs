@@ -6,7 +6,7 @@ use rlt_objects::queue::{Queueing, WorkloadAction};
 
 use super::queue::is_outdated;
 
-/// What to change about the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
+/// The change of the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
 /// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
 pub fn dispatch(
     queueing: &Queueing,

@@ -16,7 +16,7 @@ pub struct JobEvent {
     pub message: String,
 }
 
-/// The Event for what to warn of as a job begins.
+/// The Event of a warning at the start of a job.
 pub(super) fn of_warning(message: &str) -> JobEvent {
     JobEvent { is_warning: true, reason: Reason::NoStorage, message: message.to_owned() }
 }

@@ -23,18 +23,18 @@ pub(super) enum AttemptState {
     CauseUnknown(Duration),
     /// A pod is being deleted, and all pods save a checkpoint.
     Stopping {
-        /// As what it counts.
+        /// Its cause.
         cause: FailureCause,
         /// Which pod, and why.
         message: String,
-        /// What is left of its grace period.
+        /// The rest of its grace period.
         wait: Duration,
     },
     /// It has failed.
     Failed(Failure),
 }
 
-/// What ended an attempt.
+/// The failure that ended an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) cause: FailureCause,
@@ -161,7 +161,7 @@ fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     }
 }
 
-/// The cause of a pod's failure by what Kubernetes and the pod itself say.
+/// The cause of a pod's failure, from its status and its termination message.
 pub(super) fn classify_exit(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {

@@ -26,7 +26,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     }
 }
 
-/// What a queue says of a job that asks it, with this Workload.
+/// The queue's state of a job with this Workload.
 pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
     Queueing {
         queue: Some("team".into()),
@@ -66,7 +66,7 @@ pub(crate) fn now() -> Timestamp {
 /// No node is known.
 static NO_NODES: NodeStates = NodeStates::new();
 
-/// What a decision is made from where a test says no more: a job that requests no queue and reports nothing.
+/// The default input of a decision in tests: a job without a queue and without reports.
 pub(crate) fn input<'a>(
     prepared: &'a Prepared,
     status: &'a RLTrainingJobStatus,

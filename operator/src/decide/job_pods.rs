@@ -100,8 +100,8 @@ impl<'a> JobPods<'a> {
         }
     }
 
-    /// Counts the pods into the status, including those that are about to be created. `replicas` is what the
-    /// subresource `scale` changes: the workers that train.
+    /// Counts the pods into the status, including those that are about to be created. `replicas` is the
+    /// number that the subresource `scale` changes: workers without spares.
     pub(super) fn count(&self, made: &[WorkerId], status: &mut RLTrainingJobStatus) {
         let groups: Vec<_> = self.groups.iter().map(|group| group.status(self, made)).collect();
         let sum = |count: fn(&WorkerGroupStatus) -> u32| groups.iter().map(count).sum::<u32>();

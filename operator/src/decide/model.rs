@@ -32,7 +32,7 @@ enum ModelEvent {
     NodeSilent(u32),
     /// The node of a rank is about to be taken away, or has a problem.
     NodeImpaired(u32, bool),
-    /// A silent node answers again, and ends what was deleted.
+    /// A silent node answers again, and its deleted pods end.
     NodeReturns(u32),
     /// A silent node gets the taint out-of-service: nothing on it runs any more.
     NodeOutOfService(u32),
@@ -486,12 +486,12 @@ fn node_of(idx: u32) -> Arc<str> {
     format!("node-{idx}").into()
 }
 
-/// What may never change once a job has ended.
+/// The fields that may never change once a job has ended.
 fn final_status(status: &RLTrainingJobStatus) -> Value {
     let conditions: Vec<_> = status
         .conditions
         .iter()
-        // What is left to clean up may fail.
+        // Clean-up may fail.
         .filter(|condition| condition.type_ != ConditionType::Reconciling)
         .map(|condition| (condition.type_, condition.status, &condition.reason))
         .collect();

@@ -74,7 +74,7 @@ static JOB: [LazyLock<Prepared>; 2] = [
     LazyLock::new(|| with_spares(prepared(NUM_WORKERS, json!({"suspend": true})), NUM_SPARES)),
 ];
 
-/// A pod as the API server has it, and what is in it.
+/// A pod of the API server, and its processes.
 #[derive(Clone, Debug)]
 struct Pod {
     worker: Worker,
@@ -85,7 +85,7 @@ struct Pod {
     /// The attempt that its launcher started last.
     started: u32,
     ended: Option<Exit>,
-    /// What the operator has heard of its launcher.
+    /// The last report of its launcher to the operator.
     heard: Option<Launcher>,
 }
 

@@ -1,4 +1,4 @@
-//! Admission by Kueue, and what to change about the Workload. An eviction is no failure: pods save a
+//! Admission by Kueue, and changes of the Workload. An eviction is no failure: pods save a
 //! checkpoint, and the job resumes from it when it is admitted again.
 
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
 /// Requeue delay of a job that requests a queue in a cluster without Kueue.
 const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
-/// What to change about the Workload.
+/// The change of the Workload.
 pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<WorkloadAction> {
     let queueing = reconcile.input.queueing;
     let is_empty = reconcile.pods.all().next().is_none();

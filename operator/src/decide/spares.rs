@@ -26,7 +26,7 @@ use crate::nodes::NodeState;
 /// Promoted spares that a status holds.
 const MAX_PROMOTED: usize = 64;
 
-/// A pod that exists, and what it becomes.
+/// An existing pod and its new group, index and attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// The pod's name.

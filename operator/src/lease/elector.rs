@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{Candidate, LeaseError, Term};
 use crate::backoff;
 
-/// What a candidate knows and is.
+/// The state of a candidate.
 #[derive(Debug)]
 enum Standing {
     /// Nothing was seen yet.
@@ -83,7 +83,7 @@ impl Elector {
             // The next renewal handles a Lease that was deleted.
             (Standing::Leader { .. }, None) => {}
             (Standing::Leader { .. }, Some(lease)) => {
-                // What was written before this candidate took over may be received late.
+                // Writes before this candidate's acquisition may be received late.
                 let is_newer = transitions(&lease) > self.own_transitions();
                 if is_newer && holder(&lease) != self.candidate.identity {
                     return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });

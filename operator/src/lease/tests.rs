@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// What the API server does with a write; `None` where it never answers.
+/// The API server's answer to a write; `None` for no answer.
 type Rule = fn(num_writes: usize) -> Option<u16>;
 
 /// An API server without a Lease at first, and how many writes it was sent.

@@ -27,7 +27,7 @@ impl Metrics {
     }
 }
 
-/// What the attempt has reached since the status before, each with the time since its start.
+/// The milestones that the attempt has reached since the previous status, each with the time since its start.
 fn milestones(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,

@@ -40,8 +40,7 @@ impl Watches {
                 let state = states.entry(key(call)).or_insert(State { asked_at: now, begun_at: None });
                 state.begun_at = Some((now, SystemTime::now()));
             }
-            // What the API server refuses from the first, such as a resource that it does not have, is not
-            // dead.
+            // A watch that never started, such as one of a resource that does not exist, is not dead.
             Some(_) if states.get(&key(call)).is_some_and(|state| state.begun_at.is_none()) => {
                 states.remove(&key(call));
             }

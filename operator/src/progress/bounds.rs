@@ -17,10 +17,10 @@ const MAX_RESTARTS: u32 = 1_000_000;
 /// The longest time of one process, in seconds: 30,000 years.
 const MAX_SECONDS: f64 = 1e12;
 
-/// Refuses what no trainer of ours sends.
+/// Refuses reports that no trainer of ours sends.
 ///
 /// # Errors
-/// The field, what was expected of it, and what it holds.
+/// The field, the expected and the actual value.
 pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
     at_most("checkpoints", report.checkpoints.len(), limits::MAX_CHECKPOINTS)?;
     at_most("metrics", report.metrics.len(), limits::MAX_METRICS)?;

@@ -32,7 +32,7 @@ pub enum CertificateError {
     Make {
         /// Its host names.
         names: Vec<String>,
-        /// What went wrong.
+        /// The error.
         source: rcgen::Error,
     },
 }
@@ -131,7 +131,7 @@ fn make_authority(now: Timestamp) -> Result<Signed, rcgen::Error> {
 }
 
 fn make_server(authority: &Signed, names: &[String], now: Timestamp) -> Result<Signed, rcgen::Error> {
-    // What an issuer contributes is its name and its key; both are known without reading its certificate.
+    // An issuer needs only its name and its key, which are known without reading its certificate.
     let issuer = Issuer::new(authority_params(now)?, KeyPair::from_pem(&authority.key)?);
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(names)?;

@@ -23,7 +23,7 @@ struct OfJob {
     is_over: bool,
 }
 
-/// What became of a launcher's word.
+/// The result of a launcher's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     /// Whether it says something new.
@@ -48,7 +48,7 @@ impl Launchers {
         Taken { is_news, is_over, num_launchers: jobs.values().map(|of_job| of_job.by_pod.len()).sum() }
     }
 
-    /// What the launchers of a job said last, by the UID of their pods.
+    /// The last reports of a job's launchers, by the UID of their pods.
     pub(super) fn of(&self, job: &JobKey, now: Instant) -> BTreeMap<Arc<str>, Launcher> {
         let jobs = self.lock();
         let known = jobs.get(job).into_iter().flat_map(|of_job| &of_job.by_pod);

@@ -99,7 +99,7 @@ impl Reports {
         Some(self.shared.lock().get(job)?.heard_at)
     }
 
-    /// What the launchers of a job's pods said last, by the UID of their pods.
+    /// The last reports of the launchers of a job's pods, by the UID of their pods.
     pub fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         self.shared.launchers.of(job, Instant::now())
     }

@@ -61,7 +61,7 @@ pub trait Workers: Send + Sync + 'static {
     /// [`UnknownWorker`].
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker>;
 
-    /// What the pod of a job is to run, a spare included.
+    /// The assignment of a job's pod, a spare included.
     ///
     /// # Errors
     /// [`UnknownWorker`].
@@ -81,7 +81,7 @@ pub struct ChannelService<R, W> {
 }
 
 impl<R: Reviewer, W: Workers> ChannelService<R, W> {
-    /// Takes what is allowed into `reports`, and counts everything.
+    /// Stores allowed reports in `reports`, and counts all.
     pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
         let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
@@ -112,7 +112,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
-    /// Takes the word of a launcher, and says what its pod is to run.
+    /// Stores the report of a launcher, and answers with its pod's assignment.
     async fn answer(&self, request: Request<FollowRequest>) -> Result<FollowResponse, Status> {
         let source = request.get_ref().source.clone();
         let pod = self

@@ -25,7 +25,7 @@ pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     span
 }
 
-/// Records what this reconcile decided.
+/// Records the decision of this reconcile.
 pub(super) fn note(decision: &Decision) {
     let span = Span::current();
     span.record("decision", tracing::field::debug(&decision.state));
@@ -71,7 +71,7 @@ pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTra
 struct Ended<'a> {
     attempt: u32,
     start: SystemTime,
-    /// What ended it; `None` where nothing went wrong.
+    /// The failure that ended it, if any.
     failure: Option<&'a FailureStatus>,
     is_complete: bool,
 }

@@ -24,7 +24,7 @@ use crate::index::{Child, ChildEntry};
 /// An answer of the API server to a call, or `None` where it takes everything.
 type Rule = Box<dyn Fn(&Method, &str) -> Option<(u16, Value)> + Send + Sync>;
 
-/// An API server that keeps what was sent to it.
+/// An API server that records requests.
 struct Server {
     client: Client,
     calls: Arc<Mutex<Vec<(Method, String, Value)>>>,

@@ -51,13 +51,13 @@ pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     metrics
 }
 
-/// verl's choice of what a dashboard shows first: what all samples together say.
+/// verl's choice of core metrics: those over all samples.
 fn is_core(name: &str, num_samples: u32) -> bool {
     let shown = ["mean@", "best@", "maj@"].iter().find_map(|prefix| name.strip_prefix(prefix));
     shown.is_some_and(|rest| rest.split('/').next() == Some(num_samples.to_string().as_str()))
 }
 
-/// Each metric is the mean over prompts of what is computed for one prompt.
+/// Each metric is a mean over prompts.
 fn source_metrics(prompts: &[Vec<&Reward>], num_samples: u32) -> Vec<(String, f64)> {
     let scores: Vec<Vec<f64>> =
         prompts.iter().map(|rewards| rewards.iter().map(|r| r.score).collect()).collect();

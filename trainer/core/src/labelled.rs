@@ -1,4 +1,4 @@
-//! Batches for classifiers: after which tokens their numbers are read, and losses of what is read.
+//! Batches for classifiers: the tokens after which scores are read, and losses of the scores.
 //!
 //! A completion has one position more than tokens here. The score that is read after a token is, like all
 //! values of a batch, at the position of the next token; the mask of [`Batch::rows`] marks these positions.
@@ -33,7 +33,7 @@ impl ReadCompletion {
     }
 }
 
-/// What a batch of pairs teaches a reward model.
+/// The loss of a batch of pairs for a reward model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredPairs {
     /// The loss.
@@ -71,7 +71,7 @@ impl ScoredPairs {
     }
 }
 
-/// What a batch of completions of several steps teaches a process reward model.
+/// The loss of a batch of completions with labelled steps for a process reward model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JudgedSteps {
     /// The loss.

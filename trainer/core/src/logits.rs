@@ -1,7 +1,7 @@
 //! Log-prob and entropy of one token from its logits, with the gradient of both: the reference that chunked
 //! and fused loss heads are tested against. Slices only; the heads themselves are kernels, in `rlt-torch`.
 
-/// What one row of logits says about a token.
+/// Log-prob and entropy of a token from one row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenScore {
     /// ln p(label).

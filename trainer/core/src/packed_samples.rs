@@ -19,7 +19,7 @@ use crate::types::{Completion, FinishReason, Reward, RewardStatus};
 /// The samples of one prompt with their rewards.
 pub type JudgedGroup = Vec<(Completion, Reward)>;
 
-/// A length of what is not there.
+/// The length of a missing text.
 const ABSENT: u64 = u64::MAX;
 
 /// Why samples can not be packed, or bytes are none.
@@ -28,7 +28,7 @@ pub enum PackedSamplesError {
     /// The bytes end too early.
     #[error("{field}: expected {expected} bytes, got {got}")]
     Truncated {
-        /// What was being read.
+        /// The field.
         field: &'static str,
         /// Bytes that it takes.
         expected: u64,
@@ -38,17 +38,17 @@ pub enum PackedSamplesError {
     /// Lengths contradict each other.
     #[error("{field}: expected lengths with the sum {expected}, got {got}")]
     Lengths {
-        /// Of what.
+        /// The field.
         field: &'static str,
         /// The sum.
         expected: u64,
-        /// What the lengths add up to.
+        /// The sum of the lengths.
         got: u64,
     },
     /// A number that means nothing.
     #[error("{field}: expected a number below {below}, got {got}")]
     Code {
-        /// Of what.
+        /// The field.
         field: &'static str,
         /// Numbers below it mean something.
         below: u32,
@@ -101,7 +101,7 @@ pub fn pack(groups: &[JudgedGroup]) -> Result<Vec<u8>, PackedSamplesError> {
 /// The samples of [`pack`].
 ///
 /// # Errors
-/// [`PackedSamplesError`], naming what does not fit.
+/// [`PackedSamplesError`], which names the field.
 pub fn unpack(bytes: &[u8]) -> Result<Vec<JudgedGroup>, PackedSamplesError> {
     let mut reader = Reader { rest: bytes };
     let [num_groups, num_samples, num_tokens, num_names, num_parts] =
@@ -248,7 +248,7 @@ impl Packed {
     }
 }
 
-/// What is left to read.
+/// The unread bytes.
 struct Reader<'a> {
     rest: &'a [u8],
 }

@@ -42,7 +42,7 @@ pub enum PartitionError {
     },
 }
 
-/// By what items are distributed to shares.
+/// How items are assigned to shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
     /// Even work.

@@ -34,7 +34,7 @@ impl Batch {
     }
 
     /// Completions behind prompts that they do not belong to: each prompt of `examples` with the completions
-    /// of the example before it. What KTO's reference point is measured on.
+    /// of the example before it. KTO's reference point is measured on them.
     pub fn from_mismatched(examples: &[Arc<PreferenceExample>]) -> Self {
         let before = examples.iter().cycle().skip(examples.len().saturating_sub(1));
         let pairs = examples.iter().zip(before);

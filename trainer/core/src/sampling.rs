@@ -1,4 +1,4 @@
-//! Drawing the next token: what the parameters mean, and the draw itself on one row of probabilities.
+//! Drawing the next token: the sampling parameters, and the draw itself on one row of probabilities.
 //!
 //! The order is that of Hugging Face transformers, whose sampling users compare with:
 //! ```text
@@ -8,8 +8,8 @@
 //!   positive and multiplied by it when negative (Keskar et al. 2019, CTRL);
 //! - temperature 0 takes the largest logit (the first of equal ones) and ignores top-k, top-p and min-p;
 //! - top-k keeps the `k` most probable tokens, and those tied with the last of them;
-//! - top-p keeps the fewest most probable tokens of what top-k left whose share of it reaches `p`: the token
-//!   that crosses the threshold is in; of equal ones the lower token id comes first;
+//! - top-p keeps the fewest most probable tokens of those that top-k left whose share of them reaches `p`:
+//!   the token that crosses the threshold is in; of equal ones the lower token id comes first;
 //! - min-p keeps tokens at least `min_p` times as probable as the most probable one.
 //!
 //! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed,
@@ -71,9 +71,9 @@ impl Default for SamplingParams {
 pub struct SamplingError {
     /// Which parameter.
     pub name: &'static str,
-    /// What it was set to.
+    /// The given value.
     pub value: f64,
-    /// What it may be, in words.
+    /// The allowed values, in words.
     pub allowed: &'static str,
 }
 

@@ -27,7 +27,7 @@ impl TpShard {
     /// All of a product.
     pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
-    /// What the shard has of `len` heads, rows or columns. Where shards do not divide them the last ones are
+    /// The shard's range of `len` heads, rows or columns. If shards do not divide them the last ones are
     /// shorter, or empty.
     pub fn of(self, len: usize) -> Range<usize> {
         let longest = self.longest(len);
@@ -39,7 +39,7 @@ impl TpShard {
         len.div_ceil(self.num_shards)
     }
 
-    /// What the shard has of `len` key heads, which divide the shards or are divided by them: its own, or one
+    /// The shard's range of `len` key heads, which divide the shards or are divided by them: its own, or one
     /// that several shards have, the one that the shard's query heads attend to.
     pub fn of_key_heads(self, len: usize) -> Range<usize> {
         let start = self.place * len / self.num_shards;

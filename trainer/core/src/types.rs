@@ -29,7 +29,7 @@ pub struct Prompt {
     pub messages: serde_json::Value,
     /// The data set of the row (verl's `data_source`); rewards are chosen by it.
     pub data_source: String,
-    /// What a verifiable reward compares with (verl's `reward_model.ground_truth`).
+    /// The reference of a verifiable reward (verl's `reward_model.ground_truth`).
     pub ground_truth: serde_json::Value,
     /// The row's `extra_info`, handed to rewards as it is.
     pub extra_info: serde_json::Value,
@@ -37,7 +37,7 @@ pub struct Prompt {
     pub images: Vec<Arc<PromptImage>>,
 }
 
-/// What the policy wrote after a prompt: filled by the rollout engine.
+/// A sampled completion of a prompt: filled by the rollout engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
     /// New token ids, the ending token included; never empty.
@@ -57,18 +57,18 @@ pub struct Reward {
     /// The weighted sum of all parts, clipped, before any shaping by length: the metric that training should
     /// raise.
     pub score: f64,
-    /// What the training uses: `score` after shaping.
+    /// The reward in training: `score` after shaping.
     pub value: f64,
     /// Each function's own unweighted value by its name.
     pub parts: BTreeMap<String, f64>,
-    /// What the completion answers, by the first function that found an answer; held-out samples vote with
+    /// The completion's answer, by the first function that found one; held-out samples vote with
     /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
     /// Whether `value` is a verdict; a sample without one is masked out or counts as zero, by
     /// `rewards.onTimeout` and `rewards.onError`.
     pub status: RewardStatus,
-    /// What went wrong, for `completions.jsonl`.
+    /// The error, for `completions.jsonl`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -82,9 +82,9 @@ pub struct Rollout {
     pub sample_idx: u32,
     /// Optimizer steps that the sampling weights had seen.
     pub policy_version: u64,
-    /// What was written.
+    /// The completion.
     pub completion: Completion,
-    /// What it is worth.
+    /// Its reward.
     pub reward: Reward,
 }
 

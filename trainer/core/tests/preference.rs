@@ -12,7 +12,7 @@ use rlt_core::preference::{
 };
 use rlt_core::rows::Rows;
 
-/// What a run's completions had so far.
+/// The mean log-ratio of a run's earlier completions.
 const MEAN_LOG_RATIO: f64 = 0.3;
 
 const DIVERGENCES: [Divergence; 4] = [
@@ -282,7 +282,7 @@ fn what_a_preference_loss_reads_must_be_given() {
     assert_eq!(refuses(&dpo, &unpaired), "loss inputs do not fit together");
 }
 
-/// One pair has one rank: what is compared is the pair.
+/// With one pair, sorting compares that pair.
 #[test]
 fn a_loss_that_sorts_is_dpo_of_one_pair_and_takes_the_whole_update_of_several() {
     let one = two([&[-0.5, -1.0], &[-0.2, -0.3]]);

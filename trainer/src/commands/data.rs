@@ -20,7 +20,7 @@ use crate::run::error::TrainError;
 use crate::run::setup::datasets::{Located, max_demonstration_tokens, preference_rows};
 use crate::run::setup::load_tokenizer;
 
-/// What is shown.
+/// The rows to show.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DataArgs {
     /// The manifest; - for standard input
@@ -77,7 +77,7 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     Ok(if counts.broken > 0 { ExitCode::BadConfig } else { ExitCode::Success })
 }
 
-/// What is to be said of each data set before its rows; nothing of files and tasks alone.
+/// Headings of data sets; none for plain files and tasks.
 fn headings(located: &Located, held_out: bool) -> Vec<String> {
     let DataSpec { datasets, .. } = &located.spec;
     let sets: Vec<_> = datasets.iter().enumerate().filter(|(_, set)| set.held_out == held_out).collect();
@@ -103,14 +103,14 @@ fn headings(located: &Located, held_out: bool) -> Vec<String> {
 fn tokenizer(spec: &ResolvedSpec) -> Result<Tokenizer, TrainError> {
     let dir = match &spec.model.source {
         ModelSource::Path(path) => Some(path.into()),
-        // What the training would fetch, too.
+        // As the training would fetch it.
         ModelSource::Hub(source) => Some(hub::fetch(source, None)?.dir),
         ModelSource::Architecture(_) => None,
     };
     load_tokenizer(spec, dir.as_deref())
 }
 
-/// A line about an item, its text, and what is wrong with it.
+/// A line about an item, its text, and its problem.
 struct Description {
     line: String,
     text: String,
@@ -252,7 +252,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     words
 }
 
-/// Without what a terminal would obey.
+/// With control characters escaped.
 fn escaped(line: &str) -> String {
     line.chars()
         .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })

@@ -38,7 +38,7 @@ struct Sight {
     gpus: Vec<SeenGpu>,
     /// Pairs of GPUs, each once.
     links: Vec<(usize, usize, GpuLink)>,
-    /// What went wrong while looking.
+    /// The error of the detection.
     problem: Option<String>,
 }
 
@@ -48,7 +48,7 @@ struct SeenGpu {
     kernels: Option<String>,
 }
 
-/// Looks, and writes what is seen. A machine without a GPU is no failure.
+/// Detects and prints devices. A machine without a GPU is no failure.
 ///
 /// # Errors
 /// When standard output cannot be written.

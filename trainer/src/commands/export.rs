@@ -47,7 +47,7 @@ pub struct ExportArgs {
     pub push_to: Option<HubTarget>,
 }
 
-/// What an export holds.
+/// The content of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Layout {
     /// The whole model, an adapter merged into it, as transformers loads it.
@@ -98,7 +98,7 @@ pub enum ExportError {
         choose::listed(there)
     )]
     NoStep {
-        /// What was asked for.
+        /// The requested step.
         step: u64,
         /// Steps that have one.
         there: Vec<u64>,
@@ -129,7 +129,7 @@ pub enum ExportError {
         /// Why.
         source: push::PushError,
     },
-    /// What the run recorded of its model cannot be read.
+    /// The run's record of its model cannot be read.
     #[error("read which commit the run's model is of from {path}", path = path.display())]
     ModelRecord {
         /// The file.
@@ -167,7 +167,7 @@ impl ExportError {
     }
 }
 
-/// Exports what `args` asks for.
+/// Exports the checkpoint of `args`.
 ///
 /// # Errors
 /// [`ExportError`].
@@ -198,7 +198,7 @@ fn hub_of_environment(target: &HubTarget) -> Result<push::Hub, ExportError> {
         .map_err(|source| ExportError::CannotPush { repository: target.0.to_string(), source })
 }
 
-/// Says which repository did not take what is in `folder`.
+/// The error for a failed push of `folder`.
 fn failed<'a>(target: &'a HubTarget, folder: &'a Path) -> impl FnOnce(push::PushError) -> ExportError + 'a {
     move |source| ExportError::Push { repository: target.0.to_string(), folder: folder.to_owned(), source }
 }

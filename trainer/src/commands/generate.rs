@@ -93,7 +93,7 @@ pub enum GenerateError {
     Tokenizer {
         /// The model's folder.
         dir: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: TokenizerError,
     },
     /// A sampling option is out of its range.
@@ -128,7 +128,7 @@ impl GenerateError {
     }
 }
 
-/// What is wrong with one line of the input.
+/// An error in one line of the input.
 #[derive(Debug, thiserror::Error)]
 enum PromptError {
     #[error("expected exactly one of `prompt`, `messages` and `tokens`, got {0} of them")]

@@ -1,4 +1,4 @@
-//! `rlt-trainer gpu-check`: proves on this machine's GPU what tests prove without one, and measures.
+//! `rlt-trainer gpu-check`: runs on this machine's GPU the checks that tests run without one, and measures.
 //!
 //! Every check runs in a separate process with a time limit, so that a crash or hang is only a failed check.
 //! Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`), `device` and figures. A
@@ -90,7 +90,7 @@ enum Status {
     Skipped,
 }
 
-/// What a check found: a line.
+/// One line of a check's output.
 struct Finding {
     status: Status,
     figures: Map<String, Value>,
@@ -107,7 +107,7 @@ impl Finding {
         Self { status: if holds { Status::Passed } else { Status::Failed }, figures: map(figures) }
     }
 
-    /// What could not be tried, and why.
+    /// A skipped check, with the reason.
     fn skipped(reason: impl Into<String>) -> Self {
         Self { status: Status::Skipped, figures: map([("reason", reason.into().into())]) }
     }
@@ -124,7 +124,7 @@ impl Check {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Longest that it may take, in seconds: several times what it should.
+    /// Its timeout: several times the expected time.
     fn limit(self) -> Duration {
         let seconds = match self {
             Self::Device | Self::Operators | Self::Draws | Self::Paged | Self::Gemm | Self::Copies => 20,
@@ -244,7 +244,7 @@ fn error_text(error: &dyn std::error::Error) -> String {
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// What the device is, and whether our kernels run on it.
+/// The device, and whether our kernels run on it.
 fn device() -> Result<Findings, Failure> {
     let findings = cuda::gpus()?.into_iter().map(|gpu| {
         let kernels = cuda::Kernels::load(gpu.index).err().map(|error| error.to_string());
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn the_limits_of_all_checks_add_up_to_less_than_ten_minutes() {
         let limits: Duration = Check::value_variants().iter().map(|check| check.limit()).sum();
-        // What is left is for the processes' ends.
+        // The rest is for the processes' ends.
         assert!(limits <= Duration::from_secs(590), "{limits:?}");
     }
 }

@@ -52,13 +52,13 @@ pub enum LaunchError {
     Serve {
         /// The port.
         port: u16,
-        /// What the store said.
+        /// The store's error.
         source: RendezvousError,
     },
     /// A system call around the ranks failed.
     #[error("failed to {act}")]
     Process {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// Why it failed.
         source: std::io::Error,
@@ -66,7 +66,7 @@ pub enum LaunchError {
     /// A rank failed, and the others ended with it.
     #[error("{failed}{hint}")]
     Rank {
-        /// What happened, and what the launch ends with.
+        /// The failure, with the launcher's exit code.
         failed: Box<Failed>,
         /// Why it was not tried again; may be empty.
         hint: String,

@@ -31,7 +31,7 @@ pub enum MeasuredDevice {
     Cuda,
 }
 
-/// What to measure.
+/// The devices to measure.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MeasureArgs {
     /// The device.
@@ -51,9 +51,9 @@ pub enum MeasureError {
     /// libtorch refused an operation.
     #[error("failed to measure {act}")]
     Tensor {
-        /// What was measured.
+        /// The measured operation.
         act: &'static str,
-        /// What libtorch said.
+        /// libtorch's error.
         source: tch::TchError,
     },
     /// A setting was refused.
@@ -140,7 +140,7 @@ pub(crate) fn fastest(
     Ok(best)
 }
 
-/// Until a GPU has done what it was given.
+/// Waits until a GPU has finished its work.
 pub(crate) fn wait(device: Device) {
     if let Device::Cuda(idx) = device {
         tch::Cuda::synchronize(idx as i64);

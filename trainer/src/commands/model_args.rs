@@ -59,7 +59,7 @@ pub enum ModelArgsError {
     Model {
         /// The folder.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: Box<ModelError>,
     },
     /// The adapter does not fit.
@@ -67,7 +67,7 @@ pub enum ModelArgsError {
     Adapter {
         /// The folder.
         dir: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: Box<LoraError>,
     },
 }

@@ -67,7 +67,7 @@ pub struct Scored {
     pub entropies: Vec<f32>,
 }
 
-/// What a model says about one sequence: a value for each token but the first.
+/// A model's scores of one sequence: a value for each token but the first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceScores {
     /// Natural-log probability of the token, given those before it.
@@ -90,7 +90,7 @@ pub enum ScoreError {
     Tokenizer {
         /// The model's folder.
         dir: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: TokenizerError,
     },
     /// Tokenizer and model do not belong together.
@@ -132,7 +132,7 @@ impl ScoreError {
     }
 }
 
-/// What is wrong with one line of input.
+/// An error in one line of input.
 #[derive(Debug, thiserror::Error)]
 enum LineError {
     #[error("expected either \"tokens\" or \"text\", got {got}")]

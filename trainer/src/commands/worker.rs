@@ -32,7 +32,7 @@ pub struct WorkerArgs {
     /// The run folder; by default `runs/<metadata.name>`.
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Remove what an earlier run left in the folder and start afresh.
+    /// Remove the files of an earlier run in the folder and start over.
     #[arg(long)]
     pub overwrite: bool,
 }
@@ -162,7 +162,7 @@ fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<Run
     Ok(folder)
 }
 
-/// Removes what an earlier run left, here and where its checkpoints were copied to.
+/// Removes the files of an earlier run, and the copies of its checkpoints.
 pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
     let folder = RunFolder::open(root, true)?;
     if let Some(uri) = &job.spec().checkpoint.uri {
@@ -211,7 +211,7 @@ const CONTINUABLE: [&[&str]; 11] = [
     &["spec", "managedBy"],
 ];
 
-/// What must be the same for a run to be continued, as text.
+/// The fields that must be equal for a resume, as text.
 fn identity(manifest: &str) -> String {
     let Ok(mut value) = serde_saphyr::from_str::<serde_json::Value>(manifest) else {
         return manifest.to_owned();

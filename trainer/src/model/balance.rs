@@ -18,7 +18,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::experts::Routes;
 
-/// What routers chose: sums over the tokens of all layers that have experts.
+/// The routers' choices: sums over the tokens of all layers that have experts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterLoad {
     /// Tokens, once for each layer.
@@ -133,7 +133,7 @@ impl RouterTap {
         }
     }
 
-    /// What was counted.
+    /// The counts.
     pub fn load(self) -> RouterLoad {
         match self.use_of_routes {
             UseOfRoutes::Count(load) => load.into_inner(),

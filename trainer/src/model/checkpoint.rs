@@ -108,8 +108,8 @@ impl WeightFiles {
         self.tensors.contains_key(name)
     }
 
-    /// Compares what is stored with what is `expected`: nothing may be missing, misshapen, of a foreign type
-    /// or left over, except where `ignored` says so.
+    /// Compares the stored tensors with the `expected` ones: nothing may be missing, misshapen, of a foreign
+    /// type or left over, except where `ignored` says so.
     pub(crate) fn check(
         &self,
         expected: &[TensorShape],
@@ -184,7 +184,7 @@ impl WeightFiles {
         Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_shard.range.len() })
     }
 
-    /// What is stored under a name: the file, the dtype and the number of bytes.
+    /// The stored tensor of a name: the file, the dtype and the number of bytes.
     pub(crate) fn find(&self, name: &str) -> Option<(&Path, Dtype, usize)> {
         self.tensors.get(name).map(|stored| {
             let (start, end) = stored.info.data_offsets;

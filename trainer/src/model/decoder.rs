@@ -41,7 +41,7 @@ impl Default for LoadOptions {
 /// A decoder with its weights.
 #[derive(Debug)]
 pub struct Decoder {
-    /// What the weights mean.
+    /// The model's configuration.
     pub config: ModelConfig,
     pub(crate) options: LoadOptions,
     pub(crate) embedding: Tensor,
@@ -72,7 +72,7 @@ impl Decoder {
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
-    /// What the first layer reads, [tokens, hidden] in the compute dtype: embeddings, and the features of
+    /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, and the features of
     /// images in the places of their tokens.
     ///
     /// # Panics
@@ -102,7 +102,7 @@ impl Decoder {
         Tensor::cat(&features.collect::<Vec<_>>(), 0)
     }
 
-    /// What embeddings are multiplied with, as the compute dtype has it.
+    /// The factor of embeddings, rounded to the compute dtype.
     pub fn embedding_scale(&self) -> f64 {
         let rounded =
             Tensor::from(self.config.embedding_scale).to_kind(Kind::Float).to_kind(self.options.compute);
@@ -114,7 +114,7 @@ impl Decoder {
         &self.layers
     }
 
-    /// What the layers share in one forward pass over `input`, without dropout.
+    /// The context of the layers in one forward pass over `input`, without dropout.
     pub fn context(&self, input: &PackedInput, adapter: Adapter) -> LayerContext {
         LayerContext {
             rope: self.rope(&input.position_ids),
@@ -140,7 +140,7 @@ impl Decoder {
         self.ropes.at(position_ids, self.options.compute)
     }
 
-    /// What the head reads, [tokens, hidden] to [tokens, hidden]: the norm, times what logits are scaled by.
+    /// The input of the head, [tokens, hidden] to [tokens, hidden]: the norm, times the scale of logits.
     pub fn final_norm(&self, hidden_td: &Tensor) -> Tensor {
         let ModelConfig { norm_kind, rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
         let normed_td = ops::norm(norm_kind, hidden_td, &self.norm, (rms_norm_eps, norm_offset));
@@ -174,8 +174,7 @@ impl Decoder {
         self.capped(hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>))
     }
 
-    /// What the cap makes of products of hidden states and head, rounded once as by the chunked head; the
-    /// very tensor where there is none.
+    /// Logits after the softcap, rounded once as by the chunked head; the same tensor without a cap.
     pub(crate) fn capped(&self, logits: Tensor) -> Tensor {
         let Some(cap) = self.config.logit_softcap else { return logits };
         let wide = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };

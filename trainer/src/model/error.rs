@@ -14,7 +14,7 @@ pub enum ModelError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file could not be written.
@@ -22,10 +22,10 @@ pub enum ModelError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// What weights are read into is offloaded, and could not be fetched or put back.
+    /// An offloaded tensor, into which weights are read, could not be fetched or written back.
     #[error("reading weights into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A file is not the JSON document it should be.
@@ -73,7 +73,7 @@ pub enum ModelError {
     BadHeader {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         reason: String,
     },
     /// A weight file is shorter or longer than its header says.
@@ -140,7 +140,7 @@ pub enum ModelError {
         /// How many values the tensor has.
         num_values: usize,
     },
-    /// A field of a quantized weight's state, or one of its tensors, is not what bitsandbytes writes.
+    /// A field of a quantized weight's state, or one of its tensors, is not as bitsandbytes writes it.
     #[error("reading {path}: tensor {tensor}: field `{field}`: {mismatch}", path = path.display())]
     QuantState {
         /// The file.
@@ -188,13 +188,14 @@ pub enum ModelError {
         tensor: String,
         /// Where it should go.
         device: String,
-        /// What libtorch said.
+        /// libtorch's error.
         source: tch::TchError,
     },
 }
 
 impl ModelError {
-    /// The exit code of a process that ends with this: a disk may have room again, a model stays what it is.
+    /// The exit code of a process that ends with this: a full disk may be freed, an invalid model stays
+    /// invalid.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Write { .. } => ExitCode::RetryableIo,

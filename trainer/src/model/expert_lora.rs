@@ -68,7 +68,7 @@ impl ExpertLora {
         base.g_add_(&routes.rows.linear(&inner, &self.b_eor().to_kind(kind)))
     }
 
-    /// What it adds to the weight of one expert, f32 [out, in].
+    /// Its product for one expert, f32 [out, in].
     fn delta(&self, expert: i64) -> Tensor {
         self.b_eor().select(0, expert).matmul(&self.a_eri().select(0, expert)) * self.scaling
     }

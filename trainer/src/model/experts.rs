@@ -32,7 +32,7 @@ pub struct Mixture {
     routing: Routing,
 }
 
-/// Which experts compute which tokens, and with what weight.
+/// The experts of each token, with their weights.
 #[derive(Debug)]
 pub struct Routes {
     /// Probabilities of all experts, f32 [t, e], with the router's graph behind them: scores by their sum.
@@ -45,7 +45,7 @@ pub struct Routes {
     pub rows: ExpertRows,
 }
 
-/// What a mixture of experts multiplies with.
+/// The products of a mixture of experts.
 pub trait ExpertProducts {
     /// Why ranks that have a slice each could not add up.
     type Error;
@@ -53,7 +53,7 @@ pub trait ExpertProducts {
     fn mixture(&self) -> Mixture;
     /// The router's logits [t, e], in the compute dtype or wider.
     fn scores(&self, normed_td: &Tensor) -> Tensor;
-    /// What is added to scores for the choice alone, f32 [e].
+    /// The bias of scores for the choice only, f32 [e].
     fn choice_bias(&self) -> Option<&Tensor>;
     /// Gets each batch of routes once.
     fn observe(&self, routes: &Routes);
@@ -109,8 +109,8 @@ impl Mixture {
         Routes { probabilities_te, weights_tk, choices, rows }
     }
 
-    /// By what experts are chosen where that is not their score: with the bias, and nothing outside of the
-    /// best groups. Without gradient, as choices have none.
+    /// The values by which experts are chosen if these are not their scores: with the bias, and only within
+    /// the best groups. Without gradient, as choices have none.
     fn choice(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> Option<Tensor> {
         if self.routing.groups.is_none() && choice_bias.is_none() {
             return None;
@@ -132,7 +132,7 @@ impl Mixture {
         Some((of_groups + is_out.unsqueeze(-1)).flatten(1, 2))
     }
 
-    /// The dtype in which the router multiplies what is computed in `kind`.
+    /// The router's dtype if layers compute in `kind`.
     pub(crate) fn router_kind(&self, kind: Kind) -> Kind {
         match kind {
             Kind::Half | Kind::BFloat16 if self.routing.in_fp32 => Kind::Float,
@@ -155,10 +155,10 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
     numbers
 }
 
-/// What the bias of the choice is called inside the module.
+/// The name of the choice's bias inside the module.
 const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 
-/// What biases are called inside the module: of the router, of gate and up, of down.
+/// The names of biases inside the module: of the router, of gate and up, of down.
 const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"];
 
 /// Router and experts of one layer.
@@ -169,13 +169,13 @@ pub(crate) struct ExpertWeights {
     pub(crate) mixture: Mixture,
     /// How many layers before this one have experts.
     pub(super) place: usize,
-    /// What the router is called inside the module.
+    /// The name of the router inside the module.
     pub(super) router_module: &'static str,
     /// [e, d].
     pub(crate) router: Tensor,
     /// Of the choice, f32 [e]: never trained here.
     pub(crate) choice_bias: Option<Tensor>,
-    /// What the experts compute, and the layout of their tensors.
+    /// The form of the experts, and the layout of their tensors.
     pub(crate) form: ExpertForm,
     /// Gate above up, [e, 2 i, d]; clamped experts have [e, d, 2 i], gate and up side by side.
     pub(crate) gate_up: Tensor,

@@ -1,4 +1,4 @@
-//! A decoder as a Hugging Face folder: what `transformers` loads, and what [`Decoder::load`] reads back.
+//! A decoder as a Hugging Face folder: `transformers` loads it, and [`Decoder::load`] reads it back.
 //! Tokenizer files are written by the tokenizer.
 
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,7 @@ use super::projection::{Adapter, Projection};
 use super::vision;
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
-/// What a folder of weights should hold.
+/// Options of a folder of weights.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
     /// Fold the adapter into the weights; otherwise they are the base's.

@@ -14,8 +14,8 @@ use super::projection::Projection;
 
 impl Decoder {
     /// The same weights in memory of their own, without adapter and without gradients, in the dtype
-    /// `storage`, for a copy that computes in `compute`: where nothing changes it that may be the same, since
-    /// each use would round them to it. What happens to this decoder afterwards does not reach the copy.
+    /// `storage`, for a copy that computes in `compute`: for a constant copy both may be equal, since each
+    /// use would round the weights to `compute`. Later changes of this decoder do not affect the copy.
     pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
         self.frozen_as((storage, compute), |weight| weight.detach().to_dtype(storage, false, true), copied)
     }
@@ -83,7 +83,7 @@ impl Decoder {
         }
     }
 
-    /// What is quantized keeps its dtypes, and is frozen.
+    /// Quantized weights keep their dtypes, and are frozen.
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }

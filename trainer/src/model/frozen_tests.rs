@@ -36,7 +36,7 @@ fn bits(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.detach().to_kind(Kind::Float).reshape([-1])).unwrap()
 }
 
-/// Hidden states and logits, then the gradients of what is trained.
+/// Hidden states and logits, then the gradients of trained parameters.
 fn computed(decoder: &Decoder) -> Vec<Vec<f32>> {
     let input = PackedInput::new(&[&[3, 14, 15, 9, 26], &[5, 35]], Device::Cpu);
     let hidden_td = decoder.hidden_states(&input, Adapter::On);

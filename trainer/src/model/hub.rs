@@ -50,7 +50,7 @@ pub enum HubError {
     Client {
         /// Owner and name.
         repo: String,
-        /// What went wrong.
+        /// The error.
         source: Box<HFError>,
     },
     /// The revision names nothing, or the hub gave no answer.
@@ -60,7 +60,7 @@ pub enum HubError {
         repo: String,
         /// Branch, tag or commit.
         revision: String,
-        /// What the hub said.
+        /// The hub's error.
         source: Box<HFError>,
     },
     /// The hub's answer holds no commit.
@@ -72,7 +72,7 @@ pub enum HubError {
         repo: String,
         /// Branch, tag or commit.
         revision: String,
-        /// What the answer holds instead.
+        /// The actual answer.
         got: String,
     },
     /// A file could not be fetched.

@@ -22,9 +22,9 @@ pub trait LatentProducts {
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor);
     /// Queries [t, h (p + s)] of their latent behind its norm.
     fn queries(&self, latent: &Tensor) -> Tensor;
-    /// What attention gets.
+    /// The inputs of attention.
     fn join(&self, parts: LatentParts) -> (Tensor, Tensor, Tensor);
-    /// The values of all heads, [t, h v], of what attention made.
+    /// The values of all heads, [t, h v], from attention's output.
     fn values(&self, attended_thd: &Tensor) -> Tensor;
 }
 
@@ -42,7 +42,7 @@ pub struct LatentParts {
 }
 
 impl DecoderLayer {
-    /// What attention gets, from the normed hidden state [t, d].
+    /// The inputs of attention, from the normed hidden state [t, d].
     pub(super) fn project_latent(
         &self,
         normed_td: &Tensor,

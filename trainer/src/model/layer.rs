@@ -22,7 +22,7 @@ use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
 use super::rope::RopeTables;
 use super::routes::RouteWatch;
 
-/// What all layers of one forward pass share.
+/// The shared context of all layers in one forward pass.
 #[derive(Debug)]
 pub struct LayerContext {
     /// Cosines and sines of the stream's positions.
@@ -37,13 +37,12 @@ pub struct LayerContext {
     pub adapter: Adapter,
     /// Where the tokens that are computed begin in the stream.
     pub first_token: usize,
-    /// What the adapters' dropout is drawn from; the same seed drops the same inputs of a token, so a
-    /// recomputed layer agrees with the first run, and one whose tokens are divided with one that has all.
-    /// `None` drops nothing.
+    /// The seed of the adapters' dropout: the same seed drops the same inputs of a token, so a recomputed
+    /// layer agrees with the first pass, and a sequence-parallel one with a whole one. `None` drops nothing.
     pub dropout_seed: Option<u64>,
     /// The observer of the routes of layers with experts.
     pub router: Option<RouterTap>,
-    /// What counts them for metrics.
+    /// The counter of routes for metrics.
     pub routes: Option<RouteWatch>,
     /// Features of images that are added after layers; `None` where there are none.
     pub(crate) features: Option<PlacedFeatures>,
@@ -92,7 +91,7 @@ pub trait Projections {
     ) -> FeedForward<impl DenseProducts<Error = Self::Error>, impl ExpertProducts<Error = Self::Error>>;
 }
 
-/// What a layer has behind attention: one block for all tokens, or experts.
+/// The layer's feed-forward part: one block for all tokens, or experts.
 #[derive(Debug)]
 pub enum FeedForward<D, E> {
     /// One block.
@@ -126,13 +125,13 @@ pub struct DecoderLayer {
     pub(crate) norms: LayerNorms,
     /// A score of each query head without key and value, [heads]; where the model has some.
     pub(crate) sinks: Option<Tensor>,
-    /// In checkpoint order; [`LayerShape::products`] says what is where.
+    /// In checkpoint order; [`LayerShape::products`] has their positions.
     pub(crate) projections: Vec<Projection>,
     /// In place of the feed-forward block, or beside it.
     pub(crate) experts: Option<ExpertWeights>,
 }
 
-/// What a layer needs to know of the configuration.
+/// The configuration of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerShape {
     pub(crate) head_dim: i64,
@@ -140,9 +139,9 @@ pub(crate) struct LayerShape {
     pub(crate) attention_scale: f64,
     /// The cap of attention scores.
     pub(crate) attention_softcap: Option<f64>,
-    /// Whether the feed-forward block reads what attention reads.
+    /// Whether the feed-forward block has the same input as attention.
     pub(crate) parallel_blocks: bool,
-    /// What the output of either block is multiplied by before the residual sum.
+    /// The factor of either block's output before the residual sum.
     pub(crate) residual_scale: f64,
     pub(crate) window: Option<i64>,
     /// Which of the model's rotary embeddings turns queries and keys.
@@ -299,7 +298,7 @@ impl DecoderLayer {
         hidden_td + block_td * self.shape.residual_scale
     }
 
-    /// What queries are multiplied with before the softmax.
+    /// The factor of queries before the softmax.
     pub fn attention_scale(&self) -> f64 {
         self.shape.attention_scale
     }
@@ -330,7 +329,7 @@ impl DecoderLayer {
     }
 
     /// The weights of [`LayerShape::products`], adapters folded in where `adapter` is on; the base stays as
-    /// it is. What is returned shares storage with the model wherever nothing had to be added.
+    /// it is. The results share storage with the model where no adapter was added.
     pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
         let merged: Vec<_> = self.projections.iter().map(|projection| projection.merged(adapter)).collect();
         let product = |of: &ProductRows| merged[of.projection_idx].rows(&of.rows);

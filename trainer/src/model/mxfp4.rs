@@ -75,8 +75,8 @@ fn sizes(shape: &[usize]) -> [usize; 3] {
     [0, 1, 2].map(|dim| shape.get(dim).copied().unwrap_or(1))
 }
 
-/// Writes what `tensor_shard` asks for of a parameter `[e, in, out]` over `values`, `[len]`. Beside them
-/// there is never more than one expert.
+/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. At most one expert
+/// is in memory beside them.
 ///
 /// # Errors
 /// [`ModelError`], with file and tensor, when a file cannot be read, or holds scales that are not finite.

@@ -32,7 +32,7 @@ pub(crate) struct LayerNorms {
     numbers: Numbers,
 }
 
-/// What the norms of a layer share.
+/// The shared settings of a layer's norms.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     kind: NormKind,

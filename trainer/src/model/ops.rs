@@ -23,7 +23,7 @@ fn wide(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
-/// The norm of a kind over the last dim of `x`, with what is added under the root and to the weight.
+/// The norm of a kind over the last dim of `x`, with its epsilon and the offset of its weight.
 pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, (eps, offset): (f64, f64)) -> Tensor {
     match kind {
         NormKind::Rms => rms_norm(x, weight, eps, offset),

@@ -18,13 +18,13 @@ pub enum Adapter {
     Off,
 }
 
-/// What the adapters' dropout is drawn from.
+/// The seed and position of the adapters' dropout.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
     /// Seeds the draws of all projections.
     pub seed: u64,
-    /// Where the current tokens begin in their stream: what is dropped of a token depends on its place there
-    /// alone.
+    /// The index of the first current token in the packed row: dropout of a token depends on its index there
+    /// only.
     pub first_token: usize,
 }
 
@@ -55,7 +55,7 @@ pub struct Projection {
     pub(crate) lora: Option<LoraPair>,
 }
 
-/// What a projection multiplies with between passes, for engines that prepare weights their own way.
+/// The weights of a projection, for engines that pack weights themselves.
 #[derive(Debug)]
 pub struct ProjectionWeights {
     /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor, or its

@@ -50,8 +50,8 @@ pub(super) fn is_part(module: &str, name: &str) -> bool {
     rest.is_some_and(|rest| rest == "weight" || OF_FOUR_BITS.contains(&rest) || OF_INT8.contains(&rest))
 }
 
-/// Checks all quantized weights of the files against the configuration, which takes from them what
-/// `config.json` does not say: block size and dtype.
+/// Checks all quantized weights of the files against the configuration, and sets in it block size and dtype,
+/// which `config.json` does not have.
 pub(super) fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<(), ModelError> {
     let modules = modules(config);
     let Some(quantization) = &mut config.quantization else { return Ok(()) };
@@ -241,7 +241,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// Writes what `tensor_shard` requests of a stored tensor of the quantized weight of `module` over `values`.
+/// Writes the shard `tensor_shard` of a stored tensor of the quantized weight of `module` over `values`.
 pub(super) fn fill(
     files: &WeightFiles,
     quantization: &Quantization,

@@ -46,7 +46,7 @@ fn quantized(name: &str) -> Decoder {
 
 const ALL: [&str; 4] = ["nf4", "nf4-nested", "fp4-skip", "int8"];
 
-/// The log-probs of the fixture's tokens but the first, and the gradients of what is trained.
+/// The log-probs of the fixture's tokens but the first, and the gradients of trained parameters.
 fn learned(decoder: &Decoder) -> (Tensor, BTreeMap<String, Tensor>) {
     let tokens: Vec<u32> = (2..22).collect();
     let input = PackedInput::new(&[&tokens], Device::Cpu);

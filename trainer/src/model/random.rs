@@ -39,7 +39,7 @@ impl TensorRandom {
         values
     }
 
-    /// The numbers `range` of what [`Self::normal`] gives.
+    /// The numbers `range` of [`Self::normal`].
     pub(crate) fn normal_between(self, range: Range<usize>, std: f64) -> Vec<f32> {
         // Numbers are drawn in pairs.
         let first = range.start - range.start % 2;

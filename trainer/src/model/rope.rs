@@ -9,7 +9,7 @@ use std::f64::consts::TAU;
 use rlt_api::plan::model_config::{ModelConfig, RopeConfig, RopePairing, RopeScaling};
 use tch::{Device, Kind, Tensor};
 
-/// What turns queries and keys of the tokens of one stream.
+/// Cosines and sines for the packed tokens.
 #[derive(Debug)]
 pub struct RopeTables {
     /// One of each rotary embedding that the model has.
@@ -29,8 +29,8 @@ struct Table {
 
 impl RopeTables {
     /// Turns heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as they
-    /// are. What is turned has its dims in another order where pairs are not half a head apart; scores do
-    /// not change, as queries and keys are in the same.
+    /// are. Rotated heads have their dims in another order if pairs are not half a head apart; scores do not
+    /// change, because queries and keys have the same order.
     pub(crate) fn turn(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
         let Some(Table { cos_td, sin_td }) = rope_idx.and_then(|idx| self.tables.get(idx)) else {
             return x_thd;
@@ -54,12 +54,12 @@ pub(crate) struct Ropes {
     axes: Option<Tensor>,
 }
 
-/// What turns each pair of a head's dims.
+/// The frequencies of a head's pairs.
 #[derive(Debug)]
 pub(crate) struct Frequencies {
     /// Angle per position, f32 [head_dim / 2]; 0 of pairs that are not turned.
     pub(crate) per_pair: Tensor,
-    /// What cosines and sines of turned pairs are multiplied by.
+    /// The factor of cosines and sines.
     pub(crate) attention_factor: f64,
 }
 
@@ -74,7 +74,7 @@ impl Ropes {
         Self { frequencies: frequencies.collect(), dim_order, axes }
     }
 
-    /// What turns the pairs of each kind.
+    /// The frequencies of each rotary embedding.
     pub(crate) fn frequencies(&self) -> &[Frequencies] {
         &self.frequencies
     }

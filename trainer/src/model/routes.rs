@@ -31,7 +31,7 @@ impl Routes {
     }
 }
 
-/// What the layers of one pass choose, layer by layer: of each row a digest.
+/// The choices of one pass, layer by layer: a digest for each row.
 #[derive(Debug, Default)]
 pub struct RouteLog(RefCell<Vec<Vec<u16>>>);
 
@@ -53,7 +53,7 @@ impl RouteLog {
 /// at the position from which the token was sampled.
 pub type RoutesOfCompletion = Rc<[u16]>;
 
-/// Counts what the routers of a pass choose where something is predicted.
+/// Counts the routers' choices of a pass at predicting tokens.
 #[derive(Debug)]
 pub struct RouteWatch {
     /// Position of each predicting token among those of the pass, and what the rollout chose there: its
@@ -101,7 +101,7 @@ impl RouteWatch {
         }
     }
 
-    /// What was counted.
+    /// The counts.
     pub fn counts(self) -> RouteCounts {
         RouteCounts { layers: self.layers.into_inner().into_iter().map(Option::unwrap_or_default).collect() }
     }

@@ -52,7 +52,7 @@ fn record(step: u64, held_out: bool, group_idx: usize, rollout: &Rollout) -> Com
     }
 }
 
-/// Adds what `batch`, whose groups are those of `records`, knows of each record once advantages are
+/// Adds the values of `batch`, whose groups are those of `records`, to each record once advantages are
 /// estimated.
 pub(crate) fn add_advantages(records: &mut [CompletionRecord], batch: &Batch) {
     for_each_row(records, batch, |record, row_idx| {

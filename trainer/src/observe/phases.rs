@@ -69,7 +69,7 @@ pub(crate) fn under_way() -> &'static str {
     UNDER_WAY.get()
 }
 
-/// Runs `work` as `phase`: a span of the trace, and what peaks of memory and errors are attributed to.
+/// Runs `work` as `phase`: a span of the trace, to which peaks of memory and errors are attributed.
 /// Returns the seconds it took, too.
 pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     let started = Instant::now();
@@ -79,7 +79,7 @@ pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     (result, started.elapsed().as_secs_f64())
 }
 
-/// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.
+/// `perf/..` of a step that trained on `num_tokens` tokens: its cost in time and memory.
 pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
     let seconds = clock.total_seconds();
     let mut metrics = clock.metrics();

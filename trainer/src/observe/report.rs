@@ -45,7 +45,7 @@ pub enum ReportError {
     Write {
         /// The page.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }

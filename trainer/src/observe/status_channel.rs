@@ -26,7 +26,7 @@ pub struct StatusChannel {
     pace: Mutex<Pace>,
 }
 
-/// What the remaining time is estimated from.
+/// The data for the estimate of the remaining time.
 #[derive(Debug)]
 struct Pace {
     process_started: Instant,

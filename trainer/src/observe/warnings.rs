@@ -26,7 +26,7 @@ struct State {
     symptoms: Vec<Symptom>,
 }
 
-/// What has changed.
+/// A change of the warnings.
 #[derive(Debug)]
 pub(super) struct Change {
     /// All warnings in one text; empty where there is none any more.
@@ -56,7 +56,7 @@ impl Warnings {
         state.text()
     }
 
-    /// A finished step; what its metrics change, if they do.
+    /// Adds a finished step; returns the change of warnings, if any.
     pub(super) fn end_step(&self, metrics: &StepMetrics) -> Option<Change> {
         let mut state = self.0.borrow_mut();
         push(&mut state.course, metrics);

@@ -49,8 +49,8 @@ impl Watchers {
         self.channel = Arc::clone(channel);
     }
 
-    /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes
-    /// on from.
+    /// Opens the job's trackers; `resumed_after` is the last finished step of the checkpoint from which it
+    /// resumes.
     pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
         let remote = remote_trackers(spec);
         let mut trackers = Trackers::open(&TrackersOptions { folder: folder.root(), resumed_after, remote });
@@ -151,14 +151,14 @@ impl Watchers {
         self.progress.message(text);
     }
 
-    /// Waits shortly until what was logged would survive a power loss: before a checkpoint is committed.
+    /// Waits shortly until the log would survive a power loss, before a checkpoint is committed.
     pub fn sync(&self) {
         if let Some(trackers) = &self.trackers {
             trackers.sync(std::time::Duration::from_secs(2));
         }
     }
 
-    /// Lets the trackers write what they have and how the run ended, and says which of them lost something.
+    /// Flushes the trackers with the end of the run, and reports which of them lost steps.
     pub fn finish(&mut self, end: RunEnd) {
         let Some(trackers) = self.trackers.take() else { return };
         for report in trackers.finish(end) {

@@ -20,7 +20,7 @@ pub struct PairLoss {
     log_ratios: RunningMean,
 }
 
-/// What a checkpoint keeps of it.
+/// Its state in a checkpoint.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct State {
     log_ratios: RunningMean,
@@ -76,7 +76,7 @@ impl PairLoss {
         values.chain(mean).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// What the next update depends on; null where no loss reads a running mean.
+    /// Its state in a checkpoint; null if no loss reads a running mean.
     pub fn state(&self) -> Value {
         let is_read = self.objective.running_mean_beta().is_some();
         let state = || serde_json::to_value(State { log_ratios: self.log_ratios }).unwrap_or_default();

@@ -50,7 +50,7 @@ impl GroupSampling {
                     groups.extend(judged.into_iter().filter(|group| has_different_rewards(group, dynamic)));
                 }
                 // Without dynamic sampling, or where no group of any batch differs: the step continues with
-                // what it has.
+                // the groups that it has.
                 _ => groups.extend(judged),
             }
         }

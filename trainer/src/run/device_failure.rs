@@ -24,7 +24,7 @@ pub struct DeviceFailed {
 }
 
 impl DeviceFailed {
-    /// What a `message` of libtorch's or the driver's says of it; `None` if it is about something else.
+    /// The failure in a `message` of libtorch or the driver; `None` if it is about something else.
     pub(crate) fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let is_cudas = message.contains("CUDA error") || message.contains("CUDA_ERROR_");
         let line = message

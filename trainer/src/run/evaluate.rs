@@ -13,7 +13,7 @@ use crate::roles::{Roles, StepError};
 use crate::run::Run;
 use crate::run::error::TrainError;
 
-/// What the held-out rows say.
+/// The metrics of held-out rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     /// Mean score over all held-out prompts and samples; `None` without rewards.
@@ -22,7 +22,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// What [`held_out_metrics`] names, what the recipe measures, and `timing_s/testing`.
+    /// The metrics of [`held_out_metrics`], those of the recipe, and `timing_s/testing`.
     pub fn into_metrics(self) -> Metrics {
         self.metrics
     }

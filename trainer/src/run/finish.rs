@@ -105,13 +105,13 @@ pub(crate) fn export_kind(dtype: ExportDtype, source: Kind) -> Kind {
     }
 }
 
-/// Whether only the adapter is exported: it is not merged, and what it was trained on is elsewhere.
+/// Whether only the adapter is exported: it is not merged, and its base is available elsewhere.
 fn is_adapter_alone(decoder: &Decoder, spec: &ExportSpec, source: &ModelOrigin) -> bool {
     decoder.lora().is_some() && !spec.merge_lora && source.base.is_some()
 }
 
-/// The files of weights of an export. An adapter that is not merged is exported alone, as PEFT does, but for
-/// one of a new model: what it was trained on is nowhere else.
+/// The files of weights of an export. An adapter that is not merged is exported alone, as PEFT does, except
+/// for one of a new model, whose base exists nowhere else.
 struct ExportedFiles<'a> {
     model: Option<Export<'a>>,
     adapter: Option<AdapterExport<'a>>,
@@ -132,7 +132,7 @@ impl<'a> ExportedFiles<'a> {
         }
         let is_alone = is_adapter_alone(decoder, spec, source);
         let model = if is_alone { None } else { Some(begin()?) };
-        // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
+        // The base of a new model's adapter exists only here, and only if it is not merged.
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
         let base = source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
         let adapter = AdapterExport::begin(decoder, &folder.join(ADAPTER), base.as_ref())?;

@@ -11,9 +11,9 @@ use crate::observe::phases;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 
-/// Words of libtorch's allocator, before what was requested.
+/// libtorch's text before the requested size.
 const ASKED: &str = "Tried to allocate ";
-/// After what is free.
+/// libtorch's text after the free size.
 const FREE: &str = " is free";
 
 /// Device memory ran out.
@@ -29,7 +29,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// What libtorch's `message` says of it; `None` if it is about something else.
+    /// The amounts in libtorch's `message`; `None` if it is about something else.
     fn in_message(message: &str, phase: &'static str) -> Option<Self> {
         let (_, behind) = message.split_once(ASKED)?;
         if !message.contains("out of memory") {
@@ -64,8 +64,8 @@ fn advice(phase: &str) -> &'static str {
     }
 }
 
-/// Does `work`; where device memory ran out in it, or the device failed, the error says in which phase, and
-/// what to change. The caller has to end the run: `work` is incomplete.
+/// Runs `work`; if device memory ran out or the device failed, the error names the phase and what to change.
+/// The caller has to end the run: `work` is incomplete.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {
         let phase = phases::under_way();

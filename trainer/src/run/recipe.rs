@@ -24,7 +24,7 @@ pub trait Recipe {
         Ok(Metrics::new())
     }
 
-    /// What the next step depends on beside weights, optimizer and data positions; saved in checkpoints.
+    /// The recipe's state beside weights, optimizer and data positions; saved in checkpoints.
     fn state(&self) -> Value {
         Value::Null
     }

@@ -51,7 +51,7 @@ impl Saver {
         saver
     }
 
-    /// Whether every rank writes what it has; otherwise the leader writes all.
+    /// Whether every rank writes its shard; otherwise the leader writes all.
     pub(crate) fn is_shared(&self) -> bool {
         self.saving.is_shared()
     }

@@ -6,8 +6,8 @@
 //!           continues
 //! settle    the files of all are complete -> the leader commits -> all know the result
 //! ```
-//! Every rank writes where every rank sees the leader's folder; otherwise the leader writes what the others
-//! send. At most one save is in flight. The content of a checkpoint is not known here.
+//! Every rank writes if all ranks have access to the leader's folder; otherwise the others send their shards
+//! to the leader. At most one save is in flight. The content of a checkpoint is not known here.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -64,7 +64,7 @@ impl Saving {
         Ok(Self { is_folder_shared: apart.is_empty(), under_way: None })
     }
 
-    /// Whether every rank writes what it has; otherwise the leader writes all.
+    /// Whether every rank writes its shard; otherwise the leader writes all.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_folder_shared
     }

@@ -53,7 +53,7 @@ const CRITIC_ADAPTER: u64 = 1;
 /// Builds this rank's run of `job` in `folder`, with the recipes that `choose` makes of the manifest.
 ///
 /// # Errors
-/// [`TrainError`], naming what does not fit.
+/// [`TrainError`], which names what does not fit.
 pub fn setup(
     job: ValidatedJob,
     folder: RunFolder,
@@ -65,7 +65,7 @@ pub fn setup(
     let pass_ranks = PassRanks::of(&spec, ranks)?;
     let ranks = pass_ranks.updates.clone();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
-    // What the leader downloads the others find.
+    // The leader downloads, the others use the cache.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
@@ -289,7 +289,7 @@ fn model_folder(
         }
         ModelSource::Hub(hub) => {
             let model = crate::model::hub::fetch(hub, None)?;
-            // What the revision meant on this day: the run can be repeated with exactly these weights.
+            // The commit of the revision: the run can be repeated with exactly these weights.
             let record = serde_json::json!({ "repo": hub.repo, "commit": model.commit });
             if ranks.is_leader() {
                 folder.write_json("model.json", &record)?;
@@ -314,7 +314,7 @@ pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     }
 }
 
-/// The tokenizer of a job, whose model is in `model_dir`, with what the job says of conversations.
+/// The tokenizer of a job, whose model is in `model_dir`, with the job's settings of conversations.
 ///
 /// # Errors
 /// [`TrainError::Tokenizer`], [`TrainError::NoTokenizer`].
@@ -360,7 +360,7 @@ fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<Rew
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
 }
 
-/// What is left out of the loss.
+/// The statuses that are masked from the loss.
 fn masked_statuses(rewards: &spec::RewardsSpec) -> Vec<RewardStatus> {
     let policies = [(RewardStatus::Timeout, rewards.on_timeout), (RewardStatus::Infra, rewards.on_error)];
     let is_masked = |(_, policy): &(_, _)| *policy == spec::RewardErrorPolicy::Mask;

@@ -113,7 +113,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     })
 }
 
-/// What this rank saves of all roles; `None` where the leader saves for it.
+/// The pieces of all roles that this rank saves; `None` if the leader saves for it.
 fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainError> {
     if !run.saver.borrow().is_shared() {
         let tensors = tensors(run, roles)?.into_iter();
@@ -196,7 +196,7 @@ fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let path = run.folder.checkpoints().display().to_string();
     let mut notes = match fetched {
         Ok(notes) => notes,
-        // What is here is enough to continue from.
+        // The local checkpoint suffices for a resume.
         Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
             vec![format!("copies of checkpoints could not be listed: {error}")]
         }
@@ -256,8 +256,8 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
     Ok(())
 }
 
-/// The reference as it was: from the checkpoint where a cold start made it or it has followed the actor, else
-/// it is what the model's source gave, which `setup` keeps before anything is restored.
+/// Restores the reference: from the checkpoint after a cold start or with `referenceSync`, else it is the
+/// model's source, which `setup` has copied before anything is restored.
 fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     if !matches!(roles.reference.reference, Reference::Frozen(_)) {
         return Ok(());

@@ -26,7 +26,7 @@ use crate::run::{finish, out_of_memory, state};
 /// Trains from the state of the run folder to the end.
 ///
 /// # Errors
-/// [`TrainError`]; what was complete before it is in the run folder.
+/// [`TrainError`]; completed steps are in the run folder.
 pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
     state::resume(run, roles, data)?;
     let outcome = out_of_memory::explained(|| run_to_the_end(run, roles, data));
@@ -149,7 +149,7 @@ fn train_one_step(
 /// How a step ended.
 #[derive(Debug)]
 enum StepEnd {
-    /// The weights are updated; what was measured.
+    /// The weights are updated; the step's metrics.
     Complete(Metrics),
     /// It was asked to stop before the weights were touched; nothing of it counts.
     Dropped(StopReason),

@@ -49,7 +49,7 @@ pub use part::{TensorPart, divided};
 pub use save::{UnsyncedShard, WrittenShard};
 pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 
-/// What a checkpoint holds that one process saves.
+/// The content of a checkpoint that a single process saves.
 #[derive(Debug)]
 pub struct CheckpointContent {
     /// Tensors by unique name, of any shape, dtype and device; shared with the training, never copied whole.

@@ -21,14 +21,14 @@ pub enum JsonlError {
         #[source]
         source: io::Error,
     },
-    /// A line is not what it should be.
+    /// A line is invalid.
     #[error("{}, line {line}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// What can go wrong while a run takes its folder.
+/// An error while a run locks its folder.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
     /// A file system call failed.
     #[error("failed to {act} `{path}`")]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         act: &'static str,
         /// On which path.
         path: String,
@@ -91,8 +91,7 @@ pub(crate) const WARNINGS: &str = "warnings.json";
 pub(crate) const UNFINISHED: &str = ".new-";
 
 impl RunFolder {
-    /// Creates or re-opens the folder and takes its lock. With `overwrite` what an earlier run left is
-    /// removed.
+    /// Creates or re-opens the folder and locks it. With `overwrite` the files of an earlier run are removed.
     ///
     /// # Errors
     /// [`RunFolderError`]: the folder is busy, belongs to something else, or can not be written.

@@ -44,7 +44,7 @@ impl Connection {
         self.keep_unless_failed(answer)
     }
 
-    /// Asks what the pod is to run, within `settings.pace.timeout`.
+    /// Requests the pod's assignment, within `settings.pace.timeout`.
     pub(super) async fn ask(
         &mut self,
         settings: &Settings,

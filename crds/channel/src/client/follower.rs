@@ -18,7 +18,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest wait after failures: an answer may be all that a pod waits for.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
 
-/// A handle on what this pod has running, and on the operator's newest answer.
+/// A handle with the state of this pod's processes, and the operator's newest answer.
 #[derive(Clone, Debug)]
 pub struct Follower {
     shared: Arc<Shared>,
@@ -53,7 +53,7 @@ impl Follower {
         Ok(Self { shared })
     }
 
-    /// A spare has loaded what it can.
+    /// A spare has finished preloading.
     pub fn is_loaded(&self) {
         self.change(|question| question.is_loaded = true);
     }

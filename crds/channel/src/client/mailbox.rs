@@ -39,7 +39,7 @@ pub(super) enum Life {
     Closed,
 }
 
-/// What the sender has to know before it waits.
+/// The state that the sender reads before it waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standing {
     pub(super) has_urgent: bool,
@@ -107,7 +107,7 @@ impl Mailbox {
     }
 }
 
-/// Keeps a report within what the operator takes: the newest checkpoints, the beginnings of long messages.
+/// Keeps a report within the operator's limits: the newest checkpoints, the beginnings of long messages.
 fn bound(report: &mut ReportRequest) {
     let num_surplus = report.checkpoints.len().saturating_sub(limits::MAX_CHECKPOINTS);
     report.checkpoints.drain(..num_surplus);

@@ -1,4 +1,4 @@
-//! The thread that reports: when to send, what to do about a failure.
+//! The thread that reports: schedule and retries.
 
 use std::error::Error;
 use std::time::Duration;

@@ -44,7 +44,7 @@ impl Default for Pace {
     }
 }
 
-/// What is wrong with the environment.
+/// An error in the environment.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
     /// The address is set, but another variable that it needs is not.
@@ -58,9 +58,9 @@ pub enum SettingsError {
     Malformed {
         /// The variable.
         name: &'static str,
-        /// What it must hold.
+        /// The expected value.
         expected: &'static str,
-        /// What it holds.
+        /// The actual value.
         value: String,
     },
 }

@@ -14,7 +14,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status};
 
-/// What the operator does with a report.
+/// The operator's behaviour on a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Behaviour {
     #[default]
@@ -65,7 +65,7 @@ impl Channel for Service {
     }
 }
 
-/// An authority and what it signs.
+/// A certificate authority and its certificate.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) certificate: String,

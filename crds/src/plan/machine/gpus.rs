@@ -1,5 +1,5 @@
-//! The GPUs that are known by name. Memory is what `nvidia-smi` reports as total, which is what a process can
-//! take; rates are the vendor's dense figures (half of those with sparsity), where a source gives them.
+//! The GPUs that are known by name. Memory is the total that `nvidia-smi` reports, all of which a process can
+//! allocate; rates are the vendor's dense figures (half of those with sparsity), where a source gives them.
 
 use super::{Flops, Machine};
 use crate::spec::Device;
@@ -16,7 +16,7 @@ const GIGA: f64 = 1e9;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("GPU {name:?} is not known: expected one of {}", known())]
 pub struct UnknownGpu {
-    /// What was requested.
+    /// The requested name.
     pub name: String,
 }
 

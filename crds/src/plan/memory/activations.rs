@@ -70,11 +70,11 @@ impl Activations<'_> {
         before + behind + u64::from(self.model.parallel_blocks)
     }
 
-    /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the
-    /// residual stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q +
-    /// 2k + 3f)); q and k before their norms where they have some; in fp32 the attention's log-sum of each
-    /// head and a factor for each norm. Where tokens are shared, the attention's output twice: some heads of
-    /// all tokens, and all heads of some.
+    /// Activations of one layer for its backward pass, without its input: both normed inputs, the middle of
+    /// the residual stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h +
+    /// 2q + 2k + 3f)); q and k before their norms where they have some; in fp32 the attention's log-sum of
+    /// each head and a factor for each norm. Where tokens are shared, the attention's output twice: some
+    /// heads of all tokens, and all heads of some.
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
@@ -89,7 +89,7 @@ impl Activations<'_> {
         self.width * (numbers + adapters) + norms + FP32 * statistics
     }
 
-    /// What latent attention keeps of a token besides: both latents before and behind their norms, keys and
+    /// Activations of latent attention for each token: both latents before and behind their norms, keys and
     /// values as they are expanded, and queries before they are turned in part.
     fn latents(&self, queries: u64) -> u64 {
         self.model.latent.as_ref().map_or(0, |latent| {
@@ -99,7 +99,7 @@ impl Activations<'_> {
         })
     }
 
-    /// What experts keep of a token besides: its hidden state and their output once for each expert that
+    /// Activations of experts for each token: its hidden state and their output once for each expert that
     /// computes it, and the probabilities of all.
     fn expert_rows(&self, hidden: u64) -> u64 {
         let experts = self.model.experts.as_ref();
@@ -114,7 +114,7 @@ impl Activations<'_> {
         if self.composed { 4 } else { 3 }
     }
 
-    /// What norms keep besides their outputs: of the residual stream's, `middle` numbers that no other
+    /// Activations of norms besides their outputs: of the residual stream's, `middle` numbers that no other
     /// operator keeps. In fp32 an input is kept as it is, else by libtorch's operators a wide copy of each of
     /// the `inputs`.
     fn norm_bytes(&self, middle: u64, inputs: u64) -> u64 {
@@ -128,9 +128,9 @@ impl Activations<'_> {
         if self.model.qk_norm == QkNorm::None { 0 } else { self.norm_bytes(inputs, inputs) }
     }
 
-    /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around
-    /// the final norm its input and output (b 2h). Of offloaded inputs, that of the layer that computes and
-    /// the next one's.
+    /// Activations of all layers: their inputs (b L h) and, without checkpointing, everything in them; and
+    /// around the final norm its input and output (b 2h). Of offloaded inputs, that of the layer that
+    /// computes and the next one's.
     pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_offloaded: bool) -> u64 {
         let (hidden, ..) = self.sizes();
         let inside = self.num_layers() * self.kept_in_layer(checkpointing);
@@ -138,7 +138,7 @@ impl Activations<'_> {
         (num_inputs + 2) * self.width * hidden + inside
     }
 
-    /// What one layer keeps besides its input.
+    /// Activations of one layer besides its input.
     pub(super) fn kept_in_layer(&self, checkpointing: bool) -> u64 {
         if checkpointing { 0 } else { self.layer_bytes_per_token() }
     }

@@ -1,5 +1,6 @@
-//! What an adapter trains: r (inputs + outputs) for each adapted projection, for each expert of an adapted
-//! tensor of experts, and for an adapted router; by DoRA one number more for each output of a projection.
+//! The trained parameters of an adapter: r (inputs + outputs) for each adapted projection, for each expert of
+//! an adapted tensor of experts, and for an adapted router; by DoRA one number more for each output of a
+//! projection.
 
 use super::Trained;
 use crate::plan::model_config::ModelConfig;

@@ -111,7 +111,7 @@ pub(super) fn reward_models(
     kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 
-/// A pass of the widest of them over a rank's own samples, and what is gathered of the largest for it.
+/// A pass of the widest of them over a rank's own samples, and the gathered units of the largest.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],

@@ -17,7 +17,7 @@ const GPU_HEAD_STEP: usize = 8;
 /// One block in so many is not given to newcomers.
 const HEADROOM_DIVISOR: u64 = 100;
 
-/// Bytes of a number of what samples.
+/// Bytes of a number in the rollout's dtype.
 pub(super) fn width(spec: &ResolvedSpec) -> u64 {
     spec.rollout.precision.unwrap_or(spec.training.precision).width()
 }
@@ -78,8 +78,8 @@ fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
     term("packing temporaries", packed.max(folded))
 }
 
-/// Of the largest projection that an adapter is folded into the fp32 copy, what is added, and their sum; and
-/// its packed original, gate and up.
+/// For the largest projection into which an adapter is folded: the fp32 copy, the adapter's product, and
+/// their sum; and its packed original, gate and up.
 fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
     let largest = model.largest_matrix();
     if spec.model.lora.is_some() { (3 * FP32 + 2 * width) * largest } else { 0 }
@@ -95,7 +95,7 @@ pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> Mod
     shard
 }
 
-/// What stays until all completions of a step are there and judged.
+/// The terms that stay until all completions of a step are judged.
 pub(super) fn kept(
     (spec, memory): (&ResolvedSpec, Option<u64>),
     model: &ModelConfig,
@@ -128,8 +128,8 @@ fn brought(
     }
 }
 
-/// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h), and
-/// what is quantized, which a rank that has all of it samples with as it is.
+/// The packed weights; with sharded parameters also the embeddings of the whole model (b v h) and copies of
+/// quantized weights, which a rank with the whole model uses in place.
 fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings =
         if shards.is_gathered_by_unit() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
@@ -140,8 +140,8 @@ fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
     ]
 }
 
-/// As much as all sequences can fill, or what `rollout.memoryFraction` of the rank's memory leaves beside
-/// the packed weights.
+/// As much as all sequences can fill, or the rest of `rollout.memoryFraction` of the rank's memory beside the
+/// packed weights.
 fn kv_cache(
     (spec, memory): (&ResolvedSpec, Option<u64>),
     shard: &ModelConfig,
@@ -186,7 +186,7 @@ fn packed_weights(shard: &ModelConfig) -> u64 {
 
 fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
-    // What is quantized is not packed.
+    // Quantized weights are not packed.
     (largest_layer(model) - model.quantized_in_layer(0).numbers).max(head)
 }
 
@@ -202,8 +202,8 @@ fn cache_numbers(spec: &ResolvedSpec, shard: &ModelConfig, batch: &BatchPlan) ->
     shard.num_layers as u64 * shard.cached_numbers() as u64 * slots
 }
 
-/// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others
-/// only what follows the shared ones; the last token needs no slot.
+/// The first sample of a prompt needs the shared blocks of the prompt and one to be copied, the others only
+/// blocks after the shared ones; the last token needs no slot.
 fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, at_once: u64) -> u64 {
     let block = u64::from(KV_BLOCK_TOKENS);
     let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);

@@ -75,7 +75,7 @@ impl Shards {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// Bytes of a whole layer: what is not quantized has `width` bytes a number.
+    /// Bytes of a whole layer: numbers that are not quantized have `width` bytes.
     fn layer_bytes(&self, width: u64) -> u64 {
         width * (self.layer - self.quantized.numbers) + self.quantized.bytes
     }
@@ -128,8 +128,8 @@ impl Shards {
         self.term("gathered reward model", width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights, what is outside of the layers, or a layer. On a GPU a rank alone
-    /// copies what it has fetched, into the numbers that compute.
+    /// While another role copies weights: one FSDP unit. On a GPU without sharding the fetched unit is copied
+    /// into the compute dtype.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
         self.term(GATHERED, (width * self.outer).max(self.layer_bytes(width)))
@@ -161,7 +161,7 @@ impl Shards {
             let weights = if self.is_offloaded { self.kept_width * self.shard_of(unit) } else { 0 };
             vec![term(FETCHED, weights), term("fetched moments", moments)]
         };
-        // What is quantized is never updated.
+        // Quantized weights are never updated.
         larger(
             of(self.layer - self.quantized.numbers, moments(4, in_layer)),
             of(self.outer, moments(2, outside)),

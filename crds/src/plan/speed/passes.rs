@@ -1,5 +1,5 @@
-//! Counts of what passes over a step's tokens compute, read and exchange: log-probs, updates, the critic, and
-//! the weight sync.
+//! Counts of FLOP, memory access and communication of passes over a step's tokens: log-probs, updates, the
+//! critic, and the weight sync.
 //!
 //! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width
 //! of all query heads, t tokens of a pass, c completion tokens, l tokens that attention reads.
@@ -44,7 +44,7 @@ pub(super) struct Passes<'a> {
     dp_shard: f64,
 }
 
-/// What the updates of a step take.
+/// The work of the updates of a step.
 pub(super) struct Update {
     pub(super) work: Work,
     /// FLOP of forward and backward passes, none of them twice.
@@ -94,7 +94,7 @@ impl<'a> Passes<'a> {
         self.model.matrices_of_layers() as f64
     }
 
-    /// Of these, what a token is multiplied with.
+    /// Of these, the weights with which a token is multiplied.
     fn active_body(&self) -> f64 {
         self.model.active_matrices_of_layers() as f64
     }
@@ -145,8 +145,8 @@ impl<'a> Passes<'a> {
             + 3.0 * self.width() * tokens.predicted * self.model.head_rows() as f64
     }
 
-    /// Bytes that a rank sends in one pass over the model: what it gathers of others' shards, and where
-    /// ranks share tokens what attention exchanges, twice a layer.
+    /// Bytes that a rank sends in one pass over the model: all-gathers of shards, and with sequence
+    /// parallelism two all-to-alls a layer.
     fn exchanged(&self, tokens: Tokens, gathers: f64) -> f64 {
         let shards = self.dp_shard;
         let weights = self.body() + self.head();
@@ -242,8 +242,8 @@ impl<'a> Passes<'a> {
         Update { work, model_flop, tokens: num_updates * tokens.computed * tokens.sp }
     }
 
-    /// How often an update gathers the weights: once, and those of layers that do not wait gathered for
-    /// their backward pass a second time. What is outside of the layers stays for the whole pass.
+    /// How often an update gathers the weights: once, and those of resharded layers a second time for their
+    /// backward pass. The unit outside of the layers stays unsharded for the whole pass.
     fn gathers_of_update(&self) -> f64 {
         let kept = self.spec.training.layers_kept_unsharded(self.model.num_layers) as f64;
         let again = self.body() * (self.layers() - kept) / self.layers();

@@ -33,7 +33,7 @@ const OPERATIONS_OF_PAIR: f64 = 4.0;
 /// Passes over the logits in fp32 while tokens are drawn.
 const LOGIT_PASSES: f64 = 6.0;
 
-/// What one group of ranks samples in a step.
+/// The rollout of one tensor-parallel group in a step.
 pub(super) struct Rollout {
     pub(super) speed: PhaseSpeed,
     /// Sampled tokens.
@@ -88,7 +88,7 @@ impl Step<'_> {
         self.model.matrices_of_layers() as f64
     }
 
-    /// Of these, what a token is multiplied with.
+    /// Of these, the weights with which a token is multiplied.
     fn active_body(&self) -> f64 {
         self.model.active_matrices_of_layers() as f64
     }
@@ -136,7 +136,7 @@ impl Step<'_> {
         }
     }
 
-    /// What is added to a step's roofline.
+    /// The overhead added to a step's roofline.
     fn overhead(&self, machine: &Machine) -> f64 {
         let (per_layer, besides) = KERNELS;
         match machine.device {

@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Stream,
 }
 
-/// What decides a phase's time.
+/// The bound of a phase's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Bound {
     /// Products of matrices.
@@ -50,7 +50,7 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
     Efficiency { flops, bytes }
 }
 
-/// What one rank computes and moves.
+/// The operations and bytes of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work {
     /// FLOP in the compute precision.

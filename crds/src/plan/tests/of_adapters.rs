@@ -1,4 +1,4 @@
-//! What adapters take: ranks of their own, magnitudes, and Megatron's names.
+//! The memory of adapters: rank patterns, magnitudes, and Megatron's names.
 
 use serde_json::{Value, json};
 

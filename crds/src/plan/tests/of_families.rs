@@ -1,4 +1,4 @@
-//! What models of a family cannot do, and how a job that asks for it is refused.
+//! Unsupported features of model families, and the errors for jobs that request them.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Layers that stay gathered between forward and backward pass: what they take, and what is refused.
+//! Layers that stay unsharded between forward and backward pass: their memory, and refused settings.
 
 use serde_json::{Value, json};
 

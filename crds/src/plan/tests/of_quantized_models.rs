@@ -37,7 +37,7 @@ fn memory(quantization: Value) -> MemoryPlan {
     memory_on(quantization, json!({"device": "Cpu"}))
 }
 
-/// What a rank holds of the model, adapter included.
+/// A rank's memory of the model, adapter included.
 fn base(memory: &MemoryPlan) -> u64 {
     bytes(memory, Phase::Update, "weights") + bytes(memory, Phase::Update, "quantized weights")
 }
@@ -66,7 +66,7 @@ fn codes_and_scales_are_counted_by_the_byte() {
     assert_eq!(skipped - nf4, 2 * down - down / 2 - 4 * down / 64);
 }
 
-/// The base and what the rollout packs of it; embeddings, which keep 16 bits, are a fifth of this model.
+/// The base and its packed weights; embeddings, which keep 16 bits, are a fifth of this model.
 #[test]
 fn a_base_of_135m_in_nf4_takes_a_third_of_its_bfloat16_size() {
     let held = |quantization: Value| {

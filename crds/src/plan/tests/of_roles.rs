@@ -39,7 +39,7 @@ fn the_weights_of_a_frozen_role_are_as_wide_as_it_computes() {
         assert_eq!(bytes(&own, Phase::Update, term), 4 * part, "{role}");
         assert_eq!(bytes(&own, Phase::Update, "critic"), bytes(&shared, Phase::Update, "critic"));
     }
-    // What a wide role gathers is wide, and nothing else.
+    // Only the gathered weights of a wide role are wide.
     let wide = of(json!({"reference": {"precision": "Fp32"}})).memory.unwrap();
     let gathered = |memory, phase| bytes(memory, phase, "gathered weights");
     assert_eq!(gathered(&wide, Phase::Logprob), 2 * gathered(&shared, Phase::Logprob));

@@ -1,5 +1,4 @@
-//! What a plan says about a machine: what is chosen for it, what is where, what fits, and how long it
-//! takes.
+//! Plans for machines: device-dependent choices, places of terms, fit and times.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -50,7 +49,7 @@ fn the_base_of_an_adapter_is_on_gpus_once_in_the_compute_dtype() {
     let weights = bytes(&memory, Phase::Update, "weights");
     assert_eq!(weights, 2 * num_parameters.div_ceil(8) + 4 * adapter.div_ceil(8));
     assert!((16.9..17.2).contains(&(weights as f64 / f64::from(1 << 30))), "{weights}");
-    // Away from the device it takes none of it, but for what is at hand.
+    // Offloaded weights take no device memory, except for prefetched units.
     let offloaded = planned(&large(), "h100", |spec| {
         adapter_on(8)(spec);
         spec["training"]["offload"] = json!({"parameters": true});
@@ -260,7 +259,7 @@ fn shorter_sequences_take_the_time_of_a_job_that_allows_no_longer_ones_and_the_m
     assert_eq!(planned.speed, planned_short.speed);
     assert_eq!(planned.memory, longest.memory);
     assert!(longest.speed.unwrap().step_seconds > 3.0 * planned.speed.unwrap().step_seconds);
-    // What is not given is the longest, and no mean is longer than that.
+    // A missing mean is the longest length, and no mean is longer.
     assert_eq!(MeanLengths::of(long.spec(), None, None), Ok(MeanLengths::longest(long.spec())));
     for completion in [0, 513] {
         let error = MeanLengths::of(long.spec(), None, Some(completion)).unwrap_err().to_string();

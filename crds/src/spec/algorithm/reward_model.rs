@@ -18,7 +18,7 @@ pub struct RewardModelTrainingSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProcessRewardTrainingSpec {
-    /// What follows every step, by default a line break. The model judges a step at the last token of its
+    /// The text after every step, by default a line break. The model judges a step at the last token of its
     /// separator (TRL's `step_separator`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]

@@ -1,5 +1,5 @@
-//! Reward functions in a sandbox: where a WebAssembly module is, what bounds it, and which Python an
-//! interpreter runs.
+//! Reward functions in a sandbox: the location of a WebAssembly module, its limits, and the Python function
+//! that an interpreter runs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -96,7 +96,7 @@ pub struct CodeRewardSpec {
     /// Run only the first so many tests of a row.
     #[schemars(range(min = 1, max = 10000))]
     pub max_tests: u32,
-    /// What the tests are worth.
+    /// How tests become a reward.
     pub scoring: CodeScoring,
 }
 
@@ -112,7 +112,7 @@ impl Default for CodeRewardSpec {
     }
 }
 
-/// What unit tests are worth.
+/// How unit tests become a reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CodeScoring {
     /// The share of tests that pass.

@@ -19,8 +19,8 @@ pub(crate) struct ClusterArgs {
     pub(crate) namespace: Option<String>,
 }
 
-/// What the operator of a cluster puts into pods. With `--server` it is asked for; these are the chart's
-/// defaults.
+/// The pod settings of a cluster's operator. With `--server` they are read from the cluster; these are the
+/// chart's defaults.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Installation")]
 pub(crate) struct InstallationArgs {

@@ -1,4 +1,4 @@
-//! What became of each setting, in words.
+//! The report of a conversion: what became of each setting.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -71,7 +71,7 @@ pub(super) fn choose(job: &Job, workers: &[Worker], wanted: Wanted, shown: Optio
 fn worker_idx(job: &Job, rank: u32) -> Result<u32, String> {
     let prepared = Prepared::new(job).ok();
     let group = prepared.as_ref().and_then(|prepared| prepared.plan.worker_groups.first());
-    // What cannot be planned by this version is taken as it is.
+    // A job that this version cannot plan is accepted as it is.
     let Some(group) = group else { return Ok(rank) };
     let num_ranks = group.num_workers * group.ranks_per_worker;
     if rank >= num_ranks {

@@ -8,7 +8,7 @@ use super::origins::{self, FieldOrigin};
 
 /// Lines around a difference.
 const CONTEXT_LINES: usize = 2;
-/// What the API server keeps about an object for itself.
+/// Fields that the API server sets.
 const SERVER_FIELDS: [&str; 5] =
     ["managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"];
 
@@ -32,7 +32,7 @@ pub(super) enum Outcome {
     Refused { message: String },
 }
 
-/// What the cluster makes of one object, or of one kind of GPU.
+/// The cluster's answer for one object, or for one kind of GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PlanCheck {
@@ -66,7 +66,7 @@ impl PlanCheck {
     }
 }
 
-/// What differs between an object as it is and as it would be.
+/// The difference between an object as it is and as it would be.
 ///
 /// # Errors
 /// When one of them has no form in YAML.

@@ -10,7 +10,7 @@ use rlt_api::spec::Device;
 use crate::args::PlanArgs;
 use crate::run::find_trainer;
 
-/// What was requested; `None` where nothing was.
+/// The requested machine; `None` without one.
 pub(super) fn of(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Option<Machine>> {
     let device = job.spec().workers.device;
     match &args.gpu {

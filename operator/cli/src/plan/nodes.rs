@@ -30,7 +30,7 @@ pub(super) async fn ask(
     Ok(labels.map_or_else(|_| Vec::new(), |labels: Vec<Labels>| checks(&labels, job, models)))
 }
 
-/// The kinds of GPU of the nodes that the job selects, each with what the plan says about it.
+/// The kinds of GPU of the nodes that the job selects, each with the plan's result.
 fn checks(nodes: &[Labels], job: &ValidatedJob, models: &Models) -> Vec<PlanCheck> {
     let selector = &job.spec().workers.node_selector;
     let is_selected = |labels: &&Labels| selector.iter().all(|(key, value)| labels.get(key) == Some(value));
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(text.len(), 2, "{text:?}");
         assert!(text[0].starts_with("= GPU h100: fits, ") && text[0].ends_with("on 2 nodes\n"), "{text:?}");
         assert!(text[1].contains("GPU Tesla-V100: of 1 nodes: GPU \"Tesla-V100\" is not known"), "{text:?}");
-        // A part of a GPU that is too small is refused with what would fit.
+        // A MIG slice that is too small is refused with the values that would fit.
         let mut part = node("train", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
         part.insert(rlt_api::plan::MEMORY_LABEL.into(), "660".into());
         let refused = checks(&[part], &job, &models);

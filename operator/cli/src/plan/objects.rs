@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::args::{InstallationArgs, PlanArgs};
 
-/// What every object of attempt 1 would be, as far as it is known without a cluster.
+/// Every object of attempt 1, as far as it is known without a cluster.
 pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> anyhow::Result<Vec<Value>> {
     let settings = defaults(&args.installation);
-    // What the pods may have is a cluster's to say, and its chart's defaults say nothing.
+    // Allowed privileges are a cluster's settings, and unknown here.
     let job = &without_cluster(args, job, manifest);
     let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
     of_attempt(job, prepared, &settings, 1)
 }
 
-/// What every object of an attempt of a job would be.
+/// Every object of an attempt of a job.
 pub(super) fn of_attempt(
     job: &Job,
     prepared: &Prepared,
@@ -30,7 +30,7 @@ pub(super) fn of_attempt(
     build::objects(&BuildInput { job, prepared, settings }, attempt).context("write the objects of the job")
 }
 
-/// What the chart makes the operator put into pods; the authority behind its certificate is known on a
+/// The operator's pod settings by the chart's defaults; the authority behind its certificate is known on a
 /// cluster only.
 pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
     let release = &installation.release;

@@ -174,8 +174,7 @@ fn api_of(connection: &Connection, object: &Value) -> anyhow::Result<(Api<Dynami
     Ok((api, word(object, "/metadata/name")))
 }
 
-/// What the operator of this cluster puts into pods, from its own Deployment; `None` where it is not to be
-/// seen.
+/// The pod settings of this cluster's operator, from its Deployment; `None` if that cannot be read.
 async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     let by_label = ListParams::default().labels("app.kubernetes.io/name=rl-operator");
     let deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;

@@ -89,7 +89,7 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     text
 }
 
-/// What an exchange of every layer costs that leaves a machine, and how it would stay there.
+/// A hint about collectives of every layer that cross machines, and how to avoid that.
 fn across_workers(field: &str, degree: u32, ranks: u32) -> String {
     format!(
         "{field} {degree} exchanges between workers, over the network: a degree that divides ranksPerWorker ({ranks}) \
@@ -171,7 +171,7 @@ fn write_terms(text: &mut String, memory: &MemoryPlan, place: Place) {
     line(text, "together", &columns(&|phase| bytes(total(phase))));
 }
 
-/// One row a phase, with what a run took beside the prediction.
+/// One row a phase, with the times of a run beside the prediction.
 fn write_speed(text: &mut String, speed: &SpeedPlan, run: Option<&MeasuredRun>) {
     let (prompt, completion) = (speed.lengths.prompt_tokens(), speed.lengths.completion_tokens());
     let _ = writeln!(

@@ -47,7 +47,7 @@ pub(crate) struct Summary {
     /// The checkpoint from which a restart continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<CheckpointStatus>,
-    /// Ended attempts by what ended them.
+    /// Ended attempts by cause.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) failures_by_cause: BTreeMap<FailureCause, u32>,
     /// When it was summed up, for times that are said as durations.
@@ -102,7 +102,7 @@ impl Summary {
     }
 }
 
-/// The condition that says best what the job is doing.
+/// The condition that describes the job's state best.
 fn state(status: &RLTrainingJobStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.status == ConditionStatus::True)
 }

@@ -17,7 +17,7 @@ use crate::status::{seconds_between, status_of};
 pub(crate) struct Explanation {
     /// One sentence about the job.
     pub(crate) summary: String,
-    /// What it follows from.
+    /// The evidence.
     pub(crate) evidence: Vec<String>,
     /// What the user can do; empty if nothing has to be done.
     pub(crate) change: Vec<String>,
@@ -226,7 +226,7 @@ pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
     Some(format!("the last complete checkpoint is of step {}", latest.step))
 }
 
-/// What ended earlier attempts, and how many more may end so.
+/// The causes of earlier attempts' ends, and the retries that are left.
 pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let counts = status.failures_by_cause.iter();
     let rule = status.last_failure.as_ref().and_then(|last| Some((last.attempt, last.rule.as_ref()?)));

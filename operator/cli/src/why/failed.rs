@@ -38,7 +38,7 @@ fn summary(failure: &FailureStatus) -> String {
     format!("failed in attempt {}: {:?} of {subject}{node}", failure.attempt, failure.cause)
 }
 
-/// What decided that the job ends: a rule of its own, or the budget of the cause.
+/// Why the job was not retried: a rule of its failure policy, or the budget of the cause.
 fn decided(snapshot: &JobSnapshot, failure: &FailureStatus) -> String {
     match &failure.rule {
         Some(rule) => format!(", and spec.runPolicy.failurePolicy decides, {rule}"),
@@ -50,7 +50,7 @@ fn count(status: &RLTrainingJobStatus, cause: FailureCause) -> u32 {
     status.failures_by_cause.get(&cause).copied().unwrap_or(1)
 }
 
-/// What this cause calls for besides the message.
+/// Details of this cause besides the message.
 fn details(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
     match failure.cause {
         FailureCause::OutOfMemory => memory(snapshot, status),
@@ -71,7 +71,7 @@ fn details(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &Failu
     }
 }
 
-/// What the plan expects of a worker, and what it may have.
+/// The planned memory of a worker, and its limit.
 fn memory(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let estimate = status.resolved.as_ref().and_then(|resolved| resolved.peak_memory_bytes);
     let estimate = match estimate {

@@ -17,14 +17,14 @@ const PATIENCE_SECONDS: f64 = 60.0;
 /// Times the seconds of a step after which its successor is missed.
 const PATIENCE_STEPS: f64 = 10.0;
 
-/// What an explanation of a local run follows from.
+/// The input of an explanation of a local run.
 #[derive(Debug, Default)]
 pub(super) struct LocalRun {
     /// The folder, as it was given.
     pub(super) name: String,
     /// Whether a process works on it.
     pub(super) is_locked: bool,
-    /// What it left when it ended in good order; of an earlier attempt while a process works on it.
+    /// The result file of an orderly end; of an earlier attempt while a process works on it.
     pub(super) result: Option<RunResult>,
     /// Finished steps of the training, and seconds since 1970 when the last one ended.
     pub(super) last_step: Option<(u64, f64)>,

@@ -2,7 +2,7 @@
 
 use super::JobSnapshot;
 
-/// What the scheduler's message says.
+/// The content of the scheduler's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) evidence: Vec<String>,
@@ -25,7 +25,7 @@ pub(super) fn read(snapshot: &JobSnapshot, message: &str) -> Reading {
     reading
 }
 
-/// What nodes lack, and how many of them where it is counted.
+/// What nodes lack, and the number of such nodes if it is given.
 type Reason = (Option<u32>, String);
 
 const CLAIM_OR_NODES: &str = "see `kubectl get nodes` and `kubectl get pvc`";
@@ -34,8 +34,7 @@ const CLAIM_OR_NODES: &str = "see `kubectl get nodes` and `kubectl get pvc`";
 fn parse(message: &str) -> Option<(u32, Vec<Reason>)> {
     let (head, rest) = message.split_once(" nodes are available: ")?;
     let total = head.rsplit('/').next()?.parse().ok()?;
-    // What follows is about preemption:
-    // `no new claims to deallocate, preemption: 0/3 nodes are available: ...`.
+    // The rest is about preemption: `no new claims to deallocate, preemption: 0/3 nodes are available: ...`.
     let reasons = rest.split(". ").next().unwrap_or(rest).trim_end_matches('.');
     let mut parsed: Vec<Reason> = Vec::new();
     for piece in reasons.split(", ") {

@@ -89,7 +89,7 @@ fn image(snapshot: &JobSnapshot, worker: &Worker, said: &Said) -> Explanation {
         None => ("the operator's trainer image".to_owned(), "the chart's value trainerImage"),
     };
     let node = worker.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
-    // The back-off hides what the pull said; its Event still has it.
+    // The back-off hides the pull's error; its Event still has it.
     let pulled =
         snapshot.events.iter().rev().find(|one| {
             one.name == *worker.name && one.reason == "Failed" && one.message.contains("pull image")

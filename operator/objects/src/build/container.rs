@@ -145,7 +145,7 @@ fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> O
     (spec.workers.pod.host_network == Some(true) && !ports.is_empty()).then_some(ports)
 }
 
-/// What the pod's own context cannot say.
+/// Fields that a pod's security context does not have.
 fn unprivileged(capabilities: &[String]) -> SecurityContext {
     let add = (!capabilities.is_empty()).then(|| capabilities.to_vec());
     SecurityContext {

@@ -62,7 +62,7 @@ pub fn endpoint(
     })
 }
 
-/// What an endpoint was made from; equal for all that lead nowhere.
+/// The digest of an endpoint's content; equal for all without an address.
 pub fn endpoint_digest(first: Option<&Worker>) -> String {
     digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }

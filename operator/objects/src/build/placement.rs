@@ -39,7 +39,7 @@ pub struct Flavor {
     pub tolerations: Vec<Toleration>,
 }
 
-/// What queues and schedulers add to the pods of an attempt.
+/// The fields that queues and schedulers add to the pods of an attempt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
     labels: BTreeMap<String, String>,
@@ -177,7 +177,7 @@ impl Placement {
     }
 }
 
-/// What a pod's template says of other pods stays.
+/// Affinities of the pod's template are kept.
 fn add_affinity(own: &mut Affinity, more: &Affinity) {
     let Some(more) = more.pod_affinity.clone() else { return };
     let own = own.pod_affinity.get_or_insert_default();

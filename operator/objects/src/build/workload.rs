@@ -38,7 +38,7 @@ pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
     Some(PriorityClass { group: "scheduling.k8s.io", kind: "PriorityClass", name })
 }
 
-/// The digest of what a job asks its queue for; the value of its priority class is not part of it.
+/// The digest of a job's request to its queue, without the value of its priority class.
 pub fn workload_digest(input: &BuildInput<'_>, queue: &str) -> String {
     digest([spec(input, queue).to_string().as_str()])
 }
@@ -106,7 +106,7 @@ fn topology_request(topology: &TopologySpec) -> Value {
     request
 }
 
-/// What decides where a pod fits. Limits count as requests where there are none, as they do for pods.
+/// The fields that decide where a pod fits. Limits count as requests if there are none, as for pods.
 fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
     let pod = super::pod(input, 1, group, 0).spec.unwrap_or_default();
     let container = |container: Container| {

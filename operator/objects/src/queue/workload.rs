@@ -18,11 +18,11 @@ pub struct Workload {
     pub uid: String,
     /// The version of the object in the API server's store.
     pub resource_version: String,
-    /// The digest of what it was made from.
+    /// The digest of its content.
     pub digest: Option<String>,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// Why its status cannot be read; nothing of what follows is known then.
+    /// Why its status cannot be read; the following fields are unknown then.
     pub unreadable: Option<String>,
     /// Whether quota is reserved.
     pub has_quota: bool,
@@ -38,7 +38,7 @@ pub struct Workload {
     pub waiting: String,
     /// The assigned flavors of its pod sets.
     pub assignments: Vec<Assignment>,
-    /// What admission checks add to pods.
+    /// The fields that admission checks add to pods.
     pub updates: Vec<PodSetUpdate>,
 }
 
@@ -53,7 +53,7 @@ pub struct Assignment {
     pub has_topology: bool,
 }
 
-/// What an admission check adds to the pods of a set.
+/// The fields that an admission check adds to the pods of a set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSetUpdate {

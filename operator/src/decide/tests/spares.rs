@@ -8,7 +8,7 @@ use super::super::spares::Assignment;
 use super::*;
 use crate::nodes::NodeState;
 
-/// What a launcher says of processes that run.
+/// A worker whose launcher reports running processes.
 fn following(worker: Worker) -> Worker {
     let attempt = worker.attempt;
     Worker { launcher: Some(Box::new(Launcher { attempt, ..Launcher::default() })), ..worker }
@@ -28,7 +28,7 @@ fn spare(idx: u32) -> Worker {
     Worker { name, uid, group: "spare".into(), launcher: Some(Box::new(launcher)), ..runs(idx) }
 }
 
-/// What is decided about two workers and so many spares.
+/// The decision about two workers and so many spares.
 fn with(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
     on(num_spares, status, workers, &NodeStates::new())
 }

@@ -20,7 +20,7 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/status").unwrap().clone()
 });
 
-/// What the API server would say against a value.
+/// The API server's error for a value.
 fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
     let refuse = |why: &str| Some(format!("{path}: {why}: {value}"));
     let limit = |name: &str| schema[name].as_u64().unwrap_or(u64::MAX);
@@ -60,7 +60,7 @@ fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
     }
 }
 
-/// What is wrong with the status that follows from a report; nothing for one that is refused.
+/// The problem of the status that follows from a report; `None` for a refused report.
 fn problem_of(report: ReportRequest) -> Option<String> {
     check(&report).ok()?;
     let ReportRequest { progress, checkpoints, metrics, restarts, .. } = report;

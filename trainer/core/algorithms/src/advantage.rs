@@ -65,7 +65,7 @@ pub enum AdvantageError {
 pub struct Advantages {
     /// How much better than expected each token's outcome was.
     pub advantages: Vec<f64>,
-    /// What a critic would be trained towards; equals `advantages` where the estimator knows only outcomes.
+    /// The targets of a critic; equal to `advantages` if the estimator uses only outcomes.
     pub returns: Vec<f64>,
 }
 

@@ -21,7 +21,7 @@ pub use parameters::Parameters;
 pub struct Parameter {
     /// Its field in manifests.
     pub name: &'static str,
-    /// What it is, which formulas use it, and their defaults.
+    /// Its documentation: meaning, formulas that use it, and their defaults.
     pub doc: &'static str,
     /// The values that it may have.
     pub range: Range,
@@ -77,7 +77,7 @@ impl From<bool> for ParameterValue {
 
 /// The type of a formula's parameter.
 pub trait ParameterType: Copy {
-    /// What is given, or the formula's default.
+    /// The given value, or the formula's default.
     fn read(given: Option<ParameterValue>, default: Self) -> Self;
     /// As manifests write it; `None` where the formula does without.
     fn write(self) -> Option<ParameterValue>;
@@ -119,7 +119,7 @@ impl ParameterType for Option<f64> {
     }
 }
 
-/// What [`formula!`] says about a formula.
+/// The declaration of a formula by [`formula!`].
 pub trait Declared: Sized {
     /// Its name in manifests.
     const NAME: &'static str;

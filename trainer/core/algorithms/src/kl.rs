@@ -77,7 +77,7 @@ fn k3(d: f64) -> f64 {
     e.exp() - e - 1.0
 }
 
-/// Rewards after a KL penalty, and what [`KlController::update`] wants to know.
+/// Rewards after a KL penalty, and the input of [`KlController::update`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct PenalizedRewards {
     /// score - coefficient * kl of every token; masked tokens keep their score.

@@ -27,7 +27,7 @@ pub struct Kto {
     pub reference_point: bool,
 }
 
-/// What [`Kto::evaluate`] reads of a micro-batch; slices of log-probs hold one value per token.
+/// The inputs of [`Kto::evaluate`] for a micro-batch; slices of log-probs hold one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct KtoInputs<'a> {
     /// Completions.
@@ -53,7 +53,7 @@ pub struct KtoOutputs {
     pub bad: KtoSums,
 }
 
-/// What an update says about completions of one label; add those of all micro-batches.
+/// The sums of an update over completions of one label; add those of all micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KtoSums {
     /// Sum of beta x log-ratio.

@@ -44,7 +44,7 @@ use crate::rows::RowsError;
 register! {
     /// The policy losses.
     pub names PolicyLossKind,
-    /// What moves the policy: a policy loss with its parameters.
+    /// A policy loss with its parameters.
     pub formulas PolicyLoss: policy::TokenFormula,
     tag "policy",
     [

@@ -69,7 +69,7 @@ register_rewards! {
     Judge: external::Judge,
 }
 
-/// What a reward function declares of itself.
+/// The declaration of a reward function.
 pub trait DeclaredReward {
     /// Its name in manifests.
     const NAME: &'static str;
@@ -87,7 +87,7 @@ pub trait DeclaredReward {
     fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError>;
 }
 
-/// What a manifest gives to a function.
+/// The manifest's settings of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The function's name.
@@ -111,7 +111,7 @@ pub struct Sample<'a> {
     pub ground_truth: &'a Value,
     /// The row's `extra_info`.
     pub extra_info: &'a Value,
-    /// What reward models, servers and sandboxes said of the sample, by the name of the function that asked.
+    /// The verdicts of reward models, servers and sandboxes on the sample, by the function's name.
     pub verdicts: &'a Verdicts,
 }
 
@@ -123,7 +123,7 @@ pub trait RewardFunction: Send + Sync {
     /// The unweighted value of the sample, inside [`RewardFunction::range`].
     ///
     /// # Errors
-    /// When the row does not hold what the function needs; never because the completion is wrong or odd.
+    /// When the row lacks the function's inputs; never because the completion is wrong.
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError>;
 
     /// The value with its status: by default that of [`RewardFunction::score`], and no verdict where it
@@ -146,13 +146,13 @@ pub trait RewardFunction: Send + Sync {
     /// Whether rows with this ground truth can be judged; asked of every row before training starts.
     ///
     /// # Errors
-    /// What [`RewardFunction::score`] would report.
+    /// The error that [`RewardFunction::score`] would return.
     fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
         if self.compares_with_ground_truth() { check_comparable(ground_truth) } else { Ok(()) }
     }
 
-    /// What the completion answers, written so that equal answers are equal text: samples of a prompt vote
-    /// with it. `None` where the completion holds no answer, and always where the function looks for none.
+    /// The completion's answer, normalised so that equal answers are equal text: samples of a prompt vote
+    /// with it. `None` if the completion has no answer, and always for functions without answers.
     fn answer<'a>(&self, _completion: &'a str) -> Option<Cow<'a, str>> {
         None
     }
@@ -191,9 +191,9 @@ pub enum RewardError {
         function: &'static str,
         /// The setting.
         field: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is possible.
+        /// The allowed values.
         expected: &'static str,
     },
     /// The sample has no external verdict.
@@ -207,7 +207,7 @@ pub enum RewardError {
     /// The row carries no unit tests.
     #[error("read the tests in the ground truth: {message}")]
     Tests {
-        /// What is wrong with them.
+        /// The error.
         message: String,
     },
     /// The row carries no usable ground truth.

@@ -16,7 +16,7 @@ use ahead::UnreadToken;
 /// One block in so many is not given to newcomers (vLLM's watermark is the same hundredth).
 const HEADROOM_DIVISOR: usize = 100;
 
-/// What bounds the engine.
+/// The limits of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
     /// Blocks of the cache.
@@ -77,8 +77,7 @@ impl SchedulerError {
 
 /// Tokens whose keys and values are to be computed and stored; nothing is sampled from them.
 ///
-/// Where a prompt is cut into pieces depends on its length and the budget alone, never on what runs beside
-/// it.
+/// Where a prompt is cut into pieces depends on its length and the budget alone, never on the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {
     /// Number of the request whose prompt it is.
@@ -119,7 +118,7 @@ impl Step {
     }
 }
 
-/// What the scheduler has done since it was made.
+/// Counts of the scheduler since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStats {
     /// Tokens prefilled, recomputed ones included.
@@ -136,14 +135,14 @@ struct Group {
     prefix: Option<Vec<Block>>,
 }
 
-/// What becomes of a freshly computed prompt while samples of the same request still wait.
+/// The state of a prefilled prompt while samples of the same request still wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     KeptForSiblings,
     Unshared,
 }
 
-/// Decides what runs; see the module above for the loop around it.
+/// The scheduler; see the module above for the loop around it.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: SchedulerLimits,
@@ -153,7 +152,7 @@ pub struct Scheduler {
     running: Vec<Sequence>,
     /// As long as they may become, their last tokens not read yet.
     leaving: Vec<Sequence>,
-    /// What was drawn and not read, a list a step.
+    /// Tokens that were drawn and not read yet, a list a step.
     unread: VecDeque<Vec<UnreadToken>>,
     stats: SchedulerStats,
 }
@@ -337,7 +336,7 @@ impl Scheduler {
     /// short.
     fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
         let group_idx = sequence.request_idx;
-        // What was preempted has written tokens of its own; it is computed again as a whole.
+        // A preempted sequence has tokens of its own; it is recomputed as a whole.
         let is_fork = sequence.completion().is_empty();
         let kept = if is_fork { self.groups[group_idx].prefix.take() } else { None };
         let is_computed = kept.is_some();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Block;
 use crate::types::TokenId;
 
-/// A prompt and the samples wanted from it: what the caller hands to the scheduler.
+/// A request to the scheduler: a prompt and the number of samples.
 #[derive(Clone, Debug)]
 pub struct SequenceRequest {
     /// Prompt tokens, at least one.
@@ -62,7 +62,7 @@ impl Sequence {
         &self.tokens
     }
 
-    /// What has been written after the prompt.
+    /// The tokens after the prompt.
     pub fn completion(&self) -> &[TokenId] {
         &self.tokens[self.prompt_len..]
     }

@@ -57,7 +57,7 @@ impl IncrementalText {
         Ok(stop.iter().filter_map(|stop| find_from(&self.text, stop, old_len)).min())
     }
 
-    /// What has been decoded; text of trailing tokens that end inside a character is missing.
+    /// The decoded text; text of trailing tokens that end inside a character is missing.
     pub fn as_str(&self) -> &str {
         &self.text
     }

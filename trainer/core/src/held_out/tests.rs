@@ -1,4 +1,4 @@
-//! Held-out metrics by hand, and beside what verl's own functions gave for the same samples.
+//! Held-out metrics, computed by hand and by verl's own functions for the same samples.
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::mean_where;
 
-/// Over what the divergence is judged.
+/// Whether the divergence is that of tokens or of sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectionLevel {
     /// Each token on its own (`token_*`).
@@ -43,13 +43,13 @@ pub enum Divergence {
 /// One criterion; verl names it `<level>_<divergence>`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RejectionRule {
-    /// Over what it is judged.
+    /// Tokens or sequences.
     pub level: RejectionLevel,
-    /// What is judged.
+    /// The divergence.
     pub divergence: Divergence,
 }
 
-/// What is left of a batch.
+/// The result of the rejection: the new mask and its metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejection {
     /// The loss mask without the rejected tokens, flat; give it to [`Rows::with_mask`].

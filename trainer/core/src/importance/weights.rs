@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::{mean, mean_where, std};
 
-/// Over what a ratio is taken (verl's `rollout_is`).
+/// Ratios of tokens or of sequences (verl's `rollout_is`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightLevel {
     /// One ratio per token: biased, low variance.
@@ -34,7 +34,7 @@ pub enum WeightBounds {
 /// How token weights are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightRule {
-    /// Over what a ratio is taken.
+    /// Tokens or sequences.
     pub level: WeightLevel,
     /// What happens to extreme ones.
     pub bounds: WeightBounds,
@@ -42,7 +42,7 @@ pub struct WeightRule {
     pub batch_normalize: bool,
 }
 
-/// Weights of a batch and what they look like.
+/// Weights of a batch, and their metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CorrectionWeights {
     /// One per token, 0 where masked; constants for the gradient.
@@ -115,7 +115,7 @@ fn raw_weights(rows: &Rows, log_ratios: &[f64], sums: &[f64], level: WeightLevel
     }
 }
 
-/// What weights are divided by to have mean 1; 1 where their mean vanishes.
+/// The divisor of weights for mean 1; 1 where their mean vanishes.
 fn normalizer(rows: &Rows, weights: &[f64], level: WeightLevel) -> f64 {
     let mean = match level {
         WeightLevel::Token => mean_where(rows.mask(), |token| weights[token]),

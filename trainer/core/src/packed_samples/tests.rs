@@ -1,4 +1,4 @@
-//! What is packed is unpacked bit by bit, in as many bytes as the numbers need; damaged bytes are refused.
+//! Packing and unpacking keeps every bit, in exactly as many bytes as needed; damaged bytes are refused.
 
 use proptest::prelude::*;
 use rlt_mutations::{cases, mutated};

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use super::refill::refill;
 
-/// Word operations that the thorough search may cost: a few tenths of a second, and far above what lengths as
-/// they occur ever need.
+/// Word operations that the thorough search may cost: a few tenths of a second, and far above the need of
+/// realistic lengths.
 const MAX_SEARCH: usize = 500_000_000;
 
 /// Spreads items of these lengths, none above `capacity`, over few bins of that capacity.

@@ -1,7 +1,7 @@
 //! Packing samples that share prompts: a group takes its prompt once, wherever it is kept together.
 //!
 //! A group that fits the budget is one unit, so its prompt is computed once; a larger one falls into few
-//! parts, each with the prompt. Units are what micro-batches are filled with.
+//! parts, each with the prompt. Micro-batches are filled with units.
 
 use super::{Packing, PackingError, balance, fill, stream_limit, workload};
 
@@ -14,7 +14,7 @@ pub struct PromptGroup {
     pub lens: Vec<usize>,
 }
 
-/// What stays together: samples of one group.
+/// Samples of one group that stay together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
     samples: Vec<usize>,

@@ -1,6 +1,6 @@
 //! The segments of a packed row, as attention reads them.
 
-/// A stretch of the stream: a sequence, a prompt, or what continues one.
+/// A segment of a packed row: a sequence, a prompt, or a completion that continues one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Its tokens.

@@ -1,4 +1,4 @@
-//! One golden case: arguments out of JSON, results compared with what is expected.
+//! One golden case: arguments from JSON, and a comparison with the expected results.
 
 use std::fmt;
 use std::path::Path;
@@ -10,10 +10,10 @@ use serde_json::Value;
 /// Largest difference allowed, absolute below 1 and relative above.
 pub(crate) const TOLERANCE: f64 = 1e-9;
 
-/// What went wrong, in words.
+/// The error, in words.
 pub(crate) type Outcome = Result<(), String>;
 
-/// A call of one of verl's functions and what it returned.
+/// A call of one of verl's functions and its result.
 pub(crate) struct Case {
     origin: String,
     json: Value,

@@ -48,7 +48,7 @@ pub(super) fn lines(check: Check, limit: Duration) -> Result<Vec<Value>, Failure
     Err(format!("its process ended by {status}: {}", last(&words)).into())
 }
 
-/// The last of what a process wrote.
+/// The end of a process's output.
 pub(super) fn last(words: &str) -> &str {
     words[words.ceil_char_boundary(words.len().saturating_sub(MAX_WORDS))..].trim()
 }

@@ -18,7 +18,7 @@ const DEPTHS: [u32; 2] = [1, 2];
 /// Completion tokens of the two runs.
 const LENGTHS: [usize; 2] = [4, 6];
 
-/// What a step may cost at most.
+/// The bounds of a step's cost.
 const BOUNDS: [(&str, f64); 6] = [
     ("host_to_device", 2.0),
     ("device_to_host", 1.0),

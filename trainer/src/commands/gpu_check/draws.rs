@@ -133,7 +133,7 @@ fn drawn(
     Ok((tokens, rlt_torch::f32_slice(&logprobs)?.to_vec()))
 }
 
-/// What the CPU makes of one row of logits.
+/// The CPU's draw from one row of logits.
 struct Row {
     /// With the penalty.
     logits: Vec<f32>,

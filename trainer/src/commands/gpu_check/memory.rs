@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Failure, Finding, Findings};
 
 const NUM_CYCLES: usize = 200;
-/// Cycles after which libtorch holds what a cycle needs.
+/// Cycles after which libtorch has cached a cycle's memory.
 const NUM_WARM: usize = 3;
 /// Numbers of the tensors of a cycle: of the cache, of packed weights, of a step's activations.
 const SIZES: [i64; 3] = [1 << 20, 1 << 18, 3 << 16];
@@ -20,7 +20,7 @@ pub(super) fn check() -> Result<Findings, Failure> {
     for cycle in 0..NUM_CYCLES {
         let taken: Vec<Tensor> =
             SIZES.iter().map(|size| Tensor::ones([*size], (Kind::Float, Device::Cuda(0)))).collect();
-        // The sum is read, so that the device has used what it gave.
+        // The sum is read, so that the device has used the memory.
         let total: f64 = taken.iter().map(|tensor| tensor.sum(Kind::Double).double_value(&[])).sum();
         if total != SIZES.iter().sum::<i64>() as f64 {
             return Err(format!("cycle {cycle} read {total} from memory full of ones").into());

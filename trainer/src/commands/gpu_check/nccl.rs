@@ -66,7 +66,7 @@ fn ends(others: Vec<Child>) -> std::io::Result<Findings> {
     Ok(failed)
 }
 
-/// What one rank does; the first one's findings are those that are shown.
+/// The checks of one rank; only the first one's findings are shown.
 fn ranks_part(environment: &RankEnvironment) -> Result<Findings, Failure> {
     let membership = Membership {
         host: environment.master_address.clone(),
@@ -94,13 +94,13 @@ fn ranks_part(environment: &RankEnvironment) -> Result<Findings, Failure> {
     Ok(findings)
 }
 
-/// What a rank brings, which any rank can compute.
+/// The input of a rank, which any rank can compute.
 fn of(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     let numbers = Tensor::arange(size.iter().product::<i64>(), (Kind::Int64, Device::Cpu));
     ((numbers * 7 + 3 * rank as i64).remainder(17) - 8).view(size).to_kind(kind)
 }
 
-/// Every collective, and whether it gave what its definition says.
+/// Checks every collective against its definition.
 fn operations(
     group: &mut dyn Collectives,
     gpu: Device,

@@ -22,7 +22,7 @@ use crate::roles::optim::{AdamW, AdamWOptions};
 
 const GPU: Device = Device::Cuda(0);
 
-/// What the first GPU can do at best; `None` where the table has no such product.
+/// The first GPU's data sheet; `None` if the table has no such product.
 fn peak() -> Option<Machine> {
     Machine::of_product(&device_name()?).ok()
 }

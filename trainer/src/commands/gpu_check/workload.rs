@@ -48,7 +48,7 @@ pub struct GrpoLoad {
     pub max_tokens: usize,
 }
 
-/// What a step did, and how long its phases took.
+/// The times of a step's phases.
 #[derive(Clone, Copy, Debug)]
 pub struct GrpoTimes {
     /// Tokens of all samples, each with its prompt.

@@ -45,7 +45,7 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
             Next::End { why } => return Err(LaunchError::Rank { failed, hint: why }),
         };
         if stop.sleep(after) {
-            // What was saved before the failure is where the next run continues.
+            // The next run resumes from the last checkpoint.
             return Ok(ExitCode::Preempted);
         }
         attempt += 1;
@@ -68,7 +68,7 @@ pub(super) fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, 
     }
 }
 
-/// Removes what an earlier run left, where that is requested. No attempt may do so after another.
+/// Removes the files of an earlier run, if requested; only before the first attempt.
 fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<WorkerArgs, LaunchError> {
     if args.overwrite {
         worker::start_afresh(root, job).map_err(Box::new)?;

@@ -7,7 +7,7 @@ use rlt_api::plan::restart_delay;
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{Budget, FailureCause};
 
-/// What `runPolicy.retries` has left.
+/// The rest of `runPolicy.retries`.
 #[derive(Debug)]
 pub(super) struct Restarts {
     retries: RetriesSpec,
@@ -26,7 +26,7 @@ pub(super) enum Progress {
     None,
 }
 
-/// What follows an attempt that failed.
+/// The decision after a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Another attempt.

@@ -21,7 +21,7 @@ use crate::parallel::RankEnvironment;
 
 /// The interval of polls for exits.
 const POLL: Duration = Duration::from_millis(20);
-/// How long ranks may continue after one whose own end says what happened, to say what they saw of it.
+/// Grace period of ranks after the exit of one with a specific cause, to report their own errors.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
 /// How long ranks may continue after one that has lost another: long enough for all to notice and to say whom
 /// they miss.
@@ -34,14 +34,14 @@ pub(super) struct Children {
     folder: TempDir,
     /// The process group of each worker.
     groups: Vec<Pid>,
-    /// How long the others may continue after a rank whose own end says what happened.
+    /// Grace period of the others after the exit of a rank with a specific cause.
     grace_with_cause: Duration,
 }
 
-/// What went before an attempt.
+/// The history before an attempt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Before {
-    /// What earlier attempts took of the job's time.
+    /// The time of earlier attempts.
     pub(super) spent: Duration,
     /// Restarts in place, by cause.
     pub(super) restarts: BTreeMap<FailureCause, u32>,
@@ -95,15 +95,15 @@ impl Children {
         Ok(children)
     }
 
-    /// Ends the others at once after a rank whose own end says what happened. That costs nothing where they
-    /// are started again: every step since the last checkpoint is repeated, and a checkpoint that was being
-    /// written is complete or not there.
+    /// Kills the others at once after the exit of a rank with a specific cause. That costs nothing if they
+    /// are restarted: every step since the last checkpoint is repeated, and a checkpoint in flight is
+    /// committed or not.
     pub(super) fn without_grace(mut self) -> Self {
         self.grace_with_cause = Duration::ZERO;
         self
     }
 
-    /// The process groups of all workers, each with what the worker started.
+    /// The process groups of all ranks, each with the rank's children.
     pub(super) fn groups(&self) -> Vec<Pid> {
         self.groups.clone()
     }

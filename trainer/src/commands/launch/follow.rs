@@ -40,7 +40,7 @@ pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
     }
 }
 
-/// What follows an attempt.
+/// The decision after an attempt.
 enum Next {
     /// These ranks.
     Ranks(RankEnvironment),
@@ -112,7 +112,7 @@ struct Pod<'a> {
 }
 
 impl Pod<'_> {
-    /// Loads what every rank needs, beside waiting for ranks.
+    /// Preloads models and libraries while it waits for ranks.
     fn wait_as_spare(&mut self) -> Result<Next, LaunchError> {
         let (follower, spec) = (self.follower.clone(), self.job.spec().clone());
         let load = move || match prefetch::prefetch(&spec) {

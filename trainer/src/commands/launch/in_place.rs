@@ -24,7 +24,7 @@ use super::{
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::{RankEnvironment, RankError};
 
-/// How long what ranks have started may take to end once it was killed.
+/// Timeout for the end of ranks' killed children.
 const GROUP_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two checks whether it has.
 const POLL: Duration = Duration::from_millis(5);
@@ -88,7 +88,7 @@ pub(super) fn run(
     }
 }
 
-/// What decides about a restart in place.
+/// The budget of restarts in place.
 struct InPlaceBudget {
     restarts: Restarts,
     /// Whether the last restart was in place, too, without a checkpoint since then.
@@ -118,8 +118,8 @@ impl InPlaceBudget {
     }
 }
 
-/// Makes this process the parent of what ranks leave behind, where it is not the first of its pod
-/// (`shareProcessNamespace`). Only a parent can reap a process, and one that is not reaped is not gone.
+/// Makes this process the parent of ranks' orphans, if it is not the first of its pod
+/// (`shareProcessNamespace`). Only a parent can reap a process, and a zombie counts as alive.
 pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     set_child_subreaper(Some(getpid())).map_err(|error| LaunchError::Process {
         act: "become the parent of what ranks leave behind",
@@ -131,7 +131,7 @@ pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
 pub(super) fn are_gone(groups: &[Pid]) -> bool {
     let until = Instant::now() + GROUP_PATIENCE;
     groups.iter().all(|group| {
-        // A group that is gone is what is wanted.
+        // A missing group is fine.
         let _ = kill_process_group(*group, Signal::KILL);
         loop {
             // This process is the parent of every orphan, and has to reap it.

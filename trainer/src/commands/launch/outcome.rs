@@ -63,9 +63,9 @@ pub struct Failed {
     pub how: String,
     /// How the other ranks ended.
     pub others: Vec<(usize, String)>,
-    /// What the launcher ends with.
+    /// The launcher's exit code.
     pub code: ExitCode,
-    /// What decides whether it is tried again.
+    /// The cause, which decides whether it is retried.
     pub cause: Option<FailureCause>,
 }
 

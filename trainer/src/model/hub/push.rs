@@ -79,29 +79,29 @@ pub enum PushError {
     /// No answer.
     #[error("{act}: no answer")]
     NoAnswer {
-        /// What was tried.
+        /// The operation.
         act: String,
-        /// What went wrong; it names no address, which may hold a signature.
+        /// The error; it contains no address, which may hold a signature.
         source: reqwest::Error,
     },
     /// The hub refuses.
     #[error("{act}: the answer is {status}: {text}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         act: String,
         /// The status.
         status: StatusCode,
-        /// What the answer says.
+        /// The answer's text.
         text: String,
     },
-    /// An answer is not what the protocol says.
+    /// An answer violates the protocol.
     #[error("{act}: expected {expected}, got {got}")]
     BadAnswer {
-        /// What was tried.
+        /// The operation.
         act: String,
-        /// What should be there.
+        /// The expected value.
         expected: &'static str,
-        /// What is.
+        /// The actual value.
         got: String,
     },
     /// A file cannot be read.
@@ -278,7 +278,7 @@ fn bad_answer(act: &str, expected: &'static str, got: &str) -> PushError {
     PushError::BadAnswer { act: act.to_owned(), expected, got: got[..end].to_owned() }
 }
 
-/// What a commit says of a file.
+/// The line of a file in a commit.
 fn line_of(file: &Upload, is_large: bool) -> Result<Value, PushError> {
     if is_large {
         let value = json!({"path": file.name, "algo": "sha256", "oid": file.digest, "size": file.num_bytes});

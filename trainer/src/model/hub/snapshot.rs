@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
 
-/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
+/// The files of a model: weights, configuration, tokenizer and chat template, but no code and no other
 /// formats. All of it is at the top; a star matches any letters.
 const WANTED: [&str; 9] = [
     "config.json",
@@ -44,29 +44,29 @@ pub enum SnapshotError {
     /// The server refuses, or gives no answer.
     #[error("{act}")]
     Hub {
-        /// What was requested.
+        /// The request.
         act: String,
-        /// What the hub said.
+        /// The hub's error.
         source: Box<HFError>,
     },
-    /// A file is not what the list says.
+    /// A file's length differs from the list.
     #[error("file {name}: expected {expected} bytes, got {got}")]
     Length {
         /// Its name.
         name: String,
-        /// What the list says.
+        /// The listed length.
         expected: u64,
-        /// What was fetched.
+        /// The received length.
         got: u64,
     },
     /// The cache cannot be written.
     #[error("{act} {path}", path = path.display())]
     Cache {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// On which file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }

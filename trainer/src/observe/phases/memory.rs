@@ -15,7 +15,7 @@ thread_local! {
     static PEAKS: RefCell<Peaks> = RefCell::default();
 }
 
-/// What was seen of a device.
+/// The peaks of a device.
 #[derive(Debug, Default)]
 struct Peaks {
     /// `None` if it was not requested.
@@ -54,7 +54,7 @@ pub(crate) fn watch(device: Device) {
 pub(crate) fn during<T>(phase: &'static str, work: impl FnOnce() -> T) -> T {
     PEAKS.with_borrow_mut(|peaks| {
         peaks.settle();
-        // What follows the first phase and is in none, such as a checkpoint, is not the setup's.
+        // Work outside of phases after the first one, such as a checkpoint, does not belong to the setup.
         peaks.under_way.retain(|outer| *outer != SETUP);
         peaks.under_way.push(phase);
     });

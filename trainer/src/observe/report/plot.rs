@@ -22,7 +22,7 @@ const SIDE: f64 = 1000.0;
 pub(super) enum Mark {
     /// A line, smoothed where it is long and noisy.
     Line,
-    /// A line with a dot at each value, for what is measured now and then.
+    /// A line with a dot at each value, for occasional measurements.
     Dots,
     /// A layer on top of the series before it; each value fills the width of its step.
     Layer,
@@ -42,7 +42,7 @@ pub(super) struct Series {
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
     pub(super) title: &'static str,
-    /// What is measured in which unit.
+    /// The quantity and its unit.
     pub(super) caption: &'static str,
     pub(super) series: Vec<Series>,
     /// Whether values spread over decades.
@@ -118,7 +118,7 @@ impl Plot {
         self.series.iter().map(in_words).collect::<Vec<_>>().join(" ")
     }
 
-    /// What the script needs for its read-outs: per curve the places and the values.
+    /// The script's data for its read-outs: positions and values of each curve.
     fn data(&self, axes: &Axes) -> String {
         let curve = |series: &Series| {
             let points = thinned(&series.points);

@@ -46,7 +46,8 @@ impl Scale {
         Some(Self { low: f64::from(low), high: f64::from(high), logarithmic: true, ticks })
     }
 
-    /// Where a value is between the ends, from 0 to 1. What is not positive is at the bottom of decades.
+    /// Where a value is between the ends, from 0 to 1. On a logarithmic axis values that are not positive are
+    /// at the bottom.
     pub(super) fn place(&self, value: f64) -> f64 {
         let value = match (self.logarithmic, value > 0.0) {
             (true, true) => value.log10(),

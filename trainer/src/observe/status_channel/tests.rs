@@ -1,4 +1,4 @@
-//! Proves what a step, a stage and an end turn into.
+//! Proves the reports of a step, a stage and an end.
 
 use std::collections::BTreeMap;
 

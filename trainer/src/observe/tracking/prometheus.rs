@@ -146,7 +146,7 @@ fn families(metrics: &StepMetrics) -> BTreeMap<String, Vec<Sample>> {
     families
 }
 
-/// Family name and label of a metric by verl's name: what varies freely becomes a label, seconds are spelled
+/// Family name and label of a metric by verl's name: variable parts become a label, seconds are spelled
 /// out.
 fn family(name: &str) -> (String, Option<(&'static str, String)>) {
     if let Some(phase) = name.strip_prefix("timing_s/") {

@@ -36,7 +36,7 @@ pub(crate) struct Located {
 pub(crate) struct Found {
     /// Its position in `spec.data.datasets`.
     pub(crate) idx: usize,
-    /// What the manifest names.
+    /// The data set in the manifest.
     #[serde(rename = "hub")]
     pub(crate) wanted: HubDatasetSpec,
     /// The commit that its revision resolved to when the run began.
@@ -44,7 +44,7 @@ pub(crate) struct Found {
 }
 
 impl Located {
-    /// Fetches what is on the hub, at the commits of the record in the run's `folder` where that has them: a
+    /// Downloads data sets of the hub, at the commits of the record in the run's `folder` if it has them: a
     /// branch that moved in between must not change the data of a run that continues.
     pub(crate) fn find(spec: &DataSpec, folder: Option<&Path>) -> Result<Self, TrainError> {
         let record = folder.map(recorded).transpose()?.unwrap_or_default();
@@ -83,7 +83,7 @@ impl Located {
     }
 }
 
-/// What an earlier attempt of the run in `folder` has found; nothing before its first.
+/// The record of an earlier attempt of the run in `folder`; empty before the first.
 fn recorded(folder: &Path) -> Result<Vec<Found>, TrainError> {
     let path = folder.join(DATA_RECORD);
     let record = match std::fs::read(&path) {
@@ -100,7 +100,7 @@ fn data_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedUse::Data, &[])
 }
 
-/// Everything that is read before the training, and what is streamed in it.
+/// The data sets that are read before the training, and those that are streamed.
 pub(super) struct Datasets {
     pub(super) prompts: Option<TrainingRows<Prompt>>,
     demonstrations: Option<TrainingRows<Demonstration>>,
@@ -164,7 +164,7 @@ pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec) -> usize {
     spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize
 }
 
-/// What the preferences of a split are, where the algorithm learns from those of a data set.
+/// The preferences of a split, if the algorithm learns from preferences of a data set.
 pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split) -> Option<PreferenceRows> {
     let max_completion_tokens = spec.rollout.max_completion_tokens as usize;
     if let Some(process_reward) = &spec.algorithm.process_reward {

@@ -87,8 +87,8 @@ fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), Trai
     Ok(())
 }
 
-/// What the manifest leaves to the device, chosen for the smallest of all ranks' GPUs: ranks gather weights
-/// for the same passes.
+/// The device-dependent choices, for the smallest of all ranks' GPUs, because ranks gather weights for the
+/// same passes.
 ///
 /// # Errors
 /// [`TrainError::Ranks`] when a rank is lost, [`TrainError::Kernel`] when the driver fails.

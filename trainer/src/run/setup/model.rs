@@ -44,7 +44,7 @@ pub(super) fn weights(
     };
     Ok(match head {
         OutputHead::Vocabulary => weights,
-        // transformers finds the last token of a sequence by what is no padding.
+        // transformers finds the last token of a sequence as the last one that is no padding.
         OutputHead::Sequence | OutputHead::Tokens => {
             weights.with_pad(tokenizer.pad_id().or(tokenizer.eos_ids().first().copied()))
         }
@@ -227,7 +227,7 @@ impl RoleMeshes {
     }
 }
 
-/// The folders of the reward models. What the leader downloads the others find.
+/// The folders of the reward models. The leader downloads, the others use the cache.
 pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Vec<PathBuf>, TrainError> {
     let functions = &spec.rewards.functions;
     let folders = || Ok(RewardModels::folders(functions)?);

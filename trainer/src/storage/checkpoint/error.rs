@@ -11,11 +11,11 @@ pub enum CheckpointError {
     /// The folder could not be created, listed, synced, renamed or removed.
     #[error("failed to {act} {}", path.display())]
     Folder {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// On which folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A file of a checkpoint could not be written, for example because the disk is full.
@@ -23,7 +23,7 @@ pub enum CheckpointError {
     Write {
         /// The file, still in its temporary folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A file of a checkpoint could not be read.
@@ -31,7 +31,7 @@ pub enum CheckpointError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
     /// A file is shorter or longer than its manifest says.
@@ -44,7 +44,7 @@ pub enum CheckpointError {
         /// Bytes now.
         got: u64,
     },
-    /// A file's content is not what was written.
+    /// A file's content differs from what was written.
     #[error("{} is damaged: expected SHA-256 {expected}, got {got}", path.display())]
     Digest {
         /// The file.
@@ -54,7 +54,7 @@ pub enum CheckpointError {
         /// SHA-256 now, hexadecimal.
         got: String,
     },
-    /// What a checkpoint is loaded into is offloaded, and could not be fetched or put back.
+    /// An offloaded tensor, into which a checkpoint is loaded, could not be fetched or written back.
     #[error("failed to load tensors into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A JSON file of a checkpoint does not parse.
@@ -70,7 +70,7 @@ pub enum CheckpointError {
     Inconsistent {
         /// The manifest.
         path: PathBuf,
-        /// What does not fit, with both values.
+        /// The mismatch, with both values.
         problem: String,
     },
     /// The checkpoint was written by a version this one cannot read.
@@ -135,7 +135,7 @@ pub enum CheckpointError {
     Elsewhere {
         /// Which rank.
         rank: usize,
-        /// What it says, with all causes.
+        /// Its error, with all causes.
         cause: String,
     },
     /// The thread that saves could not be started, or has ended early.
@@ -149,7 +149,7 @@ pub enum CheckpointError {
     Tensor {
         /// The tensor.
         name: String,
-        /// What libtorch said.
+        /// libtorch's error.
         source: tch::TchError,
     },
 }

@@ -40,7 +40,7 @@ impl Checkpoint {
     }
 
     /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its
-    /// manifest: of its tensors no more is read than what is requested.
+    /// manifest: of its tensors only requested pieces are read.
     ///
     /// # Errors
     /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is
@@ -89,7 +89,7 @@ impl Checkpoint {
             .map_err(CheckpointError::parse(&self.folder.join(manifest::STATE_FILE_NAME)))
     }
 
-    /// What it holds, file by file and tensor by tensor.
+    /// Its content, by file and tensor.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -122,8 +122,8 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads what `tensor_shard` requests over `values`, `[len]`, recording no gradient. Beside them there is
-    /// never more than a chunk of the tensor.
+    /// Reads the shard `tensor_shard` into `values`, `[len]`, without autograd. At most a chunk of the tensor
+    /// is in memory beside them.
     ///
     /// # Errors
     /// No such tensor, another shape than the tensor_shard says or another dtype than the values have, or a

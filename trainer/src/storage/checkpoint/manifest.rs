@@ -15,7 +15,7 @@ use super::dtype;
 pub(super) const FILE_NAME: &str = "manifest.json";
 /// Name of the small state within a checkpoint.
 pub(super) const STATE_FILE_NAME: &str = "state.json";
-/// What `format` must say.
+/// The value of `format`.
 pub(super) const FORMAT: &str = "rltraining.dev/checkpoint";
 /// The format version this code writes and the only one it reads.
 pub(super) const VERSION: u32 = 1;

@@ -1,7 +1,7 @@
 //! Streams tensors and state into one folder; the store commits that folder.
 //!
 //! ```text
-//! each process    write: its shard file, into the kernel's memory     what training waits for
+//! each process    write: its shard file, into the page cache          training waits
 //!                 complete: synced, read again and digested           beside the training
 //! the first one   write_manifest: state, and what all have written
 //! ```
@@ -75,10 +75,10 @@ impl UnsyncedShard {
         Ok(Self { name, path, file, num_bytes, tensors: entries })
     }
 
-    /// Makes the file survive a power loss, and digests what is in it.
+    /// Makes the file survive a power loss, and digests its content.
     ///
     /// # Errors
-    /// [`CheckpointError`]: the disk is full or broken, or the file is not what was written.
+    /// [`CheckpointError`]: the disk is full or broken, or the file differs from what was written.
     pub fn complete(self) -> Result<WrittenShard, CheckpointError> {
         let Self { name, path, mut file, num_bytes, tensors } = self;
         let (synced, digested) = std::thread::scope(|scope| {
@@ -98,7 +98,7 @@ impl UnsyncedShard {
     }
 }
 
-/// Writes and syncs state and manifest of what all processes have written into `folder`. Returns the bytes of
+/// Writes and syncs state and manifest of all processes' files into `folder`. Returns the bytes of
 /// all files.
 pub(super) fn write_manifest(
     storage: &dyn Storage,
@@ -132,7 +132,7 @@ pub(super) fn write_manifest(
     Ok(num_bytes + manifest_entry.num_bytes)
 }
 
-/// Adds what a shard holds of a tensor to what others hold of it.
+/// Adds a shard's pieces of a tensor to those of other shards.
 fn join(tensors: &mut BTreeMap<String, TensorEntry>, name: String, entry: TensorEntry) -> Result<(), String> {
     let Some(known) = tensors.get_mut(&name) else {
         tensors.insert(name, entry);

@@ -41,7 +41,7 @@ struct Copies {
     uploads: Uploads,
 }
 
-/// What one save did.
+/// The result of a save.
 #[derive(Debug)]
 pub struct Saved {
     /// The committed folder.
@@ -59,7 +59,7 @@ pub struct Latest {
     pub skipped: Vec<CheckpointError>,
 }
 
-/// A checkpoint that exists, by what its manifest says; its bytes were not read again.
+/// A checkpoint that exists, as its manifest describes it; its bytes were not read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedCheckpoint {
     /// Finished steps.
@@ -75,7 +75,7 @@ pub struct CommittedCheckpoint {
 }
 
 impl CheckpointStore {
-    /// Opens the folder `dir`, creating it where missing, and removes what a crash left unfinished. After
+    /// Opens the folder `dir`, creating it where missing, and removes leftovers of a crash. After
     /// each save the newest `keep` checkpoints stay, at least one.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl CheckpointStore {
 
     /// Removes the sign, as far as that is possible.
     pub fn remove_sign(&self, name: &str) {
-        // What stays behind is removed at the next open.
+        // Leftovers are removed at the next open.
         let _ = self.storage.remove_dir_all(&self.dir.join(name));
     }
 
@@ -138,7 +138,7 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Copies what is saved from now on to `uri`, beside the training, and keeps as many there.
+    /// Copies later checkpoints to `uri`, beside the training, and keeps as many there.
     ///
     /// # Errors
     /// [`CopyError`] for an address that cannot work.
@@ -204,7 +204,7 @@ impl CheckpointStore {
     /// Makes room for a checkpoint of `step` finished steps: only then may processes write their shards.
     ///
     /// # Errors
-    /// What an earlier try has left cannot be removed, or the folder not be created.
+    /// Leftovers of an earlier save cannot be removed, or the folder not be created.
     pub fn begin(&self, step: u64) -> Result<(), CheckpointError> {
         let (storage, temporary) = (&*self.storage, self.temporary(step));
         if temporary.exists() {
@@ -215,7 +215,7 @@ impl CheckpointStore {
         storage.create_dir(&temporary).map_err(CheckpointError::folder("create folder", &temporary))
     }
 
-    /// Writes what process `writer_idx` saves. The file is the kernel's by then: syncing it can wait
+    /// Writes the pieces of process `writer_idx` into the page cache: syncing can wait
     /// ([`UnsyncedShard::complete`]), and the tensors may change.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ impl CheckpointStore {
     pub fn abandon(&self, step: u64) {
         let temporary = self.temporary(step);
         if temporary.exists() {
-            // What stays behind is removed at the next open.
+            // Leftovers are removed at the next open.
             let _ = self.storage.remove_dir_all(&temporary);
         }
     }
@@ -427,7 +427,7 @@ impl CheckpointStore {
 /// A committed folder and its place in the order, or why its manifest cannot be read.
 type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
-/// Save index and step: what decides which of two checkpoints is newer.
+/// Save index and step: the order of checkpoints.
 pub(super) type SaveOrder = (u64, u64);
 
 fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, CheckpointError> {

@@ -90,7 +90,7 @@ impl Estimator for OptimalTokenBaseline {
     }
 }
 
-/// What [`optimal_token_baseline`] reads; one value per token unless said otherwise.
+/// The inputs of [`optimal_token_baseline`]; one value per token unless said otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimalTokenBaselineInputs<'a> {
     /// Completions and their loss masks.

@@ -30,7 +30,7 @@ pub enum Aggregation {
     SequenceMeanTokenMean,
 }
 
-/// What one update's batch holds in all its micro-batches on all ranks.
+/// The counts of one update's batch over all its micro-batches on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denominators {
     /// Tokens that count.
@@ -64,8 +64,8 @@ impl Sum for Denominators {
 }
 
 impl Aggregation {
-    /// What each token's loss is multiplied by before everything is added up; 0 where masked, and everywhere
-    /// when the whole batch has nothing that counts.
+    /// The weight of each token's loss in the sum; 0 for masked tokens, and for all if the whole batch is
+    /// masked.
     pub fn weights(self, rows: &Rows, batch: &Denominators) -> Vec<f64> {
         let per_row: Vec<f64> =
             (0..rows.num_rows()).map(|row_idx| self.row_weight(rows.valid_len(row_idx), batch)).collect();

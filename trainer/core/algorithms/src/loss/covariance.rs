@@ -11,7 +11,7 @@ use crate::permutation::splitmix64;
 use crate::rows::Rows;
 use crate::whiten::masked_mean;
 
-/// What [`PolicyLoss::select_tokens`] reads of the whole batch, one value per token.
+/// The inputs of [`PolicyLoss::select_tokens`] for the whole batch, one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct CovarianceInputs<'a> {
     /// All sequences of the update's batch.

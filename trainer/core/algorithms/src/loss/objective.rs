@@ -33,7 +33,7 @@ pub struct PositiveTerm {
 /// + positive.coefficient * mean over tokens of positive examples (-log-prob).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
-    /// What moves the policy.
+    /// The policy loss.
     pub policy: PolicyLoss,
     /// How tokens become one number; some policy losses bring their own ([`PolicyLoss::aggregation`]), the
     /// other terms always use this one.
@@ -46,7 +46,7 @@ pub struct Objective {
     pub positive: Option<PositiveTerm>,
 }
 
-/// The sequences of one micro-batch and what is known of each of their tokens.
+/// The sequences of one micro-batch and the values of their tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
     /// Sequences and loss masks.
@@ -125,8 +125,8 @@ pub struct LossOutputs {
 }
 
 impl Objective {
-    /// What each token of an update weighs in the loss of positive examples, by the rewards of its rows: the
-    /// coefficient over the number of their tokens, 0 in other completions. `None` without such a term.
+    /// The weight of each token of an update in the loss of positive examples, by the rewards of its rows:
+    /// the coefficient over the number of their tokens, 0 in other completions. `None` without such a term.
     ///
     /// # Errors
     /// When there is not one reward for each row.
@@ -165,7 +165,7 @@ impl Objective {
         Ok(PreparedLoss { objective: *self, inputs, weights })
     }
 
-    /// What [`Self::prepare`] gave for the same `inputs` at another place, of the weights that it made.
+    /// The result of [`Self::prepare`] for the same `inputs`, from its weights.
     ///
     /// # Errors
     /// As of [`Self::prepare`].
@@ -180,7 +180,7 @@ impl Objective {
     }
 }
 
-/// What was prepared of a micro-batch's loss: weights of tokens, and what the tokens of a sequence share.
+/// The prepared weights of a micro-batch's loss: of tokens and of sequences.
 #[derive(Debug)]
 pub struct LossWeights {
     policy: Vec<f64>,

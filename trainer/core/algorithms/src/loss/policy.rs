@@ -26,7 +26,7 @@ impl Clip {
     }
 }
 
-/// What must be known before a token of the loss can be evaluated.
+/// The tokens that are needed to evaluate one token of the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LossScope {
     /// Nothing: forward and backward can share one pass over chunks of tokens.
@@ -113,7 +113,7 @@ pub(crate) trait TokenFormula {
     /// [`Self::choose`] chose it.
     fn token(&self, token: &Token, row: &RowTerm, selected: bool) -> TokenLoss;
 
-    /// What has to be known before a token can be evaluated.
+    /// The tokens that are needed to evaluate one.
     fn scope(&self) -> LossScope {
         LossScope::Token
     }
@@ -123,7 +123,7 @@ pub(crate) trait TokenFormula {
         None
     }
 
-    /// What the tokens of a sequence share, for [`LossScope::Sequence`]; `log_ratios` are those of all
+    /// The shared terms of a sequence's tokens, for [`LossScope::Sequence`]; `log_ratios` are those of all
     /// tokens.
     fn row_term(&self, _inputs: &LossInputs<'_>, _row_idx: usize, _log_ratios: &[f64]) -> RowTerm {
         RowTerm::NONE
@@ -139,14 +139,14 @@ pub(crate) trait TokenFormula {
         true
     }
 
-    /// What a token adds to `actor/ppo_kl`.
+    /// The summand of a token in `actor/ppo_kl`.
     fn ppo_kl(&self, log_ratio: f64) -> f64 {
         -bounded(log_ratio)
     }
 }
 
 impl PolicyLoss {
-    /// What has to be known before its tokens can be evaluated.
+    /// The tokens that are needed to evaluate one.
     pub fn scope(&self) -> LossScope {
         self.formula().scope()
     }

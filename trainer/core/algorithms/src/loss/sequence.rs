@@ -9,8 +9,8 @@ use crate::whiten::EPSILON;
 /// GSPO's log-ratio is held below this.
 const GSPO_LOG_RATIO_BOUND: f64 = 10.0;
 
-/// What the tokens of one sequence share. All of it is constant for the gradient, except that a token's own
-/// path through the ratio has the derivative that its loss applies.
+/// The shared terms of one sequence's tokens. All of it is constant for the gradient, except that a token's
+/// own path through the ratio has the derivative that its loss applies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowTerm {
     /// The sequence's ratio, 1 where the actor is the old policy.

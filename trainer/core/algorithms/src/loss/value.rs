@@ -3,16 +3,16 @@
 use super::{Aggregation, Denominators, LossError};
 use crate::rows::Rows;
 
-/// What [`value_loss`] reads, one value per token.
+/// The inputs of [`value_loss`], one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueLossInputs<'a> {
     /// Sequences and loss masks of a micro-batch.
     pub rows: &'a Rows,
-    /// What the critic says now.
+    /// The critic's present values.
     pub predictions: &'a [f64],
-    /// What it said before the update.
+    /// The values before the update.
     pub old_values: &'a [f64],
-    /// What it should say.
+    /// The returns.
     pub returns: &'a [f64],
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Matching {
 pub(super) struct Match {
     /// The rows whose log-probs enter: chosen, rejected.
     pub rows: [usize; 2],
-    /// What enters of them.
+    /// The compared sides.
     pub sides: [Side; 2],
 }
 

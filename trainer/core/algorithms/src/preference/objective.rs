@@ -43,7 +43,7 @@ pub struct PreferenceInputs<'a> {
     pub mean_log_ratio: f64,
 }
 
-/// What one update holds in all its micro-batches on all ranks.
+/// The counts of one update over all its micro-batches on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PreferenceDenominators {
     /// Pairs.
@@ -93,7 +93,7 @@ pub struct PreferenceOutputs {
     pub metrics: PreferenceMetrics,
 }
 
-/// What an update says about its pairs, under TRL's names. A reward is beta x log-ratio of the first loss, or
+/// The metrics of an update's pairs, under TRL's names. A reward is beta x log-ratio of the first loss, or
 /// beta x log-prob where that has no reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PreferenceMetrics {

@@ -58,10 +58,10 @@ impl PairLoss {
     }
 }
 
-/// What the loss of a pair depends on beside the pair.
+/// The context of a pair's loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PairContext {
-    /// What losses of the difference of two scores take as the score.
+    /// The score in losses of the difference of two scores.
     pub divergence: Divergence,
     /// Mean log-ratio of all completions so far.
     pub mean_log_ratio: f64,

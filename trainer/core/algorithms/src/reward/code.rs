@@ -48,7 +48,7 @@ pub enum CodeTests {
     Cases {
         /// Standard input of each test; with a function one JSON argument a line.
         inputs: Vec<String>,
-        /// What is expected on standard output; with a function its result.
+        /// The expected standard output; with a function its result.
         outputs: Vec<String>,
         /// The Python function that is called (verl's `fn_name`).
         function: Option<String>,
@@ -167,8 +167,8 @@ pub fn code_of(completion: &str) -> &str {
     open.or(found).unwrap_or(if completion.contains("```") { "" } else { completion })
 }
 
-/// Whether a program wrote what was expected; white space at the ends of lines and after the last does not
-/// count.
+/// Whether a program's output is the expected one; white space at the ends of lines and after the last does
+/// not count.
 pub fn is_expected(output: &str, expected: &str) -> bool {
     let lines =
         |text: &str| text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();

@@ -33,7 +33,7 @@ pub struct WeightedPart<'a> {
     pub name: &'a str,
     /// Its weight; negative turns a reward into a penalty.
     pub weight: f64,
-    /// What it said.
+    /// Its value.
     pub value: f64,
 }
 

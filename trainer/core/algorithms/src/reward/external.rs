@@ -9,7 +9,7 @@ use super::{DeclaredReward, Given, RewardError, RewardFunction, RewardStatus, Sa
 /// Verdicts on one sample by the name of the function that asked.
 pub type Verdicts = BTreeMap<String, Verdict>;
 
-/// What one function says of one sample.
+/// The verdict of one function on one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// Whether it is a judgement, and if not why.

@@ -33,7 +33,7 @@ impl Overlong {
         Ok(Self { max_tokens, buffer_tokens, penalty_factor })
     }
 
-    /// What is added for a completion of `num_tokens` tokens, in `[-penalty_factor, 0]` up to `max_tokens`.
+    /// The penalty for a completion of `num_tokens` tokens, in `[-penalty_factor, 0]` up to `max_tokens`.
     pub fn penalty(&self, num_tokens: usize) -> f64 {
         let free_tokens = self.max_tokens - self.buffer_tokens;
         let excess = num_tokens as f64 - free_tokens as f64;

@@ -1,4 +1,4 @@
-//! What a manifest gives to a reward function: its own settings, and which sections of the manifest it reads.
+//! The manifest's settings of a reward function: its own fields, and which sections of the manifest it reads.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use super::{RewardError, RewardKind};
 pub struct Setting {
     /// Its field.
     pub name: &'static str,
-    /// What it is, and which kinds have it.
+    /// Its meaning, and the kinds that have it.
     pub doc: &'static str,
-    /// What it may be.
+    /// The allowed values.
     pub values: Values,
 }
 
-/// What a setting may be.
+/// The allowed values of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// A text of at least one and at most so many characters.

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a slot of the simulated cache holds: a fingerprint of the token in it and of everything before it.
+/// The content of a slot of the simulated cache: a fingerprint of the token in it and of everything before
+/// it.
 type Fingerprint = u64;
 
 fn fingerprints(tokens: &[TokenId]) -> Vec<Fingerprint> {
@@ -30,7 +31,7 @@ struct Simulation {
     num_steps: usize,
     /// Whether a step is launched before the tokens of the one before are read.
     is_ahead: bool,
-    /// What was drawn and not read: tokens, and whether they are the last of their sequences.
+    /// Tokens that were drawn and not read, and whether they are the last of their sequences.
     launched: VecDeque<Vec<(TokenId, bool)>>,
 }
 
@@ -94,7 +95,7 @@ impl Simulation {
         }
     }
 
-    /// What a piece computes depends on what the cache has of the tokens before it.
+    /// The result of a chunk depends on the cached tokens before it.
     fn prefill(&mut self, prefill: &Prefill) {
         let block_size = self.limits.block_size;
         let slot_of = |position: usize| {

@@ -42,7 +42,7 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
     let mut engine = RolloutEngine::new(options);
     engine.sync_weights(decoder, 0)?;
     let mut seconds = |new_tokens| seconds(&mut engine, decoder, batch, new_tokens);
-    // The first run is not measured. Of the others the fastest counts: what else the machine does slows them.
+    // The first run is not measured. Of the others the fastest counts, because other load slows them.
     seconds(few)?;
     let mut best = |new_tokens| -> Result<f64, Failure> {
         (0..on_device(3, 1)).try_fold(f64::INFINITY, |best, _| Ok(seconds(new_tokens)?.min(best)))

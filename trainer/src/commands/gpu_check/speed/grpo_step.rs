@@ -12,7 +12,7 @@ use crate::roles::reference::{Copying, FrozenPolicy};
 
 /// Steps that are measured behind one that is not; the fastest counts.
 const ROUNDS: usize = 2;
-/// What a parameter takes: fp32 weight, gradient and two moments, and bf16 copies of reference and rollout.
+/// The bytes of a parameter: fp32 weight, gradient and two moments, and bf16 copies of reference and rollout.
 const BYTES_PER_PARAMETER: u64 = 4 * 4 + 2 * 2;
 /// Room for activations, logits and the cache of either contestant.
 const BYTES_BESIDES: u64 = 24 << 30;

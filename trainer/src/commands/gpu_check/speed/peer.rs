@@ -17,7 +17,7 @@ const PYTHON_VARIABLE: &str = "RLT_PEER_PYTHON";
 /// The fastest step of the peer.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PeerTimes {
-    /// What it is, and of which version.
+    /// Its name and version.
     pub(super) versions: String,
     pub(super) rollout_seconds: f64,
     pub(super) reference_seconds: f64,
@@ -33,13 +33,13 @@ impl PeerTimes {
 /// Why there are no times.
 #[derive(Clone, Debug)]
 pub(super) enum Unmeasured {
-    /// The machine has no Python, or it has not what the script needs.
+    /// The machine has no Python, or packages are missing.
     Missing(String),
     /// It has, and the script failed.
     Failed(String),
 }
 
-/// What the script answers.
+/// The script's answer.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {

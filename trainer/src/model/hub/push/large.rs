@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{BRANCH, Hub, PushError, Repository, Upload, answered, bad_answer, headers_of, json_of, unread};
 
-/// What the protocol calls its messages.
+/// The protocol's media type.
 const LFS: &str = "application/vnd.git-lfs+json";
 
 impl Hub {

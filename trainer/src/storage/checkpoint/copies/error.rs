@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the stores say of a bucket that is not there.
+/// The stores' messages for a missing bucket.
 const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"];
 
 /// An act on a copy that failed.
@@ -16,15 +16,15 @@ pub enum CopyError {
          file:///FOLDER, got `{uri}`"
     )]
     Address {
-        /// What was given.
+        /// The given address.
         uri: String,
     },
-    /// The environment lacks what the store needs, such as an account's name.
+    /// The environment lacks a variable of the store, such as an account's name.
     #[error("spec.checkpoint.uri: failed to prepare for `{uri}` by the variables of the environment")]
     Prepare {
         /// The address.
         uri: String,
-        /// What is missing.
+        /// The error.
         source: object_store::Error,
     },
     /// There is no such bucket.
@@ -32,7 +32,7 @@ pub enum CopyError {
     NoBucket {
         /// The address.
         uri: String,
-        /// What the store said.
+        /// The store's error.
         source: object_store::Error,
     },
     /// The store refuses the credentials, or there are none.
@@ -40,37 +40,37 @@ pub enum CopyError {
     Refused {
         /// The address.
         uri: String,
-        /// What the store said.
+        /// The store's error.
         source: object_store::Error,
     },
     /// A request failed in a way that may pass.
     #[error("failed to {act} `{place}`")]
     Request {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// On which object or folder of the store.
         place: String,
-        /// What the client said.
+        /// The client's error.
         source: object_store::Error,
     },
     /// A local file could not be read or written.
     #[error("failed to {act} {}", path.display())]
     Local {
-        /// What was tried.
+        /// The operation.
         act: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// The local checkpoint is not what its manifest says: it was replaced while it was copied, or is
+    /// The local checkpoint does not match its manifest: it was replaced while it was copied, or is
     /// damaged.
     #[error("{} is not what its manifest says", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// The local checkpoint, or what was fetched, cannot be opened.
+    /// The local checkpoint, or the downloaded one, cannot be opened.
     #[error("the checkpoint does not fit its manifest")]
     Checkpoint(#[from] super::super::CheckpointError),
     /// The thread that copies could not be started.

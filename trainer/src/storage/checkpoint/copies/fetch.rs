@@ -124,7 +124,7 @@ async fn fetch_one(place: &Place, folder: &Path, name: &str) -> Result<(), CopyE
     let fetched = fetch_files(place, &temporary, name).await;
     let fetched = fetched.and_then(|()| commit(&temporary, &folder.join(name)));
     if fetched.is_err() {
-        // The error that matters is the one above; what stays behind is removed at the next open.
+        // The error that matters is the one above; leftovers are removed at the next open.
         let _ = fs::remove_dir_all(&temporary);
     }
     fetched

@@ -28,7 +28,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// The save index of a folder without a manifest; real indices begin at 1.
 const CUT_OFF: u64 = 0;
 
-/// The thread that copies, and what it has reached.
+/// The copying thread, and its progress.
 pub(in super::super) struct Uploads {
     shared: Arc<Shared>,
     sent: Arc<AtomicU64>,
@@ -107,7 +107,7 @@ impl Uploads {
     }
 
     /// Waits until the newest checkpoint has its copy and older ones are removed, for as long as the store
-    /// takes bytes, and `patience` longer. What is left to remove then is left to the next run.
+    /// takes bytes, and `patience` longer. The next run removes the rest.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.
@@ -185,7 +185,7 @@ impl Shared {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Copier {
     place: Place,
     keep: usize,
@@ -240,8 +240,8 @@ impl Copier {
         Ok(())
     }
 
-    /// Removes all but the newest copies and that of the step `protected`, and what copies that were cut off
-    /// have left.
+    /// Removes all but the newest copies and that of the step `protected`, and leftovers of interrupted
+    /// copies.
     async fn remove_old(&mut self, protected: Option<u64>) -> Result<(), CopyError> {
         let folders = self.place.folders().await?;
         for name in &folders {
@@ -251,7 +251,7 @@ impl Copier {
             match self.place.manifest(name).await? {
                 None => drop(self.known.insert(name.clone(), CUT_OFF)),
                 Some(json) => {
-                    // What cannot be read is not ours to remove.
+                    // Unreadable objects are not removed.
                     let order = load::parse_manifest(Path::new(name), &json).and_then(|manifest| {
                         order_of(&manifest, step_of(name).unwrap_or_default(), Path::new(name))
                     });

@@ -119,7 +119,7 @@ fn has_bare_fraction(text: &str) -> bool {
     text.ends_with("\\frac") || text.as_bytes().windows(6).any(is_bare)
 }
 
-/// Drops what follows `\text{ `, which the benchmark writes before units only.
+/// Drops the text after `\text{ `, which the benchmark writes before units only.
 fn without_unit(text: &str) -> Option<&str> {
     let mut parts = text.split("\\text{ ");
     let number = parts.next()?;
