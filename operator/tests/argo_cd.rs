@@ -278,7 +278,7 @@ fn a_job_that_trains_is_healthy_and_may_be_suspended_in_git(test: &TestNamespace
 
 fn a_job_that_fails_is_degraded(test: &TestNamespace) {
     test.becomes("fails", "Healthy");
-    // What can not be helped by another attempt.
+    // An error that a retry cannot fix.
     test.end_worker("fails", 78);
     test.becomes("fails", "Degraded");
     test.has_no_drift("fails", 1);

@@ -14,7 +14,7 @@ const RELEASE: &str = "rl-operator";
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
 const TRAINING: &str = "--timeout=300s";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a chart, or an operator in its own namespace, may have made.
+/// The kinds that a chart, or an operator in its own namespace, may have created.
 const KINDS: &str = "deployments,replicasets,pods,services,endpointslices,secrets,configmaps,serviceaccounts,leases,roles,\
                      rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets";
 
@@ -78,7 +78,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Everything of the release and of the operator, but not what every namespace has.
+/// Everything of the release and of the operator, without the objects of every namespace.
 fn left(cluster: &Cluster) -> Vec<String> {
     let of_namespace = kubectl(cluster, &["get", KINDS, "-n", RELEASE, "-o", "name", "--ignore-not-found"]);
     let of_cluster = kubectl(cluster, &["get", "clusterroles,clusterrolebindings", "-o", "name"]);

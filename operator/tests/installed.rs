@@ -309,7 +309,7 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
     apply(&manifest);
     let first = uid().await;
     let claim = eventually("a claim is made", async || claim_of(&first).await).await;
-    // In the foreground: a cluster as young as this takes half a minute to collect what the job owned.
+    // In the foreground: a cluster as young as this takes half a minute to collect the job's children.
     let delete = ["delete", "rltj", "quickstart", "-n", "team", "--cascade=foreground", "--timeout=100s"];
     kubectl(&cluster, &delete);
     apply(&manifest);

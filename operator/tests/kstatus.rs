@@ -49,7 +49,7 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
     })
 }
 
-/// A job's life: what it is requested, what its worker does next.
+/// A job's life: its desired state, and the next exit of its worker.
 struct Life {
     status: RLTrainingJobStatus,
     run_policy: Value,
@@ -112,7 +112,7 @@ fn trained() -> Report {
     }
 }
 
-/// Each state with what Flux is to make of it.
+/// Each state with the expected kstatus.
 fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
     let run = worker(WorkerPhase::Running, 1, None);
     let failed = |code| Some(worker(WorkerPhase::Failed, 1, Some(code)));
@@ -183,7 +183,7 @@ fn flux_sees_a_job_in_progress_until_it_runs_and_failed_when_it_cannot() {
     }
 }
 
-/// The example of a workflow, and what Argo's own libraries make of its conditions in each state of a job.
+/// The example workflow, and its conditions in each state of a job, evaluated by Argo's own libraries.
 #[test]
 fn a_workflow_of_argo_waits_for_a_job_until_its_phase_says_how_it_ended() {
     let Some(mut conditions) = rlt_cluster::conditions().unwrap() else { return };

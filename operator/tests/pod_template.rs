@@ -1,5 +1,4 @@
-//! Templates and privileges of pods, without a cluster: what is refused and by which name, and what the pod
-//! is in the end.
+//! Templates and privileges of pods, without a cluster: refused fields, and the resulting pod.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -171,7 +170,7 @@ fn a_template_is_laid_over_the_pod_and_what_it_adds_is_as_restricted() {
     assert_eq!(spec.share_process_namespace, Some(true));
 }
 
-/// What a job requests, the field that is refused, and the settings that allow it.
+/// A job's request, the refused field, and the settings that allow it.
 type Asked = (Value, &'static str, Privileges);
 
 fn allowing(privilege: Privilege) -> Privileges {
@@ -182,7 +181,7 @@ fn capability(name: &str) -> Privileges {
     Privileges { capabilities: vec![name.into()], ..Privileges::default() }
 }
 
-/// What containers ask for that by default none may have.
+/// Privileges of containers that are refused by default.
 fn privileged_containers() -> Vec<Asked> {
     let with_context = |context: Value| template(trainer(json!({"securityContext": context})));
     vec![
@@ -219,7 +218,7 @@ fn privileged_containers() -> Vec<Asked> {
     ]
 }
 
-/// What pods ask for that by default none may have.
+/// Privileges of pods that are refused by default.
 fn privileged_pods() -> Vec<Asked> {
     let volume = |source: Value| {
         let mut volume = json!({"name": "a"});

@@ -82,8 +82,8 @@ async fn pod_settings_of_a_job_reach_the_node() {
     assert!(failure.message.contains("line 1"), "it was read: {}", failure.message);
 }
 
-/// The namespace's defaults bring a sidecar and a capability, the job the network of its node: the trainer's
-/// own process says what it has. The sidecar ends first, for a pod ends with its last container.
+/// The namespace's defaults add a sidecar and a capability, the job its node's network: the trainer's own
+/// process reports them. The sidecar ends first, because a pod ends with its last container.
 #[tokio::test]
 async fn an_allowed_template_and_privileges_reach_the_container() {
     let Some(cluster) = CLUSTER.get() else { return };

@@ -143,13 +143,13 @@ fn pod(served: &Served, token: &str) -> (tempfile::TempDir, Settings) {
     (folder, settings)
 }
 
-/// What the server says to one report under a token.
+/// The server's answer to one report with a token.
 async fn answer(served: &Served, token: Option<&str>, report: ReportRequest) -> Result<u32, Code> {
     let answered = client(served).await.report(signed(report, token)).await;
     answered.map(|response| response.into_inner().report_every_seconds).map_err(|status| status.code())
 }
 
-/// What the server says to a launcher's question under a token.
+/// The server's answer to a launcher's request with a token.
 async fn follow(served: &Served, token: &str, question: FollowRequest) -> Result<FollowResponse, Code> {
     let answered = client(served).await.follow(signed(question, Some(token))).await;
     answered.map(tonic::Response::into_inner).map_err(|status| status.code())

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct Received {
     /// The service that sent it.
     pub service: String,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The trace that it is a part of.
     pub trace: String,
@@ -83,7 +83,7 @@ impl Collector {
         Ok(collector)
     }
 
-    /// What a process needs to send its spans here.
+    /// The environment of a process that sends its spans here.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let address = format!("http://127.0.0.1:{}", self.port);
         vec![("OTEL_EXPORTER_OTLP_ENDPOINT", address), ("NO_PROXY", "127.0.0.1".into())]

@@ -16,7 +16,7 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// Contents of files by their names.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
-/// A repository: what its addresses begin with, that of the interface and that of contents, and its files.
+/// A repository: the prefixes of its API and of its contents, and its files.
 type Served<'a> = (&'static str, &'static str, &'a Files);
 
 /// What becomes of an answer's body, by its path.
@@ -120,7 +120,7 @@ fn answer(
     Ok(())
 }
 
-/// Status, etag and body of what is at `path`.
+/// Status, etag and body of the file at `path`.
 fn respond(path: &str, (kind, prefix, files): Served<'_>) -> Option<(&'static str, String, Vec<u8>)> {
     let found = |body: String| Some(("200 OK", "none".to_owned(), body.into_bytes()));
     let info = |sha: &str| found(format!("{{\"id\": \"{REPO}\", \"_id\": \"1\", \"sha\": \"{sha}\"}}"));

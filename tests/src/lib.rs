@@ -116,8 +116,8 @@ pub fn fresh_binary(name: &str) -> PathBuf {
 }
 
 /// An image `rlt.local/<name>:test` (`rlt-trainer-cuda`: `rlt.local/rlt-trainer:test-cuda`) of the binary
-/// under test as an OCI archive, by the project's own Dockerfile; built only where the archive is older than
-/// what goes into it.
+/// under test as an OCI archive, by the project's own Dockerfile; built only if the archive is older than its
+/// inputs.
 ///
 /// # Panics
 /// When binary or image can not be built.

@@ -1,4 +1,4 @@
-//! A real MLflow server, for tests of what is logged to it.
+//! A real MLflow server, for tests of logging.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::python_with;
 
-/// What the server and its client are installed from.
+/// The package of the server and its client.
 pub const MLFLOW: &str = "mlflow==3.17.2";
 /// Longest that a server takes to start.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,7 +22,7 @@ pub struct MlflowServer {
 }
 
 impl MlflowServer {
-    /// Starts a server on `port`, with what an earlier one left in `folder`. `None` where MLflow cannot be
+    /// Starts a server on `port`, with the data of an earlier one in `folder`. `None` where MLflow cannot be
     /// installed.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! Python with packages of PyPI, for tests in which other programs read what the product writes.
+//! Python with packages of PyPI, for tests in which other programs read the product's files.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -9,7 +9,7 @@ use std::process::Command;
 use rlt_tests::{test_image, workspace_root};
 use serde_json::Value;
 
-/// What `make libtorch CUDA=1` leaves when it is done.
+/// The file that `make libtorch CUDA=1` writes last.
 const FETCHED: &str = ".libtorch/cuda-requirements.txt";
 
 const IMAGE: &str = "rlt.local/rlt-trainer:test-cuda";

@@ -20,7 +20,7 @@ const READERS: [&str; 3] = ["trainer/src", "operator", "crds/src/plan"];
 const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
-/// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
+/// Fields that resolution turns into a choice between types or into a call: the text of a read.
 const TURNED: [(&str, &str); 49] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),

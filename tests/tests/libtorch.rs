@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 use rlt_tests::workspace_root;
 
-/// What builds and runs need of the wheels.
+/// The files of the wheels that builds and runs need.
 const NEEDED: [&str; 5] = [
     "torch/lib/libtorch_cpu.so",
     "torch/lib/libc10.so",

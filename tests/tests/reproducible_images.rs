@@ -25,7 +25,7 @@ fn missing() -> Option<&'static str> {
     (!works("podman") && !works("buildah")).then_some("neither podman nor buildah works here")
 }
 
-/// What an image is made of.
+/// The inputs of an image.
 struct Inputs(TempDir);
 
 impl Inputs {

@@ -65,8 +65,8 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
     }
 }
 
-/// The rooms of the trainer, and what each may use of the others.
-const ROOMS: [(&str, &[&str]); 9] = [
+/// The top modules of the trainer, and the others that each may use.
+const TRAINER_MODULES: [(&str, &[&str]); 9] = [
     ("commands", &["recipes", "run", "roles", "parallel", "observe", "storage", "data", "model"]),
     ("recipes", &["run", "roles", "data"]),
     ("run", &["roles", "parallel", "observe", "storage", "data", "model"]),
@@ -79,30 +79,30 @@ const ROOMS: [(&str, &[&str]); 9] = [
 ];
 
 #[test]
-fn a_room_of_the_trainer_uses_only_rooms_below_it() {
-    let is_room = |name: &str| ROOMS.iter().any(|(room, _)| *room == name);
+fn a_module_of_the_trainer_uses_only_modules_below_it() {
+    let is_module = |name: &str| TRAINER_MODULES.iter().any(|(module, _)| *module == name);
     let mut wrong = Vec::new();
     for file in rust_sources().unwrap() {
         let Some(path) = file.path.strip_prefix("trainer/src/") else { continue };
-        let room = path.split('/').next().unwrap_or_default().trim_end_matches(".rs");
-        if ["lib", "main"].contains(&room) || path.contains("tests") {
+        let module = path.split('/').next().unwrap_or_default().trim_end_matches(".rs");
+        if ["lib", "main"].contains(&module) || path.contains("tests") {
             continue;
         }
-        let Some((_, allowed)) = ROOMS.iter().find(|(name, _)| *name == room) else {
-            wrong.push(format!("{} is in no room", file.path));
+        let Some((_, allowed)) = TRAINER_MODULES.iter().find(|(name, _)| *name == module) else {
+            wrong.push(format!("{} is in no module", file.path));
             continue;
         };
-        for used in rooms_used(&file.text) {
-            if is_room(&used) && used != room && !allowed.contains(&used.as_str()) {
-                wrong.push(format!("{} uses `{used}`, which `{room}` may not", file.path));
+        for used in modules_used(&file.text) {
+            if is_module(&used) && used != module && !allowed.contains(&used.as_str()) {
+                wrong.push(format!("{} uses `{used}`, which `{module}` may not", file.path));
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What a file names behind `crate::`, one by one or in braces, its comments and its tests left out.
-fn rooms_used(text: &str) -> Vec<String> {
+/// The modules that a file names after `crate::`, one by one or in braces, without its comments and tests.
+fn modules_used(text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code: String = lines.map(str::trim).collect();

@@ -16,7 +16,7 @@ use rlt_trainer::commands::gpu_check::workload::{GrpoLoad, GrpoWorkload};
 use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
 use serde_json::json;
 
-/// A micro-batch is what a job of this size gets that does not say otherwise: one group.
+/// The micro-batch of a job of this size by default: one group.
 const LOAD: GrpoLoad =
     GrpoLoad { num_prompts: 2, samples_per_prompt: 8, prompt_len: 64, new_tokens: 64, max_tokens: 1024 };
 

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
 
-/// What to generate; the same file is read by the peer.
+/// The load; the peer reads the same file.
 #[derive(Deserialize)]
 struct Load {
     name: String,

@@ -1,5 +1,4 @@
-//! The critic's passes over packed micro-batches give what one differentiable pass over each sequence alone
-//! gives.
+//! The critic's passes over packed micro-batches equal one differentiable pass over each sequence alone.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -145,7 +144,7 @@ fn packed_values_are_those_of_sequences_alone() {
             batch.sequences.iter().map(|sequence| values_alone(&decoder, &head_d, sequence)).collect();
         let alone: Vec<f32> = Vec::try_from(Tensor::cat(&alone, 0).detach()).unwrap();
         for (token, (packed, alone)) in values.iter().zip(alone).enumerate() {
-            // What packed and alone may differ by.
+            // The tolerance between packed and alone.
             assert!((packed - f64::from(alone)).abs() <= 1e-5, "{family}, token {token}: {packed} {alone}");
         }
     }

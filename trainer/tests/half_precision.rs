@@ -1,4 +1,4 @@
-//! Half precision beside fp32: the gradients of a scaled loss, and what an overflow leaves behind.
+//! Half precision compared with fp32: the gradients of a scaled loss, and the state after an overflow.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -30,7 +30,7 @@ const TAKING_A_SHARD: &str = "taking a slice";
 const EXPORTING: &str = "exporting";
 const RESUMING: &str = "resuming";
 
-/// What the exchange buffers of a few threads and a heap in use may take besides.
+/// Allowance for exchange buffers of a few threads and heap fragmentation.
 const SLACK: u64 = 4 << 20;
 
 fn model(hidden: u32, feed_forward: u32, num_layers: u32, vocab: u32) -> Value {

@@ -1,5 +1,5 @@
-//! Pairs behind one prompt, scored, evaluated and differentiated, against what TRL's trainers make of the
-//! same pairs with the same models, each sequence with a prompt of its own: losses, metrics, gradients.
+//! Pairs behind one prompt, scored, evaluated and differentiated, against TRL's trainers on the same pairs
+//! with the same models, each sequence with a prompt of its own: losses, metrics, gradients.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

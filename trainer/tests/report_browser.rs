@@ -148,7 +148,7 @@ impl View {
         command
     }
 
-    /// What the probe saw.
+    /// The result of the probe.
     fn probe(&self, chromium: &Path, page: &str) -> Value {
         let profile = tempfile::tempdir().unwrap();
         let nonce = page.split("nonce=\"").nth(1).unwrap().split('"').next().unwrap();
@@ -183,7 +183,7 @@ fn chromium_or_skip() -> Option<PathBuf> {
     found
 }
 
-/// What holds for every page, on every screen.
+/// Checks for every page, on every screen.
 #[track_caller]
 fn assert_reads_well(view: &View, seen: &Value) {
     assert_eq!(seen["errors"], json!([]), "{}", view.name);

@@ -50,7 +50,7 @@ impl Helm {
         self.run(&["lint", "--strict", "charts/rl-operator"]).unwrap();
     }
 
-    /// What release `rl-operator` would install, or why it would not.
+    /// The manifests of the release `rl-operator`, or helm's error.
     pub(crate) fn template(&self, arguments: &[&str]) -> Result<String, String> {
         let base = ["template", "rl-operator", "charts/rl-operator", "--kube-version", "1.36.0"];
         self.run(&[&base, arguments].concat())

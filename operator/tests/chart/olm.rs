@@ -156,7 +156,7 @@ fn the_bundle_for_olm_is_the_plain_one_in_its_form_and_its_library_finds_nothing
     assert!(found.iter().any(|error| error.contains("RLTrainingJob")), "{found:?}");
 }
 
-/// What the library finds wrong with a bundle. It also warns that there is no icon, and of APIs that
+/// The library's errors for a bundle. It also warns that there is no icon, and of APIs that
 /// Kubernetes 1.25 removed: it takes roles about EndpointSlices and Events, which name no version, for such.
 fn errors(folder: &Path) -> Option<Vec<String>> {
     let found = rlt_cluster::olm_bundle().unwrap()?.arg(folder).output().unwrap();

@@ -52,7 +52,7 @@ pub(crate) enum Side {
     After,
 }
 
-/// Clones share what was counted.
+/// Clones share the counts.
 #[derive(Clone, Debug)]
 pub(crate) struct CrashPoint {
     at: Option<(usize, Side)>,

@@ -57,7 +57,7 @@ fn violations(schema: &Value, place: &mut Place, found: &mut Vec<(Place, Value)>
     }
 }
 
-/// Lays `value` at `place`, making what is missing on the way.
+/// Sets `value` at `place`, creating missing parents.
 fn put(document: &mut Value, place: &[String], value: Value) {
     let Some((step, rest)) = place.split_first() else { return *document = value };
     if step == "0" {
@@ -73,8 +73,7 @@ fn put(document: &mut Value, place: &[String], value: Value) {
     }
 }
 
-/// What the API server says to `manifest`, as `kubectl` would ask it, without keeping anything; nothing where
-/// it agrees.
+/// The API server's error for `manifest` in a dry run, as `kubectl` sends it; `None` if it is accepted.
 async fn refusal(test: &TestNamespace, manifest: &Value) -> Option<String> {
     let jobs = format!("/apis/rltraining.dev/v1alpha1/namespaces/{}/rltrainingjobs", test.namespace);
     let request = Request::post(format!("{jobs}?dryRun=All&fieldValidation=Strict"))

@@ -104,7 +104,7 @@ impl History {
         statuses.filter(|status| *status != std::mem::replace(&mut last, status.clone())).count()
     }
 
-    /// Judges what happened, once all of it was seen. `has_rivals` where two operators worked at once: the
+    /// Checks the recorded history, once it is complete. `has_rivals` if two operators worked at once: the
     /// slower one may make a pod of the attempt before, which is then removed.
     pub(crate) async fn check(&self, test: &TestNamespace, has_rivals: bool) {
         let now = test.jobs().list(&Default::default()).await.unwrap();
@@ -229,7 +229,7 @@ fn is_suspended(spec: &Value) -> bool {
     spec.pointer("/runPolicy/suspend") == Some(&Value::Bool(true))
 }
 
-/// What may never change once a job has ended.
+/// The fields that may never change once a job has ended.
 fn end(status: &RLTrainingJobStatus) -> Value {
     let of_end_types = [ConditionType::Complete, ConditionType::Failed, ConditionType::Succeeded];
     let of_end = status.conditions.iter().filter(|condition| of_end_types.contains(&condition.type_));

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::test_namespace::{TestNamespace, ended, running};
 
-/// What becomes of a pod, by the worker's index and the attempt: it runs on, or ends with this code.
+/// The course of a pod, by the worker's index and the attempt: it keeps running, or exits with this code.
 pub(crate) type Script = fn(u32, u32) -> Option<i32>;
 
 /// Works until it is dropped.

@@ -202,7 +202,7 @@ async fn a_job_of_another_manager_is_left_alone() {
     let Some(test) = crate::set("managed").await else { return };
     let _operator = test.operator().await;
     test.post("theirs", json!({"managedBy": "kueue.x-k8s.io/multikueue"})).await;
-    // What this cluster would not allow is for the other one to say.
+    // Privileges are checked in the other cluster.
     let pod = json!({"hostNetwork": true});
     test.post("elsewhere", json!({"managedBy": "example.com/other", "workers": {"pod": pod}})).await;
     test.post("ours", json!({"managedBy": "rltraining.dev/operator"})).await;

@@ -36,7 +36,7 @@ fn queue(strategy: &Value) -> Vec<Value> {
     ]
 }
 
-/// What dispatches jobs of this cluster to the other one.
+/// The objects that dispatch jobs of this cluster to the other one.
 fn dispatching() -> Vec<Value> {
     let config = json!({"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": "all"});
     let check = json!({"controllerName": "kueue.x-k8s.io/multikueue", "parameters": config});

@@ -153,7 +153,7 @@ async fn a_template_is_merged_as_the_api_server_merges_a_patch() {
         templates.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
     let mut ours = serde_json::to_value(made.template).unwrap();
     rlt_api::overlay(&mut ours, &over);
-    // The API server fills in what new items leave out.
+    // The API server fills in missing fields of new items.
     let object = json!({"metadata": {"name": "ours"}, "template": ours});
     let ours =
         templates.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();

@@ -259,7 +259,7 @@ async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_wor
     runs_on("an operator that does not know yet whether there are queues").await;
     test.set_workload_status("runs", json!({"admission": "of a version to come"})).await;
     runs_on("a Workload whose status cannot be read").await;
-    // Once it can be read again, what it says counts.
+    // Once it can be parsed again, its content counts.
     let evicted = json!({"admission": null, "conditions": conditions(&["QuotaReserved", "Evicted"])});
     test.set_workload_status("runs", evicted).await;
     test.when_pods("runs", <[_]>::is_empty).await;

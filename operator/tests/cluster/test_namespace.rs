@@ -154,7 +154,7 @@ impl TestNamespace {
         Operator::start(self.client.clone(), &self.namespace)
     }
 
-    /// Starts an operator that works in this namespace alone, and may do what the chart's roles allow.
+    /// Starts an operator that works in this namespace alone, with the chart's roles.
     pub(crate) async fn operator_in_roles(&self) -> Operator {
         self.operator_in_roles_with(PodSettings::default()).await
     }
@@ -199,7 +199,7 @@ impl TestNamespace {
     }
 }
 
-/// What a kubelet says of a pod that runs.
+/// The status of a running pod, as a kubelet writes it.
 pub(crate) fn running() -> Value {
     json!({
         "phase": "Running",
@@ -209,7 +209,7 @@ pub(crate) fn running() -> Value {
     })
 }
 
-/// What a kubelet says of a pod whose process has ended with this code and this last message.
+/// The status of a pod that has exited with this code and termination message, as a kubelet writes it.
 pub(crate) fn ended(code: i32, message: &str) -> Value {
     let now = k8s_openapi::jiff::Timestamp::now();
     let ended = json!({

@@ -1,5 +1,5 @@
-//! Racks: where the real Kueue, the real scheduler's gangs and pod affinity put the workers of a job, and
-//! what its status says about it.
+//! Racks: the placement of a job's workers by the real Kueue, the real scheduler's gangs and pod affinity,
+//! and the status about it.
 
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// What an overlay renders.
+/// The rendered objects of an overlay.
 fn rendered(cluster: &Cluster, overlay: &str) -> Vec<Value> {
     let text = kubectl(cluster, &["kustomize", &format!("charts/overlays/{overlay}")]);
     let documents = text.split("\n---\n");
@@ -19,7 +19,7 @@ fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// The operator's own reading of what its container is given.
+/// The operator's parsed arguments of its container.
 fn arguments(objects: &[Value]) -> Args {
     let container = &of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
     let flags = [

@@ -108,7 +108,8 @@ async fn a_job_runs_through_an_upgrade_to_the_next_version_of_the_api() {
     let refused = beta.create(&PostParams::default(), &wrong).await.unwrap_err().to_string();
     assert!(refused.contains("storage needs either the claimName"), "{refused}");
 
-    // What is written again is stored in the next version, after which the first one can be given up.
+    // Objects that are written again are stored in the next version, after which the first one can be
+    // removed.
     for job in alpha.list(&ListParams::default()).await.unwrap() {
         let name = job.metadata.name.unwrap();
         let touch = Patch::Merge(json!({"metadata": {"annotations": {"example.com/stored": "v1beta1"}}}));

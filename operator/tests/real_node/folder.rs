@@ -58,8 +58,8 @@ impl Folder {
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 
-    /// The lines of a run's metrics without what no two runs have in common, and what is only measured at an
-    /// end.
+    /// The lines of a run's metrics without values that differ between runs, and without values that are only
+    /// measured at the end.
     pub(crate) fn steps(&self, output: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.0.join(output).join("metrics.jsonl")).unwrap_or_default();
         let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

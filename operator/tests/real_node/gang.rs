@@ -53,7 +53,7 @@ fn on_two_ranks(num_steps: u64) -> Value {
     json!({ "workers": workers, "training": { "steps": num_steps } })
 }
 
-/// The job's pods, and what they leave in the folder.
+/// The job's pods, and their files in the folder.
 struct Gang<'a> {
     test: &'a TestNamespace,
     folder: &'a Folder,
@@ -88,7 +88,7 @@ impl Gang<'_> {
         .await
     }
 
-    /// What the status says of the attempt that ended last: its cause, its pod and that one's exit code.
+    /// The status's failure of the last attempt: its cause, its pod and the exit code.
     async fn failure(&self, attempt: u32) -> (FailureCause, Option<String>, Option<i32>, String) {
         let status = self.test.when(NAME, |status| status.attempt == Some(attempt + 1)).await;
         let failure = status.last_failure.unwrap();
@@ -128,7 +128,7 @@ async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_o
     let after_kill = gang.resumed(2).await;
     assert!(after_kill >= EVERY_STEPS && after_kill % EVERY_STEPS == 0, "{after_kill}");
 
-    // Later than what was saved anyway.
+    // Later than the last checkpoint.
     let seen = gang.trained(after_kill + EVERY_STEPS + 1).await;
     test.pods().evict("sharded-trainer-1", &EvictParams::default()).await.unwrap();
     let (cause, pod, code, message) = gang.failure(2).await;

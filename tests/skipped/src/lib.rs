@@ -25,7 +25,7 @@ pub fn skip(reason: &str) {
 pub fn skip_also_under_ci(reason: &str) {
     let thread = std::thread::current();
     let line = format!("{}: {reason}\n", thread.name().unwrap_or("test"));
-    // What the print macros write is captured; this is not.
+    // The test harness captures the print macros, but not this.
     let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
     let notes = std::fs::File::options().create(true).append(true).open(target_folder().join(NOTES));
     let _ = notes.and_then(|mut file| file.write_all(line.as_bytes()));

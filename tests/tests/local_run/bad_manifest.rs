@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
 
-/// What `rlctl validate -o json` finds wrong with a manifest.
+/// The problems that `rlctl validate -o json` reports for a manifest.
 fn problems(manifest: &Value) -> Vec<Value> {
     let place = Place::new();
     let path = place.write(manifest);

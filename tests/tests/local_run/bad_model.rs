@@ -10,7 +10,7 @@ use crate::job::{Ended, Place, copy_of_small_model, on_files, small_model, tiny_
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// Trains on a copy of the small model that `damage` was done to.
+/// Trains on a copy of the small model, damaged by `damage`.
 fn train_damaged(changes: Value, damage: impl FnOnce(&Path)) -> Ended {
     let place = Place::new();
     let model = place.file("model");

@@ -26,7 +26,7 @@ fn run_alone(place: &Place, name: &str) -> PathBuf {
     folder
 }
 
-/// What a run's result says of the reward on held-out problems before and after.
+/// The held-out rewards before and after a run, from its result.
 fn held_out_rewards(run_folder: &Path) -> (f64, f64) {
     let result = std::fs::read_to_string(run_folder.join("result.json")).unwrap();
     let result: Value = serde_json::from_str(&result).unwrap();

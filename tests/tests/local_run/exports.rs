@@ -83,7 +83,7 @@ fn an_adapter_that_is_not_merged_is_exported_alone_where_its_base_is_elsewhere()
     export(&place, &["--layout", "peft", "-d", "adapter"]).expect(0, &[]);
     assert!(exported == files(&place.file("adapter")), "rlctl export writes another folder");
     assert!(exported.contains_key("adapter_model.safetensors") && exported.contains_key("tokenizer.json"));
-    // What is below the adapter of a new model is nowhere but here.
+    // The base of a new model's adapter exists only here.
     let new = Place::new();
     new.train(&tiny_with(changes)).expect(0, &[]);
     assert!(new.run("export/model.safetensors").exists() && new.run("export/adapter").exists());
@@ -150,7 +150,7 @@ fn an_export_is_pushed_to_the_hub_as_one_commit() {
         let [(message, files)] = &server.commits()[..] else { panic!("expected one commit") };
         assert!(message.ends_with(": step 1"), "{message}");
         assert!(*files == exported && files.contains_key("tokenizer.json"), "other files are on the hub");
-        // What the hub has is not sent again.
+        // Files that the hub has are not sent again.
         export_in(&place, &["--push-to", "hub:owner/tiny"], &environment).expect(0, &[]);
         let num_parts = server.requests().iter().filter(|request| request.starts_with("PUT")).count();
         let num_bytes = exported["model.safetensors"].len();

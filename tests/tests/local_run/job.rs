@@ -58,9 +58,9 @@ pub(crate) struct Place {
 pub(crate) struct Ended {
     /// Its exit code; `None` after a kill.
     pub(crate) code: Option<i32>,
-    /// What it wrote to its standard output.
+    /// Its standard output.
     pub(crate) stdout: String,
-    /// What it wrote to its standard error stream.
+    /// Its standard error.
     pub(crate) stderr: String,
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// A small model with its tokenizer as a Hugging Face folder: what one run exported.
+/// A small model with its tokenizer as a Hugging Face folder, exported by a run.
 pub(crate) fn small_model() -> &'static Path {
     static MODEL: OnceLock<(Place, PathBuf)> = OnceLock::new();
     let (_, path) = MODEL.get_or_init(|| {

@@ -12,7 +12,7 @@ use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
 /// How far the estimate may be from the peak.
 const TOLERANCE: f64 = 0.15;
 
-/// What `rlctl plan` estimates for the job in `manifest`, run from `folder`, in GiB.
+/// The estimate of `rlctl plan` for the job in `manifest`, run from `folder`, in GiB.
 pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
     let planned =
@@ -28,7 +28,7 @@ pub(crate) fn measured(folder: &Path) -> f64 {
     lines.filter_map(|line| line["perf/cpu_memory_used_gb"].as_f64()).fold(0.0, f64::max)
 }
 
-/// Fails unless the run in `folder` took what was estimated.
+/// Fails unless the run in `folder` took the estimated memory.
 #[track_caller]
 pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     let measured = measured(folder);

@@ -77,7 +77,7 @@ fn a_run_resumes_with_offload_switched_on_or_off() {
     assert_same_run(&whole, &resumed);
 }
 
-/// Supervised, for sampling has a packed copy of the whole model.
+/// SFT, because sampling has a packed copy of the whole model.
 #[test]
 fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
     let measured = [false, true].map(|offloaded| {
@@ -99,7 +99,7 @@ fn offloaded_tensors_take_the_estimated_memory_and_release_it() {
         memory::train_as_estimated(if offloaded { "offloaded" } else { "on the device" }, &place, &manifest);
         memory::measured(&place.run(""))
     });
-    // 12 bytes for each of 21 million parameters, less two layers and what is fetched for an update.
+    // 12 bytes for each of 21 million parameters, less two layers and the tensors fetched for an update.
     let fallen = (measured[0] - measured[1]) * 1024.0;
     assert!(fallen > 200.0, "{measured:?} GiB differ by {fallen:.0} MiB");
 }

@@ -24,7 +24,7 @@ fn two_by_two(changes: &Value) -> Value {
     manifest
 }
 
-/// Both pods, started with what the operator says to them.
+/// Both pods, started with the operator's variables.
 fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let job = rlt_api::validate(&manifest.to_string()).unwrap();

@@ -27,7 +27,7 @@ fn with_running_mean() -> Value {
     json!({ "algorithm": { "preference": { "losses": losses, "sftWeight": 1.0 } } })
 }
 
-/// Names and contents of what is kept of the reference.
+/// Names and contents of the cached reference log-probs.
 pub(crate) fn kept(place: &Place) -> Vec<(String, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(place.run("reference-logprobs")) else { return Vec::new() };
     let entries = entries.map(|entry| entry.unwrap());

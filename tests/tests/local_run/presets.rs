@@ -81,7 +81,7 @@ fn a_critic_learns_alone_before_the_actor_moves() {
     let steps = place.steps();
     assert!(steps[0]["actor/pg_loss"].is_null() && steps[0]["critic/vf_loss"].is_number(), "{}", steps[0]);
     assert!(steps[1..].iter().all(|step| step["actor/pg_loss"].is_number()));
-    // A head of zeros expects nothing; what the first step taught it is seen in the second.
+    // A head of zeros predicts 0; the effect of the first update is visible in the second step.
     assert_eq!(steps[0]["critic/values/max"], 0.0);
     assert_ne!(steps[1]["critic/values/mean"], 0.0);
 }

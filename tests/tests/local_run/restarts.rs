@@ -32,7 +32,7 @@ impl Dice {
     }
 }
 
-/// Reads what a process says while it runs: a full pipe would stop it.
+/// Reads a process's output while it runs: a full pipe would block it.
 fn listen(child: &mut Child) -> std::thread::JoinHandle<String> {
     let mut stream = child.stderr.take().unwrap();
     std::thread::spawn(move || {

@@ -8,7 +8,7 @@ use crate::job::{Place, merge, signal, tiny_with};
 
 const SIGTERM: u32 = 15;
 
-/// What a run may leave different: times, and what was only measured at the end of a shorter run.
+/// Metrics that may differ: times, and metrics that were only measured at the end of a shorter run.
 fn is_timing(name: &str) -> bool {
     ["timing_s/", "perf/", "timestamp", "val-", "checkpoint/"].iter().any(|prefix| name.starts_with(prefix))
 }

@@ -93,7 +93,7 @@ fn the_reward_is_the_models_score_for_any_number_of_workers_sharded_or_offloaded
     };
     let alone: Vec<(Value, f64)> = rewards(1, json!({}), false);
     assert!(alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3), "scores differ: {alone:?}");
-    // Three workers have two prompts, so that one of them passes by what the others ask.
+    // Three workers have two prompts, so that one of them takes part in passes without samples.
     for many in [
         rewards(2, json!({}), false),
         rewards(2, json!({}), true),

@@ -46,7 +46,7 @@ pub(crate) fn judged_by(function: Value, rewards: Value) -> Value {
     tiny_with(spec)
 }
 
-/// What a run has learned and from what: everything that is no time.
+/// All metrics of a run except times.
 pub(crate) fn learned(place: &Place) -> Vec<Value> {
     let is_time = |name: &str| name.contains("tim") || name.starts_with("perf/") || name.contains("memory");
     let mut lines = place.metrics();
@@ -107,7 +107,7 @@ fn an_unreachable_reward_server_masks_its_samples_and_the_step_ends_in_time() {
         assert!(step["reward/num_timeout"].as_f64().unwrap() > 0.0, "{step}");
     }
     assert!(zero.completions().iter().all(|line| line["reward_status"] == "timeout"));
-    // Masked, nothing is left to learn from: the run says what is wrong.
+    // If all samples are masked, the run fails with the reason.
     let masked = Place::new();
     let ended = masked.train(&judged_by(function, json!({ "onError": "Zero" })));
     assert_ne!(ended.code, Some(0));

@@ -61,8 +61,8 @@ fn a_file_that_does_not_load_is_refused_before_the_first_step() {
     assert!(ended.code != Some(0) && ended.stderr.contains("compile the module"), "{}", ended.stderr);
 }
 
-/// Judges what the tiny model writes by tests that every program passes which defines a number: what is no
-/// Python, or loops for ever, is wrong.
+/// Judges completions of the tiny model by tests that every program passes which defines a number: invalid
+/// Python and endless loops are wrong.
 #[test]
 fn code_is_judged_by_its_tests_and_every_sample_has_a_status() {
     let Some(module) = rlt_tests::python_module() else { return };

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
 
-/// What `rlctl data` says of the first rows of `manifest`.
+/// The output of `rlctl data` for the first rows of `manifest`.
 fn shown(place: &Place, manifest: &Value, arguments: &[&str]) -> Ended {
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
     command.args(["data", "-f"]).arg(place.write(manifest)).args(arguments);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
 
-/// What MLflow's own client says of the runs of an experiment: status, identity, number of parameters, and
+/// The runs of an experiment, read by MLflow's own client: status, identity, number of parameters, and
 /// `{metric: [[step, value]]}`.
 const MLFLOW_READER: &str = "
 import json, sys
@@ -79,7 +79,7 @@ fn a_run_logs_to_mlflow_and_what_it_could_not_send_is_sent_later() {
     // The server is down: the run says so at its end, and is none the worse.
     place.train(&job(2)).expect(0, &["tracker mlflow lost 0 records: 3 steps were not logged", &url]);
     let Some(server) = MlflowServer::start(folder.path(), port) else { return };
-    // Resumed: what it did before is sent too.
+    // Resumed: earlier steps are sent, too.
     place.train(&job(4)).expect(0, &["after step 2"]);
     let runs = || read(MLFLOW, MLFLOW_READER, &[&server.url(), "math"]).unwrap();
     let [run] = runs().as_array().unwrap().clone().try_into().unwrap();

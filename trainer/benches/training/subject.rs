@@ -1,4 +1,4 @@
-//! What the benchmarks of training on one rank share: an actor with all of the model.
+//! The subject of training benchmarks on one rank: an actor with the whole model.
 
 use rlt_api::spec::LoraInit;
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};

@@ -142,8 +142,8 @@ impl RouterTap {
     }
 }
 
-/// How often each of a stream's tokens counts, those from `first_token` on, `num_tokens` of them: as often as
-/// completions continue its segment, at least once; padding behind the stream never.
+/// The weight of each packed token, for `num_tokens` from `first_token` on: the number of completions that
+/// continue its segment, at least 1; padding has 0.
 pub(super) fn token_weights(
     cu_seqlens: &[i32],
     prefixes: &[Option<usize>],

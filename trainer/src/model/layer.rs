@@ -173,8 +173,8 @@ impl DecoderLayer {
         self.project(hidden_td, &context.rope, &OwnProjections { layer: self, context })
     }
 
-    /// Attention over a whole stream, of any heads that belong together: queries [tokens, heads, head_dim],
-    /// keys and values [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
+    /// Attention over all packed tokens, of any heads that belong together: queries [tokens, heads,
+    /// head_dim], keys and values [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
     pub(crate) fn attend(
         &self,
         q_thd: &Tensor,

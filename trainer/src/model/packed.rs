@@ -49,7 +49,7 @@ impl PackedInput {
         Self::from_layout(&sequences.concat(), layout, device)
     }
 
-    /// A stream of `tokens` that `layout` divides.
+    /// Packed `tokens` with the segments of `layout`.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
         Self::shard_of_layout(tokens, layout, SpShard::WHOLE, device)
     }
@@ -97,7 +97,7 @@ impl PackedInput {
         (input, std::array::from_fn(|_| next()))
     }
 
-    /// The same stream with images whose tokens are at `places`, and with positions of three axes.
+    /// The same tokens with images whose placeholders are at `places`, and with positions of three axes.
     #[must_use]
     pub(crate) fn with_images(
         self,
@@ -120,7 +120,7 @@ impl PackedInput {
         }
     }
 
-    /// Tokens in the whole stream, without padding.
+    /// Packed tokens of the whole group, without padding.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
     }

@@ -56,8 +56,8 @@ pub type RoutesOfCompletion = Rc<[u16]>;
 /// Counts the routers' choices of a pass at predicting tokens.
 #[derive(Debug)]
 pub struct RouteWatch {
-    /// Position of each predicting token among those of the pass, and what the rollout chose there: its
-    /// completion's digests and the place of the token in the completion.
+    /// Position of each predicting token among those of the pass, and the rollout's choices there: its
+    /// completion's digests and the token's index in the completion.
     tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>,
     layers: RefCell<Vec<Option<LayerCounts>>>,
 }
@@ -202,7 +202,7 @@ mod tests {
         [routes([3, 1, 0, 4, 2, 1, 1, 3]), routes([0, 1, 0, 2, 0, 3, 0, 4])]
     }
 
-    /// What the rollout logs of a completion whose three tokens are sampled from the last three of these.
+    /// The rollout's log of a completion whose three tokens are sampled from the last three of these.
     fn logged() -> Vec<u16> {
         let log = RouteLog::default();
         layers().iter().for_each(|routes| log.push(routes));

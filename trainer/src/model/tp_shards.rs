@@ -99,7 +99,7 @@ impl<'a> TpCut<'a> {
         attention.into_iter().chain(self.block(width)).collect()
     }
 
-    /// What is kept of gate, up and down of a feed-forward block of `width`.
+    /// The shards of gate, up and down of a feed-forward block of `width`.
     fn block(&self, width: usize) -> [Kept; 3] {
         let inner = self.shard.of(width);
         [Kept::Rows(inner.clone()), Kept::Rows(inner.clone()), Kept::Columns(inner)]

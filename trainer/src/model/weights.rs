@@ -35,7 +35,7 @@ pub(super) fn is_label_head(name: &str) -> bool {
 #[derive(Debug)]
 pub struct Weights {
     config: ModelConfig,
-    /// What each parameter is stored as, by its name in memory.
+    /// The stored tensors of each parameter, by its name in memory.
     stored: BTreeMap<String, Vec<TensorShape>>,
     quantized: QuantizedParts,
     source: Source,
@@ -56,8 +56,8 @@ enum Source {
 }
 
 impl Weights {
-    /// Reads `config.json`, `generation_config.json` where there is one, and what the weights in `dir` are:
-    /// one `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
+    /// Reads `config.json`, `generation_config.json` where there is one, and the headers of the weights in
+    /// `dir`: one `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file is missing, cut off or not what its name says, and
@@ -162,7 +162,7 @@ impl Weights {
         Self { config, stored, quantized, source }
     }
 
-    /// What the weights mean.
+    /// The model's configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -172,8 +172,8 @@ impl Weights {
         self.stored.contains_key(name) || self.quantized.get(name).is_some()
     }
 
-    /// Writes what `tensor_shard` requests over `values`, `[len]`, of any floating-point dtype and on any
-    /// device. Beside them there is never more than a chunk of the model.
+    /// Writes the shard `tensor_shard` into `values`, `[len]`, of any floating-point dtype and on any device.
+    /// At most a chunk of the model is in memory beside them.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
@@ -205,7 +205,7 @@ impl Weights {
         }
     }
 
-    /// The same of a parameter that is `stored` as other tensors: of each what it requests.
+    /// The same for a parameter that is `stored` as other tensors: reads the needed part of each.
     fn fill_from(
         &self,
         stored: &[TensorShape],
@@ -254,9 +254,9 @@ impl Weights {
     }
 }
 
-/// Checks names, shapes and types, and settles as transformers does what a head stored beside a tied
-/// embedding means: equal, it is the embedding; different, the two are not tied after all. Whether the
-/// embedding is stored under the head's name alone.
+/// Checks names, shapes and types. A head stored beside a tied embedding is treated as in transformers: if
+/// equal it is the embedding, otherwise the two are not tied. Returns whether the embedding is stored only
+/// under the head's name.
 fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelError> {
     let tied = config.tie_word_embeddings;
     let embedding_under_head = tied && files.contains(HEAD) && !files.contains(EMBEDDING);
@@ -293,14 +293,14 @@ fn expected(config: &ModelConfig, files: &WeightFiles) -> Vec<TensorShape> {
     parameters.chain(config.vision_tensors()).collect()
 }
 
-/// What a parameter is stored as: as itself where `files` have its name in memory, else as the family does.
+/// The stored tensors of a parameter: itself if `files` have its name in memory, else the family's.
 fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<TensorShape> {
     let ParameterShape { name, shape, stored } = parameter;
     let is_whole = files.is_some_and(|files| files.contains(&name));
     if is_whole { vec![TensorShape { name, shape }] } else { stored }
 }
 
-/// What is stored and not read: what old versions of transformers stored though it follows from the
+/// Stored tensors that are not read: buffers of old versions of transformers that follow from the
 /// configuration, and layers that predict further tokens.
 fn is_ignored(config: &ModelConfig) -> impl Fn(&str) -> bool + use<> {
     let num_layers = config.num_layers;

@@ -1,5 +1,5 @@
-//! Adapters of other kinds than plain LoRA beside PEFT: what they compute, how they start and what a step of
-//! LoRA+ makes of them, on the fixtures of `fixtures/make_adapters.py`.
+//! Adapters of other kinds than plain LoRA compared with PEFT: values, initialization and a step of LoRA+, on
+//! the fixtures of `fixtures/make_adapters.py`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ fn step(decoder: &Decoder) {
     optimizer.step(1e-2, None).unwrap();
 }
 
-/// `max_error` of the gradients and of what a step makes of `decoder`, whose logits are expected.
+/// `max_error` of the gradients and of an update of `decoder`, whose logits are given.
 fn assert_computes_and_trains(decoder: &Decoder, [base, expected]: &[Fixture; 2], variant: &str) {
     let with_adapter = logits(decoder, base, Adapter::On);
     let error = max_error(&with_adapter, expected.expected("logits"));
@@ -150,7 +150,7 @@ fn patterns_of_a_specification_give_the_ranks_and_scalings_of_peft() {
     assert!(refused.contains("rankPattern: the pattern \"dawn_proj\" matches none"), "{refused}");
 }
 
-/// A larger rank computes the same; a smaller one what is left of the product by its singular values.
+/// A larger rank computes the same; a smaller one the product truncated by its singular values.
 #[test]
 fn an_adapter_continues_at_another_rank() {
     for (name, variant, rank) in [("llama", "dora-rslora", 2), ("llama", "patterns", 4)] {

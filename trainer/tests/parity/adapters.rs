@@ -15,7 +15,7 @@ use crate::models::FAMILIES;
 const ADAPTED: [&str; 9] =
     ["llama", "qwen3", "gemma", "gemma2", "cohere", "phi3", "mixtral", "qwen3-moe", "deepseek-v3"];
 
-/// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
+/// Fields in which an export differs: the dtype of its weights, its writer, `rope_theta` and
 /// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none
 /// slides, and fields that repeat others or that no library reads.
 const REWRITTEN: [&str; 11] = [

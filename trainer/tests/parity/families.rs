@@ -1,5 +1,4 @@
-//! Every family computes what transformers computes: values, gradients, one optimizer step, greedy
-//! continuations.
+//! Every family equals transformers: values, gradients, one optimizer step, greedy continuations.
 
 use rlt_trainer::commands::score::{SequenceScores, score};
 use rlt_trainer::model::{Adapter, Decoder, PackedInput};
@@ -9,7 +8,7 @@ use tch::{Device, Tensor};
 use crate::fixture::{Fixture, TOLERANCE, loss, max_error, packed, predictions};
 use crate::models::FAMILIES;
 
-/// Largest errors of one family, by what was compared.
+/// Largest errors of one family, by compared quantity.
 struct Errors(Vec<(&'static str, f64)>);
 
 impl Errors {
@@ -69,7 +68,7 @@ fn check_gradients_and_step(fixture: &Fixture, errors: &mut Errors) {
     let loss = loss(&logits, &input, fixture.expected("loss_weights"));
     errors.check("loss", max_error(&loss, fixture.expected("loss")));
     loss.backward();
-    // What nothing trains has no gradient: the bias by which DeepSeek-V3 chooses experts.
+    // A parameter that is not trained has no gradient: the bias by which DeepSeek-V3 chooses experts.
     let parameters = decoder.trainable_parameters();
     assert_eq!(fixture.with_prefix("grad.").count(), parameters.len());
     let gradient_error = |(name, parameter): &(String, Tensor)| {

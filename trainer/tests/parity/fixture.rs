@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::models;
 
-/// What two f32 implementations may differ by: sums of a few hundred products, added in another order.
+/// The tolerance between two f32 implementations: sums of a few hundred products, added in another order.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 pub(crate) const TRAINABLE: LoadOptions =

@@ -8,7 +8,7 @@ use tch::Tensor;
 use crate::fixture::{Fixture, loss, max_error, packed, predictions};
 use crate::models::FAMILIES;
 
-/// What packed and alone may differ by in f32.
+/// The tolerance between packed and alone in f32.
 const TOLERANCE: f64 = 1e-5;
 
 proptest! {

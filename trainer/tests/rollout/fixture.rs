@@ -24,7 +24,7 @@ pub(crate) fn decoder(family: &str) -> Decoder {
     Decoder::load(&folder(family), &LoadOptions::default()).unwrap()
 }
 
-/// The same model in f64: what f32 results are rounded from.
+/// The same model in f64, the reference of f32 rounding.
 pub(crate) fn decoder_f64(family: &str) -> Decoder {
     let options = LoadOptions { storage: Kind::Double, compute: Kind::Double, ..LoadOptions::default() };
     Decoder::load(&folder(family), &options).unwrap()
@@ -153,7 +153,7 @@ pub(crate) fn actor_logprobs(
     Vec::<f32>::try_from(picked.to_kind(Kind::Float)).unwrap()
 }
 
-/// Largest difference between what the engine reports and what the actor computes.
+/// Largest difference between the engine's and the actor's log-probs.
 pub(crate) fn actor_error(
     decoder: &Decoder,
     requests: &[RolloutRequest],

@@ -1,5 +1,5 @@
-//! The rollout on a device in numbers of 16 bits: as close to what the actor computes in fp32 as on the CPU,
-//! to the same bits by graphs, and on ranks of a rollout TP group.
+//! The rollout on a device in numbers of 16 bits: as close to the actor in fp32 as on the CPU, with the same
+//! bits by graphs, and on ranks of a rollout TP group.
 
 use std::ops::ControlFlow;
 
@@ -31,7 +31,7 @@ fn sixteen_bits_stay_as_close_to_the_actor_on_a_device_as_on_the_cpu() {
             for family in ["mistral", "qwen3"] {
                 let (cpu, device) = (decoder(family), decoder_on(DEVICE, family));
                 let requests = requests(5, 2, &truncated());
-                // Prompts whole, and in pieces that attend to what the cache has.
+                // Prompts whole, and in chunks that attend to the cache.
                 for max_prefill_tokens in [4096, 6] {
                     let options = RolloutOptions { max_prefill_tokens, ..options_in(kind) };
                     let (narrow, stats) = sampled(&device, options.clone(), &requests);

@@ -41,7 +41,7 @@ fn specs() -> [QuantizationSpec; 3] {
     ]
 }
 
-/// Within 1e-5, or within four times what f32 itself is away from f64: the bound of dense models.
+/// Within 1e-5, or within four times the distance of f32 from f64: the bound of dense models.
 #[test]
 fn rollout_logprobs_of_a_quantized_model_are_the_actors() {
     let requests = requests(4, 2, &SamplingParams::default());

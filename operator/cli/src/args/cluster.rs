@@ -84,7 +84,7 @@ pub(crate) struct LogsArgs {
     /// The attempt before the last one.
     #[arg(long, short, conflicts_with_all = ["attempt", "follow"])]
     pub(crate) previous: bool,
-    /// Go on as more is written, over restarts, until the job ends.
+    /// Follow the log, across restarts, until the job ends.
     #[arg(long, short, conflicts_with = "attempt")]
     pub(crate) follow: bool,
     /// Begin with the last lines only.

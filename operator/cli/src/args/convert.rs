@@ -21,16 +21,16 @@ pub(crate) struct ConvertArgs {
     /// standard input.
     #[arg(value_name = "FILE", required_unless_present = "settings")]
     pub(crate) file: Option<PathBuf>,
-    /// Whose settings they are, where no script says it.
+    /// The project of the settings, if there is no script.
     #[arg(long, value_enum)]
     pub(crate) from: Option<SourceProject>,
-    /// Which of its trainers, where no script says it: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..
+    /// The project's trainer, if there is no script: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..
     #[arg(long, value_name = "NAME")]
     pub(crate) trainer: Option<String>,
     /// A variable in the script's environment.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) variables: Vec<(String, String)>,
-    /// Which trainer that the script starts, counted from 1.
+    /// The number of the trainer that the script starts, from 1.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) launch: usize,
     /// The job's name; by default the file's.

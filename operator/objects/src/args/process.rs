@@ -17,13 +17,13 @@ pub struct ProcessArgs {
     /// Address of its pod, to which the channel's Service leads.
     #[arg(long, env = "POD_IP", value_name = "IP", hide = true)]
     pub pod_ip: Option<IpAddr>,
-    /// The Lease by which one replica is elected; without one this process believes that it is alone.
+    /// The Lease of leader election; without one there is no election, for a single replica.
     #[arg(long, value_name = "NAME")]
     pub lease: Option<String>,
-    /// Where probes and metrics are served.
+    /// The address of probes and metrics.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// Where ranks report.
+    /// The address of the status channel.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9443")]
     pub channel_listen: SocketAddr,
     /// The Service, without a selector, through which ranks reach the leader.
@@ -32,10 +32,10 @@ pub struct ProcessArgs {
     /// The host by which ranks reach this process where no Service leads to it.
     #[arg(long, value_name = "HOST", conflicts_with = "channel_service")]
     pub channel_host: Option<String>,
-    /// Calls to the API server in a second, all the time.
+    /// Sustained calls to the API server per second.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub calls_per_second: u32,
-    /// Calls to the API server at once, after a pause.
+    /// Burst of calls to the API server.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub call_burst: u32,
 }

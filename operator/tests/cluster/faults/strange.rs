@@ -180,7 +180,7 @@ async fn an_operator_waits_for_a_missing_or_outdated_crd() {
     test.run(&first).await;
     test.when_true("early", ConditionType::PodsReady).await;
     test.end(&first, 75, "").await;
-    // The older definition has no place for what the next attempt has to write down first.
+    // The older CRD lacks the fields that the next attempt has to write first.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(test.status("early").await.attempt, Some(1));
     test.define(&current).await;

@@ -113,7 +113,7 @@ mod tests {
         groups.iter().enumerate().flat_map(|(idx, group)| vec![idx; group.lens.len()]).collect()
     }
 
-    /// Tokens of a stream of these samples, a prompt counted once.
+    /// Packed tokens of these samples, a prompt counted once.
     fn num_tokens(groups: &[PromptGroup], samples: &[usize]) -> usize {
         let (group_of, lens) =
             (group_of(groups), groups.iter().flat_map(|g| g.lens.clone()).collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use rlt_api::plan::KEPT_FEATURES_BYTES;
 use tch::Tensor;
 
-/// What was computed lately.
+/// The cache of features.
 #[derive(Debug, Default)]
 pub(super) struct KeptFeatures {
     features: HashMap<u64, Tensor>,

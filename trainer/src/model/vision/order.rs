@@ -119,7 +119,7 @@ impl Units {
         features.index_select(0, &self.inverse)
     }
 
-    /// What turns queries and keys.
+    /// The rotary embedding of queries and keys.
     pub(super) fn rotary(&self, config: &VisionConfig) -> Rotary {
         let [rows, columns] = &self.places;
         Rotary::new([rows, columns], (config.hidden_size / config.num_heads) as i64)

@@ -196,7 +196,7 @@ impl Predicted {
     }
 }
 
-/// A stream as it grows.
+/// A packed row under construction.
 #[derive(Default)]
 struct PackedTokens {
     tokens: Vec<TokenId>,

@@ -9,7 +9,7 @@ use rlt_core::types::Prompt;
 
 use crate::model::PackedInput;
 
-/// Images and positions of a stream as it grows.
+/// Images and positions of a packed row under construction.
 pub(super) struct PlacedImages<'a> {
     config: &'a VisionConfig,
     images: Vec<Arc<PromptImage>>,
@@ -52,7 +52,7 @@ impl<'a> PlacedImages<'a> {
         Ok(())
     }
 
-    /// The stream with its images, where it has some.
+    /// The packed input with its images, if it has any.
     pub(super) fn beside(self, input: PackedInput) -> PackedInput {
         if self.images.is_empty() {
             return input;

@@ -22,7 +22,7 @@ const FP32_TOLERANCE: f64 = 1e-3;
 /// The same for hidden states in bf16, which has 8 bits.
 const REDUCED_TOLERANCE: f64 = 2e-2;
 
-/// Why a job on shared streams does not start.
+/// Why a job with sequence parallelism does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     /// The ranks together compute something else than one of them.
@@ -32,7 +32,7 @@ pub enum ProbeError {
          worker's own tokens; set it to 1"
     )]
     Differs {
-        /// The field that requests shared streams.
+        /// The field of the sequence-parallel degree.
         field: &'static str,
         /// Tokens that were tried.
         num_tokens: usize,
@@ -48,8 +48,8 @@ pub enum ProbeError {
     Ranks(#[from] RankError),
 }
 
-/// Fails on all ranks together unless `model` computes the same on a shared stream as on one of its own.
-/// Nothing is computed where no stream is shared.
+/// Fails on all ranks together unless `model` gives the same result with sequence parallelism as on one rank.
+/// Without sequence parallelism nothing is computed.
 ///
 /// # Errors
 /// [`ProbeError`].
