@@ -98,8 +98,8 @@ pub struct LoraSpec {
     pub resize_adapter: bool,
     /// Whether the rollout samples with the adapter folded into the weights, as verl's `lora.merge`. `false`:
     /// base and adapter stay apart, every rank keeps the packed base from step to step, and a weight sync
-    /// brings the adapter alone. Quantized weights are never folded into. By default what the plan finds
-    /// cheaper.
+    /// brings the adapter alone. Quantized weights are never folded into. By default the plan chooses the
+    /// cheaper one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merge: Option<bool>,
 }

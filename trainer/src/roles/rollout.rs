@@ -12,22 +12,21 @@
 //! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
 //! - On a GPU `device` decodes: one step is launched before the tokens of the one before are read.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
-//! - Ranks may sample as one ([`RolloutEngine::with_tp_group`]): each packs its slice of every layer and
-//!   keeps
-//!   keys and values of its heads, all of them run the same scheduler on the same requests, and draw from the
-//!   same logits, bit by bit. That they drew the same, and whether one of them is to stop, is agreed on in
-//!   every step. Embeddings and norms are whole on each.
-//! - Weights are packed by `sync_weights`, one part of the model at a time, which takes a digest of every
-//!   parameter. Generation first takes the digest of the trainer's parameters again and refuses to run when
-//!   one of them has changed. Where ranks share the model each digests what it holds, and what is packed of a
-//!   part is compared with the digests of all.
+//! - Ranks may form a tensor-parallel group ([`RolloutEngine::with_tp_group`]): each packs its shard of every
+//!   layer and keeps keys and values of its heads; all run the same scheduler on the same requests, and draw
+//!   from the same logits, bit by bit. In every step they verify that they drew the same tokens, and exchange
+//!   stop requests. Embeddings and norms are whole on each.
+//! - Weights are packed by `sync_weights`, unit by unit, which computes a digest of every parameter.
+//!   Generation first computes the digests of the trainer's parameters again and refuses to run if one of
+//!   them has changed. With FSDP each rank digests its shard, and gathered units are compared with the
+//!   digests of all.
 //! - An adapter is folded into what is packed, or stays beside it (`unmerged`): then the packed base is kept
 //!   over the updates, and a sync brings the adapter alone.
 //! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and
-//!   attention treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere,
-//!   in three slices and more, and after a preemption, additions may come in another order, by about 1e-6 in
-//!   a log-prob; the draw is made so that such noise moves no token unless the seed's number lies within it
-//!   of a boundary (see [`rlt_core::sampling`]).
+//!   attention treat each row by itself, so a sample does not depend on its batch. Elsewhere, with three
+//!   tensor-parallel shards and more, and after a preemption, additions may have another order, by about 1e-6
+//!   in a log-prob; the draw is made so that such noise moves no token unless the seed's number lies within
+//!   it of a boundary (see [`rlt_core::sampling`]).
 //!
 //! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts
 //! mean.
@@ -171,7 +170,7 @@ pub struct RolloutStats {
 /// Why a rollout could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
-    /// Whoever watches the progress asked for the end.
+    /// A stop was requested.
     #[error("generate: interrupted")]
     Interrupted,
     /// No weights were synchronised, or they were dropped by `sleep`.
@@ -201,10 +200,10 @@ pub enum RolloutError {
         /// Which unit of the model.
         unit: String,
     },
-    /// The ranks that share the model could not bring it, or those that sample as one lost one another.
+    /// The weights could not be gathered, or a rank of the tensor-parallel group was lost.
     #[error("failed to gather weights, or to reduce the results of tensor-parallel shards")]
     Ranks(#[from] RankError),
-    /// Ranks that sample as one do not go on alike.
+    /// Ranks of a tensor-parallel group disagree.
     #[error("generate: ranks of a tensor-parallel group have drawn different tokens in step {step}")]
     Disagreement {
         /// The how many-th step of the call, from 1.
@@ -315,7 +314,7 @@ pub enum RolloutError {
     },
 }
 
-/// GiB with as many digits as tell small models from nothing.
+/// GiB with enough digits for small models.
 fn gib(bytes: usize) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     if gib >= 1.0 { format!("{gib:.1}") } else { format!("{gib:.2e}") }

@@ -1,4 +1,4 @@
-//! Samples being written: their log-probs, the text so far, and whether the last token ends them.
+//! Samples in progress: their log-probs, the text so far, and whether the last token ends them.
 
 use rlt_core::engine::{Detokenizer, IncrementalText};
 use rlt_core::sampling::SamplingParams;

@@ -8,10 +8,10 @@
 //! A step is one copy of what changed to the device, launches, and one copy of tokens and log-probs to
 //! pinned memory, for which the host waits while the next step runs. The launches of a number of rows (1, 2,
 //! 4, 8 and so on) are captured as a graph when they come for the second time. [`rows`] decides what is
-//! written where, [`layers`] launches. No policy of scheduling lives here.
+//! written where, [`layers`] launches. There is no scheduling policy here.
 //!
-//! Ranks that sample as one launch the same steps, whose collectives are work of the same stream. What each
-//! has drawn is gathered behind it, so that a step asks nothing else of the host.
+//! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
+//! tokens that each has drawn are gathered after them, so that a step needs no other wait of the host.
 
 mod generate;
 pub(super) use generate::run;
@@ -248,7 +248,7 @@ impl<'a> DeviceDecoder<'a> {
         if self.wants_end {
             changes.ask_for_end(&self.layout);
         }
-        // Whoever was launched from here before has been read, so its copy is over.
+        // The step that was launched from here before has been read, so its copy is over.
         let mut staged = self.staged_changes[place].narrow(0, 0, changes.words().len() as i64);
         rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(changes.words());
         self.stream.copy_to_device(&self.changes.narrow(0, 0, staged.size()[0]), &staged)?;
@@ -281,7 +281,7 @@ impl<'a> DeviceDecoder<'a> {
         })
     }
 
-    /// Whether this rank was told to end.
+    /// Whether this rank was asked to stop.
     pub(super) fn wants_end(&self) -> bool {
         self.wants_end
     }
@@ -412,7 +412,8 @@ impl<'a> DeviceDecoder<'a> {
 
 impl Drop for DeviceDecoder<'_> {
     fn drop(&mut self) {
-        // Pinned memory and graphs may be in use after an error; there is nobody to tell of another one.
+        // Pinned memory and graphs may be in use after an error; there is no caller left to report another
+        // one to.
         let _ = self.settle();
         for pass in self.passes.values_mut() {
             pass.graph = None;

@@ -1,7 +1,8 @@
-//! What trainer and engine compare before a rollout: one 64-bit digest a parameter, or a rank's piece of it.
+//! The digests that trainer and engine compare before a rollout: 64 bits for each parameter, or a rank's
+//! piece of it.
 //!
-//! What nothing trains is digested once: as long as libtorch counts no change of the same tensor, its digest
-//! is what it was. So a sync of a model with an adapter reads the adapter alone.
+//! Frozen parameters are digested once: the digest is valid while libtorch's version counter of the tensor is
+//! unchanged. So a weight sync with LoRA reads only the adapter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,7 +114,7 @@ impl KnownDigests {
     }
 }
 
-/// One look at all parameters.
+/// One pass over all parameters.
 struct OfPolicy<'a> {
     before: BTreeMap<String, Known>,
     trained: BTreeSet<String>,
@@ -126,7 +127,7 @@ struct OfPolicy<'a> {
 struct Seen {
     name: String,
     digest: Option<u64>,
-    /// `None` where nobody reads it again.
+    /// `None` if it is not read again.
     tensor: Option<Tensor>,
 }
 

@@ -1,4 +1,4 @@
-//! The engine's life: weights in, completions out, memory back.
+//! The engine: sync of weights, generation, and release of memory.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const MAX_ROWS_HINT: usize = 64;
 #[derive(Debug)]
 pub struct RolloutEngine {
     options: RolloutOptions,
-    /// The ranks that sample as one with this one.
+    /// The tensor-parallel group of this rank.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
     /// What a sleeping engine keeps of weights with an adapter beside them.
@@ -60,7 +60,7 @@ impl RolloutEngine {
         Self { ranks, ..self }
     }
 
-    /// Ranks that sample as one.
+    /// The size of the tensor-parallel group.
     pub fn num_shards(&self) -> usize {
         self.ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()).num_shards
     }
@@ -274,7 +274,7 @@ fn run(
     (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&TpGroup>),
 ) -> Result<(), RolloutError> {
     let requests = drafts.requests();
-    // Behind a placeholder the model would wait for an image that nobody has.
+    // A placeholder token has no image in a completion.
     let banned = runner.weights.frame.config.vision.as_ref().map(|vision| {
         [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token]
     });
@@ -305,7 +305,7 @@ fn run(
     Ok(())
 }
 
-/// Whoever follows a call, and how far it has come.
+/// The observer of a call, and the call's progress.
 pub(super) struct Watch<'a> {
     done: RolloutProgress,
     progress: &'a mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
@@ -340,8 +340,8 @@ fn run_step(
     })
 }
 
-/// Whether a rank of those that sample as one `wants_end`. Fails on all of them where they have drawn
-/// different tokens.
+/// Whether a rank of the tensor-parallel group `wants_end`. Fails on all of them if they have drawn different
+/// tokens.
 fn agree(
     ranks: Option<&TpGroup>,
     step: usize,

@@ -1,8 +1,7 @@
-//! A layer's experts as the engine multiplies with them: each expert's gate and up fused, packed for few
-//! rows.
+//! A layer's experts in the engine: each expert's gate and up fused, packed for few rows.
 //!
 //! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits
-//! whatever is multiplied beside it, the router's included, so that a sample does not depend on its batch.
+//! in any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_torch::{Block, PackedLinear};

@@ -1,4 +1,4 @@
-//! Images of requests while the engine computes them: the features that replace embeddings of their tokens,
+//! Images of running requests: the features that replace embeddings of their tokens,
 //! and positions by time, height and width. A completion continues at the largest position of its prompt.
 
 use rlt_core::images::ImageLayout;

@@ -1,9 +1,7 @@
-//! Latent attention as the engine multiplies: queries absorb what expands keys, so that they look at latents
-//! themselves, and what is attended of latents is expanded to values. The cache keeps latents and turned keys
-//! alone.
+//! Latent attention in the engine: queries absorb the expansion of keys, so that they attend to latents
+//! directly, and attention's output is expanded to values. The cache has only latents and rotated keys.
 //!
-//! Each head has products of its own. On a CPU in f32 a row has the same bits whatever is multiplied beside
-//! it.
+//! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
 use rlt_api::plan::model_config::LatentAttention;
 use rlt_torch::{Block, PackedLinear};

@@ -1,5 +1,5 @@
-//! How much memory the rollout's weights and cache may take: a share of the device's, or of what this process
-//! may use of the machine's.
+//! The memory limit of the rollout's weights and cache: a share of the device's memory, or of this process's
+//! share of the machine's.
 
 use std::fs;
 use std::path::Path;

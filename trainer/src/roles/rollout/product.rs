@@ -1,8 +1,8 @@
-//! A product of a layer as the engine multiplies with it: packed, its adapter folded in; or of projections,
-//! each with its adapter beside it, as the actor computes it.
+//! A product of a layer in the engine: packed, with its adapter folded in; or by projections, each with its
+//! adapter beside it, as in the actor.
 //!
-//! A quantized base is the trainer's own tensors, unless ranks share the model: then it is a copy, which is
-//! dequantized as the product reads it. Any other base is packed. A sync may bring the adapter alone.
+//! A quantized base is the trainer's own tensors, or with FSDP a copy; the product dequantizes it. Any other
+//! base is packed. A sync may bring the adapter alone.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) struct AdaptedProjection {
     base_bytes: usize,
 }
 
-/// What of a projection is multiplied with.
+/// The outputs of a projection that a rank computes.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     /// Some of its outputs.
@@ -42,12 +42,12 @@ pub(super) struct Part {
     pub(super) kept: Kept,
 }
 
-/// What products by whole projections are made in and for.
+/// Dtype, ownership and rows of products by whole projections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Numbers {
-    /// What is computed with.
+    /// The compute dtype.
     pub(super) kind: Kind,
-    /// Whether what needs no packing stays the trainer's own.
+    /// Whether tensors that need no packing stay the trainer's own.
     pub(super) shares: bool,
     /// Rows of a product.
     pub(super) rows_hint: i64,

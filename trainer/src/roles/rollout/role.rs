@@ -1,7 +1,7 @@
 //! The rollout as a role: prompts in, this rank's share of the completions out.
 //!
-//! Ranks divide the prompts, and those of one tensor-parallel group sample theirs together. Nothing is
-//! exchanged here; the rewards role gathers what all have judged.
+//! Prompts are assigned to tensor-parallel groups, whose ranks sample them together. Nothing is exchanged
+//! here; the rewards role gathers all judged samples.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -32,7 +32,7 @@ pub struct RolloutRole {
     pub(crate) tokenizer: Tokenizer,
     spec: RolloutSpec,
     ranks: Ranks,
-    /// Who judges completions while others are still being sampled.
+    /// External functions, which judge completions while others are still sampled.
     external: ExternalFunctions,
     context: Rc<StepContext>,
     /// The step of the latest batch, and how many were sampled in it.
@@ -241,8 +241,8 @@ impl RolloutRole {
         Ok(Sampled { prompts: prompts.to_vec(), own, judging, assignment, policy_version, cost })
     }
 
-    /// Tells all ranks what routers chose for the first completion of each request, for the actor to compare
-    /// its own choices with.
+    /// Exchanges the routers' choices for the first completion of each request, with which the actor compares
+    /// its own.
     fn exchange_routes(
         &self,
         policy: &ActorRole,
@@ -253,7 +253,7 @@ impl RolloutRole {
             return Ok(());
         }
         let mut engine = self.engine.borrow_mut();
-        // Ranks of a tensor-parallel group choose alike: one of them tells.
+        // Ranks of a tensor-parallel group have equal choices: one of them sends.
         let tells = self.ranks.rank().is_multiple_of(engine.num_shards());
         let own =
             if tells { routes::logged(requests, completions, engine.take_routes()) } else { Vec::new() };

@@ -1,4 +1,4 @@
-//! What routers chose in a rollout, exchanged between ranks: any of them may train on a completion.
+//! The routers' choices in a rollout, exchanged between ranks, because any of them may train on a completion.
 //!
 //! ```text
 //! u64 key of the completion | u64 number of digests | u16 digests      for each completion

@@ -1,5 +1,4 @@
-//! Runs the decoder on a CPU on what the scheduler chose: tensors on this side, decisions on the other. GPUs
-//! have `device` for it.
+//! Runs the decoder on a CPU for the scheduler's steps: tensors here, decisions there. GPUs use `device`.
 
 use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_torch::Segments;
@@ -21,7 +20,7 @@ pub(super) struct ModelRunner<'a> {
     pub(super) routes: RouteLog,
 }
 
-/// One pass over a stream of tokens.
+/// One pass over packed tokens.
 struct Batch {
     tokens: Vec<i64>,
     /// Request and position of each stretch of tokens that follow each other, and their number.

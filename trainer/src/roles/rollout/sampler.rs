@@ -1,7 +1,7 @@
 //! From logits on a CPU to tokens and their log-probs, a batch at a time.
 //!
-//! Softmax and log-sum run vectorised over the whole batch; what is left for each row is one walk over its
-//! probabilities in [`rlt_core::sampling`], which also says what the parameters mean.
+//! Softmax and log-sum run vectorised over the whole batch; each row then needs one walk over its
+//! probabilities in [`rlt_core::sampling`], which documents the parameters.
 
 use rlt_core::engine::Sequence;
 use rlt_core::permutation::splitmix64;

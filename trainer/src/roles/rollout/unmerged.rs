@@ -6,8 +6,7 @@
 //! sleep         the adapter is freed                                    y = x W^T + bias
 //! next syncs    adapter: gathered, copied                                   + scaling (x A^T) B^T
 //! ```
-//! The base stays as long as its digests do. Which products there are and how they are multiplied is
-//! `product`'s.
+//! The base is kept as long as its digests are equal. `product` has the products and their arithmetic.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -83,7 +82,7 @@ impl RolloutWeights {
     }
 }
 
-/// Whether what nothing trains of `policy` is what it was, on all ranks that share it.
+/// Whether the frozen weights of `policy` are unchanged, on all FSDP ranks.
 fn has_base(
     policy: DecoderUnits<'_>,
     digest: &WeightDigest,
@@ -161,7 +160,7 @@ impl PackedLayer {
     }
 }
 
-/// A projection, and what of it is multiplied with.
+/// A projection and the outputs of it that a rank computes.
 type PartOf<'a> = (&'a Projection, Part);
 
 /// This rank's parts of q, k, v and o, and where the layer has such a block of gate, up and down.

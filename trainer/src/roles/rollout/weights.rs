@@ -1,12 +1,12 @@
-//! The decoder's linear layers as the engine multiplies with them: fused, packed for few rows, adapters
-//! folded in; or by projections with their adapters beside them (`unmerged`).
+//! The decoder's linear layers in the engine: fused, packed for few rows, adapters folded in; or by
+//! projections with their adapters beside them (`unmerged`).
 //!
 //! Queries, keys and values come out of one product, gate and up out of another: five products a layer become
 //! four, each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of
-//! them. Where ranks share the model its parts are whole one after the other, each no longer than it is
-//! packed, and the engine has copies of what it does not pack: embeddings in the dtype in which it computes,
-//! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a shard
-//! of it, cut out of each part behind its folding.
+//! them. With FSDP units are gathered one after the other, each only while it is packed, and the engine has
+//! copies of embeddings, in its compute dtype, and of norms. So the packed weights are the only whole copy of
+//! the model, or with tensor parallelism a shard of it, which is cut out of each unit after the adapter was
+//! folded in.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Heads as a GPU's kernels read them: in steps of eight numbers, the two numbers that the rotary embedding
-//! turns together half a head apart. A head of another width is filled up with zeros, in its weights, so that
+//! Heads in the layout of a GPU's kernels: a width that is a multiple of eight, with the two numbers of a
+//! rotary pair half a head apart. A head of another width is filled up with zeros, in its weights, so that
 //! queries, keys and values have them in the same places and no sum changes; each half is filled up. Queries
 //! and keys whose pairs are otherwise are put in that order, in their weights as well.
 //!

@@ -77,7 +77,7 @@ fn read(
     }
     let finished = scheduler.resolve(&verdicts);
     finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
-    // Whoever has requested the end is not told of what comes until all ranks know.
+    // After a stop request progress is not reported until all ranks know of it.
     let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, (num_new, finished.len()));
     let is_over = decoder.agrees_to_end(wants_end, read.is_end_wanted);
     if is_over { Err(RolloutError::Interrupted) } else { Ok(()) }

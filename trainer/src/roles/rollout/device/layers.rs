@@ -3,8 +3,8 @@
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
 //! ```
-//! A norm behind a block is one more, those over all heads of queries and of keys six. Where ranks multiply
-//! together two sums come to them, behind output and down, in the same stream.
+//! A norm behind a block is one more, those over all heads of queries and of keys six. With tensor
+//! parallelism there are two all-reduces more, after output and down, on the same stream.
 //!
 //! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
 //! which keys and values are gathered from there, once for all rows.

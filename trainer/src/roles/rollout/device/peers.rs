@@ -1,5 +1,5 @@
-//! Ranks that sample as one on GPUs. Sums and logits travel as work of the decoder's stream, and so does what
-//! each rank has drawn, by which all know that they drew the same and whether one of them wants the end.
+//! Tensor-parallel rollout on GPUs. Partial sums, logits and drawn tokens are exchanged by collectives on the
+//! decoder's stream; by the tokens all ranks verify that they drew the same, and learn of stop requests.
 
 use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};

@@ -1,4 +1,4 @@
-//! Which sequence has which row of the batch on the device, and what changes there between two steps.
+//! The assignment of sequences to rows of the batch on the device, and the changes between two steps.
 //!
 //! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device itself
 //! moves every row that continues by one token; the host writes what it alone knows: rows that begin, move or

@@ -1,4 +1,4 @@
-//! Scores of every token of the vocabulary: one product, or the shards of several ranks laid side by side.
+//! Scores of every token of the vocabulary: one product, or the gathered shards of several ranks.
 
 use rlt_torch::collectives::CollectiveError;
 use tch::{Kind, Tensor};
