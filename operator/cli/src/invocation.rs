@@ -86,7 +86,7 @@ mod tests {
         assert!(commands.starts_with("status\tShow how jobs") && commands.ends_with("\n:4\n"), "{commands}");
         assert_eq!(commands.lines().count(), 2);
         let options = completed(&["logs", "quickstart", "--f"]);
-        assert!(options.starts_with("--follow\tGo on"), "{options}");
+        assert!(options.starts_with("--follow\tFollow the log"), "{options}");
         assert_eq!(completed(&["why", ""]), ":4\n");
     }
 }

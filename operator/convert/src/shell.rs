@@ -24,12 +24,18 @@ const MAX_COMMANDS: usize = 100_000;
 /// Functions, substitutions and compound commands that may be within each other.
 const MAX_DEPTH: usize = 64;
 
+/// Digits of a number before a redirection or behind a tilde: the grammar's parser panics on more.
+const MAX_DIGITS: usize = 9;
+
 /// Why a script cannot be evaluated.
 #[derive(Debug, thiserror::Error)]
 pub enum ShellError {
     /// It is not a shell script.
     #[error("not a shell script: {0}")]
     Script(#[from] ParseError),
+    /// A redirection, or a tilde, with a number that no shell has.
+    #[error("a file descriptor or directory number of at most {MAX_DIGITS} digits is expected, got {0}")]
+    Number(String),
     /// A word, a condition or an expression is malformed.
     #[error("malformed: {0}")]
     Word(#[from] WordParseError),
@@ -61,6 +67,25 @@ pub fn evaluate(
     Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
 }
 
+/// The first number of too many digits where the grammar wants a small one.
+fn number_too_long(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    let mut start = 0;
+    while start < bytes.len() {
+        let len = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let end = start + len;
+        let is_counted = matches!(bytes.get(end), Some(b'<' | b'>'))
+            || bytes[..start].ends_with(b"~")
+            || bytes[..start].ends_with(b"~+")
+            || bytes[..start].ends_with(b"~-");
+        if len > MAX_DIGITS && is_counted {
+            return text.get(start..end);
+        }
+        start = end + 1;
+    }
+    None
+}
+
 /// A shell between two commands.
 #[derive(Debug, Default)]
 struct Shell {
@@ -74,6 +99,9 @@ struct Shell {
 
 impl Shell {
     fn run_text(&mut self, text: &str) -> Result<bool, ShellError> {
+        if let Some(number) = number_too_long(text) {
+            return Err(ShellError::Number(number.to_owned()));
+        }
         let options = ParserOptions::default();
         let mut parser = Parser::new(Cursor::new(text), &options, &SourceInfo::default());
         let program = parser.parse_program()?;
@@ -256,6 +284,14 @@ mod tests {
     fn words_are_split_and_quoted_as_bash_does() {
         let script = "c=d; d=1; a=${!c}; b='x  y'; list=(one \"two $a\"); list+=(three)\nrun $b \"$b\" \"${list[@]}\" k=\"$HOME/v\" e= \\\n  last";
         assert_eq!(commands(script), ["run|x|y|x  y|one|two 1|three|k=/home/me/v|e=|last"]);
+    }
+
+    #[test]
+    fn numbers_that_the_grammar_cannot_hold_are_refused() {
+        let refused = |script: &str| evaluate(script, &BTreeMap::new(), &[]).unwrap_err().to_string();
+        assert!(refused("run a=1 99999999999>x").ends_with("got 99999999999"));
+        assert!(refused("run ~+99999999999999999999").ends_with("got 99999999999999999999"));
+        assert_eq!(commands("run 12345678901 2>x"), ["run|12345678901"]);
     }
 
     #[test]
