@@ -117,7 +117,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "training.steps",
         reads: &["data.streaming", "training.steps"],
-        message: "data.streaming needs training.steps: nobody counts the rows of an epoch first",
+        message: "data.streaming needs training.steps: the rows of an epoch are not counted before",
         cel: || "!has(self.data.streaming) || has(self.training.steps)".into(),
         holds: Check::Spec(|spec| spec.data.streaming.is_none() || spec.training.steps.is_some()),
         allowed: None,

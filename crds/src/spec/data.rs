@@ -32,7 +32,7 @@ pub struct DataSpec {
     pub datasets: Vec<DatasetSpec>,
     /// Read rows to train on during the training, for data that does not fit into memory; by default all
     /// rows are read and checked before it. Held-out rows are always read before it. Needs
-    /// `training.steps`: nobody counts the rows first.
+    /// `training.steps`: the number of rows is not known before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streaming: Option<StreamingSpec>,
     /// The column with the prompt. A row without it has the conversation of `messagesKey` as its prompt, up

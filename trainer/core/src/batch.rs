@@ -75,7 +75,7 @@ pub struct Batch {
     /// Log-prob of each completion token under the policy that sampled it; empty for completions of a data
     /// set.
     pub rollout_logprobs: Vec<f64>,
-    /// Log-prob under the actor before the first update of the batch; `None` while nobody needed it.
+    /// Log-prob under the actor before the first update of the batch; `None` until it is computed.
     pub old_logprobs: Option<Vec<f64>>,
     /// Log-prob under the reference policy; `None` without a KL term.
     pub ref_logprobs: Option<Vec<f64>>,

@@ -7,7 +7,7 @@
 //! set smaller than the batch is run through several times within one. The state is four numbers and a
 //! digest.
 //!
-//! Nobody knows the length of a [stream](super::stream) before its end: its batches span passes, and its
+//! The length of a [stream](super::stream) is not known before its end: its batches span passes, and its
 //! state is where each of its lanes stands.
 
 use std::fmt;

@@ -126,7 +126,7 @@ fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers
     // The library panics on some files that are no JSON, such as one that was cut off.
     serde_json::from_slice::<Value>(&bytes).map_err(|error| refused(error.to_string()))?;
     let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
-    // A definition may carry the batch settings of whoever saved it; text is never cut or filled here.
+    // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
     let missing: Vec<_> =

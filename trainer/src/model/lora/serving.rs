@@ -6,7 +6,7 @@ use rlt_api::plan::model_config::OutputHead;
 use super::LoraConfig;
 use crate::model::decoder::Decoder;
 
-/// vLLM's `--max-lora-rank` where nobody sets it.
+/// vLLM's default of `--max-lora-rank`.
 const MAX_RANK_OF_VLLM: usize = 16;
 
 impl Decoder {

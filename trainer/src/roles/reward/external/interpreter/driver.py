@@ -37,7 +37,7 @@ def end(code):
 
 
 class Sink(io.TextIOBase):
-    """Takes what code prints where nobody reads it."""
+    """Drops what code prints."""
 
     def writable(self):
         return True
