@@ -172,7 +172,10 @@ fn treat(number: usize, request: &Request, stream: &mut TcpStream) {
         3 => {
             let _ = stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n{\"verdicts\": [");
         }
-        4 => drip(stream, b"H"),
+        4 => {
+            let _ = stream.write_all(b"HTTP/1.1 200 x\r\nlong: ");
+            drip(stream, b"x");
+        }
         5 => {
             let _ = stream.write_all(b"HTTP/1.1 200 x\r\nconnection: close\r\n\r\n\"");
             while stream.write_all(&[b'x'; 65536]).is_ok() {}
