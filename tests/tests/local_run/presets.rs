@@ -15,6 +15,8 @@ fn choices(of: &str) -> Vec<String> {
     names
 }
 
+/// The families with a vision tower.
+const VISION_LANGUAGE: [&str; 3] = ["Qwen2Vl", "Qwen25Vl", "Qwen3Vl"];
 /// The families that are mixtures of experts.
 const MIXTURES: [&str; 6] = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss"];
 /// The presets that learn from preferences.
@@ -154,12 +156,28 @@ fn every_kl_estimator_trains_in_the_loss_and_in_the_reward() {
 #[test]
 fn every_family_trains() {
     for family in choices("spec.model.architecture.family") {
-        let mut architecture = json!({ "family": family });
+        let mut changes = json!({ "model": { "architecture": { "family": family } } });
         if MIXTURES.contains(&family.as_str()) {
-            architecture["experts"] = json!({ "count": 4, "perToken": 2 });
+            changes["model"]["architecture"]["experts"] = json!({ "count": 4, "perToken": 2 });
         }
-        train(json!({ "model": { "architecture": architecture } }));
+        if VISION_LANGUAGE.contains(&family.as_str()) {
+            crate::job::merge(&mut changes, pictures());
+        }
+        train(changes);
     }
+}
+
+/// A vision tower, and pictures of one token in place of sums.
+fn pictures() -> Value {
+    let tower = json!({ "hiddenSize": 16, "numLayers": 1, "numHeads": 2, "patchSize": 4, "mergeSize": 2 });
+    let task = json!({
+        "kind": "CountingPictures", "operators": null, "maxOperand": null,
+        "pictures": { "cells": 1, "cellPixels": 8, "maxCount": 1 },
+    });
+    json!({
+        "model": { "architecture": { "vision": tower }, "tokenizer": { "characters": "0123456789 howmany?" } },
+        "data": { "task": task, "maxPromptTokens": 16 },
+    })
 }
 
 #[test]

@@ -89,5 +89,5 @@ fn that_a_collector_takes_nothing_is_said_once_and_the_last_spans_do_not_wait_fo
     let mut command = command(&place, &tiny(), &collector);
     command.envs([("OTEL_BSP_SCHEDULE_DELAY", "20"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "20")]);
     let ended = Ended::of(command.output().unwrap()).expect(0, &["because the collector did not take them"]);
-    assert_eq!(ended.stderr.matches("traces are not taken").count(), 1, "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("the collector does not accept traces").count(), 1, "{}", ended.stderr);
 }
