@@ -8,8 +8,8 @@
 //!
 //! # async fn a_test_in_a_namespace_of_its_own() -> Result<(), Box<dyn std::error::Error>> {
 //! let Some(cluster) = CLUSTER.get() else { return Ok(()) };           // says why; under CI it fails instead
-//! let namespace = cluster.namespace("gang").await?;                   // of this test, with a service
-//! account let admin: kube::Client = cluster.client().await?;                  // may do everything
+//! let namespace = cluster.namespace("gang").await?;                   // with its own service account
+//! let admin: kube::Client = cluster.client().await?;                  // may do everything
 //! let operator = cluster.client_of_service_account(&namespace, "rlt-operator").await?; // in its roles
 //! cluster.kubectl().args(["apply", "-f", "crds/manifests"]).status()?;
 //! # Ok(()) }
