@@ -33,7 +33,7 @@ pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
-pub use weight_sync::WeightSync;
+pub use weight_sync::{WeightSync, unmerged_refusal};
 pub use workers::{
     EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
     check_device, check_model,

@@ -3,10 +3,10 @@
 //!
 //! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
 
-#[path = "training/crew.rs"]
-mod crew;
 #[path = "training/measure.rs"]
 mod measure;
+#[path = "training/rank_processes.rs"]
+mod rank_processes;
 #[path = "training/rows.rs"]
 mod rows;
 #[path = "training/shape.rs"]
@@ -14,7 +14,7 @@ mod shape;
 
 use std::rc::Rc;
 
-use crew::Crew;
+use rank_processes::RankProcesses;
 use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
@@ -30,14 +30,14 @@ const MIB: f64 = (1 << 20) as f64;
 
 fn main() -> anyhow::Result<()> {
     shape::prepare()?;
-    let mut crew = Crew::gather(NUM_RANKS)?;
-    rlt_torch::set_num_threads(crew.ranks.cores());
+    let mut processes = RankProcesses::start(NUM_RANKS)?;
+    rlt_torch::set_num_threads(processes.ranks.cores());
     let empty = rlt_torch::peak_own_bytes()?;
-    let mut actor = actor(&crew.ranks)?;
+    let mut actor = actor(&processes.ranks)?;
     measure::serve(&["step", "memory"], |load| {
         let lens = if load == "memory" { SHORT.to_vec() } else { rows::long_tailed()? };
         let of_model = formula(&actor.decoder);
-        crew.measured(load, || step(&mut actor, &lens, empty, of_model))
+        processes.measured(load, || step(&mut actor, &lens, empty, of_model))
     })
 }
 

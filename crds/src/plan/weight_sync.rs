@@ -61,11 +61,16 @@ impl WeightSync {
     }
 }
 
-/// Why an adapter cannot be beside its base.
-pub(super) fn unmerged_refusal(lora: &LoraSpec, model: &ModelConfig, device: Device) -> Option<&'static str> {
+/// Why an adapter cannot be beside its base; `None` where it can. The first two say whether it is DoRA's, and
+/// whether it adapts parameters that are not linear layers.
+pub fn unmerged_refusal(
+    (dora, has_target_parameters): (bool, bool),
+    model: &ModelConfig,
+    device: Device,
+) -> Option<&'static str> {
     match () {
-        () if lora.dora => Some("DoRA, which scales whole weights"),
-        () if !lora.target_parameters.is_empty() => Some("adapters of experts' parameters"),
+        () if dora => Some("DoRA, which scales whole weights"),
+        () if has_target_parameters => Some("adapters of experts' parameters"),
         () if model.latent.is_some() => Some("latent attention, whose queries absorb weights"),
         () if device == Device::Cuda => Some("a GPU, for which there are no kernels yet"),
         () => None,

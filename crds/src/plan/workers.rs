@@ -7,7 +7,7 @@ use super::memory;
 use super::model_config::{Family, ModelConfig, ModelConfigError, OutputHead, QkNorm};
 use super::weight_sync::unmerged_refusal;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, MeshSpec, WorkersSpec};
+use crate::spec::{Device, LoraSpec, MeshSpec, WorkersSpec};
 
 /// The port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
@@ -278,7 +278,10 @@ fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<()
 /// Checks that an adapter that is to stay beside its base can.
 fn check_unmerged(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let lora = spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
-    match lora.and_then(|lora| unmerged_refusal(lora, model, spec.workers.device)) {
+    let refusal = |lora: &LoraSpec| {
+        unmerged_refusal((lora.dora, !lora.target_parameters.is_empty()), model, spec.workers.device)
+    };
+    match lora.and_then(refusal) {
         Some(part) => Err(Misfit::UnmergedAdapter { part }),
         None => Ok(()),
     }

@@ -29,12 +29,12 @@ pub(crate) struct LayerNorms {
     pub(super) query_latent: Option<Norm>,
     /// Of the latent of keys and values.
     pub(super) key_latent: Option<Norm>,
-    numbers: Numbers,
+    settings: NormSettings,
 }
 
 /// The shared settings of a layer's norms.
 #[derive(Clone, Copy, Debug)]
-struct Numbers {
+struct NormSettings {
     kind: NormKind,
     eps: f64,
     offset: f64,
@@ -70,7 +70,7 @@ impl LayerNorms {
             keys: of_heads("self_attn.k_norm", 1)?,
             query_latent: of_latent(latents.and_then(|(queries, _)| queries))?,
             key_latent: of_latent(latents.map(|(_, keys)| keys))?,
-            numbers: Numbers {
+            settings: NormSettings {
                 kind: config.norm_kind,
                 eps: config.rms_norm_eps,
                 offset: config.norm_offset,
@@ -107,7 +107,7 @@ impl LayerNorms {
             keys: norm(&self.keys),
             query_latent: norm(&self.query_latent),
             key_latent: norm(&self.key_latent),
-            numbers: self.numbers,
+            settings: self.settings,
         }
     }
 
@@ -115,7 +115,7 @@ impl LayerNorms {
     pub(super) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
         match norm {
             Some(Norm { weight, .. }) => {
-                let Numbers { kind, eps, offset, .. } = self.numbers;
+                let NormSettings { kind, eps, offset, .. } = self.settings;
                 ops::norm(kind, &x, weight, (eps, offset))
             }
             None => x,
@@ -130,7 +130,7 @@ impl LayerNorms {
     /// Queries or keys [tokens, heads * head_dim] as heads [tokens, heads, head_dim], behind their norm.
     pub(super) fn heads(&self, norm: Option<&Norm>, x: &Tensor, head_dim: i64) -> Tensor {
         let split = |x: &Tensor| x.unflatten(-1, [-1, head_dim]);
-        if self.numbers.over_heads {
+        if self.settings.over_heads {
             split(&self.apply(norm, x.shallow_clone()))
         } else {
             self.apply(norm, split(x))

@@ -27,14 +27,14 @@ pub(crate) struct TpCut<'a> {
 
 /// The shard of a weight [out, in].
 #[derive(Clone, Debug)]
-pub(crate) enum Kept {
+pub(crate) enum ShardedDim {
     /// Outputs.
     Rows(Range<usize>),
     /// Inputs.
     Columns(Range<usize>),
 }
 
-impl Kept {
+impl ShardedDim {
     /// Outputs of what is kept of a weight with `num_outputs`.
     pub(crate) fn num_outputs(&self, num_outputs: usize) -> usize {
         match self {
@@ -79,30 +79,30 @@ impl<'a> TpCut<'a> {
     }
 
     /// What is kept of q, k, v and o, and of gate, up and down of a feed-forward block of `width`.
-    pub(crate) fn kept(&self, width: usize) -> Vec<Kept> {
+    pub(crate) fn kept(&self, width: usize) -> Vec<ShardedDim> {
         let (shard, config) = (self.shard, self.config);
         if let Some(latent) = &config.latent {
             let heads = shard.of(config.num_heads);
             let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
             let attention = [
-                Kept::Rows(of_heads(latent.head_dim())),
-                Kept::Rows(0..latent.cached()),
-                Kept::Rows(of_heads(latent.plain_dim + latent.value_dim)),
-                Kept::Columns(of_heads(latent.value_dim)),
+                ShardedDim::Rows(of_heads(latent.head_dim())),
+                ShardedDim::Rows(0..latent.cached()),
+                ShardedDim::Rows(of_heads(latent.plain_dim + latent.value_dim)),
+                ShardedDim::Columns(of_heads(latent.value_dim)),
             ];
             return attention.into_iter().chain(self.block(width)).collect();
         }
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
         let queries = of_heads(shard.of(config.num_heads));
-        let keys = Kept::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
-        let attention = [Kept::Rows(queries.clone()), keys.clone(), keys, Kept::Columns(queries)];
+        let keys = ShardedDim::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
+        let attention = [ShardedDim::Rows(queries.clone()), keys.clone(), keys, ShardedDim::Columns(queries)];
         attention.into_iter().chain(self.block(width)).collect()
     }
 
     /// The shards of gate, up and down of a feed-forward block of `width`.
-    fn block(&self, width: usize) -> [Kept; 3] {
+    fn block(&self, width: usize) -> [ShardedDim; 3] {
         let inner = self.shard.of(width);
-        [Kept::Rows(inner.clone()), Kept::Rows(inner.clone()), Kept::Columns(inner)]
+        [ShardedDim::Rows(inner.clone()), ShardedDim::Rows(inner.clone()), ShardedDim::Columns(inner)]
     }
 
     /// The shard of an expert's gate above up, [2 width, hidden]: own rows of both.
@@ -119,17 +119,17 @@ impl<'a> TpCut<'a> {
     }
 
     /// The shard of a projection's weights; views of them.
-    pub(crate) fn keep(&self, weights: ProjectionWeights, kept: &Kept) -> ProjectionWeights {
+    pub(crate) fn keep(&self, weights: ProjectionWeights, kept: &ShardedDim) -> ProjectionWeights {
         let ProjectionWeights { weight, bias } = weights;
         let narrow = |tensor: &Tensor, dim, range: &Range<usize>| {
             tensor.narrow(dim, range.start as i64, range.len() as i64)
         };
         match kept {
-            Kept::Rows(rows) => ProjectionWeights {
+            ShardedDim::Rows(rows) => ProjectionWeights {
                 weight: narrow(&weight, 0, rows),
                 bias: bias.map(|bias| narrow(&bias, 0, rows)),
             },
-            Kept::Columns(columns) => ProjectionWeights {
+            ShardedDim::Columns(columns) => ProjectionWeights {
                 weight: narrow(&weight, 1, columns),
                 bias: bias.filter(|_| self.shard.place == 0),
             },

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_channel::{Ending, Source};
+use rlt_mutations::cases;
 use serde_json::Value;
 
 use super::super::reports::JobReport;
@@ -171,15 +172,8 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     )
 }
 
-/// A thousand cases a test; `PROPTEST_CASES` requests more, to fuzz for an hour.
-fn cases() -> ProptestConfig {
-    let asked = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 1000 };
-    ProptestConfig { cases, ..asked }
-}
-
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(cases(1000))]
 
     #[test]
     fn a_report_that_is_taken_makes_a_status_that_the_api_server_takes(report in report()) {

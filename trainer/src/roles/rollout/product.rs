@@ -9,7 +9,7 @@ use std::ops::Range;
 use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::tp_shards::{Kept, TpCut};
+use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, peft_names};
 
 /// A linear layer, [rows, in] to [rows, out], without gradients.
@@ -26,7 +26,7 @@ pub(super) enum Product {
 pub(super) struct AdaptedProjection {
     /// The projection's name.
     name: String,
-    part: Part,
+    part: ProjectionShard,
     base: Base,
     lora: Option<Lora>,
     /// What the engine holds of the base; tensors that are the trainer's are not counted.
@@ -35,16 +35,16 @@ pub(super) struct AdaptedProjection {
 
 /// The outputs of a projection that a rank computes.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct ProjectionShard {
     /// Some of its outputs.
     pub(super) rows: Range<usize>,
     /// This rank's shard of these.
-    pub(super) kept: Kept,
+    pub(super) kept: ShardedDim,
 }
 
 /// Dtype, ownership and rows of products by whole projections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers {
+pub(super) struct PackOptions {
     /// The compute dtype.
     pub(super) kind: Kind,
     /// Whether tensors that need no packing stay the trainer's own.
@@ -71,14 +71,14 @@ enum Lora {
 impl Product {
     /// Products by projections, or by parts of them; a dense one is packed in `block` where that has room.
     pub(super) fn of_projections(
-        projections: Vec<(&Projection, Part)>,
+        projections: Vec<(&Projection, ProjectionShard)>,
         cut: &TpCut<'_>,
-        numbers: Numbers,
+        options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, part)| AdaptedProjection::new(projection, (part, cut), numbers, block));
+            .map(|(projection, part)| AdaptedProjection::new(projection, (part, cut), options, block));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -127,11 +127,11 @@ impl Product {
 impl AdaptedProjection {
     fn new(
         projection: &Projection,
-        (part, cut): (Part, &TpCut<'_>),
-        numbers: Numbers,
+        (part, cut): (ProjectionShard, &TpCut<'_>),
+        options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
-        let Numbers { kind, shares, rows_hint } = numbers;
+        let PackOptions { kind, shares, rows_hint } = options;
         let keep = |tensor: &Tensor| if shares { tensor.detach() } else { tensor.detach().copy() };
         let cast = |tensor: &Tensor| no_grad(|| tensor.detach().to_kind(kind));
         let (base, base_bytes) = match &projection.weight {
@@ -153,7 +153,7 @@ impl AdaptedProjection {
             }
         };
         let mut adapted = Self { name: projection.name.clone(), part, base, lora: None, base_bytes };
-        adapted.take_adapter(projection, None, numbers)?;
+        adapted.take_adapter(projection, None, options)?;
         Ok(adapted)
     }
 
@@ -163,7 +163,7 @@ impl AdaptedProjection {
         &mut self,
         projection: &Projection,
         gathered: Option<&NamedTensors>,
-        Numbers { kind, rows_hint, .. }: Numbers,
+        PackOptions { kind, rows_hint, .. }: PackOptions,
     ) -> Result<usize, Error> {
         self.lora = None;
         let Some(pair) = &projection.lora else { return Ok(0) };

@@ -11,33 +11,32 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use rlt_api::plan::unmerged_refusal;
+use rlt_api::spec::Device;
 use rlt_torch::{Block, Error};
-use tch::Device;
 
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
-use super::product::{AdaptedProjection, Numbers, Part, Product};
+use super::product::{AdaptedProjection, PackOptions, Product, ProjectionShard};
 use super::weights::{PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
 use super::{RolloutError, WeightDigest};
-use crate::model::tp_shards::{Kept, TpCut};
+use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
 /// Fails where an adapter cannot be beside its base.
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     let Some(lora) = decoder.lora() else { return Ok(()) };
-    let got = match () {
-        () if lora.dora => "DoRA, which scales whole weights",
-        () if !lora.target_parameters.is_empty() => "adapters of experts' parameters",
-        () if decoder.config.latent.is_some() => "latent attention, whose queries absorb weights",
-        () if decoder.device() != Device::Cpu => "a GPU, for which there are no kernels yet",
-        () => return Ok(()),
-    };
-    Err(Error::Argument {
-        act: "sampling with an adapter beside its base",
-        expected: "spec.model.lora.merge: true".into(),
-        got: got.into(),
-    })
+    let device = if decoder.device() == tch::Device::Cpu { Device::Cpu } else { Device::Cuda };
+    let adapter = (lora.dora, !lora.target_parameters.is_empty());
+    match unmerged_refusal(adapter, &decoder.config, device) {
+        None => Ok(()),
+        Some(got) => Err(Error::Argument {
+            act: "sampling with an adapter beside its base",
+            expected: "spec.model.lora.merge: true".into(),
+            got: got.into(),
+        }),
+    }
 }
 
 impl RolloutWeights {
@@ -60,7 +59,7 @@ impl RolloutWeights {
         if !has_base(policy, &digest, &self.digest)? {
             return Ok(None);
         }
-        let numbers = Numbers { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
+        let options = PackOptions { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
         let mut num_bytes = 0;
         for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
         {
@@ -74,7 +73,7 @@ impl RolloutWeights {
                     Some(shards.gather_as_held(unit, digest)?.ok_or_else(torn)?)
                 }
             };
-            let taken = packed.take_adapter(layer, gathered.as_ref(), numbers);
+            let taken = packed.take_adapter(layer, gathered.as_ref(), options);
             num_bytes += taken.map_err(|source| RolloutError::Tensor { what: what(), source })?;
         }
         (self.digest, self.policy_version) = (digest, policy_version);
@@ -102,17 +101,17 @@ impl PackedLayer {
     pub(super) fn of_projections(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,
-        numbers: Numbers,
+        options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
         let parts = parts(layer, cut);
         let width = |product: usize| {
-            let (_, Part { rows, kept }) = &parts[product];
+            let (_, ProjectionShard { rows, kept }) = &parts[product];
             kept.num_outputs(rows.len()) as i64
         };
         let mut of = |range: Range<usize>| {
             let projections = if cut.is_whole() { whole(&parts[range]) } else { parts[range].to_vec() };
-            Product::of_projections(projections, cut, numbers, block)
+            Product::of_projections(projections, cut, options, block)
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
         let mut beside = || -> Result<PackedBlock, Error> {
@@ -121,9 +120,9 @@ impl PackedLayer {
         let beside = if parts.len() > 4 { Some(beside()?) } else { None };
         let gate = layer
             .shared_gate()
-            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, numbers, block));
-        let kind = (numbers.kind, numbers.shares);
-        let experts = PackedExperts::pack(layer, cut, kind, (numbers.rows_hint, gate.transpose()?), block)?;
+            .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, block));
+        let kind = (options.kind, options.shares);
+        let experts = PackedExperts::pack(layer, cut, kind, (options.rows_hint, gate.transpose()?), block)?;
         let feed_forward = match (experts, beside) {
             (Some(experts), beside) => FeedForward::Experts { experts, beside },
             (None, Some(block)) => FeedForward::Dense(block),
@@ -150,39 +149,39 @@ impl PackedLayer {
         &mut self,
         layer: &DecoderLayer,
         gathered: Option<&NamedTensors>,
-        numbers: Numbers,
+        options: PackOptions,
     ) -> Result<usize, Error> {
         let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
         self.adapted().try_fold(0, |num_bytes, adapted| {
             let projection = of_name(adapted.name()).ok_or_else(no_block)?;
-            Ok(num_bytes + adapted.take_adapter(projection, gathered, numbers)?)
+            Ok(num_bytes + adapted.take_adapter(projection, gathered, options)?)
         })
     }
 }
 
 /// A projection and the outputs of it that a rank computes.
-type PartOf<'a> = (&'a Projection, Part);
+type ShardOf<'a> = (&'a Projection, ProjectionShard);
 
 /// This rank's parts of q, k, v and o, and where the layer has such a block of gate, up and down.
-fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<PartOf<'a>> {
+fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
     let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
     let parts = layer.products().iter().zip(cut.kept(width));
-    let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, Kept)| {
-        (&layer.projections()[product.projection_idx], Part { rows: product.rows.clone(), kept })
+    let part = |(product, kept): (&rlt_api::plan::model_config::ProductRows, ShardedDim)| {
+        (&layer.projections()[product.projection_idx], ProjectionShard { rows: product.rows.clone(), kept })
     };
     parts.map(part).collect()
 }
 
 /// Products that are all of one projection are its output, side by side.
-fn whole<'a>(parts: &[PartOf<'a>]) -> Vec<PartOf<'a>> {
+fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
     let mut projections: Vec<&Projection> = parts.iter().map(|(projection, _)| *projection).collect();
     projections.dedup_by_key(|projection| projection.name.as_str());
     projections.into_iter().map(|projection| (projection, whole_of(projection))).collect()
 }
 
-fn whole_of(projection: &Projection) -> Part {
+fn whole_of(projection: &Projection) -> ProjectionShard {
     let rows = 0..projection.weight.size()[0] as usize;
-    Part { kept: Kept::Rows(rows.clone()), rows }
+    ProjectionShard { kept: ShardedDim::Rows(rows.clone()), rows }
 }
 
 /// A layer without what each has; the model's configuration rules it out.

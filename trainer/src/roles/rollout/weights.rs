@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::{PackedLatent, RolloutLatent};
-use super::product::{Numbers, Product};
+use super::product::{PackOptions, Product};
 use super::unmerged;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
@@ -234,8 +234,8 @@ impl Packer<'_> {
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
-            let numbers = Numbers { kind: self.kind, shares, rows_hint: self.rows_hint };
-            return Ok((norms, PackedLayer::of_projections(layer, &self.cut, numbers, &mut self.block)?));
+            let options = PackOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
+            return Ok((norms, PackedLayer::of_projections(layer, &self.cut, options, &mut self.block)?));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));

@@ -14,24 +14,24 @@ use crate::measure;
 /// How long a rank waits for another one.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// All ranks, as one of them sees them.
-pub(crate) struct Crew {
+/// The ranks of a benchmark, seen from one of them.
+pub(crate) struct RankProcesses {
     pub(crate) ranks: Ranks,
     /// Those that this one has started.
-    others: Vec<Member>,
+    others: Vec<RankProcess>,
     _store: Option<Store>,
 }
 
 /// A rank in a process of its own.
-struct Member {
-    process: Child,
+struct RankProcess {
+    child: Child,
     asked: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
-impl Crew {
+impl RankProcesses {
     /// Starts the other ranks, or joins those that have started this one.
-    pub(crate) fn gather(size: usize) -> anyhow::Result<Self> {
+    pub(crate) fn start(size: usize) -> anyhow::Result<Self> {
         if let Some(environment) = RankEnvironment::of_process()? {
             let ranks = Ranks::join(&environment, PATIENCE)?;
             return Ok(Self { ranks, others: Vec::new(), _store: None });
@@ -45,7 +45,8 @@ impl Crew {
             master_port: store.port(),
             attempt: 1,
         };
-        let others = (1..size).map(|rank| Member::start(first.variables(rank))).collect::<Result<_, _>>()?;
+        let others =
+            (1..size).map(|rank| RankProcess::start(first.variables(rank))).collect::<Result<_, _>>()?;
         let ranks = Ranks::join(&first, PATIENCE)?;
         Ok(Self { ranks, others, _store: Some(store) })
     }
@@ -57,12 +58,12 @@ impl Crew {
         load: &str,
         work: impl FnOnce() -> anyhow::Result<Value>,
     ) -> anyhow::Result<Value> {
-        for member in &mut self.others {
-            member.ask(load)?;
+        for process in &mut self.others {
+            process.ask(load)?;
         }
         let mut result = measure::measured(work)?;
-        for member in &mut self.others {
-            let other = member.answer()?;
+        for process in &mut self.others {
+            let other = process.answer()?;
             let both = |key: &str| [&result, &other].map(|one| one[key].as_f64().unwrap_or_default());
             let (cpu, peak) = (both("cpu_seconds"), both("peak_rss_mb"));
             result["cpu_seconds"] = json!(cpu[0] + cpu[1]);
@@ -72,25 +73,25 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for RankProcesses {
     fn drop(&mut self) {
-        for member in &mut self.others {
+        for process in &mut self.others {
             // Its input ends, and so does it.
-            member.asked = None;
-            member.process.wait().ok();
+            process.asked = None;
+            process.child.wait().ok();
         }
     }
 }
 
-impl Member {
+impl RankProcess {
     fn start(variables: impl IntoIterator<Item = (&'static str, String)>) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe().context("finding this benchmark")?);
         command.args(std::env::args().skip(1).filter(|argument| argument != "--serve")).arg("--serve");
         command.envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.spawn().context("starting a rank")?;
-        let asked = process.stdin.take();
-        let answers = BufReader::new(process.stdout.take().context("reading what a rank answers")?);
-        Ok(Self { process, asked, answers })
+        let mut child = command.spawn().context("starting a rank")?;
+        let asked = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().context("reading what a rank answers")?);
+        Ok(Self { child, asked, answers })
     }
 
     fn ask(&mut self, load: &str) -> anyhow::Result<()> {
