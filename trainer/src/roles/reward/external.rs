@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{Verdict, Verdicts};
 use rlt_core::types::{Completion, Prompt};
-use tokio::task::AbortHandle;
+use tokio::sync::watch;
 
 use super::functions::{RewardSetupError, judges};
 pub use endpoint::EndpointError;
@@ -150,7 +150,7 @@ impl ExternalFunctions {
             batch_timeout: self.batch_timeout,
             verdicts: BTreeMap::new(),
             num_waiting: 0,
-            tasks: Vec::new(),
+            wanted: watch::Sender::new(()),
             sender,
             receiver,
         })
@@ -233,7 +233,9 @@ pub struct Judging {
     verdicts: BTreeMap<SampleId, Verdicts>,
     /// Verdicts that are not there yet.
     num_waiting: usize,
-    tasks: Vec<AbortHandle>,
+    /// Closed where no more verdicts are awaited. Every task sees that before it takes a permit that another
+    /// one has given back, so nothing is sent for a batch that was given up.
+    wanted: watch::Sender<()>,
     sender: Sender<Answered>,
     receiver: Receiver<Answered>,
 }
@@ -304,13 +306,17 @@ impl Judging {
             self.verdicts.entry(sample.id).or_default().insert(function.name.clone(), missing);
         }
         let (sender, budget) = (self.sender.clone(), Arc::clone(&self.queues[idx].budget));
-        let task = self.event_loop.handle().spawn(async move {
-            let verdicts = function.judge(&samples, &budget).await;
+        let mut wanted = self.wanted.subscribe();
+        self.event_loop.handle().spawn(async move {
+            let verdicts = tokio::select! {
+                biased;
+                _ = wanted.changed() => return,
+                verdicts = function.judge(&samples, &budget) => verdicts,
+            };
             let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
             // The receiver is closed once the batch was given up.
             let _ = sender.send((idx, answered));
         });
-        self.tasks.push(task.abort_handle());
     }
 
     fn take(&mut self, (idx, answered): Answered) {
@@ -319,11 +325,5 @@ impl Judging {
             self.num_waiting -= 1;
             self.verdicts.entry(id).or_default().insert(name.clone(), verdict);
         }
-    }
-}
-
-impl Drop for Judging {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
