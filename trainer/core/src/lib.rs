@@ -12,6 +12,7 @@ pub mod batch;
 pub mod dapo;
 pub mod digest;
 pub mod engine;
+pub mod expert_rows;
 pub mod held_out;
 pub mod images;
 pub mod importance;

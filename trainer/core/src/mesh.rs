@@ -13,6 +13,8 @@
 //! rank has tokens of its own. Ranks of one replica and part (0 and 2) hold a replica of the model together,
 //! each a shard of it. All ranks of one shard (0, 1, 4 and 5) hold the same parameters. The last axis is
 //! innermost because its ranks exchange the most.
+//!
+//! Expert parallelism ([`ExpertMesh`]) lays the same ranks out a second time, for the experts alone.
 
 use std::ops::Range;
 
@@ -31,6 +33,21 @@ pub struct MeshError {
     pub dp_shard: usize,
     /// Ranks of a sequence-parallel group.
     pub sp: usize,
+}
+
+/// Why experts cannot be distributed over a mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "cannot distribute experts over {ep} ranks of the {dp_shard} x {sp} that hold a replica of the model, expected a divisor of \
+     their number"
+)]
+pub struct ExpertMeshError {
+    /// Ranks that hold a replica of the model together.
+    pub dp_shard: usize,
+    /// Ranks of a sequence-parallel group.
+    pub sp: usize,
+    /// Ranks that have different experts.
+    pub ep: usize,
 }
 
 /// The coordinates of a rank.
@@ -109,8 +126,105 @@ impl Mesh {
         self.members_of(self.sp_group(rank)).collect()
     }
 
+    /// The layout of the experts' weights over the same ranks.
+    ///
+    /// # Errors
+    /// [`ExpertMeshError`] when `ep` does not divide the ranks of a replica.
+    pub fn experts(&self, ep: usize) -> Result<ExpertMesh, ExpertMeshError> {
+        let block = self.dp_shard * self.sp;
+        if ep == 0 || !block.is_multiple_of(ep) {
+            return Err(ExpertMeshError { dp_shard: self.dp_shard, sp: self.sp, ep });
+        }
+        Ok(ExpertMesh { num_blocks: self.dp_replicate, dp_shard: block / ep, ep })
+    }
+
     fn members_of(&self, sp_group: usize) -> Range<usize> {
         sp_group * self.sp..(sp_group + 1) * self.sp
+    }
+}
+
+/// The ranks of a [`Mesh`] as they hold experts (torchtitan's `ep` and `efsdp`): the `dp_shard * sp` ranks of a
+/// replica are split into groups of `ep` neighbours, each of which has all experts.
+///
+/// ```text
+/// rank = (replica * dp_shard * sp / ep + shard) * ep + place      8 ranks, dp_shard 2, sp 2, ep 2:
+///
+///                    shard 0            shard 1
+///                place 0  place 1   place 0  place 1
+///     replica 0     0        1         2        3
+///     replica 1     4        5         6        7
+/// ```
+/// Ranks of one place (0, 2, 4 and 6) have the same experts; those of one replica (0 and 2) a shard of them
+/// each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertMesh {
+    num_blocks: usize,
+    dp_shard: usize,
+    ep: usize,
+}
+
+impl ExpertMesh {
+    /// Ranks that hold the weights of the same experts together, a shard each.
+    pub fn dp_shard(&self) -> usize {
+        self.dp_shard
+    }
+
+    /// Which shard of its experts `rank` holds.
+    pub fn shard(&self, rank: usize) -> usize {
+        rank / self.ep % self.dp_shard
+    }
+
+    /// Which replica of the model `rank` belongs to.
+    pub fn replica(&self, rank: usize) -> usize {
+        rank / self.ep / self.dp_shard
+    }
+
+    /// The experts of `rank`.
+    pub fn ep_shard(&self, rank: usize) -> EpShard {
+        EpShard { place: rank % self.ep, num_shards: self.ep }
+    }
+
+    /// The expert-parallel group of `rank`.
+    pub fn ep_group(&self, rank: usize) -> usize {
+        rank / self.ep
+    }
+
+    /// The ranks of the expert-parallel group of `rank`, in the order of their experts.
+    pub fn ep_members(&self, rank: usize) -> Vec<usize> {
+        let group = self.ep_group(rank);
+        (group * self.ep..(group + 1) * self.ep).collect()
+    }
+
+    /// The ranks of its replica that hold shards of the same experts, in the order of shards.
+    pub fn replica_members(&self, rank: usize) -> Vec<usize> {
+        let (first, place) = (self.replica(rank) * self.dp_shard, rank % self.ep);
+        (0..self.dp_shard).map(|shard| (first + shard) * self.ep + place).collect()
+    }
+
+    /// The ranks of all replicas that hold the same shard of the same experts, ascending.
+    pub fn shard_members(&self, rank: usize) -> Vec<usize> {
+        let block = self.dp_shard * self.ep;
+        (0..self.num_blocks).map(|replica| replica * block + rank % block).collect()
+    }
+}
+
+/// Which of a layer's experts a rank of an expert-parallel group has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpShard {
+    /// Which part of the experts, from 0.
+    pub place: usize,
+    /// How many parts there are, at least one.
+    pub num_shards: usize,
+}
+
+impl EpShard {
+    /// All experts.
+    pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
+
+    /// The experts of this rank, of `num_experts`, which the parts divide.
+    pub fn experts(self, num_experts: usize) -> Range<usize> {
+        let num_own = num_experts / self.num_shards;
+        self.place * num_own..(self.place + 1) * num_own
     }
 }
 
@@ -259,6 +373,41 @@ mod tests {
                 prop_assert_eq!(elements, wanted.collect::<Vec<_>>());
                 start += len;
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn experts_are_laid_over_the_ranks_of_a_replica_and_each_group_has_all_of_them(
+            dp_replicate in 1_usize..4,
+            dp_shard in 1_usize..7,
+            sp in 1_usize..5,
+            ep in 1_usize..9,
+        ) {
+            let (size, block) = (dp_replicate * dp_shard * sp, dp_shard * sp);
+            let mesh = Mesh::new(size, dp_shard, sp).unwrap();
+            let Ok(experts) = mesh.experts(ep) else {
+                prop_assert!(!block.is_multiple_of(ep));
+                return Ok(());
+            };
+            prop_assert_eq!(experts.dp_shard() * ep, block);
+            for rank in 0..size {
+                let (group, shards, copies) =
+                    (experts.ep_members(rank), experts.replica_members(rank), experts.shard_members(rank));
+                prop_assert_eq!((group.len(), shards.len(), copies.len()), (ep, block / ep, dp_replicate));
+                let place = experts.ep_shard(rank).place;
+                prop_assert_eq!((group[place], shards[experts.shard(rank)]), (rank, rank));
+                prop_assert_eq!(copies[experts.replica(rank)], rank);
+                // A replica's ranks are in one block, and shards and copies have the same experts.
+                prop_assert!(group.iter().chain(&shards).all(|other| other / block == rank / block));
+                let same_experts = |other: &usize| experts.ep_shard(*other).place == place;
+                prop_assert!(shards.iter().chain(&copies).all(same_experts));
+                prop_assert!(copies.iter().all(|other| experts.shard(*other) == experts.shard(rank)));
+            }
+            let of_groups: Vec<usize> = (0..ep)
+                .flat_map(|place| EpShard { place, num_shards: ep }.experts(3 * ep))
+                .collect();
+            prop_assert_eq!(of_groups, (0..3 * ep).collect::<Vec<_>>());
         }
     }
 

@@ -51,6 +51,12 @@ impl ExpertRows {
         Self { order: tensor(&order), inverse: tensor(&inverse), ends: next, per_token: per_token as i64 }
     }
 
+    /// How many rows each expert has.
+    pub fn counts(&self) -> Vec<i64> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| end - start).collect()
+    }
+
     /// The experts that have rows, each with its rows.
     pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<i64>)> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
@@ -73,6 +79,17 @@ impl ExpertRows {
         or_panic(tensor_from("gathering rows of experts", |out| {
             // SAFETY: borrowed tensors and a place for the result.
             unsafe { rlt_gather_rows(raw(x_td), raw(&self.order), raw(&self.inverse), self.per_token, out) }
+        }))
+    }
+
+    /// Sorted rows `[n, d]` in the order of the choices, where each token has one: undoes [`Self::gather`].
+    ///
+    /// # Panics
+    /// When there are other rows than choices.
+    pub fn ungather(&self, x_nd: &Tensor) -> Tensor {
+        or_panic(tensor_from("returning rows of experts", |out| {
+            // SAFETY: borrowed tensors and a place for the result.
+            unsafe { rlt_gather_rows(raw(x_nd), raw(&self.inverse), raw(&self.order), 1, out) }
         }))
     }
 
