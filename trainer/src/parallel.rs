@@ -9,10 +9,12 @@
 //! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank
 //! and need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
 //! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a
-//! shard of the tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. The
+//! shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each
+//! other the rows of their tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. The
 //! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 
 mod environment;
+mod ep_group;
 mod error;
 mod mesh;
 mod shards;
@@ -31,6 +33,7 @@ use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
 
 pub use environment::RankEnvironment;
+pub use ep_group::EpGroup;
 pub use error::RankError;
 pub use mesh::MeshRanks;
 pub(crate) use shards::copy_tensor_shard;
@@ -54,6 +57,8 @@ pub struct Ranks {
     link: Arc<Mutex<Link>>,
     /// The sequence-parallel group; `None` where each rank has tokens of its own.
     sp_group: Option<Arc<SpGroup>>,
+    /// Ranks over which the experts of a layer are distributed.
+    ep: usize,
 }
 
 #[derive(Debug)]
@@ -85,6 +90,7 @@ impl Ranks {
             balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
             sp_group: None,
+            ep: 1,
         }
     }
 
@@ -115,6 +121,7 @@ impl Ranks {
             balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
             sp_group: None,
+            ep: 1,
         })
     }
 

@@ -9,9 +9,11 @@
 //! one expert at a time where weights are merged, and never while training.
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
+use rlt_core::mesh::EpShard;
+use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
-use super::experts::{ExpertWeights, Routes};
+use super::experts::ExpertWeights;
 use super::projection::Adapter;
 
 /// A tensor of all experts' weights.
@@ -61,11 +63,20 @@ impl ExpertLora {
         self.b.unflatten(1, [-1, self.num_experts]).permute([2, 0, 1])
     }
 
-    /// Adds the adapter's output to the base's products with the rows `x_ni`, in place.
-    pub(super) fn add_to(&self, base: Tensor, x_ni: &Tensor, routes: &Routes) -> Tensor {
+    /// Adds the adapter's output to the base's products with the rows `x_ni` of the experts of `shard`, in
+    /// place. With expert parallelism every rank has the matrices of all experts, whose gradients are added up
+    /// over the ranks.
+    pub(super) fn add_to(
+        &self,
+        base: Tensor,
+        x_ni: &Tensor,
+        (rows, shard): (&ExpertRows, EpShard),
+    ) -> Tensor {
         let (mut base, kind) = (base, x_ni.kind());
-        let inner = routes.rows.linear(x_ni, &self.a_eri().to_kind(kind)) * self.scaling;
-        base.g_add_(&routes.rows.linear(&inner, &self.b_eor().to_kind(kind)))
+        let experts = shard.experts(self.num_experts as usize);
+        let own = |all: Tensor| all.narrow(0, experts.start as i64, experts.len() as i64).to_kind(kind);
+        let inner = rows.linear(x_ni, &own(self.a_eri())) * self.scaling;
+        base.g_add_(&rows.linear(&inner, &own(self.b_eor())))
     }
 
     /// Its product for one expert, f32 [out, in].

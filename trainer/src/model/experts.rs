@@ -11,6 +11,7 @@
 use rlt_api::plan::model_config::{
     ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
 };
+use rlt_core::mesh::EpShard;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
@@ -161,6 +162,12 @@ const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 /// The names of biases inside the module: of the router, of gate and up, of down.
 const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"];
 
+/// Whether a parameter, of any role, holds the weights of all experts of a layer, `[e, ..]`: neither the
+/// router nor an adapter.
+pub(crate) fn is_expert_weight(name: &str) -> bool {
+    name.contains(".mlp.experts.") && !name.contains(".lora_")
+}
+
 /// Router and experts of one layer.
 #[derive(Debug)]
 pub(crate) struct ExpertWeights {
@@ -308,23 +315,37 @@ impl ExpertWeights {
         routes: &Routes,
         (activation, adapter): (HiddenActivation, Adapter),
     ) -> Tensor {
+        let x_nd = routes.rows.gather(normed_td);
+        let y_nd = self.of_rows(&x_nd, &routes.rows, EpShard::WHOLE, (activation, adapter));
+        routes.rows.combine(&y_nd, &routes.weights_tk)
+    }
+
+    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: [n, d] to
+    /// [n, d].
+    pub(super) fn of_rows(
+        &self,
+        x_nd: &Tensor,
+        rows: &ExpertRows,
+        shard: EpShard,
+        (activation, adapter): (HiddenActivation, Adapter),
+    ) -> Tensor {
         let product = |tensor: ExpertTensor, x_ni: &Tensor| {
             let weight_eoi = self.outputs_first(self.tensor(tensor)).to_kind(x_ni.kind());
-            let base = routes.rows.linear(x_ni, &weight_eoi);
+            let base = rows.linear(x_ni, &weight_eoi);
             let base = match self.bias_of(tensor) {
-                Some(bias_eo) => base + routes.rows.of_rows(&bias_eo.to_kind(x_ni.kind())),
+                Some(bias_eo) => base + rows.of_rows(&bias_eo.to_kind(x_ni.kind())),
                 None => base,
             };
             match (self.lora_of(tensor), adapter) {
-                (Some(lora), Adapter::On) => lora.add_to(base, x_ni, routes),
+                (Some(lora), Adapter::On) => lora.add_to(base, x_ni, (rows, shard)),
                 _ => base,
             }
         };
-        let gate_up = product(ExpertTensor::GateUp, &routes.rows.gather(normed_td));
+        let gate_up = product(ExpertTensor::GateUp, x_nd);
         let activated = match self.form {
             ExpertForm::Gated => ops::gated_activation_packed(&gate_up, activation),
             ExpertForm::Clamped => ops::clamped_activation(&gate_up),
         };
-        routes.rows.combine(&product(ExpertTensor::Down, &activated), &routes.weights_tk)
+        product(ExpertTensor::Down, &activated)
     }
 }

@@ -107,7 +107,12 @@ fn tensors_of<'a>(
     dtype: Kind,
     experts: Option<&'a ExpertWeights>,
 ) -> Vec<(String, StoredAs<'a>)> {
-    let flat = tensor.detach().view(-1);
+    let num_values: usize = parameter.shape.iter().product();
+    // Outside of their unit's visit only this rank's experts may be here: then shapes alone are asked for.
+    let flat = match tensor.numel() == num_values {
+        true => tensor.detach().view(-1),
+        false => outline(&[num_values as i64], (tensor.kind(), tensor.device())),
+    };
     let adapted = experts.and_then(|experts| {
         let mut adapted = experts.adapted().map(|(tensor, ..)| tensor);
         adapted.find(|tensor| experts.tensor_name(*tensor) == parameter.name).map(|tensor| (experts, tensor))

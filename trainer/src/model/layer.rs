@@ -199,6 +199,10 @@ impl DecoderLayer {
         context: &LayerContext,
     ) -> Tensor {
         let Ok(output_td) = self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context });
+        self.with_features(output_td, context)
+    }
+
+    pub(super) fn with_features(&self, output_td: Tensor, context: &LayerContext) -> Tensor {
         match &context.features {
             Some(features) => features.added_after(self.shape.layer_idx, output_td),
             None => output_td,
@@ -246,6 +250,21 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         projections: &P,
     ) -> Result<Tensor, P::Error> {
+        let (hidden_td, normed_td) = self.before_mlp(hidden_td, attended_thd, projections)?;
+        let mlp_td = match projections.feed_forward() {
+            FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
+            FeedForward::Experts { experts, beside } => self.mix(&normed_td, &experts, beside.as_ref())?,
+        };
+        Ok(self.after_mlp(&hidden_td, mlp_td))
+    }
+
+    /// The residual stream after attention, and the input of the feed-forward block, both [tokens, hidden].
+    pub(super) fn before_mlp<P: Projections>(
+        &self,
+        hidden_td: &Tensor,
+        attended_thd: &Tensor,
+        projections: &P,
+    ) -> Result<(Tensor, Tensor), P::Error> {
         let norms = &self.norms;
         let attended = match self.shape.latent {
             Some(_) => projections.latent().values(attended_thd),
@@ -258,11 +277,12 @@ impl DecoderLayer {
             Some(input_td) => norms.apply(norms.before_attention.as_ref(), input_td),
             None => norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone()),
         };
-        let mlp_td = match projections.feed_forward() {
-            FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
-            FeedForward::Experts { experts, beside } => self.mix(&normed_td, &experts, beside.as_ref())?,
-        };
-        Ok(self.add(&hidden_td, norms.apply(norms.after_mlp.as_ref(), mlp_td)))
+        Ok((hidden_td, normed_td))
+    }
+
+    /// The layer's output from the residual stream and the output of the feed-forward block.
+    pub(super) fn after_mlp(&self, hidden_td: &Tensor, mlp_td: Tensor) -> Tensor {
+        self.add(hidden_td, self.norms.apply(self.norms.after_mlp.as_ref(), mlp_td))
     }
 
     /// The feed-forward block, [tokens, hidden] to [tokens, hidden].
@@ -279,9 +299,19 @@ impl DecoderLayer {
         experts: &E,
         beside: Option<&impl DenseProducts<Error = E::Error>>,
     ) -> Result<Tensor, E::Error> {
-        let routes = experts.mixture().route(&experts.scores(normed_td), experts.choice_bias());
-        experts.observe(&routes);
+        let routes = routed(normed_td, experts);
         let mixed_td = experts.outputs(normed_td, &routes)?;
+        self.with_beside(mixed_td, normed_td, experts, beside)
+    }
+
+    /// The output of the experts with that of the block beside them.
+    pub(super) fn with_beside<E: ExpertProducts>(
+        &self,
+        mixed_td: Tensor,
+        normed_td: &Tensor,
+        experts: &E,
+        beside: Option<&impl DenseProducts<Error = E::Error>>,
+    ) -> Result<Tensor, E::Error> {
         let Some(block) = beside else { return Ok(mixed_td) };
         let block_td = self.feed_forward(normed_td, block)?;
         Ok(match experts.shared_gate(normed_td) {
@@ -368,10 +398,17 @@ impl DecoderLayer {
     }
 }
 
+/// The routes of tokens, which are observed.
+pub(super) fn routed(normed_td: &Tensor, experts: &impl ExpertProducts) -> Routes {
+    let routes = experts.mixture().route(&experts.scores(normed_td), experts.choice_bias());
+    experts.observe(&routes);
+    routes
+}
+
 /// The layer's own weights: differentiable, adapters applied unmerged.
-struct OwnProjections<'a> {
-    layer: &'a DecoderLayer,
-    context: &'a LayerContext,
+pub(super) struct OwnProjections<'a> {
+    pub(super) layer: &'a DecoderLayer,
+    pub(super) context: &'a LayerContext,
 }
 
 impl OwnProjections<'_> {

@@ -1,6 +1,6 @@
 //! Errors between ranks, and which rank caused them.
 
-use rlt_core::mesh::MeshError;
+use rlt_core::mesh::{ExpertMeshError, MeshError};
 use rlt_core::packed_samples::PackedSamplesError;
 use rlt_torch::collectives::{CollectiveError, RendezvousError};
 
@@ -14,6 +14,12 @@ pub enum RankError {
     Collective(#[from] CollectiveError),
     #[error("failed to shard the model")]
     Mesh(#[from] MeshError),
+    #[error("failed to distribute the experts")]
+    ExpertMesh(#[from] ExpertMeshError),
+    #[error(
+        "failed to distribute the experts: expected a number of experts that {ep} ranks divide, got {num_experts}"
+    )]
+    Experts { num_experts: usize, ep: usize },
     #[error("failed to allocate or gather an FSDP unit")]
     Shards(#[from] rlt_torch::Error),
     #[error("failed to offload or prefetch a layer's input for its backward pass")]

@@ -7,19 +7,30 @@ use rlt_core::mesh::{Coordinates, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
-use super::{RankError, Ranks};
+use super::{EpGroup, RankError, Ranks};
 
 /// This rank with its process groups: that of its replica, and that of its shard.
 #[derive(Debug)]
 pub struct MeshRanks {
-    mesh: Mesh,
-    place: Coordinates,
+    dp_shard: usize,
+    shard: usize,
     /// Which of so many ranks this is that hold this shard.
     replica_place: (usize, usize),
     /// The ranks that hold a replica together, each a shard (FSDP).
     shard_group: RefCell<Box<dyn Collectives>>,
     /// The ranks that hold this shard, one or more of each replica (`dp_replicate`).
     replicate_group: RefCell<Box<dyn Collectives>>,
+    /// The layout of the experts' weights; `None` where they are sharded like all others.
+    experts: Option<Box<ExpertRanks>>,
+}
+
+/// The same of the experts' weights with expert parallelism.
+#[derive(Debug)]
+pub struct ExpertRanks {
+    /// The ranks that have the same experts as this one.
+    pub mesh: MeshRanks,
+    /// The ranks that have all experts together.
+    pub group: EpGroup,
 }
 
 impl Ranks {
@@ -27,10 +38,12 @@ impl Ranks {
     /// Collective, once for each degree.
     ///
     /// # Errors
-    /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, or one is lost.
+    /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, expert-parallel groups
+    /// not those of a replica, or one is lost.
     pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
         let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
         let place = mesh.coordinates(self.rank);
+        let experts = self.expert_ranks(mesh)?.map(Box::new);
         let link = self.lock();
         // Roles may have meshes of their own, whose groups have names of their own.
         let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
@@ -39,24 +52,51 @@ impl Ranks {
         let replica_place = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
         let replicate_group = link.connect(&format!("shard {} of {dp_shard}", place.shard), &same)?;
         let (shard_group, replicate_group) = (RefCell::new(replica), RefCell::new(replicate_group));
-        Ok(MeshRanks { mesh, place, replica_place, shard_group, replicate_group })
+        let Coordinates { shard, .. } = place;
+        Ok(MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts })
+    }
+
+    /// Connects the groups of the experts' weights; `None` without expert parallelism.
+    fn expert_ranks(&self, mesh: Mesh) -> Result<Option<ExpertRanks>, RankError> {
+        if self.ep == 1 {
+            return Ok(None);
+        }
+        let (rank, experts) = (self.rank, mesh.experts(self.ep)?);
+        let (dp_shard, shard, replica) = (experts.dp_shard(), experts.shard(rank), experts.replica(rank));
+        let name = format!("experts by {} of {dp_shard} shards", self.ep);
+        let group = EpGroup::connect(self, experts, &name)?;
+        let place = group.shard().place;
+        let link = self.lock();
+        let shards = format!("{name}, replica {replica}, place {place}");
+        let shard_group = RefCell::new(link.connect(&shards, &experts.replica_members(rank))?);
+        let same = experts.shard_members(rank);
+        let copies = format!("{name}, shard {shard}, place {place}");
+        let replicate_group = RefCell::new(link.connect(&copies, &same)?);
+        let replica_place = (replica, same.len());
+        let mesh = MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts: None };
+        Ok(Some(ExpertRanks { mesh, group }))
     }
 }
 
 impl MeshRanks {
     /// Ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
-        self.mesh.dp_shard()
+        self.dp_shard
     }
 
     /// Which shard this rank holds.
     pub fn shard(&self) -> usize {
-        self.place.shard
+        self.shard
     }
 
     /// Which rank this is of those that hold the same shard, from 0, and how many they are.
     pub fn replica_place(&self) -> (usize, usize) {
         self.replica_place
+    }
+
+    /// The layout of the experts' weights; `None` where they are sharded like all others.
+    pub fn experts(&self) -> Option<&ExpertRanks> {
+        self.experts.as_deref()
     }
 
     /// Starts to all-gather the replica's shards, `[n]` each, into `whole`, `[dp_shard * n]`.

@@ -16,6 +16,12 @@
 //! trained ones but have no gradient. The schedule (`actor::layer_schedule`) decides when units are
 //! prefetched, unsharded and resharded; all ranks follow the same schedule, because each of its steps is a
 //! collective.
+//!
+//! With expert parallelism the weights of experts are parameters of their own layout ([`ExpertRanks`]): a rank
+//! keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`].
+//!
+//! [`ExpertRanks`]: super::mesh::ExpertRanks
+//! [`visit`]: ShardedParameters::visit
 
 mod flat;
 mod own;
@@ -32,10 +38,11 @@ use rlt_torch::{OffloadStorage, TensorFile};
 use tch::{Kind, Tensor};
 
 use self::flat::Flat;
+use self::place::OwnExperts;
 pub(crate) use self::place::copy_tensor_shard;
 pub use self::whole::WeightDtype;
-use super::{MeshRanks, RankError};
-use crate::model::{Decoder, NamedTensors};
+use super::{EpGroup, MeshRanks, RankError};
+use crate::model::{Decoder, NamedTensors, is_expert_weight};
 
 /// An FSDP unit: parameters that are gathered together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +73,19 @@ struct UnitParameters {
 }
 
 impl UnitParameters {
-    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one.
+    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one; of
+    /// experts' weights, those of `experts`.
     fn new(
         parameters: NamedTensors,
-        ranks: &MeshRanks,
+        (ranks, experts): (&MeshRanks, Option<OwnExperts>),
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+            let (of_experts, parameters): (NamedTensors, NamedTensors) =
+                parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
+            let of_experts = Flat::new(of_experts, (ranks, experts), compute, place.as_deref_mut())?;
+            let ranks = (ranks, None);
             // Codes of quantized weights are gathered as they are.
             let (codes, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
@@ -85,7 +97,7 @@ impl UnitParameters {
             let exact = vectors.first().map_or(compute, |(_, vector)| vector.kind());
             let matrices = Flat::new(matrices, ranks, compute, place.as_deref_mut())?;
             let vectors = Flat::new(vectors, ranks, exact, place.as_deref_mut())?;
-            Ok(codes.into_iter().chain(matrices).chain(vectors).collect())
+            Ok(codes.into_iter().chain(matrices).chain(of_experts).chain(vectors).collect())
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
@@ -116,8 +128,6 @@ pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<MeshRanks>,
-    /// The compute dtype.
-    compute: Kind,
     /// The file with the shards of a frozen model.
     offload_file: Option<TensorFile>,
     /// The number of last layers that stay unsharded between forward and backward pass.
@@ -137,24 +147,25 @@ impl ShardedParameters {
         ranks: Rc<MeshRanks>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        Self::from_units(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), offload_to)
+        Self::from_units(decoder, decoder.parameters_by_layer(), ranks, offload_to)
     }
 
-    /// The same for parameters by unit, which layers use in the dtype `compute`.
+    /// The same for parameters of `decoder` by unit, or others that belong to it.
     pub(crate) fn from_units(
+        decoder: &Decoder,
         (layers, outer): TensorsByUnit,
         ranks: Rc<MeshRanks>,
-        compute: Kind,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
+        let (compute, experts) = (decoder.compute_kind(), own_experts(decoder, &ranks)?);
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
         let mut unit =
-            |parameters: NamedTensors| UnitParameters::new(parameters, &ranks, compute, place.as_mut());
+            |parameters| UnitParameters::new(parameters, (&ranks, experts), compute, place.as_mut());
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);
-        Ok(Self { layers, outer, ranks, compute, offload_file: None, unsharded_layers: 1, scattering })
+        Ok(Self { layers, outer, ranks, offload_file: None, unsharded_layers: 1, scattering })
     }
 
     /// The same, with the last `unsharded_layers` layers unsharded between forward and backward pass (FSDP2's
@@ -180,10 +191,11 @@ impl ShardedParameters {
     /// As [`Self::new`].
     pub(crate) fn beside(
         base: &Self,
+        decoder: &Decoder,
         trained: TensorsByUnit,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let mut own = Self::from_units(trained, base.ranks(), base.compute, offload_to)?;
+        let mut own = Self::from_units(decoder, trained, base.ranks(), offload_to)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
@@ -193,6 +205,18 @@ impl ShardedParameters {
     /// The ranks over which the parameters are sharded.
     pub(crate) fn ranks(&self) -> Rc<MeshRanks> {
         Rc::clone(&self.ranks)
+    }
+
+    /// The ranks that compute the experts of each other's tokens; `None` where every rank has all experts.
+    pub(crate) fn ep_group(&self) -> Option<&EpGroup> {
+        let is_distributed = self.layers.iter().flat_map(UnitParameters::flats).any(Flat::is_of_experts);
+        self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
+    }
+
+    /// Whether other ranks of the expert-parallel group have other parts of a parameter, or of what belongs to
+    /// it.
+    pub(crate) fn is_of_experts(&self, name: &str) -> bool {
+        is_expert_weight(name) && self.ep_group().is_some()
     }
 
     /// All units, in the order of a forward pass.
@@ -211,8 +235,8 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Calls `read` for every unit while it is unsharded in `dtype`, in the order of [`Self::units`]; the
-    /// next one is prefetched meanwhile. Collective.
+    /// Calls `read` for every unit while it is unsharded in `dtype`, with all experts, in the order of
+    /// [`Self::units`]; the next one is prefetched meanwhile. Collective.
     ///
     /// # Errors
     /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.
@@ -224,6 +248,7 @@ impl ShardedParameters {
         let units: Vec<FsdpUnit> = self.units().collect();
         for (idx, unit) in units.iter().enumerate() {
             self.unshard_as(*unit, dtype)?;
+            self.gather_experts(*unit)?;
             units.get(idx + 1).map_or(Ok(()), |next| self.prefetch_as(*next, dtype))?;
             read(*unit)?;
             self.reshard(*unit)?;
@@ -264,12 +289,17 @@ impl ShardedParameters {
         self.unshard_as(unit, WeightDtype::Compute)
     }
 
-    /// Waits until a unit is unsharded in the master dtype of the shards.
+    /// Waits until a unit is unsharded in the master dtype of the shards, with all experts.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
     pub fn unshard_master(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.unshard_as(unit, WeightDtype::Master)
+        self.unshard_as(unit, WeightDtype::Master)?;
+        self.gather_experts(unit)
+    }
+
+    fn gather_experts(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.held(unit).flats().try_for_each(|flat| flat.gather_experts(&self.ranks))
     }
 
     fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
@@ -303,7 +333,7 @@ impl ShardedParameters {
             let Some(gradient) = flat.take_gradient() else { continue };
             self.settle()?;
             let own = flat.shard().zeros_like();
-            let pending = self.ranks.reduce_scatter(&own, &gradient)?;
+            let pending = flat.own_ranks(&self.ranks).reduce_scatter(&own, &gradient)?;
             self.scattering.replace(Some(Scattering { unit, flat_idx, own, pending }));
         }
         Ok(())
@@ -316,8 +346,14 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.settle()?;
-        let gradients: Vec<Tensor> = self.trained().map(Flat::gradient_shard).collect();
-        self.ranks.all_reduce_over_replicas(&gradients)?;
+        // Rows of all ranks reach an expert, so that its gradient is that of the whole group.
+        let (of_experts, others): (Vec<&Flat>, Vec<&Flat>) =
+            self.trained().partition(|flat| flat.is_of_experts());
+        for flats in [others, of_experts] {
+            let Some(first) = flats.first() else { continue };
+            let gradients: Vec<Tensor> = flats.iter().map(|flat| flat.gradient_shard()).collect();
+            first.own_ranks(&self.ranks).all_reduce_over_replicas(&gradients)?;
+        }
         self.trained().for_each(Flat::hand_over_gradient);
         Ok(())
     }
@@ -327,12 +363,16 @@ impl ShardedParameters {
         self.trained().for_each(Flat::clear_gradient);
     }
 
-    /// The norm over the replica, from the norm of each rank's shard: the same bits on all ranks.
+    /// The norm over the replica, from the norms of each rank's shard: of what all ranks of an expert-parallel
+    /// group share, and of its own experts. The same bits on all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn norm_over_shards(&self, own_norm: f64) -> Result<f64, RankError> {
-        Ok(self.ranks.sum_over_shards(own_norm * own_norm)?.sqrt())
+    pub fn norm_over_shards(&self, own_norm: f64, of_experts: f64) -> Result<f64, RankError> {
+        let shared = self.ranks.sum_over_shards(own_norm * own_norm)?;
+        let Some(experts) = self.ranks.experts() else { return Ok(shared.sqrt()) };
+        let of_experts = experts.mesh.sum_over_shards(of_experts * of_experts)?;
+        Ok((shared + experts.group.sum(of_experts)?).sqrt())
     }
 
     /// Calls `change` with this rank's pieces of the trained parameters, buffer by buffer, to read and write
@@ -414,6 +454,18 @@ impl ShardedParameters {
         }
         Ok(())
     }
+}
+
+/// The experts of a decoder that this rank has; `None` without expert parallelism, or without experts.
+fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
+    let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
+        return Ok(None);
+    };
+    let (shard, num_experts) = (ranks.group.shard(), experts.num_experts);
+    if !num_experts.is_multiple_of(shard.num_shards) {
+        return Err(RankError::Experts { num_experts, ep: shard.num_shards });
+    }
+    Ok(Some(OwnExperts { shard, num_experts }))
 }
 
 #[cfg(test)]

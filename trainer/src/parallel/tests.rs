@@ -76,7 +76,7 @@ pub(super) fn actor_keeping_unsharded(
     offload: &Offload,
 ) -> Actor {
     let offload_to = offload.parameters();
-    let shards = (dp_shard > 1 || offload_to.is_some()).then(|| {
+    let shards = (dp_shard > 1 || ranks.ep > 1 || offload_to.is_some()).then(|| {
         let mesh = Rc::new(ranks.on_mesh(dp_shard).unwrap());
         let shards = ShardedParameters::new(&decoder, mesh, offload_to).unwrap();
         shards.keeping_unsharded(unsharded_layers)

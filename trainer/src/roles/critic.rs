@@ -282,11 +282,11 @@ fn shards(
     let parts = (layers.into_iter().map(trained).collect(), trained(outer));
     let offload_to = options.offload.parameters();
     if has_adapter {
-        let beside = ShardedParameters::beside(base, parts, offload_to)?;
+        let beside = ShardedParameters::beside(base, trunk, parts, offload_to)?;
         return Ok(beside.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
-    let own = ShardedParameters::from_units(parts, mesh, trunk.compute_kind(), offload_to)?;
+    let own = ShardedParameters::from_units(trunk, parts, mesh, offload_to)?;
     let own = own.keeping_unsharded(base.unsharded_layers());
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)

@@ -155,7 +155,10 @@ pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
     for micro_batch in passes {
         match micro_batch {
             Some(micro_batch) => made.push(accumulate(learner, micro_batch)?),
-            None => learner.training_pass().model.join_forward_backward()?,
+            None => {
+                let pass = learner.training_pass();
+                pass.model.join_forward_backward(pass.activation_checkpointing)?;
+            }
         }
     }
     let mut trainable = learner.trainable();

@@ -15,7 +15,7 @@ use tch::Kind;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
-use crate::roles::trainable::in_file;
+use crate::roles::trainable::{in_file, saved_here};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
 pub use self::role::ReferenceRole;
@@ -216,7 +216,7 @@ impl FrozenPolicy {
             pieces.push(TensorPart::of(&tensor_shard.named(&stored_name(tensor_shard.name)), values));
             Ok::<(), RankError>(())
         })?;
-        Ok(divided(pieces, shards.ranks().replica_place()))
+        Ok(saved_here(shards, pieces))
     }
 
     /// Every tensor by its name in a checkpoint. With FSDP all ranks take part, and the leader's tensors are

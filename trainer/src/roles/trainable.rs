@@ -64,10 +64,14 @@ impl Trainable<'_> {
     }
 
     fn apply_clipped(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
-        let own_norm = self.optimizer.grad_norm()?;
         let scaled_norm = match self.shards {
-            Some(shards) => shards.norm_over_shards(own_norm)?,
-            None => own_norm,
+            Some(shards) if shards.ep_group().is_some() => {
+                let shared = self.optimizer.grad_norm(|name| !shards.is_of_experts(name))?;
+                let of_experts = self.optimizer.grad_norm(|name| shards.is_of_experts(name))?;
+                shards.norm_over_shards(shared, of_experts)?
+            }
+            Some(shards) => shards.norm_over_shards(self.optimizer.grad_norm(|_| true)?, 0.0)?,
+            None => self.optimizer.grad_norm(|_| true)?,
         };
         let factor = self.loss_scale.factor();
         let grad_norm = scaled_norm / factor;
@@ -119,7 +123,7 @@ impl Trainable<'_> {
             }
             Ok::<(), RankError>(())
         })?;
-        let mut parts = divided(pieces, shards.ranks().replica_place());
+        let mut parts = saved_here(shards, pieces);
         if self.ranks.is_leader() {
             parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
         }
@@ -177,6 +181,16 @@ impl Trainable<'_> {
             })
         })
     }
+}
+
+/// Those of the pieces of `shards` that this rank saves: those of all ranks together are every tensor once.
+pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
+    let (of_experts, others) = pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
+    let mut parts = divided(others, shards.ranks().replica_place());
+    if let Some(experts) = shards.ranks().experts() {
+        parts.extend(divided(of_experts, experts.mesh.replica_place()));
+    }
+    parts
 }
 
 /// A unit's parameters and moments, which are removed from `moments`.

@@ -84,7 +84,9 @@ impl Decoder {
                 let name = experts.tensor_name(tensor);
                 if is_target(&name) {
                     let (rank, scaling) = config.rank_and_scaling(&name)?;
-                    let size = [0, 1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
+                    let [outputs, inputs] = [1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
+                    // Of all experts, also where only some of their weights are here.
+                    let size = [experts.router.size()[0], outputs, inputs];
                     let (a, b) = matrices((config.init, rank), (seed, &name), size);
                     let lora = ExpertLora::new((place(a), place(b)), scaling, size[0]);
                     experts.lora[tensor as usize] = Some(lora);

@@ -10,8 +10,12 @@
 //!
 //! With `dp_shard` 1 the shard is the whole buffer. Parameters then begin at aligned addresses, so that
 //! products have the bits of separate tensors.
+//!
+//! With expert parallelism the whole of experts' weights are those of this rank's experts, sharded over the
+//! ranks that have the same. All experts are gathered only where a role reads the model, see
+//! [`Flat::gather_experts`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use rlt_core::mesh::Shards;
@@ -20,10 +24,10 @@ use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::own::OwnShard;
-use super::place::{Place, copy_tensor_shard, places, ranges};
+use super::place::{OwnExperts, Place, copy_tensor_shard, places, ranges, sizes};
 use super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
 use crate::model::NamedTensors;
-use crate::parallel::{MeshRanks, RankError};
+use crate::parallel::{EpGroup, MeshRanks, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -39,6 +43,10 @@ pub(super) struct Flat {
     compute: Option<Whole>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
+    /// Whether these are weights of experts, of which other ranks have others.
+    is_of_experts: bool,
+    /// Whether leaves are those of all experts.
+    has_all_experts: Cell<bool>,
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -62,20 +70,22 @@ struct Parameter {
 
 impl Flat {
     /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The
-    /// shard is offloaded to `place` where there is one.
+    /// shard is offloaded to `place` where there is one. Of `experts` leaves hold all, or those here.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
-        ranks: &MeshRanks,
+        (ranks, experts): (&MeshRanks, Option<OwnExperts>),
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
+        let ranks = Self::ranks_of(ranks, experts.is_some());
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
         let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
-        let ranges = ranges(&leaves, ranks.dp_shard(), width);
+        let sizes = sizes(&leaves, experts);
+        let ranges = ranges(&sizes, ranks.dp_shard(), width);
         let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
-        let places = places(&leaves, ranges, layout, ranks.shard());
+        let places = places((sizes, experts), ranges, layout, ranks.shard());
         let master = Whole::new(layout, &places, (kind, device))?;
         let compute =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
@@ -90,7 +100,58 @@ impl Flat {
         let shard = OwnShard::new(shard, place)?;
         let state = RefCell::new(UnshardState::Resharded);
         let gradients = RefCell::default();
-        Ok(Some(Self { parameters, layout, own, shard, master, compute, state, gradients }))
+        let (is_of_experts, has_all_experts) = (experts.is_some(), Cell::new(false));
+        Ok(Some(Self {
+            parameters,
+            layout,
+            own,
+            shard,
+            master,
+            compute,
+            state,
+            gradients,
+            is_of_experts,
+            has_all_experts,
+        }))
+    }
+
+    fn ranks_of(ranks: &MeshRanks, is_of_experts: bool) -> &MeshRanks {
+        ranks.experts().filter(|_| is_of_experts).map_or(ranks, |experts| &experts.mesh)
+    }
+
+    /// The ranks over which the buffer is sharded, of those of its role.
+    pub(super) fn own_ranks<'a>(&self, ranks: &'a MeshRanks) -> &'a MeshRanks {
+        Self::ranks_of(ranks, self.is_of_experts)
+    }
+
+    /// The ranks that have all experts together; `None` for other parameters.
+    fn ep_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a EpGroup> {
+        ranks.experts().filter(|_| self.is_of_experts).map(|experts| &experts.group)
+    }
+
+    /// Whether these are weights of experts, of which other ranks have others.
+    pub(super) fn is_of_experts(&self) -> bool {
+        self.is_of_experts
+    }
+
+    /// Makes the leaves of an unsharded unit those of all experts, until it is resharded. Collective.
+    pub(super) fn gather_experts(&self, ranks: &MeshRanks) -> Result<(), RankError> {
+        let Some(group) = self.ep_group(ranks).filter(|_| !self.has_all_experts.get()) else { return Ok(()) };
+        for parameter in &self.parameters {
+            let all = group.all_gather(&parameter.leaf)?;
+            no_grad(|| parameter.leaf.shallow_clone().set_data(&all));
+        }
+        self.has_all_experts.set(true);
+        Ok(())
+    }
+
+    /// Lets the leaves be views of this rank's buffer again.
+    fn drop_experts(&self, whole: &Whole) {
+        if self.has_all_experts.take() {
+            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
+            }
+        }
     }
 
     /// This rank's shard, whose values can be read unless they are offloaded.
@@ -191,6 +252,7 @@ impl Flat {
             return Ok(());
         }
         self.reshard()?;
+        let ranks = self.own_ranks(ranks);
         let whole = self.whole(wanted);
         whole.buffer.take()?;
         if self.compute.is_some() {
@@ -231,6 +293,7 @@ impl Flat {
             }
             UnshardState::Unsharded(dtype) => dtype,
         };
+        self.drop_experts(self.whole(dtype));
         Ok(self.whole(dtype).buffer.release()?)
     }
 
@@ -241,7 +304,32 @@ impl Flat {
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
-        self.equals_shards(self.whole(dtype).buffer.tensor(), ranks, digest)
+        let whole = self.whole(dtype);
+        let is_as_held = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
+        Ok(self.experts_are_as_held(whole, ranks, digest)? && is_as_held)
+    }
+
+    /// Whether gathered leaves are what the ranks of the expert-parallel group have, by the `digest` of each.
+    fn experts_are_as_held<E: From<RankError>>(
+        &self,
+        whole: &Whole,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let Some(group) = self.ep_group(ranks).filter(|_| self.has_all_experts.get()) else {
+            return Ok(true);
+        };
+        let mut is_as_held = true;
+        for (Parameter { leaf, .. }, own) in self.parameters.iter().zip(&whole.views) {
+            let sent = Tensor::from_slice(&[digest(&own.detach().view(-1))?.cast_signed()]);
+            let expected = group.all_gather(&sent)?;
+            let gathered = leaf.detach().chunk(group.shard().num_shards as i64, 0);
+            for (place, experts) in gathered.iter().enumerate() {
+                let got = digest(&experts.contiguous().view(-1))?.cast_signed();
+                is_as_held &= got == expected.int64_value(&[place as i64]);
+            }
+        }
+        Ok(is_as_held)
     }
 
     /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
@@ -340,22 +428,27 @@ impl Flat {
     ) -> Result<(NamedTensors, bool), E> {
         let values = self.shard.values().map_err(RankError::from)?;
         let whole = self.gather_whole(ranks, &values)?;
-        let is_as_held = self.equals_shards(&whole, ranks, digest)?;
-        Ok((self.parameters_in(&whole), is_as_held))
+        let is_as_held = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
+        Ok((self.parameters_in(&whole, ranks)?, is_as_held))
     }
 
     fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {
-        Ok(self.parameters_in(&self.gather_whole(ranks, shard)?))
+        self.parameters_in(&self.gather_whole(ranks, shard)?, ranks)
     }
 
     fn gather_whole(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Tensor, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
-        ranks.all_gather(&whole, shard)?.wait()?;
+        self.own_ranks(ranks).all_gather(&whole, shard)?.wait()?;
         Ok(whole)
     }
 
-    fn parameters_in(&self, whole: &Tensor) -> NamedTensors {
-        let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(whole));
+    /// The parameters in a buffer, those of experts with the others' of the group.
+    fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
+        let group = self.ep_group(ranks);
+        let one = |Parameter { name, place, .. }: &Parameter| {
+            let own = place.in_whole(whole);
+            Ok((name.clone(), group.map_or(Ok(own.shallow_clone()), |group| group.all_gather(&own))?))
+        };
         self.parameters.iter().map(one).collect()
     }
 
@@ -368,7 +461,9 @@ impl Parameter {
     /// Takes a leaf, which becomes a view of the whole, and copies this rank's part of its values to its
     /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
-        copy_tensor_shard(&place.tensor_shard(&name), &leaf, &piece);
+        let is_whole = leaf.size() == place.whole_size;
+        let taken = if is_whole { place.tensor_shard(&name) } else { place.shard_here(&name) };
+        copy_tensor_shard(&taken, &leaf, &piece);
         no_grad(|| leaf.set_data(view));
         let piece = piece.detach().set_requires_grad(leaf.requires_grad());
         Self { name, leaf, place, piece }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::mesh::Shards;
+use rlt_core::mesh::{EpShard, Shards};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Tensor, no_grad};
 
@@ -14,13 +14,23 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) range: Range<usize>,
+    /// That of the parameter here: with expert parallelism, of this rank's experts.
     pub(super) size: Vec<i64>,
+    /// The size of the whole parameter, and where the part here begins in it.
+    pub(super) whole_size: Vec<i64>,
+    pub(super) offset: usize,
     pub(super) part: Range<usize>,
 }
 
 impl Place {
-    /// The parameter's piece in the shard.
+    /// The piece in the shard of the whole parameter.
     pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
+        let Range { start, end } = self.shard_here(name).range;
+        TensorShard { name, shape: &self.whole_size, range: self.offset + start..self.offset + end }
+    }
+
+    /// The same piece of the parameter as it is here.
+    pub(super) fn shard_here<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
         // An empty piece may be beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
         TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
@@ -37,32 +47,60 @@ impl Place {
     }
 }
 
-/// The ranges of consecutive leaves in a buffer of `num_shards`: contiguous, or with one shard aligned to
-/// cache lines, for numbers of `width` bytes.
-pub(super) fn ranges(leaves: &[(String, Tensor)], num_shards: usize, width: usize) -> Vec<Range<usize>> {
-    let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
-    let mut end = 0_usize;
-    let range = |(_, leaf): &(String, Tensor)| {
-        let start = end.next_multiple_of(step);
-        end = start + leaf.numel();
-        start..end
-    };
-    leaves.iter().map(range).collect()
+/// The experts that are here of tensors of all experts, `[e, ..]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnExperts {
+    pub(crate) shard: EpShard,
+    /// Those of the model, e.
+    pub(crate) num_experts: usize,
 }
 
-/// The places of leaves at `ranges`, with the piece of each in shard `shard` of `layout`.
+impl OwnExperts {
+    /// The size of a leaf here: one that was taken before has it already.
+    fn size_here(self, leaf: &[i64]) -> Vec<i64> {
+        let num_own = self.shard.experts(self.num_experts).len() as i64;
+        std::iter::once(num_own).chain(leaf.iter().skip(1).copied()).collect()
+    }
+}
+
+/// The sizes of leaves as they are here.
+pub(super) fn sizes(leaves: &[(String, Tensor)], experts: Option<OwnExperts>) -> Vec<Vec<i64>> {
+    let size = |(_, leaf): &(String, Tensor)| match experts {
+        Some(experts) => experts.size_here(&leaf.size()),
+        None => leaf.size(),
+    };
+    leaves.iter().map(size).collect()
+}
+
+/// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`: contiguous, or with one shard
+/// aligned to cache lines, for numbers of `width` bytes.
+pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usize>> {
+    let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
+    let mut end = 0_usize;
+    let range = |size: &Vec<i64>| {
+        let start = end.next_multiple_of(step);
+        end = start + size.iter().product::<i64>() as usize;
+        start..end
+    };
+    sizes.iter().map(range).collect()
+}
+
+/// The places of parameters of `sizes` at `ranges`, with the piece of each in shard `shard` of `layout`.
 pub(super) fn places(
-    leaves: &[(String, Tensor)],
+    (sizes, experts): (Vec<Vec<i64>>, Option<OwnExperts>),
     ranges: Vec<Range<usize>>,
     layout: Shards,
     shard: usize,
 ) -> Vec<Place> {
-    let place = |((_, leaf), range): (&(String, Tensor), Range<usize>)| Place {
-        part: layout.part_of(&range, shard),
-        size: leaf.size(),
-        range,
+    let place = |(size, range): (Vec<i64>, Range<usize>)| {
+        let mut whole_size = size.clone();
+        if let (Some(experts), Some(first)) = (experts, whole_size.first_mut()) {
+            *first = experts.num_experts as i64;
+        }
+        let offset = experts.map_or(0, |experts| experts.shard.place * range.len());
+        Place { part: layout.part_of(&range, shard), size, whole_size, offset, range }
     };
-    leaves.iter().zip(ranges).map(place).collect()
+    sizes.into_iter().zip(ranges).map(place).collect()
 }
 
 /// Copies a shard of the whole tensor over `values`, `[len]`. A tensor that is not contiguous, such as an

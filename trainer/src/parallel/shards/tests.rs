@@ -1,6 +1,7 @@
 //! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
 
 mod adapter_sync;
+mod expert_parallel;
 mod offloaded;
 mod saved;
 mod taken;
@@ -53,6 +54,10 @@ struct Case {
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
+    /// Experts of a layer; latent attention has its own number.
+    num_experts: usize,
+    /// Ranks over which they are distributed; one rank has all.
+    ep: usize,
 }
 
 const FULL: Case = Case {
@@ -66,6 +71,8 @@ const FULL: Case = Case {
     activation_checkpointing: false,
     compute: Kind::Float,
     max_tokens: 8,
+    num_experts: 5,
+    ep: 1,
 };
 
 const ALL: OffloadSpec = OffloadSpec { parameters: true, optimizer: true, activations: true };
@@ -77,11 +84,11 @@ fn config(case: Case) -> ModelConfig {
         return latent_config();
     }
     if case.sinks {
-        return sinks_config();
+        return sinks_config(case.num_experts);
     }
     let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { "Qwen3ForCausalLM" };
     ModelConfig::from_json(&serde_json::json!({
-        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 7, "norm_topk_prob": true,
+        "num_experts": case.num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 7, "norm_topk_prob": true,
         "mlp_only_layers": [1], "architectures": [architecture], "vocab_size": 11, "hidden_size": 13,
         "intermediate_size": 17, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
@@ -101,11 +108,11 @@ fn latent_config() -> ModelConfig {
     .unwrap()
 }
 
-fn sinks_config() -> ModelConfig {
+fn sinks_config(num_experts: usize) -> ModelConfig {
     ModelConfig::from_json(&serde_json::json!({
         "architectures": ["GptOssForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 7,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6,
-        "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 3, "max_position_embeddings": 32,
+        "num_local_experts": num_experts, "num_experts_per_tok": 2, "sliding_window": 3, "max_position_embeddings": 32,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "initializer_range": 0.3,
     }))
     .unwrap()
@@ -178,13 +185,19 @@ fn actor_options(case: Case) -> ActorOptions {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
+    let ranks = &distributing(case, ranks);
     let actor = actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default());
     actor.with_router_loss(case.experts.then_some(0.5))
 }
 
 /// The same, with the offload `spec` to `folder`.
 fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
+    let ranks = &distributing(case, ranks);
     actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
+}
+
+fn distributing(case: Case, ranks: &Ranks) -> Ranks {
+    ranks.clone().with_expert_parallel(case.ep.min(ranks.size()))
 }
 
 fn plan(case: Case, seed: u64) -> UpdatePlan {

@@ -41,7 +41,7 @@ impl Actor {
         let (model, mut all) = (self.model(), RouterLoad::of_none(num_experts));
         for micro_batch in passes {
             let Some(micro_batch) = micro_batch else {
-                model.join_forward()?;
+                model.join_forward(Adapter::On)?;
                 continue;
             };
             let mut context = model.decoder.context(&micro_batch.input, Adapter::On);

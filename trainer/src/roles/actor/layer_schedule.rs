@@ -24,10 +24,12 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather: collectives need all ranks. In a
-//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`].
+//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`], and so it has in an expert-parallel
+//! group, see [`experts`], where such a rank computes its experts for the others.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
+mod experts;
 mod kept;
 mod pass;
 
@@ -36,10 +38,11 @@ use std::path::Path;
 use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
+use self::experts::RemoteExperts;
 use self::kept::{Held, SavedLayer};
 use self::pass::LayerPass;
-use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
-use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup};
+use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput};
+use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup};
 
 /// A decoder for one pass: whole on this rank, or sharded.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +54,20 @@ pub(crate) struct Model<'a> {
     pub sp_group: Option<&'a SpGroup>,
 }
 
-impl Model<'_> {
+/// The ranks with which a layer exchanges tokens.
+#[derive(Clone, Copy, Debug)]
+struct Groups<'a> {
+    /// `None` without sequence parallelism.
+    sp: Option<&'a SpGroup>,
+    /// `None` where this rank has all experts.
+    ep: Option<&'a EpGroup>,
+}
+
+impl<'a> Model<'a> {
+    fn groups(&self) -> Groups<'a> {
+        Groups { sp: self.sp_group, ep: self.shards.and_then(ShardedParameters::ep_group) }
+    }
+
     /// The passes of this rank: its `own`, then `None` up to the number of the rank with the most
     /// micro-batches. Without FSDP ranks need not make the same number of passes.
     pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
@@ -132,19 +148,30 @@ impl Model<'_> {
     }
 
     /// Takes part in the collectives of a forward pass without a micro-batch.
-    pub(crate) fn join_forward(&self) -> Result<(), RankError> {
+    pub(crate) fn join_forward(&self, adapter: Adapter) -> Result<(), RankError> {
         self.enter()?;
-        self.forward(false, |_| Ok(()))?;
+        let join = |layer: &DecoderLayer| RemoteExperts::join(*self, layer, adapter).map(drop);
+        no_grad(|| self.forward(false, join))?;
         self.leave()
     }
 
     /// Takes part in the collectives of a forward and backward pass without a micro-batch, with gradients of
-    /// zero.
-    pub(crate) fn join_forward_backward(&self) -> Result<(), RankError> {
+    /// zero but for those of its experts. `recomputes` is whether layers run again in the backward pass.
+    pub(crate) fn join_forward_backward(&self, recomputes: bool) -> Result<(), RankError> {
+        let join = |layer: &DecoderLayer| RemoteExperts::join(*self, layer, Adapter::On);
+        let mut kept = Vec::new();
         self.enter()?;
-        self.forward(true, |_| Ok(()))?;
+        self.forward(true, |layer| {
+            kept.push(if recomputes { no_grad(|| join(layer))?.and(None) } else { join(layer)? });
+            Ok(())
+        })?;
         self.begin_outer_gradient();
-        self.backward(|_| Ok(()))?;
+        self.backward(|layer| {
+            let kept = kept.pop().flatten();
+            let remote = if recomputes { join(layer)? } else { kept };
+            let remote = remote.zip(self.groups().ep);
+            remote.map_or(Ok(()), |(remote, group)| remote.backward(group).map(drop))
+        })?;
         self.leave()?;
         self.end_outer_gradient()
     }
@@ -181,7 +208,7 @@ pub(crate) fn infer(
         model.enter()?;
         let mut hidden_td = model.decoder.embed_input(input);
         model.forward(false, |layer| {
-            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.sp_group)?.output_td;
+            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.groups())?.output_td;
             Ok(())
         })?;
         Ok(model.decoder.final_norm(&hidden_td))
@@ -207,7 +234,7 @@ pub(crate) fn forward(
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
-        let run = |input_td| LayerPass::run(layer, input_td, context, model.sp_group);
+        let run = |input_td| LayerPass::run(layer, input_td, context, model.groups());
         if keep.inputs_only {
             hidden_td = no_grad(|| run(input_td.shallow_clone()))?.output_td;
             layers.push(SavedLayer::of_input(input_td, place.as_mut())?);
@@ -241,9 +268,9 @@ pub(crate) fn backward_through(
         let Some(prefetched) = next.take() else { return Ok(()) };
         let held = prefetched.wait()?;
         next = layers.pop().map(SavedLayer::prefetch).transpose()?;
-        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.sp_group))?;
+        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.groups()))?;
         if let Some(output_grad_td) = grad_td.take() {
-            grad_td = pass.backward(&output_grad_td, model.sp_group)?;
+            grad_td = pass.backward(&output_grad_td, model.groups())?;
         }
         Ok(())
     })?;

@@ -114,7 +114,7 @@ fn of_passes<const N: usize>(
     let mut arriving = Vec::with_capacity(passes.len());
     for micro_batch in passes {
         let Some(micro_batch) = micro_batch else {
-            model.join_forward()?;
+            model.join_forward(adapter)?;
             continue;
         };
         let numbers = of_micro_batch(model, micro_batch, (adapter, routes), &of_hidden)?;

@@ -126,7 +126,7 @@ impl AdamW {
         learning_rate: f64,
         max_grad_norm: Option<f64>,
     ) -> Result<StepOutcome, OptimError> {
-        let grad_norm = self.grad_norm()?;
+        let grad_norm = self.grad_norm(|_| true)?;
         let Some(clipped) = Clipped::at_norm(grad_norm, learning_rate, max_grad_norm) else {
             return Ok(StepOutcome::SkippedNonFinite);
         };
@@ -134,14 +134,16 @@ impl AdamW {
         Ok(StepOutcome::Applied { grad_norm })
     }
 
-    /// The L2 norm of all gradients together, which does not depend on the order of parameters.
+    /// The L2 norm of the gradients of the parameters whose name is `among` those wanted together, which does
+    /// not depend on the order of parameters.
     ///
     /// # Errors
     /// A gradient cannot be read.
-    pub fn grad_norm(&self) -> Result<f64, OptimError> {
+    pub fn grad_norm(&self, among: impl Fn(&str) -> bool) -> Result<f64, OptimError> {
         let of_one = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.grad());
+        let wanted = self.parameters.iter().filter(|parameter| among(&parameter.name));
         let gradients: BTreeMap<String, Tensor> =
-            self.parameters.iter().map(of_one).filter(|(_, gradient)| gradient.defined()).collect();
+            wanted.map(of_one).filter(|(_, gradient)| gradient.defined()).collect();
         rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
     }
 

@@ -253,7 +253,7 @@ impl RewardModel {
         let mut scores = vec![0.0; readings.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
-                model.join_forward()?;
+                model.join_forward(Adapter::Off)?;
                 continue;
             };
             let read: Vec<&Reading> = pass.iter().map(|idx| &readings[*idx]).collect();

@@ -75,7 +75,16 @@ fn engine() -> RolloutEngine {
 #[test]
 fn an_engine_samples_the_same_from_a_sharded_and_a_whole_model() {
     let (tied, adapter) = (Case { tied: true, ..FULL }, Case { lora: true, ..FULL });
-    for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
+    let distributed = Case { experts: true, num_experts: 4, ep: 2, ..FULL };
+    for (case, size) in [
+        (FULL, 3),
+        (tied, 2),
+        (adapter, 2),
+        (Case { compute: Kind::BFloat16, ..tied }, 2),
+        (distributed, 4),
+        (Case { compute: Kind::BFloat16, ..distributed }, 2),
+        (Case { lora: true, ..distributed }, 2),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let drawn = |ranks: &Ranks, dp_shard, offload| {
             let actor = offloaded_actor(case, ranks, dp_shard, offload, folder.path());
@@ -155,9 +164,14 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn shards_are_exported_byte_for_byte_as_the_whole() {
-    for (case, merge_lora) in
-        [(FULL, false), (Case { tied: true, ..FULL }, false), (Case { lora: true, ..FULL }, true)]
-    {
+    let distributed = Case { experts: true, num_experts: 6, ep: 3, ..FULL };
+    for (case, merge_lora) in [
+        (FULL, false),
+        (Case { tied: true, ..FULL }, false),
+        (Case { lora: true, ..FULL }, true),
+        (distributed, false),
+        (Case { lora: true, ..distributed }, true),
+    ] {
         let options = ExportOptions { merge_lora, dtype: Kind::BFloat16 };
         let (whole, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let alone = actor(case, &Ranks::alone(), 1);

@@ -9,7 +9,8 @@
 //! own heads                                    gathered -> attention -> attended
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
-//! of autograd's graph, so that a lost rank is an error that names it.
+//! of autograd's graph, so that a lost rank is an error that names it. With expert parallelism the part after
+//! attention has all-to-alls of its own, see [`super::experts`].
 //!
 //! Legend of shapes: n ranks of the group, t tokens of one of them, padding included, s tokens of the group,
 //! h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden size.
@@ -17,6 +18,8 @@
 use rlt_torch::{backward, backward_many, forget_values};
 use tch::Tensor;
 
+use super::Groups;
+use super::experts::ExpertPass;
 use crate::model::{DecoderLayer, LayerContext};
 use crate::parallel::{RankError, SpGroup};
 
@@ -30,6 +33,8 @@ pub(super) struct LayerPass {
     router_term: Option<Tensor>,
     /// `None` without sequence parallelism.
     exchanged: Option<Exchanged>,
+    /// `None` where this rank has all experts, or the layer none.
+    experts: Option<ExpertPass>,
 }
 
 /// Inputs and outputs of the graphs around attention.
@@ -49,20 +54,67 @@ impl LayerPass {
     /// Runs `layer` on `input_td`, a leaf `[t, d]`.
     ///
     /// # Errors
-    /// [`RankError`] when a rank of the group is lost.
+    /// [`RankError`] when a rank of a group is lost.
     pub(super) fn run(
         layer: &DecoderLayer,
         input_td: Tensor,
         context: &LayerContext,
-        sp_group: Option<&SpGroup>,
+        groups: Groups<'_>,
     ) -> Result<Self, RankError> {
-        let Some(sp_group) = sp_group else {
-            let output_td = layer.forward(&input_td, context);
-            let router_term = context.take_router_term();
-            return Ok(Self { input_td, output_td, router_term, exchanged: None });
+        let (attended_thd, exchanged) = match groups.sp {
+            Some(sp_group) => Exchanged::run(layer, &input_td, context, sp_group)?,
+            None => {
+                let (q_thd, k_tkd, v_tkd) = layer.before_attention(&input_td, context);
+                (layer.attend(&q_thd, &k_tkd, &v_tkd, context), None)
+            }
         };
+        let before = groups
+            .ep
+            .and_then(|group| Some((layer.before_experts(&input_td, &attended_thd, context)?, group)));
+        let (output_td, experts) = match before {
+            Some((before, group)) => {
+                let (output_td, pass) = ExpertPass::run(layer, before, context, group)?;
+                let wants_gradient = output_td.requires_grad();
+                (output_td, wants_gradient.then_some(pass))
+            }
+            None => (layer.after_attention(&input_td, &attended_thd, context), None),
+        };
+        let router_term = context.take_router_term();
+        Ok(Self { input_td, output_td, router_term, exchanged, experts })
+    }
+
+    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
+    /// input where that wants one.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank of a group is lost.
+    pub(super) fn backward(self, grad_td: &Tensor, groups: Groups<'_>) -> Result<Option<Tensor>, RankError> {
+        let Self { input_td, output_td, router_term, exchanged, experts } = self;
+        match (&router_term, &experts) {
+            (Some(term), None) => backward_many(&[&output_td, term], &[grad_td, &term.ones_like()]),
+            _ => backward(&output_td, grad_td),
+        }
+        drop(output_td);
+        if let Some((experts, ep_group)) = experts.zip(groups.ep) {
+            experts.backward(router_term.as_ref(), ep_group)?;
+        }
+        if let Some((exchanged, sp_group)) = exchanged.zip(groups.sp) {
+            exchanged.backward(sp_group)?;
+        }
+        Ok(input_td.requires_grad().then(|| input_td.grad()))
+    }
+}
+
+impl Exchanged {
+    /// The layer up to attention's output for own tokens, `[t, h, w]`.
+    fn run(
+        layer: &DecoderLayer,
+        input_td: &Tensor,
+        context: &LayerContext,
+        sp_group: &SpGroup,
+    ) -> Result<(Tensor, Option<Self>), RankError> {
         let (packed, heads) = {
-            let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
+            let (q_thw, k_tkw, v_tkw) = layer.before_attention(input_td, context);
             split_heads(&q_thw, &k_tkw, &v_tkw, sp_group.shard().num_shards as i64)
         };
         let gathered = sp_group.all_to_all(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
@@ -74,38 +126,12 @@ impl LayerPass {
         };
         let returned = collect_heads(&sp_group.all_to_all(&by_rank(&attended, sp_group))?);
         let returned = returned.set_requires_grad(attended.requires_grad());
-        let exchanged = Exchanged { packed, gathered, attended, returned: returned.shallow_clone() };
+        let exchanged = Self { packed, gathered, attended, returned: returned.shallow_clone() };
         // Where nothing before attention is trained, here or on the other ranks, nothing of it is kept.
-        let exchanged = returned.requires_grad().then_some(exchanged);
-        let output_td = layer.after_attention(&input_td, &returned, context);
-        let router_term = context.take_router_term();
-        Ok(Self { input_td, output_td, router_term, exchanged })
+        let is_kept = returned.requires_grad();
+        Ok((returned, is_kept.then_some(exchanged)))
     }
 
-    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
-    /// input where that wants one.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank of the group is lost.
-    pub(super) fn backward(
-        self,
-        grad_td: &Tensor,
-        sp_group: Option<&SpGroup>,
-    ) -> Result<Option<Tensor>, RankError> {
-        let Self { input_td, output_td, router_term, exchanged } = self;
-        match router_term {
-            Some(term) => backward_many(&[&output_td, &term], &[grad_td, &term.ones_like()]),
-            None => backward(&output_td, grad_td),
-        }
-        drop(output_td);
-        if let (Some(exchanged), Some(sp_group)) = (exchanged, sp_group) {
-            exchanged.backward(sp_group)?;
-        }
-        Ok(input_td.requires_grad().then(|| input_td.grad()))
-    }
-}
-
-impl Exchanged {
     /// From the gradient of `returned` on.
     fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;

@@ -1,0 +1,105 @@
+//! A layer whose experts are on several ranks, in the three parts between which rows are exchanged:
+//!
+//! ```text
+//! before_experts   attention's output, norm, router -> a row for each choice, sorted by expert [n, d]
+//! experts_of_rows  rows of any tokens for own experts, [m, d] to [m, d]
+//! after_experts    weighed sum of each token's rows, block beside the experts, residual sum [t, d]
+//! ```
+//! Each part is an autograd graph of its own. They compute what [`DecoderLayer::forward`] does with all experts;
+//! the exchange is in `actor::layer_schedule::experts`.
+//!
+//! Shapes: t tokens, k experts a token, n = t k rows of own tokens, m rows for own experts, d hidden width.
+
+use rlt_core::mesh::EpShard;
+use rlt_torch::ExpertRows;
+use tch::Tensor;
+
+use super::experts::Routes;
+use super::layer::{DecoderLayer, FeedForward, LayerContext, OwnProjections, Projections, routed};
+use super::projection::Adapter;
+
+/// What the first part makes.
+#[derive(Debug)]
+pub(crate) struct BeforeExperts {
+    /// The residual stream after attention, `[t, d]`.
+    pub(crate) hidden_td: Tensor,
+    /// The input of the experts, `[t, d]`.
+    pub(crate) normed_td: Tensor,
+    /// The choices of the tokens, with their weights.
+    pub(crate) routes: Routes,
+    /// The rows of all choices, sorted by expert, `[n, d]`.
+    pub(crate) rows_nd: Tensor,
+}
+
+impl DecoderLayer {
+    /// The layer after attention up to its experts, token by token; `None` without experts.
+    pub(crate) fn before_experts(
+        &self,
+        hidden_td: &Tensor,
+        attended_thd: &Tensor,
+        context: &LayerContext,
+    ) -> Option<BeforeExperts> {
+        let own = OwnProjections { layer: self, context };
+        let FeedForward::Experts { experts, .. } = own.feed_forward() else { return None };
+        let Ok((hidden_td, normed_td)) = self.before_mlp(hidden_td, attended_thd, &own);
+        let routes = routed(&normed_td, &experts);
+        let rows_nd = routes.rows.gather(&normed_td);
+        Some(BeforeExperts { hidden_td, normed_td, routes, rows_nd })
+    }
+
+    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: `[m, d]` to
+    /// `[m, d]`. A layer without experts returns its input.
+    pub(crate) fn experts_of_rows(
+        &self,
+        x_md: &Tensor,
+        rows: &ExpertRows,
+        (shard, adapter): (EpShard, Adapter),
+    ) -> Tensor {
+        match self.experts() {
+            Some(weights) if x_md.size()[0] > 0 => {
+                weights.of_rows(x_md, rows, shard, (self.activation(), adapter))
+            }
+            // Kernels need a row; the graph stays for the exchange of gradients.
+            _ => x_md * 1.0,
+        }
+    }
+
+    /// The rest of the layer, token by token: from what came before the experts and their outputs for its rows,
+    /// `[n, d]` in their order.
+    pub(crate) fn after_experts(
+        &self,
+        before: &BeforeExperts,
+        outputs_nd: &Tensor,
+        context: &LayerContext,
+    ) -> Tensor {
+        let BeforeExperts { hidden_td, normed_td, routes, .. } = before;
+        let mixed_td = routes.rows.combine(outputs_nd, &routes.weights_tk);
+        let own = OwnProjections { layer: self, context };
+        let mlp_td = match own.feed_forward() {
+            FeedForward::Experts { experts, beside } => {
+                let Ok(mlp_td) = self.with_beside(mixed_td, normed_td, &experts, beside.as_ref());
+                mlp_td
+            }
+            FeedForward::Dense(_) => mixed_td,
+        };
+        self.with_features(self.after_mlp(hidden_td, mlp_td), context)
+    }
+}
+
+impl BeforeExperts {
+    /// The tensors that the third part reads, then the rows.
+    pub(crate) fn tensors(&self) -> [&Tensor; 4] {
+        [&self.hidden_td, &self.normed_td, &self.routes.weights_tk, &self.rows_nd]
+    }
+
+    /// The same as inputs of a graph of their own, with the tensors of which each is a copy of the values; rows
+    /// stay behind.
+    pub(crate) fn detached(self) -> (Self, [Tensor; 4]) {
+        let sources = self.tensors().map(Tensor::shallow_clone);
+        let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(tensor.requires_grad());
+        let Self { hidden_td, normed_td, routes, rows_nd } = self;
+        let routes = Routes { weights_tk: leaf(&routes.weights_tk), ..routes };
+        let rows_nd = rows_nd.detach();
+        (Self { hidden_td: leaf(&hidden_td), normed_td: leaf(&normed_td), routes, rows_nd }, sources)
+    }
+}

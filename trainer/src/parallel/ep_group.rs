@@ -1,0 +1,90 @@
+//! Expert-parallel groups: ranks that each have a part of every layer's experts, and their all-to-alls. The
+//! exchange of a layer is in `actor::layer_schedule::experts`; the layout of ranks is in `rlt_core::mesh`, the
+//! arithmetic of rows in `rlt_core::expert_rows`.
+
+use std::cell::RefCell;
+
+use rlt_core::mesh::{EpShard, ExpertMesh};
+use rlt_torch::collectives::Collectives;
+use tch::{Kind, Tensor};
+
+use super::{RankError, Ranks};
+
+/// An expert-parallel group, of which this is a rank.
+#[derive(Debug)]
+pub struct EpGroup {
+    shard: EpShard,
+    group: RefCell<Box<dyn Collectives>>,
+}
+
+impl EpGroup {
+    /// Connects the group of this rank. Collective.
+    pub(super) fn connect(ranks: &Ranks, mesh: ExpertMesh, name: &str) -> Result<Self, RankError> {
+        let name = format!("{name}, expert-parallel group {}", mesh.ep_group(ranks.rank));
+        let group = RefCell::new(ranks.lock().connect(&name, &mesh.ep_members(ranks.rank))?);
+        Ok(Self { shard: mesh.ep_shard(ranks.rank), group })
+    }
+
+    /// The experts that this rank has.
+    pub fn shard(&self) -> EpShard {
+        self.shard
+    }
+
+    /// Sends each rank the numbers of its experts, of `counts` of all experts in their order; returns what the
+    /// ranks have sent for this one's, rank-major. On the host, where they decide what is sent next.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn exchange_counts(&self, counts: &[i64]) -> Result<Vec<i64>, RankError> {
+        let splits = vec![(counts.len() / self.shard.num_shards) as i64; self.shard.num_shards];
+        let received = self.all_to_all(&Tensor::from_slice(counts), &splits, &splits)?;
+        let mut numbers = vec![0; received.numel()];
+        received.copy_data(&mut numbers, received.numel());
+        Ok(numbers)
+    }
+
+    /// All-to-all: sends `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group and returns the
+    /// `received[r]` rows of each, in the order of ranks.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_to_all(&self, rows: &Tensor, sent: &[i64], received: &[i64]) -> Result<Tensor, RankError> {
+        let rows = rows.detach().contiguous();
+        let mut size = rows.size();
+        size[0] = received.iter().sum();
+        let output = Tensor::empty(size, (rows.kind(), rows.device()));
+        self.group.borrow_mut().all_to_all(&output, &rows, received, sent)?.wait()?;
+        Ok(output)
+    }
+
+    /// All experts' tensors, `[e, ..]`, from those of each rank's experts.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(super) fn all_gather(&self, own: &Tensor) -> Result<Tensor, RankError> {
+        let own = own.detach().contiguous();
+        let mut size = own.size();
+        size[0] *= self.shard.num_shards as i64;
+        let all = Tensor::empty(size, (own.kind(), own.device()));
+        self.group.borrow_mut().all_gather(&all, &own)?.wait()?;
+        Ok(all)
+    }
+
+    /// The sum of a number over the group, added in the order of ranks: the same bits on every rank.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(super) fn sum(&self, number: f64) -> Result<f64, RankError> {
+        let all = self.all_gather(&Tensor::from_slice(&[number]))?.to_kind(Kind::Double);
+        Ok((0..all.numel() as i64).map(|place| all.double_value(&[place])).sum())
+    }
+}
+
+impl Ranks {
+    /// The same ranks, `ep` neighbours of which distribute the experts of every model that they shard
+    /// ([`Ranks::on_mesh`]). All ranks say the same.
+    #[must_use]
+    pub fn with_expert_parallel(self, ep: usize) -> Self {
+        Self { ep, ..self }
+    }
+}

@@ -1,0 +1,258 @@
+//! Expert parallelism: training, checkpoints, weight sync and bytes of ranks that have different experts, against
+//! one rank that has all.
+
+use std::collections::BTreeMap;
+
+use rlt_core::tensor_shard::TensorShard;
+
+use super::saved::{Layout, Way, go_on, save};
+use super::*;
+use crate::model::{PackedInput, RouterTap};
+use crate::roles::actor::layer_schedule::{self, Model};
+
+/// Qwen3-MoE, whose routers have a loss.
+const EXPERTS: Case = Case { experts: true, num_experts: 4, ..FULL };
+/// DeepSeek-V3: six experts, beside a shared one.
+const SHARED: Case = Case { latent: true, ..FULL };
+
+/// The numbers of [`train`] on the ranks of `layout`, all of which have the same.
+fn train_on_layout(case: Case, (size, dp_shard, sp): Layout) -> Vec<f64> {
+    let mut all = on_ranks(size, |ranks| train(case, &ranks.with_sequence_parallel(sp).unwrap(), dp_shard));
+    assert!(all.iter().all(|numbers| numbers == &all[0]), "ranks differ");
+    all.swap_remove(0)
+}
+
+/// Gradients of experts are sums over the rows of all ranks in one product, where FSDP adds products of ranks:
+/// other orders of the same sums, as between any two meshes. They differ by 2e-6; but one weight has a
+/// gradient near zero, which the optimizer divides by itself: 4e-6 by FSDP alone, 1.3e-5 with it.
+const TOLERANCE: f64 = 2e-5;
+
+#[track_caller]
+fn assert_trains_as_one(case: Case, layouts: &[(Layout, usize)]) {
+    let alone = train(case, &Ranks::alone(), 1);
+    for (layout, ep) in layouts {
+        let numbers = train_on_layout(Case { ep: *ep, ..case }, *layout);
+        let difference = largest_difference(&alone, &numbers);
+        assert!(difference < TOLERANCE, "{case:?} on {layout:?} by {ep}: {difference}");
+    }
+}
+
+#[test]
+fn ranks_with_different_experts_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+    let layouts = [((2, 2, 1), 2), ((2, 1, 2), 2), ((4, 2, 1), 2), ((4, 2, 2), 2), ((4, 4, 1), 4)];
+    assert_trains_as_one(EXPERTS, &layouts);
+}
+
+/// libtorch's product rounds a row by how many others it has, and an expert has those of all ranks. All else is
+/// computed in the same order.
+#[test]
+fn log_probs_differ_from_those_of_ranks_with_all_experts_by_roundings_of_products() {
+    let scored = |ep: usize| {
+        let case = Case { ep, ..EXPERTS };
+        on_ranks(2, |ranks| {
+            actor(case, &ranks, 2).score(&batch(), Adapter::On, case.max_tokens).unwrap().logprobs
+        })
+    };
+    let (distributed, all) = (scored(2), scored(1));
+    assert_eq!(distributed[0], distributed[1], "ranks differ");
+    let difference = largest_difference(&distributed[0], &all[0]);
+    assert!(difference < 8.0 * f64::from(f32::EPSILON), "{difference}");
+}
+
+#[test]
+fn layers_in_bf16_learn_as_with_all_experts() {
+    let trained = |ep: usize| {
+        let case = Case { ep, compute: Kind::BFloat16, max_tokens: 64, ..EXPERTS };
+        on_ranks(2, |ranks| train(case, &ranks, 2)).swap_remove(0)
+    };
+    // AdamW's first steps turn on a gradient's sign.
+    let (all, distributed) = (trained(1), trained(2));
+    assert!((all[0] - distributed[0]).abs() < 1e-3, "{} {}", all[0], distributed[0]);
+}
+
+#[test]
+fn recomputed_layers_exchange_rows_again() {
+    let recomputed = Case { activation_checkpointing: true, ..EXPERTS };
+    assert_trains_as_one(recomputed, &[((4, 4, 1), 2), ((2, 1, 2), 2)]);
+}
+
+#[test]
+fn a_shared_expert_is_computed_where_the_token_is() {
+    assert_trains_as_one(SHARED, &[((2, 2, 1), 2), ((4, 2, 2), 2), ((3, 3, 1), 3)]);
+}
+
+#[test]
+fn experts_with_biases_are_distributed_with_them() {
+    let biased = Case { sinks: true, num_experts: 4, ..FULL };
+    assert_trains_as_one(biased, &[((2, 2, 1), 2), ((4, 4, 1), 2)]);
+}
+
+#[test]
+fn adapters_of_experts_and_routers_train_as_on_one_rank() {
+    assert_trains_as_one(Case { lora: true, ..EXPERTS }, &[((2, 2, 1), 2), ((4, 2, 2), 2)]);
+    assert_trains_as_one(Case { lora: true, ..SHARED }, &[((2, 2, 1), 2)]);
+}
+
+#[test]
+fn an_offloaded_mixture_trains_like_one_on_the_device() {
+    let case = Case { activation_checkpointing: true, ep: 2, ..EXPERTS };
+    let trained = |spec| {
+        let folder = tempfile::tempdir().unwrap();
+        on_ranks(4, |ranks| train_actor(case, offloaded_actor(case, &ranks, 4, spec, folder.path())))
+    };
+    assert!(trained(ALL) == trained(NONE));
+}
+
+/// Experts by which a critic's own trunk, or the adapter on the actor's, computes values.
+#[test]
+fn a_critic_has_the_experts_of_its_rank() {
+    for (case, layout) in [(EXPERTS, (2, 2, 1)), (Case { lora: true, ..EXPERTS }, (2, 1, 2))] {
+        let values = |case: Case, ranks: &Ranks, dp_shard| {
+            let actor = actor(case, ranks, dp_shard);
+            numbers_of_critic(case, &actor)
+        };
+        let alone = values(case, &Ranks::alone(), 1);
+        let (size, dp_shard, sp) = layout;
+        let all = on_ranks(size, |ranks| {
+            values(Case { ep: 2, ..case }, &ranks.with_sequence_parallel(sp).unwrap(), dp_shard)
+        });
+        for numbers in all {
+            let difference = largest_difference(&alone, &numbers);
+            assert!(difference < TOLERANCE, "{case:?} on {layout:?}: {difference}");
+        }
+    }
+}
+
+fn numbers_of_critic(case: Case, actor: &Actor) -> Vec<f64> {
+    learn_beside(case, actor, Offload::default()).0
+}
+
+#[test]
+fn a_checkpoint_of_distributed_experts_is_resumed_with_all_on_one_rank_and_back() {
+    let adapter = Case { lora: true, ..EXPERTS };
+    for (case, from, heirs) in [
+        (EXPERTS, ((4, 2, 2), 2), &[((1, 1, 1), 1), ((2, 2, 1), 1), ((4, 4, 1), 4)][..]),
+        (EXPERTS, ((1, 1, 1), 1), &[((2, 2, 1), 2), ((4, 2, 1), 2)]),
+        (adapter, ((2, 2, 1), 2), &[((1, 1, 1), 1)]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let way = |(layout, ep): (Layout, usize)| Way { case: Case { ep, ..case }, layout, offload: NONE };
+        let [saved, ended] = save(way(from), dir.path());
+        for heir in heirs {
+            let [restored, went_on] = go_on(way(*heir), &dir.path().join("step-000002"));
+            assert_eq!(restored, saved, "{heir:?} from {from:?}");
+            let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
+            assert!(difference < 1e-6, "{case:?}: {heir:?} from {from:?} differ by {difference}");
+        }
+    }
+}
+
+/// The numbers that a rank reads of each tensor when it loads the model.
+fn read_by(case: Case, ranks: &Ranks, dp_shard: usize) -> BTreeMap<String, Vec<std::ops::Range<usize>>> {
+    let actor = actor(case, ranks, dp_shard);
+    let mut read = BTreeMap::<String, Vec<_>>::new();
+    let filled = actor.shards().unwrap().fill(|shard: &TensorShard<'_>, _: &Tensor| {
+        read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
+        Ok::<(), RankError>(())
+    });
+    filled.unwrap();
+    read
+}
+
+#[test]
+fn a_rank_reads_and_keeps_the_weights_of_its_own_experts_alone() {
+    let case = Case { ep: 2, ..EXPERTS };
+    let of_ranks = on_ranks(4, |ranks| read_by(case, &ranks, 4));
+    // Gate and up are 14 rows for each expert, of 13 inputs.
+    let (name, of_expert) = ("model.layers.0.mlp.experts.gate_up_proj", 14 * 13);
+    for (rank, read) in of_ranks.iter().enumerate() {
+        let own = rank % 2 * 2 * of_expert..(rank % 2 + 1) * 2 * of_expert;
+        let num_read: usize = read[name].iter().map(std::ops::Range::len).sum();
+        assert!(read[name].iter().all(|range| range.start >= own.start && range.end <= own.end), "{rank}");
+        // Two ranks have the same experts, a shard each, in a buffer with the other tensors of experts.
+        assert!(num_read <= own.len(), "rank {rank} has {num_read} numbers");
+    }
+    let all: usize = of_ranks.iter().flat_map(|read| &read[name]).map(std::ops::Range::len).sum();
+    assert_eq!(all, 4 * of_expert, "every number is on one rank");
+}
+
+#[test]
+fn gathered_experts_are_verified_and_leave_with_their_unit() {
+    let case = Case { ep: 2, ..EXPERTS };
+    on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let shards = actor.shards().unwrap();
+        let digest =
+            |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
+        let leaf =
+            || actor.decoder.named_parameters().into_iter().find(|(name, _)| name.ends_with("down_proj"));
+        let num_experts = || leaf().unwrap().1.size()[0];
+        let visited = shards.visit(WeightDtype::Master, |unit| {
+            assert!(shards.is_as_held(unit, digest)?, "{unit:?}");
+            if unit == FsdpUnit::Layer(0) {
+                assert_eq!(num_experts(), 4);
+                let (_, changed) = leaf().unwrap();
+                let last = changed.detach().get(3).copy();
+                tch::no_grad(|| drop(changed.get(3).fill_(0.25)));
+                assert!(!shards.is_as_held(unit, digest)?, "a changed expert of any rank is found");
+                tch::no_grad(|| changed.get(3).copy_(&last));
+            }
+            Ok::<(), RankError>(())
+        });
+        visited.unwrap();
+        assert_eq!(num_experts(), 2);
+    });
+}
+
+/// A pass over so many tokens, forward and backward.
+fn pass(model: Model<'_>, tokens: &[u32]) {
+    let input = PackedInput::new(&[tokens], model.decoder.device());
+    let context = model.decoder.context(&input, Adapter::On);
+    let keep = layer_schedule::Keep { inputs_only: false, embedding_gradient: false, offload_to: None };
+    let tape = layer_schedule::forward(model, &input, &context, keep).unwrap();
+    model.begin_outer_gradient();
+    let grad_td = tape.normed_td.ones_like();
+    layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
+    model.leave().unwrap();
+    model.end_outer_gradient().unwrap();
+}
+
+/// Choices of each expert for these tokens in all layers, by a decoder with all experts.
+fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
+    let decoder = decoder(case);
+    let input = PackedInput::new(&[tokens], decoder.device());
+    let mut context = decoder.context(&input, Adapter::On);
+    let weights_t = Tensor::ones([tokens.len() as i64], (Kind::Float, decoder.device()));
+    context.router = Some(RouterTap::counting(weights_t, case.num_experts));
+    let model = Model { decoder: &decoder, shards: None, sp_group: None };
+    let _ = layer_schedule::infer(model, &input, &context).unwrap();
+    context.router.unwrap().load().chosen
+}
+
+#[test]
+fn each_row_is_sent_once_to_the_rank_of_its_expert_and_back_and_so_is_its_gradient() {
+    const TOKENS: [&[u32]; 2] = [&[3, 1, 4, 1, 5, 9, 2], &[6, 5, 3]];
+    let case = Case { ep: 2, ..EXPERTS };
+    let sent = on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let model = Model { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+        let measured = |run: &dyn Fn()| {
+            let before = ranks.traffic();
+            run();
+            ranks.traffic().since(before)
+        };
+        // Without tokens, weights and gradients alone are exchanged, and the counts of rows.
+        let without = measured(&|| model.join_forward_backward(false).unwrap());
+        let with = measured(&|| pass(model, TOKENS[ranks.rank()]));
+        (with.sent - without.sent, with.received - without.received)
+    });
+    // Experts 0 and 1 are on the first rank.
+    let for_other = [&choices(case, TOKENS[0])[2..], &choices(case, TOKENS[1])[..2]];
+    let rows: f64 = for_other.iter().flat_map(|counts| counts.iter()).sum();
+    // Each rank sends its rows and returns the other's outputs; the same of gradients. Of 13 fp32 numbers.
+    let expected = 2 * rows as u64 * 13 * 4;
+    assert!(
+        rows > 0.0 && sent == vec![(expected, expected); 2],
+        "{sent:?}, expected {expected} for {rows} rows"
+    );
+}
