@@ -20,6 +20,8 @@ mod copies;
 mod datasets;
 #[path = "local_run/examples.rs"]
 mod examples;
+#[path = "local_run/expert_parallel.rs"]
+mod expert_parallel;
 #[path = "local_run/exports.rs"]
 mod exports;
 #[path = "local_run/job.rs"]

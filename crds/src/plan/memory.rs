@@ -13,7 +13,8 @@
 //! rollout's weights unit by unit. A checkpoint is copied into its file: that is page cache, which is not
 //! counted. With `workers.mesh.sp` it has its share of the tokens of a pass; passes for log-probs and of the
 //! critic have their own degrees. With `workers.mesh.rolloutTp` a tensor-parallel shard of the packed
-//! weights: `rollout`. Offloaded tensors take memory of a GPU's host, and of the GPU only while they are
+//! weights: `rollout`. With `workers.mesh.ep` the weights of experts are shared by all ranks of a copy, and a pass
+//! gathers those of a rank's own; experts count as equally busy. Offloaded tensors take memory of a GPU's host, and of the GPU only while they are
 //! prefetched or in use; on the CPU they are in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
@@ -265,8 +266,9 @@ impl MemoryPlan {
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
         // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
-        let gradients =
-            at_hand(&|shards| vec![term("gradients", FP32 * shards.shard_of(trained.num_parameters))]);
+        let gradients = at_hand(&|shards| {
+            vec![term("gradients", FP32 * shards.shard_of_trained(trained.num_parameters))]
+        });
         let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
             let activations = sharing(pass.budget.1, pass.width);
             update(spec, batch, (pass.budget, offload.activations), (&activations, shards))
@@ -410,12 +412,12 @@ fn resident(
     let dense = num_parameters - quantized.numbers;
     let weights = match spec.model.lora {
         Some(_) if frozen_width(spec) != FP32 => {
-            frozen_width(spec) * shards.shard_of(dense) + FP32 * shards.shard_of(adapter)
+            frozen_width(spec) * shards.shard_of_model(dense) + FP32 * shards.shard_of(adapter)
         }
-        _ => FP32 * shards.shard_of(dense + adapter),
+        _ => FP32 * shards.shard_of_model(dense + adapter),
     };
     // Two moments of 4.
-    let moments = 2 * FP32 * shards.shard_of(trained.num_parameters);
+    let moments = 2 * FP32 * shards.shard_of_trained(trained.num_parameters);
     let mut terms = vec![
         on_host("host base", HOST_BASE_BYTES),
         term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),

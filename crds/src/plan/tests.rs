@@ -7,6 +7,7 @@ use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
 mod of_adapters;
+mod of_expert_parallelism;
 mod of_families;
 mod of_gathered_layers;
 mod of_quantized_models;

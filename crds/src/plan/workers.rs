@@ -23,6 +23,8 @@ pub struct Mesh {
     pub dp_shard: u32,
     /// Ranks that share the tokens of one micro-batch and otherwise hold the same.
     pub sp: u32,
+    /// Neighbours that have different experts, of the ranks that hold a copy of the model together.
+    pub ep: u32,
     /// Neighbours that share the tokens of log-probs, along which axes ever.
     pub logprob_sp: u32,
     /// Neighbours that share the tokens of the reference's log-probs.
@@ -36,11 +38,12 @@ pub struct Mesh {
 impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        let MeshSpec { dp_shard, sp, rollout_tp, .. } = workers.mesh;
+        let MeshSpec { dp_shard, sp, ep, rollout_tp, .. } = workers.mesh;
         Self {
             dp_replicate: workers.num_ranks() / (dp_shard * sp),
             dp_shard,
             sp,
+            ep,
             logprob_sp: workers.mesh.sp_of_logprobs(),
             reference_sp: workers.mesh.sp_of_reference(),
             critic_sp: workers.mesh.sp_of_critic(),
@@ -54,6 +57,7 @@ impl Mesh {
     pub fn across_workers(&self, ranks_per_worker: u32) -> Vec<(&'static str, u32)> {
         let axes = [
             ("mesh.sp", self.sp),
+            ("mesh.ep", self.ep),
             ("mesh.logprobSp", self.logprob_sp),
             ("mesh.referenceSp", self.reference_sp),
             ("mesh.criticSp", self.critic_sp),
@@ -202,6 +206,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         let shared = "the attention of a model with a sink for each head".to_owned();
         return Err(Misfit::Degree { field, degree, shared, expected: "1".to_owned() });
     }
+    check_experts(mesh.ep, model)?;
     check_device(spec.workers.device, model)?;
     check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
@@ -264,6 +269,22 @@ pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
         }),
         _ => Ok(()),
     }
+}
+
+/// Checks that the model has experts that `ep` ranks can have equally many of.
+fn check_experts(ep: u32, model: &ModelConfig) -> Result<(), Misfit> {
+    let num_experts = model.experts.as_ref().map_or(0, |experts| experts.num_experts as u64);
+    if ep == 1 || (num_experts > 0 && num_experts.is_multiple_of(ep.into())) {
+        return Ok(());
+    }
+    let (shared, expected) = match num_experts {
+        0 => (format!("the experts of {:?}, which has none", model.family), "1".to_owned()),
+        count => (
+            format!("the {count} experts of a layer"),
+            legal_degrees((count, count), |ep| count.is_multiple_of(ep.into())),
+        ),
+    };
+    Err(Misfit::Degree { field: "spec.workers.mesh.ep", degree: ep, shared, expected })
 }
 
 /// Checks that there are as many layers as are to stay gathered.

@@ -150,7 +150,14 @@ pub struct MeshSpec {
     /// has tokens of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub sp: u32,
-    /// The same for log-probs of actor and reference, which keep nothing for a backward pass and so hold
+    /// Ranks over which the experts of every layer of a mixture are distributed (expert parallelism), a divisor
+    /// of `dpShard * sp` and of the number of experts: no rank is added. Each keeps its experts' weights,
+    /// gradients and optimizer state, computes them for the tokens of all, and gathers no others; the rows of
+    /// tokens are sent to the ranks of their experts and back. With 1 each rank computes all experts of its
+    /// tokens. The rollout has all experts, or shards of each by `rolloutTp`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub ep: u32,
+    /// As `sp`, for log-probs of actor and reference, which keep nothing for a backward pass and so hold
     /// longer sequences: a divisor of the number of ranks; by default `sp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
@@ -193,6 +200,7 @@ impl Default for MeshSpec {
         Self {
             dp_shard: 1,
             sp: 1,
+            ep: 1,
             logprob_sp: None,
             reference_sp: None,
             critic_sp: None,
@@ -234,7 +242,8 @@ impl MeshSpec {
     pub fn is_any_sharded(&self) -> bool {
         let roles =
             [self.dp_shard_of_reference(), self.dp_shard_of_critic(), self.dp_shard_of_reward_models()];
-        self.dp_shard > 1 || roles.into_iter().any(|degree| degree > 1)
+        // Weights of experts have shards of their own.
+        self.dp_shard > 1 || self.ep > 1 || roles.into_iter().any(|degree| degree > 1)
     }
 
     /// Ranks that share the critic's tokens.

@@ -245,6 +245,7 @@ struct PassRanks {
 impl PassRanks {
     fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
         let mesh = &spec.workers.mesh;
+        let ranks = ranks.with_expert_parallel(mesh.ep as usize);
         // One group of ranks for each degree, however many passes have it.
         let mut groups: Vec<(u32, Ranks)> = Vec::new();
         let mut sharing_by = |sp: u32| -> Result<Ranks, RankError> {

@@ -55,7 +55,7 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 /// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
-    let part = shards.shard_of(model.parameter_count().total());
+    let part = shards.shard_of_model(model.parameter_count().total());
     if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 
@@ -87,7 +87,8 @@ pub(super) fn critic(
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
     let offload = spec.training.critic_offload();
-    let part = FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).shard_of(num_parameters);
+    let part =
+        FP32 * shards.of_degree(spec.workers.mesh.dp_shard_of_critic()).shard_of_trained(num_parameters);
     [
         kept(spec, "critic", offload.parameters, part),
         kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),

@@ -12,6 +12,8 @@ const FETCHED: &str = "fetched weights";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
+    /// The experts' weights, where ranks of a copy have different experts; none where they do not.
+    experts: ExpertShards,
     /// Whether a rank's shard of any role is offloaded between uses.
     is_offloaded: bool,
     /// Whether roles are gathered unit by unit.
@@ -38,6 +40,35 @@ pub(super) struct Shards {
     sampling_width: u64,
 }
 
+/// Weights of experts with expert parallelism: all `dpShard * sp` ranks of a copy share them.
+#[derive(Clone, Copy, Debug)]
+struct ExpertShards {
+    ep: u64,
+    sp: u64,
+    /// Of the model, and of one of its layers.
+    all: u64,
+    layer: u64,
+    is_trained: bool,
+}
+
+impl ExpertShards {
+    fn new(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
+        let mesh = &spec.workers.mesh;
+        let (all, layer) = if mesh.ep > 1 { model.expert_weights() } else { (0, 0) };
+        let is_trained = spec.model.lora.is_none();
+        Self { ep: mesh.ep.into(), sp: mesh.sp.into(), all, layer, is_trained }
+    }
+
+    /// Those of a layer that its computation needs on one rank.
+    fn layer_here(&self) -> u64 {
+        self.layer / self.ep
+    }
+
+    fn trained_layer(&self) -> u64 {
+        if self.is_trained { self.layer } else { 0 }
+    }
+}
+
 impl Shards {
     pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
         let count = model.parameter_count();
@@ -49,6 +80,7 @@ impl Shards {
             spec.rollout.precision.is_none_or(|precision| precision == spec.training.precision);
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
+            experts: ExpertShards::new(spec, model),
             is_offloaded: spec.training.is_any_offloaded(),
             by_unit: is_gathered_by_unit(spec),
             unsharded_layers: spec.training.layers_kept_unsharded(model.num_layers) as u64,
@@ -70,22 +102,44 @@ impl Shards {
         Self { dp_shard: dp_shard.into(), ..*self }
     }
 
-    /// How many of so many parameters one rank keeps.
+    /// How many of so many parameters one rank keeps, none of which is of distributed experts.
     pub(super) fn shard_of(&self, num_parameters: u64) -> u64 {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// Bytes of a whole layer: numbers that are not quantized have `width` bytes.
+    /// The same of parameters among which are all weights of the model.
+    pub(super) fn shard_of_model(&self, num_parameters: u64) -> u64 {
+        self.shard_beside(num_parameters, self.experts.all)
+    }
+
+    /// The same of parameters that an update changes.
+    pub(super) fn shard_of_trained(&self, num_parameters: u64) -> u64 {
+        self.shard_beside(num_parameters, if self.experts.is_trained { self.experts.all } else { 0 })
+    }
+
+    fn shard_beside(&self, num_parameters: u64, of_experts: u64) -> u64 {
+        let of_experts = of_experts.min(num_parameters);
+        self.shard_of(num_parameters - of_experts) + of_experts.div_ceil(self.dp_shard * self.experts.sp)
+    }
+
+    /// Bytes of a whole layer with all experts: numbers that are not quantized have `width` bytes.
     fn layer_bytes(&self, width: u64) -> u64 {
         width * (self.layer - self.quantized.numbers) + self.quantized.bytes
     }
 
-    /// The bytes of a rank's shard of a layer.
-    fn shard_of_layer(&self, width: u64) -> u64 {
-        width * self.shard_of(self.layer - self.quantized.numbers) + self.shard_of(self.quantized.bytes)
+    /// The same with the experts of one rank, as it computes.
+    fn computed_layer_bytes(&self, width: u64) -> u64 {
+        self.layer_bytes(width) - width * (self.experts.layer - self.experts.layer_here())
     }
 
-    /// During weight sync: one FSDP unit and the prefetched one.
+    /// The bytes of a rank's shard of a layer.
+    fn shard_of_layer(&self, width: u64) -> u64 {
+        let dense = self.layer - self.quantized.numbers;
+        width * self.shard_beside(dense, self.experts.layer) + self.shard_of(self.quantized.bytes)
+    }
+
+    /// During weight sync: one FSDP unit with all experts and the prefetched one, which with expert
+    /// parallelism has those of one rank, as the first has beside the gathered ones.
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
         let layer = self.layer_bytes(self.sampling_width);
         let two_parts = layer + (self.sampling_width * self.outer).max(layer);
@@ -107,7 +161,7 @@ impl Shards {
     /// In a pass: the unit outside of the layers, the computing layer and the prefetched one, `width` bytes a
     /// number.
     pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
-        let gathered = width * self.outer + 2 * self.layer_bytes(width);
+        let gathered = width * self.outer + 2 * self.computed_layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
@@ -115,7 +169,7 @@ impl Shards {
     /// pass, or the computing layer and the prefetched one, `width` bytes a number.
     pub(super) fn gathered_in_update(&self, width: u64) -> [MemoryTerm; 2] {
         let layers = self.unsharded_layers.max(2);
-        let gathered = width * self.outer + layers * self.layer_bytes(width);
+        let gathered = width * self.outer + layers * self.computed_layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
@@ -128,11 +182,12 @@ impl Shards {
         self.term("gathered reward model", width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights: one FSDP unit. On a GPU without sharding the fetched unit is copied
+    /// While another role copies weights: one FSDP unit, beside the own experts all of them. On a GPU without sharding the fetched unit is copied
     /// into the compute dtype.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
-        self.term(GATHERED, (width * self.outer).max(self.layer_bytes(width)))
+        let layer = self.layer_bytes(width) + width * self.experts.layer_here();
+        self.term(GATHERED, (width * self.outer).max(layer))
     }
 
     /// In a backward pass: the whole gradient of the unit outside of the layers and of the computing layer,
@@ -140,14 +195,26 @@ impl Shards {
     /// place. On GPUs only this rank's shard is received, and by then the previous layer has freed its
     /// `freed` bytes of activations.
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
-        let (outer, layer) = (self.trained_outer, self.trained_layer);
+        let (outer, layer) = (self.trained_outer, self.trained_gathered_layer());
         let bytes = if self.on_gpu {
             let sent = FP32 * (2 * layer + self.shard_of(layer)).max(self.shard_of(outer));
             FP32 * outer + sent.saturating_sub(freed).max(FP32 * layer)
         } else {
             FP32 * (outer + (3 * layer).max(outer))
         };
-        term("gathered gradients", if self.dp_shard == 1 { 0 } else { bytes })
+        let experts_alone = self.dp_shard == 1 && layer > 0;
+        let bytes = if experts_alone { FP32 * 3 * layer } else { bytes };
+        term("gathered gradients", if self.dp_shard == 1 && layer == 0 { 0 } else { bytes })
+    }
+
+    /// The trained parameters of a layer whose gradients a rank gathers and then shares: with expert
+    /// parallelism those of its own experts, where other ranks have the same.
+    fn trained_gathered_layer(&self) -> u64 {
+        let ExpertShards { ep, sp, .. } = self.experts;
+        let of_experts = self.experts.trained_layer();
+        let dense = if self.dp_shard == 1 { 0 } else { self.trained_layer - of_experts };
+        let is_shared = self.dp_shard * sp > ep;
+        dense + if is_shared { of_experts / ep } else { 0 }
     }
 
     /// What the optimizer fetches of offloaded weights and moments: a rank's shard of one unit, and both

@@ -264,6 +264,16 @@ impl ModelConfig {
         }
     }
 
+    /// Weights of all experts of the model, and of one layer that has some; routers are none of them.
+    pub fn expert_weights(&self) -> (u64, u64) {
+        let Some(layers) = self.experts.as_ref().map(|experts| &experts.layers) else { return (0, 0) };
+        let is_of_expert = |parameter: &ParameterShape| parameter.name.contains(".mlp.experts.");
+        let size = |parameter: ParameterShape| parameter.shape.iter().product::<usize>() as u64;
+        let all: u64 = self.parameters().into_iter().filter(is_of_expert).map(size).sum();
+        let num_layers = layers.iter().filter(|has_experts| **has_experts).count() as u64;
+        (all, all.checked_div(num_layers).unwrap_or(0))
+    }
+
     /// Exact numbers of parameters.
     pub fn parameter_count(&self) -> ParameterCount {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;

@@ -37,6 +37,9 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     } else if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
         axes += &format!(" (log-probs {}, critic {})", mesh.logprob_sp, mesh.critic_sp);
     }
+    if mesh.ep > 1 {
+        axes += &format!(", experts over {}", mesh.ep);
+    }
     if mesh.rollout_tp > 1 {
         axes += &format!(", rollout tp {}", mesh.rollout_tp);
     }

@@ -1,0 +1,120 @@
+//! The memory of ranks that have different experts, and the jobs that are refused them.
+
+use serde_json::{Value, json};
+
+use super::{manifest, spec};
+use crate::plan::model_config::ModelConfig;
+use crate::plan::{MemoryPlan, Models, Phase, check_model, plan};
+use crate::validate;
+
+const HIDDEN: u64 = 64;
+const WIDTH: u64 = 32;
+const EXPERTS: u64 = 8;
+const LAYERS: u64 = 2;
+/// Weights of the experts of a layer: gate, up and down.
+const OF_LAYER: u64 = EXPERTS * 3 * HIDDEN * WIDTH;
+
+fn mixture() -> ModelConfig {
+    ModelConfig::from_json(&json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": HIDDEN, "intermediate_size": 128,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH, "norm_topk_prob": true,
+        "max_position_embeddings": 4096, "tie_word_embeddings": true, "hidden_act": "silu",
+    }))
+    .unwrap()
+}
+
+fn job(mesh: &Value) -> Value {
+    let mut spec = spec();
+    spec["workers"] = json!({"count": 4, "mesh": mesh, "device": "Cpu"});
+    spec
+}
+
+fn memory(mesh: &Value) -> MemoryPlan {
+    let models = Models { policy: Some(mixture()), reward: Vec::new() };
+    plan(&validate(&manifest(&job(mesh))).unwrap(), &models).memory.unwrap()
+}
+
+fn bytes(mesh: &Value, phase: Phase, name: &str) -> u64 {
+    super::bytes(&memory(mesh), phase, name)
+}
+
+#[test]
+fn a_rank_gathers_its_experts_alone_and_keeps_its_part_of_all() {
+    let (fsdp, distributed) = (json!({"dpShard": 4}), json!({"dpShard": 4, "ep": 4}));
+    let both = |phase, name| (bytes(&fsdp, phase, name), bytes(&distributed, phase, name));
+    // Two layers of experts, in fp32, less the three of four parts that other ranks have.
+    let (all, own) = both(Phase::Update, "gathered weights");
+    assert_eq!(all - own, 2 * 4 * OF_LAYER * 3 / 4);
+    // Gradients of experts that no other rank has are added in place.
+    let (all, own) = both(Phase::Update, "gathered gradients");
+    assert_eq!(all - own, 3 * 4 * OF_LAYER);
+    for (phase, name) in
+        [(Phase::Update, "weights"), (Phase::Update, "gradients"), (Phase::Update, "optimizer state")]
+    {
+        let (all, own) = both(phase, name);
+        assert!(all > 0 && all == own, "{name}: {all} bytes of the four ranks, {own}");
+    }
+}
+
+#[test]
+fn ranks_of_a_sequence_parallel_group_keep_different_experts() {
+    let kept = |mesh: Value, name: &str| bytes(&mesh, Phase::Update, name);
+    let (sp, ep) = (json!({"sp": 2}), json!({"sp": 2, "ep": 2}));
+    for (name, width) in [("weights", 4), ("gradients", 4), ("optimizer state", 8)] {
+        let (all, own) = (kept(sp.clone(), name), kept(ep.clone(), name));
+        assert_eq!(all - own, width * LAYERS * OF_LAYER / 2, "{name}");
+    }
+}
+
+fn misfit(mesh: &Value, model: &ModelConfig) -> Option<String> {
+    let job = validate(&manifest(&job(mesh))).unwrap();
+    check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+}
+
+#[test]
+fn experts_are_distributed_over_a_divisor_of_their_number_and_of_a_copy_s_ranks() {
+    assert_eq!(misfit(&json!({"dpShard": 2, "sp": 2, "ep": 4}), &mixture()), None);
+    let mut seven = mixture();
+    seven.experts.as_mut().unwrap().num_experts = 7;
+    assert_eq!(
+        misfit(&json!({"dpShard": 2, "ep": 2}), &seven).unwrap(),
+        "spec.workers.mesh.ep: 2 ranks cannot share the 7 experts of a layer: expected one of 1, 7"
+    );
+    assert_eq!(
+        misfit(&json!({"dpShard": 2, "ep": 2}), &super::qwen()).unwrap(),
+        "spec.workers.mesh.ep: 2 ranks cannot share the experts of Qwen2, which has none: expected 1"
+    );
+}
+
+#[test]
+fn manifests_that_cannot_distribute_experts_are_refused_with_the_values_that_can() {
+    let problems = |spec: &Value| validate(&manifest(spec)).map(drop);
+    let of_ep = |spec: &Value| {
+        let problem =
+            problems(spec).unwrap_err().into_iter().find(|problem| problem.path.ends_with("mesh.ep"));
+        let problem = problem.unwrap();
+        (problem.message, problem.value, problem.allowed)
+    };
+    let (message, value, allowed) = of_ep(&job(&json!({"dpShard": 2, "ep": 4})));
+    assert!(message.starts_with("ep must divide dpShard * sp"), "{message}");
+    assert_eq!((value, allowed), (Some(json!(4)), Some("one of 1, 2".to_owned())));
+    let (message, ..) = of_ep(&job(&json!({"dpShard": 4, "referenceDpShard": 2, "ep": 4})));
+    assert!(message.starts_with("ep must divide referenceDpShard * sp"), "{message}");
+    let architecture = |experts: Option<u64>| {
+        let mut spec = job(&json!({"dpShard": 4, "ep": 4}));
+        spec["model"] = json!({
+            "architecture": {"family": "Qwen3Moe", "hiddenSize": 64, "intermediateSize": 32, "numLayers": 2, "numHeads": 4},
+            "tokenizer": {"characters": "0123456789+= "},
+        });
+        if let Some(count) = experts {
+            spec["model"]["architecture"]["experts"] = json!({"count": count, "perToken": 2});
+        }
+        spec
+    };
+    assert_eq!(problems(&architecture(Some(8))), Ok(()));
+    for experts in [None, Some(6)] {
+        let (message, ..) = of_ep(&architecture(experts));
+        assert!(message.starts_with("ep must divide the model's experts.count"), "{message}");
+    }
+}
