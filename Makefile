@@ -63,8 +63,7 @@ cluster-down: ## End that cluster
 
 test: libtorch browser cluster-packages lint ## Every check and every test
 	@rm -f target/skipped-tests.txt
-	cargo test --workspace --locked
-	cargo test --package rlt-api --features kube --locked
+	cargo test --workspace --features rlt-api/kube --locked
 	@bash trainer/torch/build-kernels.sh --check-if-fetched
 	@! [ -e target/skipped-tests.txt ] || { echo "SKIPPED $$(wc -l <target/skipped-tests.txt) tests:"; cat target/skipped-tests.txt; }
 
@@ -83,8 +82,7 @@ gpu-check: libtorch ## The same checks on devices of CPU memory: lines of JSON
 
 lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy --package rlt-api --all-targets --features kube --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features rlt-api/kube --locked -- -D warnings
 
 deny: ## Known weaknesses, licences, bans and duplicate versions of packages (needs cargo-deny)
 	cargo deny check
