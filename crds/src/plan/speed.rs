@@ -12,6 +12,7 @@
 mod lengths;
 mod passes;
 mod sampling;
+mod sharing;
 mod work;
 
 use serde::Serialize;

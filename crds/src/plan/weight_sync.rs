@@ -50,7 +50,7 @@ impl WeightSync {
         let weights = model.matrices_of_layers() + (model.vocab_size * model.hidden_size) as u64;
         Self {
             bytes: width * weights / u64::from(spec.workers.mesh.rollout_tp),
-            sent_bytes: kept * weights * (shards - 1) / shards,
+            sent_bytes: kept * sent_in_sync(spec, model, weights),
         }
     }
 
@@ -59,6 +59,16 @@ impl WeightSync {
         let bytes = TRAINED * adapter::trained(lora, model).num_parameters;
         Self { bytes, sent_bytes: bytes * (shards - 1) / shards }
     }
+}
+
+/// Numbers that a rank sends of its shard of `weights` so that all ranks of a copy have all of them: of
+/// distributed experts to those with the same ones first, then to those with others.
+pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u64) -> u64 {
+    let [shards, sp, ep] =
+        [spec.workers.mesh.dp_shard, spec.workers.mesh.sp, spec.workers.mesh.ep].map(u64::from);
+    let experts = if ep > 1 { model.expert_weights().0 } else { 0 };
+    let (own, same) = (experts / ep, shards * sp / ep);
+    (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
 }
 
 /// Why an adapter cannot be beside its base; `None` where it can. The first two say whether it is DoRA's, and

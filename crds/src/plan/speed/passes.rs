@@ -11,11 +11,12 @@
 //! AdamW     32 P / s bytes: weight and both moments read and written, gradient read and cleared
 //! ```
 
+use super::sharing::Sharing;
 use super::work::Work;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::machine::Machine;
 use crate::plan::model_config::ModelConfig;
-use crate::plan::weight_sync::WeightSync;
+use crate::plan::weight_sync::{WeightSync, sent_in_sync};
 use crate::resolved::{Preference, ResolvedSpec};
 use crate::spec::{Device, MatmulPrecision, OffloadSpec, Precision};
 
@@ -148,9 +149,8 @@ impl<'a> Passes<'a> {
     /// Bytes that a rank sends in one pass over the model: all-gathers of shards, and with sequence
     /// parallelism two all-to-alls a layer.
     fn exchanged(&self, tokens: Tokens, gathers: f64) -> f64 {
-        let shards = self.dp_shard;
-        let weights = self.body() + self.head();
-        let gathered = tokens.num_passes * gathers * self.width() * weights * (shards - 1.0) / shards;
+        let sharing = self.sharing();
+        let gathered = tokens.num_passes * gathers * self.width() * sharing.sent(self.body() + self.head());
         let heads = ((self.model.num_heads + 2 * self.model.num_kv_heads) * self.model.head_dim) as f64;
         let of_token =
             self.layers() * self.width() * (heads + (self.model.num_heads * self.model.head_dim) as f64);
@@ -190,7 +190,7 @@ impl<'a> Passes<'a> {
             products: times * (self.layers_flop(tokens) + self.head_flop(tokens)),
             bytes: times * self.forward_bytes(tokens),
             operations: times * tokens.num_passes * self.layers() * OPERATIONS_OF_LAYER,
-            exchanged: times * self.exchanged(tokens, 1.0),
+            exchanged: times * (self.exchanged(tokens, 1.0) + self.rows_exchanged(tokens)),
             moved: if is_offloaded { times * self.moved_weights(tokens) } else { 0.0 },
             host_seconds: times * self.host_seconds(tokens),
             ..Work::in_numbers(self.numbers)
@@ -222,7 +222,7 @@ impl<'a> Passes<'a> {
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
         let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
-        let own_part = self.trained / self.dp_shard;
+        let own_part = self.sharing().kept(self.trained);
         let forward = self.forward(tokens, 1.0, offload.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
         let gathers = self.gathers_of_update();
@@ -230,7 +230,10 @@ impl<'a> Passes<'a> {
             products: num_updates * ((1.0 + backward + again) * layers + (1.0 + backward) * head),
             bytes: num_updates * ((1.0 + backward + again) * forward.bytes + OPTIMIZER_BYTES * own_part),
             operations: num_updates * (3.0 + again) * forward.operations,
-            exchanged: num_updates * (self.exchanged(tokens, gathers) + self.summed(own_part)),
+            exchanged: num_updates
+                * (self.exchanged(tokens, gathers)
+                    + (2.0 + again) * self.rows_exchanged(tokens)
+                    + self.summed()),
             moved: num_updates
                 * (gathers * forward.moved
                     + if offload.optimizer { 16.0 * own_part } else { 0.0 }
@@ -251,10 +254,25 @@ impl<'a> Passes<'a> {
     }
 
     /// Bytes of gradients, fp32, that a rank sends so that all have the sum.
-    fn summed(&self, own_part: f64) -> f64 {
-        let (count, shards) = (f64::from(self.spec.workers.num_ranks()), self.dp_shard);
-        let copies = count / shards;
-        4.0 * (self.trained * (shards - 1.0) / shards + 2.0 * own_part * (copies - 1.0) / copies)
+    fn summed(&self) -> f64 {
+        let count = f64::from(self.spec.workers.num_ranks());
+        4.0 * self.sharing().summed(self.trained, count)
+    }
+
+    /// How ranks share the role's weights; below an adapter those that are trained are none of experts.
+    fn sharing(&self) -> Sharing {
+        let is_trained = self.spec.model.lora.is_none();
+        Sharing::new((&self.spec.workers.mesh, self.dp_shard), self.model, is_trained)
+    }
+
+    /// Bytes of rows that a rank sends to the ranks of their experts, or returns, in a pass forward or backward
+    /// where experts are equally busy.
+    fn rows_exchanged(&self, tokens: Tokens) -> f64 {
+        let Some(experts) = &self.model.experts else { return 0.0 };
+        let layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
+        let of_token = 2 * layers * experts.num_experts_per_token * self.model.hidden_size;
+        let ep = f64::from(self.spec.workers.mesh.ep);
+        tokens.computed * self.width() * of_token as f64 * (ep - 1.0) / ep
     }
 
     /// The critic's values once and its updates, on a trunk like the actor's.
@@ -292,13 +310,12 @@ impl<'a> Passes<'a> {
         let packed = self.spec.rollout.precision.unwrap_or_default().width() as f64 * weights
             / f64::from(self.spec.workers.mesh.rollout_tp);
         let kept = if self.spec.model.lora.is_some() && is_gpu { self.width() } else { 4.0 };
-        let shards = f64::from(self.spec.workers.mesh.dp_shard);
         // An adapter is folded into a copy of each weight first.
         let folded = if self.spec.model.lora.is_some() { kept * self.body() } else { 0.0 };
         Work {
             bytes: 2.0 * kept * weights + (packed + folded) * if is_gpu { 1.0 } else { FRESH_MEMORY },
             operations: self.layers() * OPERATIONS_OF_LAYER,
-            exchanged: kept * weights * (shards - 1.0) / shards,
+            exchanged: kept * sent_in_sync(self.spec, self.model, weights as u64) as f64,
             ..Work::in_numbers(self.numbers)
         }
     }

@@ -67,6 +67,24 @@ fn ranks_of_a_sequence_parallel_group_keep_different_experts() {
     }
 }
 
+#[test]
+fn a_sync_sends_the_experts_that_others_lack() {
+    let sent = |mesh: Value| {
+        let mut spec = job(&mesh);
+        spec["model"]["lora"] = json!({"merge": true});
+        let models = Models { policy: Some(mixture()), reward: Vec::new() };
+        plan(&validate(&manifest(&spec)).unwrap(), &models).weight_sync.unwrap().sent_bytes
+    };
+    // In fp32. One rank of four has a quarter of the experts whole, and sends it to three; a shard of one of all
+    // experts is as much.
+    assert_eq!(sent(json!({"dpShard": 4, "ep": 4})), sent(json!({"dpShard": 4})));
+    // A half, of which two ranks have a half each, is sent to one.
+    let halves = sent(json!({"dpShard": 4, "ep": 2}));
+    assert_eq!(halves, sent(json!({"dpShard": 4})));
+    // Ranks of a sequence-parallel group lack each other's half.
+    assert_eq!(sent(json!({"sp": 2, "ep": 2})), 4 * LAYERS * OF_LAYER / 2);
+}
+
 fn misfit(mesh: &Value, model: &ModelConfig) -> Option<String> {
     let job = validate(&manifest(&job(mesh))).unwrap();
     check_model(job.spec(), model).err().map(|misfit| misfit.to_string())

@@ -1,0 +1,80 @@
+//! The numbers of a role's weights that a rank keeps, and those that it sends so that others have them too: by
+//! the shards of FSDP, and of experts with expert parallelism by the ranks that have the same.
+
+use crate::plan::model_config::ModelConfig;
+use crate::spec::MeshSpec;
+
+/// How the ranks of a copy share its weights.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sharing {
+    dp_shard: f64,
+    sp: f64,
+    ep: f64,
+    /// Weights of distributed experts; none without expert parallelism.
+    experts: f64,
+    trains_experts: bool,
+}
+
+/// The share of an all-gather or reduce-scatter that each of so many ranks sends.
+fn of_others(ranks: f64) -> f64 {
+    (ranks - 1.0) / ranks
+}
+
+impl Sharing {
+    /// That of a role that `dp_shard` ranks hold a copy of.
+    pub(super) fn new((mesh, dp_shard): (&MeshSpec, f64), model: &ModelConfig, trains_experts: bool) -> Self {
+        let experts = if mesh.ep > 1 { model.expert_weights().0 as f64 } else { 0.0 };
+        Self { dp_shard, sp: mesh.sp.into(), ep: mesh.ep.into(), experts, trains_experts }
+    }
+
+    /// Ranks of a copy that have the same experts.
+    fn with_same_experts(&self) -> f64 {
+        self.dp_shard * self.sp / self.ep
+    }
+
+    fn trained_experts(&self) -> f64 {
+        if self.trains_experts { self.experts } else { 0.0 }
+    }
+
+    /// Numbers that a rank sends so that `weights`, all of the role, are gathered once for a pass.
+    pub(super) fn sent(&self, weights: f64) -> f64 {
+        let of_experts = self.experts / self.ep * of_others(self.with_same_experts());
+        (weights - self.experts) * of_others(self.dp_shard) + of_experts
+    }
+
+    /// Of `trained` numbers, those that a rank updates.
+    pub(super) fn kept(&self, trained: f64) -> f64 {
+        let experts = self.trained_experts();
+        (trained - experts) / self.dp_shard + experts / (self.dp_shard * self.sp)
+    }
+
+    /// Gradients of `trained` numbers that a rank sends so that all of `num_ranks` have the sum.
+    pub(super) fn summed(&self, trained: f64, num_ranks: f64) -> f64 {
+        let over = |numbers: f64, shards: f64, copies: f64| {
+            numbers * of_others(shards) + 2.0 * numbers / shards * of_others(copies)
+        };
+        let experts = self.trained_experts();
+        let copies = num_ranks / (self.dp_shard * self.sp);
+        over(trained - experts, self.dp_shard, num_ranks / self.dp_shard)
+            + over(experts / self.ep, self.with_same_experts(), copies)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_with_different_experts_send_no_weights_of_experts_in_a_pass() {
+        let of = |dp_shard, sp, ep| Sharing { dp_shard, sp, ep, experts: 800.0, trains_experts: true };
+        // 200 other numbers, on four ranks that each have a quarter of the experts.
+        let apart = of(4.0, 1.0, 4.0);
+        assert_eq!(apart.sent(1000.0), 150.0);
+        assert_eq!((apart.kept(1000.0), apart.summed(1000.0, 4.0)), (250.0, 150.0));
+        // On four by two, of which four have the same half of the experts; two copies.
+        let in_halves = of(4.0, 2.0, 2.0);
+        assert_eq!(in_halves.sent(1000.0), 150.0 + 300.0);
+        assert_eq!(in_halves.kept(1000.0), 50.0 + 100.0);
+        assert_eq!(in_halves.summed(1000.0, 16.0), 150.0 + 2.0 * 50.0 * 0.75 + 300.0 + 2.0 * 100.0 * 0.5);
+    }
+}
