@@ -10,8 +10,8 @@
 //! and need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
 //! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a
 //! shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each
-//! other the rows of their tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. The
-//! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//! other the rows of their tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same
+//! prompts. The transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 
 mod environment;
 mod ep_group;

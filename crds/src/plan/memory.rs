@@ -13,9 +13,9 @@
 //! rollout's weights unit by unit. A checkpoint is copied into its file: that is page cache, which is not
 //! counted. With `workers.mesh.sp` it has its share of the tokens of a pass; passes for log-probs and of the
 //! critic have their own degrees. With `workers.mesh.rolloutTp` a tensor-parallel shard of the packed
-//! weights: `rollout`. With `workers.mesh.ep` the weights of experts are shared by all ranks of a copy, and a pass
-//! gathers those of a rank's own; experts count as equally busy. Offloaded tensors take memory of a GPU's host, and of the GPU only while they are
-//! prefetched or in use; on the CPU they are in a file.
+//! weights: `rollout`. With `workers.mesh.ep` the weights of experts are shared by all ranks of a copy, and a
+//! pass gathers those of a rank's own; experts count as equally busy. Offloaded tensors take memory of a
+//! GPU's host, and of the GPU only while they are prefetched or in use; on the CPU they are in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
@@ -266,9 +266,8 @@ impl MemoryPlan {
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
         // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
-        let gradients = at_hand(&|shards| {
-            vec![term("gradients", FP32 * shards.shard_of_trained(trained.num_parameters))]
-        });
+        let gradients =
+            at_hand(&|own| vec![term("gradients", FP32 * own.shard_of_trained(trained.num_parameters))]);
         let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
             let activations = sharing(pass.budget.1, pass.width);
             update(spec, batch, (pass.budget, offload.activations), (&activations, shards))

@@ -1,5 +1,5 @@
-//! Expert parallelism: ranks with different experts equal one rank that has all, in every role, and each resumes
-//! from the other's checkpoints.
+//! Expert parallelism: ranks with different experts equal one rank that has all, in every role, and each
+//! resumes from the other's checkpoints.
 
 use serde_json::{Value, json};
 

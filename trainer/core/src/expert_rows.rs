@@ -6,8 +6,8 @@
 //! received      rank-major: by sender, and of each sender by expert               -> sorted by expert again
 //! computed      back in the order in which they were received                     -> returned to the senders
 //! ```
-//! Sorting is stable, so that an expert has its rows in the order of ranks, and of each rank in the order of its
-//! tokens.
+//! Sorting is stable, so that an expert has its rows in the order of ranks, and of each rank in the order of
+//! its tokens.
 
 /// The rows that a rank sends to each rank of its group, from its rows of each expert: experts are split into
 /// `num_ranks` equal runs.

@@ -143,8 +143,8 @@ impl Mesh {
     }
 }
 
-/// The ranks of a [`Mesh`] as they hold experts (torchtitan's `ep` and `efsdp`): the `dp_shard * sp` ranks of a
-/// replica are split into groups of `ep` neighbours, each of which has all experts.
+/// The ranks of a [`Mesh`] as they hold experts (torchtitan's `ep` and `efsdp`): the `dp_shard * sp` ranks of
+/// a replica are split into groups of `ep` neighbours, each of which has all experts.
 ///
 /// ```text
 /// rank = (replica * dp_shard * sp / ep + shard) * ep + place      8 ranks, dp_shard 2, sp 2, ep 2:

@@ -64,8 +64,8 @@ impl ExpertLora {
     }
 
     /// Adds the adapter's output to the base's products with the rows `x_ni` of the experts of `shard`, in
-    /// place. With expert parallelism every rank has the matrices of all experts, whose gradients are added up
-    /// over the ranks.
+    /// place. With expert parallelism every rank has the matrices of all experts, whose gradients are added
+    /// up over the ranks.
     pub(super) fn add_to(
         &self,
         base: Tensor,

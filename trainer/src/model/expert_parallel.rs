@@ -5,8 +5,8 @@
 //! experts_of_rows  rows of any tokens for own experts, [m, d] to [m, d]
 //! after_experts    weighed sum of each token's rows, block beside the experts, residual sum [t, d]
 //! ```
-//! Each part is an autograd graph of its own. They compute what [`DecoderLayer::forward`] does with all experts;
-//! the exchange is in `actor::layer_schedule::experts`.
+//! Each part is an autograd graph of its own. They compute what [`DecoderLayer::forward`] does with all
+//! experts; the exchange is in `actor::layer_schedule::experts`.
 //!
 //! Shapes: t tokens, k experts a token, n = t k rows of own tokens, m rows for own experts, d hidden width.
 
@@ -47,8 +47,8 @@ impl DecoderLayer {
         Some(BeforeExperts { hidden_td, normed_td, routes, rows_nd })
     }
 
-    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: `[m, d]` to
-    /// `[m, d]`. A layer without experts returns its input.
+    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: `[m, d]`
+    /// to `[m, d]`. A layer without experts returns its input.
     pub(crate) fn experts_of_rows(
         &self,
         x_md: &Tensor,
@@ -64,8 +64,8 @@ impl DecoderLayer {
         }
     }
 
-    /// The rest of the layer, token by token: from what came before the experts and their outputs for its rows,
-    /// `[n, d]` in their order.
+    /// The rest of the layer, token by token: from what came before the experts and their outputs for its
+    /// rows, `[n, d]` in their order.
     pub(crate) fn after_experts(
         &self,
         before: &BeforeExperts,
@@ -92,8 +92,8 @@ impl BeforeExperts {
         [&self.hidden_td, &self.normed_td, &self.routes.weights_tk, &self.rows_nd]
     }
 
-    /// The same as inputs of a graph of their own, with the tensors of which each is a copy of the values; rows
-    /// stay behind.
+    /// The same as inputs of a graph of their own, with the tensors of which each is a copy of the values;
+    /// rows stay behind.
     pub(crate) fn detached(self) -> (Self, [Tensor; 4]) {
         let sources = self.tensors().map(Tensor::shallow_clone);
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(tensor.requires_grad());

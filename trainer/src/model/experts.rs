@@ -320,8 +320,8 @@ impl ExpertWeights {
         routes.rows.combine(&y_nd, &routes.weights_tk)
     }
 
-    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: [n, d] to
-    /// [n, d].
+    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`:
+    /// [n, d] to [n, d].
     pub(super) fn of_rows(
         &self,
         x_nd: &Tensor,

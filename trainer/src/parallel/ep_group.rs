@@ -1,6 +1,6 @@
 //! Expert-parallel groups: ranks that each have a part of every layer's experts, and their all-to-alls. The
-//! exchange of a layer is in `actor::layer_schedule::experts`; the layout of ranks is in `rlt_core::mesh`, the
-//! arithmetic of rows in `rlt_core::expert_rows`.
+//! exchange of a layer is in `actor::layer_schedule::experts`; the layout of ranks is in `rlt_core::mesh`,
+//! the arithmetic of rows in `rlt_core::expert_rows`.
 
 use std::cell::RefCell;
 
@@ -30,8 +30,8 @@ impl EpGroup {
         self.shard
     }
 
-    /// Sends each rank the numbers of its experts, of `counts` of all experts in their order; returns what the
-    /// ranks have sent for this one's, rank-major. On the host, where they decide what is sent next.
+    /// Sends each rank the numbers of its experts, of `counts` of all experts in their order; returns what
+    /// the ranks have sent for this one's, rank-major. On the host, where they decide what is sent next.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -38,8 +38,8 @@ impl Ranks {
     /// Collective, once for each degree.
     ///
     /// # Errors
-    /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, expert-parallel groups
-    /// not those of a replica, or one is lost.
+    /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, expert-parallel
+    /// groups not those of a replica, or one is lost.
     pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
         let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
         let place = mesh.coordinates(self.rank);

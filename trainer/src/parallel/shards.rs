@@ -17,8 +17,8 @@
 //! prefetched, unsharded and resharded; all ranks follow the same schedule, because each of its steps is a
 //! collective.
 //!
-//! With expert parallelism the weights of experts are parameters of their own layout ([`ExpertRanks`]): a rank
-//! keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`].
+//! With expert parallelism the weights of experts are parameters of their own layout ([`ExpertRanks`]): a
+//! rank keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`].
 //!
 //! [`ExpertRanks`]: super::mesh::ExpertRanks
 //! [`visit`]: ShardedParameters::visit
@@ -213,8 +213,8 @@ impl ShardedParameters {
         self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
     }
 
-    /// Whether other ranks of the expert-parallel group have other parts of a parameter, or of what belongs to
-    /// it.
+    /// Whether other ranks of the expert-parallel group have other parts of a parameter, or of what belongs
+    /// to it.
     pub(crate) fn is_of_experts(&self, name: &str) -> bool {
         is_expert_weight(name) && self.ep_group().is_some()
     }
@@ -363,8 +363,8 @@ impl ShardedParameters {
         self.trained().for_each(Flat::clear_gradient);
     }
 
-    /// The norm over the replica, from the norms of each rank's shard: of what all ranks of an expert-parallel
-    /// group share, and of its own experts. The same bits on all ranks.
+    /// The norm over the replica, from the norms of each rank's shard: of what all ranks of an
+    /// expert-parallel group share, and of its own experts. The same bits on all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -182,8 +182,8 @@ impl Shards {
         self.term("gathered reward model", width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights: one FSDP unit, beside the own experts all of them. On a GPU without sharding the fetched unit is copied
-    /// into the compute dtype.
+    /// While another role copies weights: one FSDP unit, beside the own experts all of them. On a GPU without
+    /// sharding the fetched unit is copied into the compute dtype.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
         let layer = self.layer_bytes(width) + width * self.experts.layer_here();

@@ -265,8 +265,8 @@ impl<'a> Passes<'a> {
         Sharing::new((&self.spec.workers.mesh, self.dp_shard), self.model, is_trained)
     }
 
-    /// Bytes of rows that a rank sends to the ranks of their experts, or returns, in a pass forward or backward
-    /// where experts are equally busy.
+    /// Bytes of rows that a rank sends to the ranks of their experts, or returns, in a pass forward or
+    /// backward where experts are equally busy.
     fn rows_exchanged(&self, tokens: Tokens) -> f64 {
         let Some(experts) = &self.model.experts else { return 0.0 };
         let layers = experts.layers.iter().filter(|has_experts| **has_experts).count();

@@ -1,5 +1,5 @@
-//! The numbers of a role's weights that a rank keeps, and those that it sends so that others have them too: by
-//! the shards of FSDP, and of experts with expert parallelism by the ranks that have the same.
+//! The numbers of a role's weights that a rank keeps, and those that it sends so that others have them too:
+//! by the shards of FSDP, and of experts with expert parallelism by the ranks that have the same.
 
 use crate::plan::model_config::ModelConfig;
 use crate::spec::MeshSpec;

@@ -75,8 +75,8 @@ fn a_sync_sends_the_experts_that_others_lack() {
         let models = Models { policy: Some(mixture()), reward: Vec::new() };
         plan(&validate(&manifest(&spec)).unwrap(), &models).weight_sync.unwrap().sent_bytes
     };
-    // In fp32. One rank of four has a quarter of the experts whole, and sends it to three; a shard of one of all
-    // experts is as much.
+    // In fp32. One rank of four has a quarter of the experts whole, and sends it to three; a shard of one of
+    // all experts is as much.
     assert_eq!(sent(json!({"dpShard": 4, "ep": 4})), sent(json!({"dpShard": 4})));
     // A half, of which two ranks have a half each, is sent to one.
     let halves = sent(json!({"dpShard": 4, "ep": 2}));

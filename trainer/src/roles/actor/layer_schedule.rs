@@ -24,8 +24,8 @@
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather: collectives need all ranks. In a
-//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`], and so it has in an expert-parallel
-//! group, see [`experts`], where such a rank computes its experts for the others.
+//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`], and so it has in an
+//! expert-parallel group, see [`experts`], where such a rank computes its experts for the others.
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 

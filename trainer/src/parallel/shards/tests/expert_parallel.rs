@@ -1,5 +1,5 @@
-//! Expert parallelism: training, checkpoints, weight sync and bytes of ranks that have different experts, against
-//! one rank that has all.
+//! Expert parallelism: training, checkpoints, weight sync and bytes of ranks that have different experts,
+//! against one rank that has all.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +22,8 @@ fn train_on_layout(case: Case, (size, dp_shard, sp): Layout) -> Vec<f64> {
     all.swap_remove(0)
 }
 
-/// Gradients of experts are sums over the rows of all ranks in one product, where FSDP adds products of ranks:
-/// other orders of the same sums, as between any two meshes. They differ by 2e-6; but one weight has a
+/// Gradients of experts are sums over the rows of all ranks in one product, where FSDP adds products of
+/// ranks: other orders of the same sums, as between any two meshes. They differ by 2e-6; but one weight has a
 /// gradient near zero, which the optimizer divides by itself: 4e-6 by FSDP alone, 1.3e-5 with it.
 const TOLERANCE: f64 = 2e-5;
 
@@ -43,8 +43,8 @@ fn ranks_with_different_experts_train_as_one_rank_beside_fsdp_and_sequence_paral
     assert_trains_as_one(EXPERTS, &layouts);
 }
 
-/// libtorch's product rounds a row by how many others it has, and an expert has those of all ranks. All else is
-/// computed in the same order.
+/// libtorch's product rounds a row by how many others it has, and an expert has those of all ranks. All else
+/// is computed in the same order.
 #[test]
 fn log_probs_differ_from_those_of_ranks_with_all_experts_by_roundings_of_products() {
     let scored = |ep: usize| {

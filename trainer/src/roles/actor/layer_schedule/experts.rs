@@ -40,8 +40,8 @@ pub(super) struct RemoteExperts {
 }
 
 impl RemoteExperts {
-    /// Computes `rows_nd`, `[n, d]`, of which each expert has `counts`, on the ranks of `group`. The values of
-    /// the rows are freed. Collective.
+    /// Computes `rows_nd`, `[n, d]`, of which each expert has `counts`, on the ranks of `group`. The values
+    /// of the rows are freed. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
