@@ -39,6 +39,7 @@ mod quantize;
 mod random;
 mod rope;
 mod routes;
+mod saved_modules;
 pub(crate) mod tp_shards;
 mod vision;
 mod weights;
@@ -67,6 +68,7 @@ pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;
 pub use routes::{RouteCounts, RouteLog, RouteWatch, RoutesOfCompletion};
+pub(crate) use saved_modules::ADAPTED_MODEL;
 pub use weights::Weights;
 
 #[cfg(test)]

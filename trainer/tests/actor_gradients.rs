@@ -75,7 +75,7 @@ fn by_autograd(tied: bool) -> Vec<(String, Tensor)> {
     let num_learned: usize = SEQUENCES.iter().map(|(tokens, prompt_len)| tokens.len() - prompt_len).sum();
     for (tokens, prompt_len) in SEQUENCES {
         let input = PackedInput::new(&[tokens], Device::Cpu);
-        let logits_tv = decoder.logits(&decoder.hidden_states(&input, Adapter::On)) / 0.7;
+        let logits_tv = decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On) / 0.7;
         let logprobs_tv = logits_tv.log_softmax(-1, Kind::Float);
         let (start, len) = (prompt_len as i64 - 1, (tokens.len() - prompt_len) as i64);
         let predicting_cv = logprobs_tv.narrow(0, start, len);

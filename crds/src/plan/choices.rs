@@ -80,7 +80,7 @@ impl Choices {
     ) -> Option<bool> {
         let lora = spec.model.lora.as_ref()?;
         let model = quantized_as(spec, model);
-        if unmerged_refusal((lora.dora, !lora.target_parameters.is_empty()), &model, device).is_some() {
+        if unmerged_refusal(lora.parts(), &model, device).is_some() {
             return Some(true);
         }
         if model.quantization.is_some() {

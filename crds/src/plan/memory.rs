@@ -141,6 +141,8 @@ pub(super) struct Trained {
     pub(super) adapter_width: u64,
     /// Trained parameters of one layer.
     pub(super) of_one_layer: u64,
+    /// Trained parameters outside of the layers.
+    pub(super) outside: u64,
 }
 
 /// The parameters that a job trains: all, or those of the adapter.
@@ -153,8 +155,25 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
             largest_outside: (model.vocab_size * model.hidden_size) as u64,
             adapter_width: 0,
             of_one_layer: model.parameter_count().per_layer,
+            outside: outer_parameters(model),
         },
     }
+}
+
+/// Numbers of embedding, final norm and head.
+fn outer_parameters(model: &ModelConfig) -> u64 {
+    let count = model.parameter_count();
+    count.embedding + count.final_norm + count.head
+}
+
+/// Whether norms are trained; any name beside an adapter counts as one of some: an upper bound.
+fn trains_norms(spec: &ResolvedSpec) -> bool {
+    spec.model.lora.as_ref().is_none_or(|lora| !lora.modules_to_save.is_empty())
+}
+
+/// Whether the head of a language model is trained, with everything else or beside an adapter.
+fn trains_head(spec: &ResolvedSpec, model: &ModelConfig) -> bool {
+    spec.model.lora.as_ref().is_none_or(|lora| adapter::trains_head(lora, model))
 }
 
 /// An adapter beside the head of a classifier, which is trained whole.
@@ -162,6 +181,7 @@ fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
     let head = if model.head.num_labels() == 0 { 0 } else { model.parameter_count().head };
     Trained {
         num_parameters: adapter.num_parameters + head,
+        outside: adapter.outside + head,
         largest_outside: adapter.largest_outside.max(head),
         ..adapter
     }
@@ -204,10 +224,10 @@ impl MemoryPlan {
             normed_weight: normed_weight(spec, model),
             sp,
             cast_of_layer: cast_of_layer(spec, model, &trained, width),
-            casts_head: !is_gathered_by_unit(spec) && spec.model.lora.is_none(),
+            casts_head: !is_gathered_by_unit(spec) && trains_head(spec, model),
             composed: on_gpu(spec),
             largest_trained: trained.largest_of_layer,
-            trains_norms: spec.model.lora.is_none(),
+            trains_norms: trains_norms(spec),
         };
         // A critic passes over the same tokens in micro-batches and numbers of its own.
         let critic = roles::has_critic(spec).then(|| training.critic_precision().width());
@@ -477,7 +497,7 @@ fn update(
         activations.norm_temporaries(),
         dequantized(activations.model, activations.width),
     ];
-    let trains_head = u64::from(spec.model.lora.is_none());
+    let trains_head = u64::from(trains_head(spec, activations.model));
     [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
 }
 

@@ -71,16 +71,17 @@ pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u6
     (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
 }
 
-/// Why an adapter cannot be beside its base; `None` where it can. The first two say whether it is DoRA's, and
-/// whether it adapts parameters that are not linear layers.
+/// Why an adapter cannot be beside its base; `None` where it can. The first three say whether it is DoRA's,
+/// whether it adapts parameters that are not linear layers, and whether modules are trained whole.
 pub fn unmerged_refusal(
-    (dora, has_target_parameters): (bool, bool),
+    [dora, has_target_parameters, saves_modules]: [bool; 3],
     model: &ModelConfig,
     device: Device,
 ) -> Option<&'static str> {
     match () {
         () if dora => Some("DoRA, which scales whole weights"),
         () if has_target_parameters => Some("adapters of experts' parameters"),
+        () if saves_modules => Some("modules that are trained whole (modulesToSave)"),
         () if model.latent.is_some() => Some("latent attention, whose queries absorb weights"),
         () if device == Device::Cuda => Some("a GPU, for which there are no kernels yet"),
         () => None,

@@ -299,9 +299,7 @@ fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<()
 /// Checks that an adapter that is to stay beside its base can.
 fn check_unmerged(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let lora = spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
-    let refusal = |lora: &LoraSpec| {
-        unmerged_refusal((lora.dora, !lora.target_parameters.is_empty()), model, spec.workers.device)
-    };
+    let refusal = |lora: &LoraSpec| unmerged_refusal(lora.parts(), model, spec.workers.device);
     match lora.and_then(refusal) {
         Some(part) => Err(Misfit::UnmergedAdapter { part }),
         None => Ok(()),

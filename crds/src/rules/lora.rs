@@ -126,12 +126,15 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.model.lora",
         at: "merge",
-        reads: &["merge", "dora", "targetParameters"],
-        message: "DoRA and adapters of targetParameters are sampled from folded in: merge must not be false",
-        cel: || "!has(self.merge) || self.merge || (!self.dora && self.targetParameters.size() == 0)".into(),
-        holds: Check::Spec(|spec| {
-            lora(spec, |lora| lora.merge != Some(false) || (!lora.dora && lora.target_parameters.is_empty()))
-        }),
+        reads: &["merge", "dora", "targetParameters", "modulesToSave"],
+        message: "DoRA, adapters of targetParameters and modulesToSave are sampled from folded in: merge must not \
+                  be false",
+        cel: || {
+            "!has(self.merge) || self.merge || (!self.dora && self.targetParameters.size() == 0 && \
+             self.modulesToSave.size() == 0)"
+                .into()
+        },
+        holds: Check::Spec(|spec| lora(spec, |lora| lora.merge != Some(false) || !lora.must_merge())),
         allowed: Some(|_| "true".into()),
     },
     Rule {

@@ -81,6 +81,12 @@ pub struct LoraSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub exclude_pattern: Option<String>,
+    /// Modules that are trained whole, in fp32, and saved with the adapter, as PEFT's `modules_to_save`:
+    /// every embedding, head or norm whose name ends so, such as `embed_tokens`, `lm_head` or
+    /// `input_layernorm`. Tied weights are trained by `embed_tokens`, and stay tied (PEFT's
+    /// `ensure_weight_tying`). The reference policy has the frozen ones.
+    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
+    pub modules_to_save: Vec<String>,
     /// Dropout on the adapter's input. Above 0 the log-probs of rollout and update differ by chance.
     #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: f64,
@@ -119,6 +125,7 @@ impl Default for LoraSpec {
             target_parameters: Vec::new(),
             exclude_modules: Vec::new(),
             exclude_pattern: None,
+            modules_to_save: Vec::new(),
             dropout: 0.0,
             dropout_position: DropoutPosition::Before,
             init: LoraInit::Peft,
@@ -150,7 +157,23 @@ pub fn modules_of_megatron(name: &str) -> &'static [&'static str] {
     }
 }
 
+/// Whether `modulesToSave` means the module of a parameter: a name is a module's end, as in PEFT.
+pub fn is_module_to_save(names: &[String], parameter: &str) -> bool {
+    let module = parameter.strip_suffix(".weight").unwrap_or(parameter);
+    names.iter().any(|name| module.ends_with(name.as_str()))
+}
+
 impl LoraSpec {
+    /// Whether the adapter has parts that a rollout cannot have beside its base, on any device or model.
+    pub fn must_merge(&self) -> bool {
+        self.parts().contains(&true)
+    }
+
+    /// Whether it is DoRA's, adapts parameters that are not linear layers, and has modules trained whole.
+    pub fn parts(&self) -> [bool; 3] {
+        [self.dora, !self.target_parameters.is_empty(), !self.modules_to_save.is_empty()]
+    }
+
     /// Whether any adapter has another rank or alpha than most.
     pub fn has_patterns(&self) -> bool {
         !self.rank_pattern.is_empty() || !self.alpha_pattern.is_empty()

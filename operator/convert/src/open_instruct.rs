@@ -91,6 +91,8 @@ fn model(settings: &Settings, draft: &mut Draft) {
         draft.set("spec.model.lora.rank", settings.count("lora_rank").unwrap_or(64));
         draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(16.0));
         draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.1));
+        let saved = settings.list("lora_modules_to_save");
+        draft.set_some("spec.model.lora.modulesToSave", Some(saved).filter(|names| !names.is_empty()));
     }
 }
 

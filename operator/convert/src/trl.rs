@@ -99,6 +99,8 @@ fn model(settings: &Settings, draft: &mut Draft) {
     }
     let parameters = settings.list("lora_target_parameters");
     draft.set_some("spec.model.lora.targetParameters", Some(parameters).filter(|names| !names.is_empty()));
+    let saved = settings.list("lora_modules_to_save");
+    draft.set_some("spec.model.lora.modulesToSave", Some(saved).filter(|names| !names.is_empty()));
     if settings.is_true("use_rslora") {
         draft.set("spec.model.lora.rankStabilized", true);
     }

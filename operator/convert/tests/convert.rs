@@ -129,6 +129,28 @@ fn adapters_of_megatron_become_those_of_transformers_modules() {
     assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
 }
 
+#[test]
+fn modules_that_are_trained_whole_are_those_of_trl_and_open_instruct() {
+    for (project, trainer, switch) in
+        [(Project::Trl, "sft", "--use_peft"), (Project::OpenInstruct, "finetune", "--use_lora")]
+    {
+        let arguments = [
+            "--model_name_or_path",
+            "org/base-7b",
+            switch,
+            "--lora_modules_to_save",
+            "lm_head",
+            "embed_tokens",
+        ];
+        let launch = Launch::new(project, trainer, &arguments.map(str::to_owned));
+        let conversion = convert(&launch, &[], "test").unwrap();
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        let saved = &manifest["spec"]["model"]["lora"]["modulesToSave"];
+        assert_eq!(saved, &serde_json::json!(["lm_head", "embed_tokens"]), "{}", conversion.manifest);
+        assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
+    }
+}
+
 /// On GPUs, where verl's scripts run, an adapter is folded in so far.
 #[test]
 fn an_adapter_is_merged_where_verl_merges_it_and_otherwise_as_the_plan_finds() {

@@ -213,7 +213,7 @@ fn score_packed(
     tch::no_grad(|| {
         let hidden_td = decoder.hidden_states(&input, Adapter::On);
         let by = decoder.distribution(temperature);
-        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(), &targets, by, chunk)
+        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(Adapter::On), &targets, by, chunk)
     })
 }
 

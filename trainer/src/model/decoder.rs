@@ -16,6 +16,7 @@ use super::packed::{PackedImages, PackedInput};
 use super::placed::PlacedFeatures;
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
+use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
 /// Where weights live and how they are kept and used.
@@ -52,6 +53,8 @@ pub struct Decoder {
     pub(crate) head_bias: Option<Tensor>,
     pub(crate) ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
+    /// What is trained whole beside an adapter.
+    pub(crate) saved: SavedModules,
     /// Of a vision-language model, frozen and the same for all roles; `None` in an outline until
     /// [`Self::read_vision`].
     pub(crate) vision: Option<Rc<VisionTower>>,
@@ -64,11 +67,11 @@ impl Decoder {
     ///
     /// As in transformers the row of `pad_token_id` receives no gradient from here, and Gemma's factor is
     /// rounded to the compute dtype before it is multiplied in.
-    pub fn embed(&self, tokens: &Tensor) -> Tensor {
+    pub fn embed(&self, tokens: &Tensor, adapter: Adapter) -> Tensor {
         let padding_idx = self.config.pad_token_id.map_or(-1, i64::from);
         let compute = self.options.compute;
-        let hidden_td =
-            Tensor::embedding(&self.embedding, tokens, padding_idx, false, false).to_kind(compute);
+        let weight_vd = self.embedding_weight(adapter);
+        let hidden_td = Tensor::embedding(weight_vd, tokens, padding_idx, false, false).to_kind(compute);
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
@@ -77,8 +80,8 @@ impl Decoder {
     ///
     /// # Panics
     /// When there are images and the tower was never read ([`Self::read_vision`]).
-    pub fn embed_input(&self, input: &PackedInput) -> Tensor {
-        let embedded_td = self.embed(&input.tokens);
+    pub fn embed_input(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
+        let embedded_td = self.embed(&input.tokens, adapter);
         match self.placed_features(input) {
             Some(features) => features.in_place_of(&embedded_td),
             None => embedded_td,
@@ -141,37 +144,33 @@ impl Decoder {
     }
 
     /// The input of the head, [tokens, hidden] to [tokens, hidden]: the norm, times the scale of logits.
-    pub fn final_norm(&self, hidden_td: &Tensor) -> Tensor {
+    pub fn final_norm(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let ModelConfig { norm_kind, rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
-        let normed_td = ops::norm(norm_kind, hidden_td, &self.norm, (rms_norm_eps, norm_offset));
+        let weight_d = self.norm_weight(adapter);
+        let normed_td = ops::norm(norm_kind, hidden_td, weight_d, (rms_norm_eps, norm_offset));
         if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
-    }
-
-    /// The head's weight [vocabulary, hidden] in the storage dtype: the embedding itself when they are tied.
-    /// That of a classifier is [labels, hidden] in f32.
-    pub fn head_weight(&self) -> &Tensor {
-        self.head.as_ref().unwrap_or(&self.embedding)
     }
 
     /// The head's weight in the compute dtype, as the loss head wants it beside hidden states: the very
     /// tensor where storage and compute agree, else a copy of [vocabulary, hidden], so ask once a
     /// micro-batch.
-    pub fn compute_head_weight(&self) -> Tensor {
-        tch::no_grad(|| self.head_weight().detach().to_kind(self.options.compute))
+    pub fn compute_head_weight(&self, adapter: Adapter) -> Tensor {
+        tch::no_grad(|| self.head_weight(adapter).detach().to_kind(self.options.compute))
     }
 
     /// Embedding, all layers and final norm in one differentiable pass: [tokens, hidden].
     pub fn hidden_states(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
         let context = self.context(input, adapter);
-        let embedded = self.embed_input(input);
+        let embedded = self.embed_input(input, adapter);
         let last = self.layers.iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context));
-        self.final_norm(&last)
+        self.final_norm(&last, adapter)
     }
 
     /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final
     /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
-    pub fn logits(&self, hidden_td: &Tensor) -> Tensor {
-        self.capped(hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>))
+    pub fn logits(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
+        let weight_vd = self.head_weight(adapter).to_kind(self.options.compute);
+        self.capped(hidden_td.linear(&weight_vd, None::<Tensor>))
     }
 
     /// Logits after the softcap, rounded once as by the chunked head; the same tensor without a cap.
@@ -188,7 +187,8 @@ impl Decoder {
 
     /// The numbers of a classifier's head, f32 [labels, tokens], for `hidden_td` after the final norm.
     pub fn labels(&self, hidden_td: &Tensor) -> Tensor {
-        let weight = self.head_weight().detach().to_kind(self.options.compute).to_kind(Kind::Float);
+        let weight =
+            self.head_weight(Adapter::On).detach().to_kind(self.options.compute).to_kind(Kind::Float);
         let hidden_td = hidden_td.to_kind(Kind::Float);
         let of_label = |weight_d: &Tensor| hidden_td.mv(weight_d);
         let labels = Tensor::stack(&weight.unbind(0).iter().map(of_label).collect::<Vec<_>>(), 0);

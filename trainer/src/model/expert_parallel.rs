@@ -82,7 +82,7 @@ impl DecoderLayer {
             }
             FeedForward::Dense(_) => mixed_td,
         };
-        self.with_features(self.after_mlp(hidden_td, mlp_td), context)
+        self.with_features(self.after_mlp(hidden_td, mlp_td, context.adapter), context)
     }
 }
 

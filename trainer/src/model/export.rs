@@ -1,7 +1,7 @@
 //! A decoder as a Hugging Face folder: `transformers` loads it, and [`Decoder::load`] reads it back.
 //! Tokenizer files are written by the tokenizer.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
@@ -64,7 +64,12 @@ impl Decoder {
             .map(|projection| (format!("{}.weight", projection.name), projection))
             .collect();
         let of_part = |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx;
+        let mut saved = if merge_lora { self.saved_by_base(layer_idx) } else { BTreeMap::new() };
         let parameters = self.base_parameters().into_iter().filter(of_part);
+        let parameters = parameters.map(|(name, base)| match saved.remove(&name) {
+            Some((saved, _)) => (name, saved),
+            None => (name, base),
+        });
         let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
         let experts = layer_idx.and_then(|layer_idx| self.layers[layer_idx].experts());

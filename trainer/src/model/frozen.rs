@@ -10,7 +10,8 @@ use super::decoder::{Decoder, LoadOptions};
 use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
 use super::load::outline;
-use super::projection::Projection;
+use super::projection::{Adapter, Projection};
+use super::saved_modules::SavedModules;
 
 impl Decoder {
     /// The same weights in memory of their own, without adapter and without gradients, in the dtype
@@ -78,6 +79,7 @@ impl Decoder {
             head_bias: None,
             ropes: self.ropes.shallow_clone(),
             lora: None,
+            saved: SavedModules::default(),
             vision: self.vision.clone(),
             offload_file: None,
         }
@@ -132,11 +134,12 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// A layer's norms and sinks, as `of` makes them, without its products.
-    pub(crate) fn without_projections(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
+    /// A layer's norms, with or without the adapter, and sinks, as `of` makes them, without its products.
+    pub(crate) fn without_projections(&self, adapter: Adapter, of: impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             shape: self.shape.clone(),
-            norms: self.norms.map(&of),
+            norms: self.norms(adapter).map(&of),
+            saved_norms: None,
             sinks: self.sinks.as_ref().map(of),
             projections: Vec::new(),
             experts: None,
@@ -152,7 +155,7 @@ fn layer_of(
     let projections = layer.projections.iter();
     let projections = projections.map(|projection| projection_of(projection, of, of_quantized)).collect();
     let experts = layer.experts.as_ref().map(|experts| experts.map(of));
-    DecoderLayer { projections, experts, ..layer.without_projections(of) }
+    DecoderLayer { projections, experts, ..layer.without_projections(Adapter::Off, of) }
 }
 
 fn projection_of(

@@ -40,7 +40,7 @@ fn bits(tensor: &Tensor) -> Vec<f32> {
 fn computed(decoder: &Decoder) -> Vec<Vec<f32>> {
     let input = PackedInput::new(&[&[3, 14, 15, 9, 26], &[5, 35]], Device::Cpu);
     let hidden_td = decoder.hidden_states(&input, Adapter::On);
-    let logits_tv = decoder.logits(&hidden_td);
+    let logits_tv = decoder.logits(&hidden_td, Adapter::On);
     let trained = decoder.trainable_parameters();
     if !trained.is_empty() {
         logits_tv.to_kind(Kind::Float).square().sum(Kind::Float).backward();

@@ -13,6 +13,7 @@ use rlt_api::plan::model_config::LatentAttention;
 use tch::Tensor;
 
 use super::layer::{DecoderLayer, QueriesKeysValues};
+use super::norms::LayerNorms;
 use super::rope::RopeTables;
 
 /// The products of latent attention as someone prepared them.
@@ -47,12 +48,12 @@ impl DecoderLayer {
         &self,
         normed_td: &Tensor,
         rope: &RopeTables,
-        latent: &LatentAttention,
+        (latent, norms): (&LatentAttention, &LayerNorms),
         products: &impl LatentProducts,
     ) -> QueriesKeysValues {
         let (queries, keys) = products.compressed(normed_td);
-        let queries = match &self.norms.query_latent {
-            Some(norm) => products.queries(&self.norms.latent(norm, &queries)),
+        let queries = match &norms.query_latent {
+            Some(norm) => products.queries(&norms.latent(norm, &queries)),
             None => queries,
         };
         let sizes = |first: usize| [first as i64, latent.rope_dim as i64];
@@ -60,8 +61,8 @@ impl DecoderLayer {
         let queries = queries_thd.split_with_sizes(sizes(latent.plain_dim), -1);
         let keys = keys.split_with_sizes(sizes(latent.rank), -1);
         let turned = |x_thd: Tensor| rope.turn(x_thd.contiguous(), self.shape.rope_idx);
-        let key_latent = match &self.norms.key_latent {
-            Some(norm) => self.norms.latent(norm, &keys[0].contiguous()),
+        let key_latent = match &norms.key_latent {
+            Some(norm) => norms.latent(norm, &keys[0].contiguous()),
             None => keys[0].shallow_clone(),
         };
         products.join(LatentParts {

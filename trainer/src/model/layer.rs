@@ -76,6 +76,10 @@ pub trait Projections {
     /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of
     /// it is here.
     type Error;
+    /// Whether the layer's norms are those trained beside an adapter; an engine's layers have one kind alone.
+    fn adapter(&self) -> Adapter {
+        Adapter::Off
+    }
     /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
     /// The products of latent attention, which has no others but the output.
@@ -123,6 +127,8 @@ pub trait DenseProducts {
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
     pub(crate) norms: LayerNorms,
+    /// Where some norms are trained beside an adapter: these, and the others as they are.
+    pub(crate) saved_norms: Option<LayerNorms>,
     /// A score of each query head without key and value, [heads]; where the model has some.
     pub(crate) sinks: Option<Tensor>,
     /// In checkpoint order; [`LayerShape::products`] has their positions.
@@ -233,10 +239,11 @@ impl DecoderLayer {
         rope: &RopeTables,
         projections: &impl Projections,
     ) -> QueriesKeysValues {
-        let (norms, &LayerShape { head_dim, rope_idx, .. }) = (&self.norms, &self.shape);
+        let norms = self.norms(projections.adapter());
+        let &LayerShape { head_dim, rope_idx, .. } = &self.shape;
         let normed_td = norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone());
         if let Some(latent) = &self.shape.latent {
-            return self.project_latent(&normed_td, rope, latent, &projections.latent());
+            return self.project_latent(&normed_td, rope, (latent, norms), &projections.latent());
         }
         let (q, k, v) = projections.qkv(&normed_td);
         let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
@@ -255,7 +262,7 @@ impl DecoderLayer {
             FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
             FeedForward::Experts { experts, beside } => self.mix(&normed_td, &experts, beside.as_ref())?,
         };
-        Ok(self.after_mlp(&hidden_td, mlp_td))
+        Ok(self.after_mlp(&hidden_td, mlp_td, projections.adapter()))
     }
 
     /// The residual stream after attention, and the input of the feed-forward block, both [tokens, hidden].
@@ -265,7 +272,7 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         projections: &P,
     ) -> Result<(Tensor, Tensor), P::Error> {
-        let norms = &self.norms;
+        let norms = self.norms(projections.adapter());
         let attended = match self.shape.latent {
             Some(_) => projections.latent().values(attended_thd),
             None => attended_thd.flatten(1, 2),
@@ -281,8 +288,9 @@ impl DecoderLayer {
     }
 
     /// The layer's output from the residual stream and the output of the feed-forward block.
-    pub(super) fn after_mlp(&self, hidden_td: &Tensor, mlp_td: Tensor) -> Tensor {
-        self.add(hidden_td, self.norms.apply(self.norms.after_mlp.as_ref(), mlp_td))
+    pub(super) fn after_mlp(&self, hidden_td: &Tensor, mlp_td: Tensor, adapter: Adapter) -> Tensor {
+        let norms = self.norms(adapter);
+        self.add(hidden_td, norms.apply(norms.after_mlp.as_ref(), mlp_td))
     }
 
     /// The feed-forward block, [tokens, hidden] to [tokens, hidden].
@@ -440,6 +448,10 @@ impl OwnProjections<'_> {
 
 impl Projections for OwnProjections<'_> {
     type Error = Infallible;
+
+    fn adapter(&self) -> Adapter {
+        self.context.adapter
+    }
 
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
         let [q, k, v] = self.products(0, normed_td);

@@ -16,6 +16,7 @@ use super::layer::{DecoderLayer, LayerShape};
 use super::norms::LayerNorms;
 use super::projection::Projection;
 use super::rope::Ropes;
+use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 use super::weights::{EMBEDDING, Weights, is_label_head};
 
@@ -138,6 +139,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         ropes: Ropes::new(config, options.device),
         options: *options,
         lora: None,
+        saved: SavedModules::default(),
         vision: None,
         offload_file: None,
         config: config.clone(),
@@ -176,7 +178,8 @@ fn build_layer(
         true => Some(placed(&format!("{layer}.self_attn.sinks"), &[config.num_heads as i64])?),
         false => None,
     };
-    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, sinks, projections, experts })
+    let shape = layer_shape(config, layer_idx);
+    Ok(DecoderLayer { shape, norms, saved_norms: None, sinks, projections, experts })
 }
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {

@@ -224,7 +224,7 @@ fn a_head_stored_beside_a_tied_embedding_counts_when_it_differs() {
     assert!(folder.load().unwrap().head.is_none());
     folder.set("lm_head.weight", &embedding * 2.0);
     let untied = folder.load().unwrap();
-    assert!(!untied.config.tie_word_embeddings && untied.head_weight().equal(&(&embedding * 2.0)));
+    assert!(!untied.config.tie_word_embeddings && untied.head_weight(Adapter::On).equal(&(&embedding * 2.0)));
     folder.tensors.retain(|(name, _)| name != "model.embed_tokens.weight");
     let moved = folder.load().unwrap();
     assert!(moved.head.is_none() && moved.embedding.equal(&(&embedding * 2.0)));
@@ -248,7 +248,7 @@ fn bf16_compute_stays_near_f32_and_keeps_gradients_in_storage() {
     let run = |compute| {
         let options = LoadOptions { compute, trainable: true, ..LoadOptions::default() };
         let decoder = Decoder::load(folder.path(), &options).unwrap();
-        let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On));
+        let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On);
         assert_eq!(logits.kind(), compute);
         logits.to_kind(Kind::Float).square().sum(Kind::Float).backward();
         (logits.to_kind(Kind::Float).detach(), decoder.embedding.grad())

@@ -56,6 +56,8 @@ pub struct LoraConfig {
     pub dora: bool,
     /// Where dropout is.
     pub dropout_position: DropoutPosition,
+    /// Ends of names of modules that are trained whole.
+    pub modules_to_save: Vec<String>,
 }
 
 impl Default for LoraConfig {
@@ -149,6 +151,23 @@ pub enum LoraError {
         /// What is there.
         got: String,
     },
+    /// A name means no module that can be trained whole.
+    #[error(
+        "attaching an adapter: modulesToSave: {name:?} is not the end of {available}, or is that of a linear layer, \
+         which an adapter trains"
+    )]
+    UnknownModuleToSave {
+        /// The name.
+        name: String,
+        /// Names of such modules.
+        available: String,
+    },
+    /// A head is to be trained whole that is the embedding.
+    #[error(
+        "attaching an adapter: modulesToSave: the model's head is its embedding (`tie_word_embeddings`): expected \
+         \"embed_tokens\", which trains both, got \"lm_head\" alone"
+    )]
+    TiedHead,
     /// There is an adapter already.
     #[error("attaching an adapter: the model has one already")]
     AlreadyAttached,
@@ -206,6 +225,7 @@ impl LoraConfig {
             patterns: Patterns::from_spec(spec),
             dora: spec.dora,
             dropout_position: spec.dropout_position,
+            modules_to_save: spec.modules_to_save.clone(),
         }
     }
 
@@ -252,6 +272,7 @@ impl Decoder {
         };
         let stored = adapter::continued(dir, &config, spec.resize_adapter)?;
         self.attach(&config, seed)?;
+        self.allocate_modules_to_save();
         if spec.resize_adapter {
             self.read_resized_adapter(dir, &stored)
         } else {
@@ -259,7 +280,8 @@ impl Decoder {
         }
     }
 
-    /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head.
+    /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head and
+    /// what is saved with the adapter.
     ///
     /// # Errors
     /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
@@ -301,6 +323,7 @@ impl Decoder {
             projection.lora = Some(LoraPair { magnitudes, ..pair });
         }
         self.attach_to_experts(config, seed)?;
+        self.attach_modules_to_save(&config.modules_to_save)?;
         self.lora = Some(config.clone());
         Ok(())
     }

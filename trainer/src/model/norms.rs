@@ -95,6 +95,18 @@ impl LayerNorms {
         stream.into_iter().chain([queries, keys, query_latent, key_latent]).flatten()
     }
 
+    /// The same norms, some with the weights that `of` makes; `None` where it makes none.
+    pub(super) fn with_copies(&self, of: impl Fn(&Norm) -> Option<Tensor>) -> Option<Self> {
+        let mut copies = self.map(Tensor::shallow_clone);
+        let mut any = false;
+        for norm in copies.iter_mut() {
+            if let Some(weight) = of(norm) {
+                (norm.weight, any) = (weight, true);
+            }
+        }
+        any.then_some(copies)
+    }
+
     /// The same norms with other weights.
     pub(crate) fn map(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| Norm { weight: of(&norm.weight), ..*norm });

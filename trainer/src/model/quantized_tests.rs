@@ -51,7 +51,7 @@ fn learned(decoder: &Decoder) -> (Tensor, BTreeMap<String, Tensor>) {
     let tokens: Vec<u32> = (2..22).collect();
     let input = PackedInput::new(&[&tokens], Device::Cpu);
     let hidden_td = decoder.hidden_states(&input, Adapter::On);
-    let logits_tv = decoder.logits(&hidden_td).to_kind(Kind::Float);
+    let logits_tv = decoder.logits(&hidden_td, Adapter::On).to_kind(Kind::Float);
     let next = Tensor::from_slice(&tokens[1..].iter().map(|token| i64::from(*token)).collect::<Vec<_>>());
     let log_probs = logits_tv.log_softmax(-1, Kind::Float).narrow(0, 0, 19);
     let picked = log_probs.gather(1, &next.unsqueeze(1), false).squeeze_dim(1);

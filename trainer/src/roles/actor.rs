@@ -40,7 +40,7 @@ pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
 use self::routes::WatchedRoutes;
-use crate::model::Decoder;
+use crate::model::{Adapter, Decoder};
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::{Learner, TrainingPass};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
@@ -262,7 +262,7 @@ impl Actor {
         };
         let grad_cd = rlt_torch::head_forward_backward(
             predicting_cd,
-            &self.decoder.compute_head_weight(),
+            &self.decoder.compute_head_weight(Adapter::On),
             &micro_batch.targets,
             self.decoder.distribution(self.options.temperature),
             self.options.head_chunk_tokens,

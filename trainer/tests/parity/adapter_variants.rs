@@ -12,7 +12,13 @@ use tch::{Kind, Tensor};
 use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 
 /// The base, and the adapter on it.
-const STORED: [(&str, &str); 3] = [("qwen2", "dora"), ("llama", "dora-rslora"), ("llama", "patterns")];
+const STORED: [(&str, &str); 5] = [
+    ("qwen2", "dora"),
+    ("llama", "dora-rslora"),
+    ("llama", "patterns"),
+    ("mistral", "saved"),
+    ("qwen3", "saved-tied"),
+];
 
 /// PEFT's `loraplus_lr_ratio` in the fixtures.
 const LORAPLUS_RATIO: f64 = 8.0;
@@ -27,7 +33,7 @@ fn open(base: &str, variant: &str) -> [Fixture; 2] {
 }
 
 fn logits(decoder: &Decoder, base: &Fixture, adapter: Adapter) -> Tensor {
-    decoder.logits(&decoder.hidden_states(&packed(&base.sequences()), adapter))
+    decoder.logits(&decoder.hidden_states(&packed(&base.sequences()), adapter), adapter)
 }
 
 /// The largest error among tensors, each beside the expected one of its name behind `prefix`.
@@ -201,4 +207,49 @@ fn assert_is_best_of_rank_1(decoder: &Decoder, stored: &std::path::Path, is_dora
     let error = max_error(&product(&own, 2.0), &best);
     assert!(error <= 1e-5, "{error:.2e}");
     assert!(s.get(1).double_value(&[]) > 0.1, "something was left out");
+}
+
+#[test]
+fn modules_to_save_start_as_the_base_and_those_that_cannot_be_are_refused() {
+    let [base, _] = open("mistral", "saved");
+    let spec = |names: &[&str]| LoraSpec {
+        rank: 2,
+        alpha: 4.0,
+        target_modules: ["q_proj", "down_proj"].map(str::to_owned).to_vec(),
+        modules_to_save: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..LoraSpec::default()
+    };
+    let mut decoder = base.load();
+    let untrained = logits(&decoder, &base, Adapter::On);
+    decoder.attach_lora_spec(&spec(&["lm_head", "embed_tokens", "norm"]), 1).unwrap();
+    assert_eq!(logits(&decoder, &base, Adapter::On), untrained);
+    let saved = decoder.trainable_parameters();
+    let saved: Vec<&str> =
+        saved.iter().map(|(name, _)| name.as_str()).filter(|name| !name.contains("lora_")).collect();
+    let expected = ["model.embed_tokens", "model.norm", "lm_head", "model.layers.0.input_layernorm"];
+    for module in expected {
+        assert!(saved.contains(&format!("base_model.model.{module}.weight").as_str()), "{saved:?}");
+    }
+    assert_eq!(saved.len(), 3 + 2 * 2);
+
+    let refused = |names: &[&str]| base.load().attach_lora_spec(&spec(names), 1).unwrap_err().to_string();
+    for name in ["lm_heads", "down_proj"] {
+        let message = refused(&["lm_head", name]);
+        assert!(message.contains(&format!("modulesToSave: \"{name}\" is not the end of")), "{message}");
+    }
+    let tied = Fixture::open("qwen3", "expected.safetensors");
+    let message = tied.load().attach_lora_spec(&spec(&["lm_head"]), 1).unwrap_err().to_string();
+    assert!(message.contains("expected \"embed_tokens\", which trains both"), "{message}");
+
+    let path = folder(&base, "saved").to_string_lossy().into_owned();
+    let continued = |names: &[&str]| LoraSpec { adapter_path: Some(path.clone()), ..spec(names) };
+    let all = ["lm_head", "embed_tokens", "input_layernorm", "model.norm"];
+    for resize_adapter in [false, true] {
+        let (mut loaded, mut again) = (base.load(), base.load());
+        loaded.load_adapter(&folder(&base, "saved")).unwrap();
+        again.attach_lora_spec(&LoraSpec { resize_adapter, ..continued(&all) }, 0).unwrap();
+        assert_eq!(logits(&again, &base, Adapter::On), logits(&loaded, &base, Adapter::On));
+    }
+    let message = base.load().attach_lora_spec(&continued(&["lm_head"]), 0).unwrap_err().to_string();
+    assert!(message.contains("field `modules_to_save`: expected {\"lm_head\"}"), "{message}");
 }

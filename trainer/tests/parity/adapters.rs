@@ -39,7 +39,7 @@ fn adapted(fixture: &Fixture) -> Decoder {
 }
 
 fn logits(decoder: &Decoder, fixture: &Fixture, adapter: Adapter) -> Tensor {
-    decoder.logits(&decoder.hidden_states(&packed(&fixture.sequences()), adapter))
+    decoder.logits(&decoder.hidden_states(&packed(&fixture.sequences()), adapter), adapter)
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn observed(decoder: &Decoder, fixture: &Fixture, tap: RouterTap) -> (Vec<Tensor
     let input = packed(&fixture.sequences());
     let mut context = decoder.context(&input, Adapter::On);
     context.router = Some(tap);
-    let (mut hidden, mut terms) = (decoder.embed(&input.tokens), Vec::new());
+    let (mut hidden, mut terms) = (decoder.embed(&input.tokens, Adapter::On), Vec::new());
     for layer in decoder.layers() {
         hidden = layer.forward(&hidden, &context);
         terms.extend(context.router.as_ref().and_then(RouterTap::take_term));

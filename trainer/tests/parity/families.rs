@@ -36,7 +36,7 @@ fn every_family_computes_what_transformers_computes() {
 fn check_values(fixture: &Fixture, errors: &mut Errors) {
     let input = packed(&fixture.sequences());
     let decoder = fixture.load();
-    let logits = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On)));
+    let logits = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On));
     errors.check("logits", max_error(&logits, fixture.expected("logits")));
     for temperature in ["0.7", "1.0"] {
         let (log_probs, entropies) = predictions(&logits, &input, temperature.parse().unwrap());
@@ -64,7 +64,7 @@ fn check_scores(fixture: &Fixture, errors: &mut Errors) {
 fn check_gradients_and_step(fixture: &Fixture, errors: &mut Errors) {
     let input = packed(&fixture.sequences());
     let decoder = fixture.load();
-    let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On));
+    let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On);
     let loss = loss(&logits, &input, fixture.expected("loss_weights"));
     errors.check("loss", max_error(&loss, fixture.expected("loss")));
     loss.backward();
@@ -100,5 +100,5 @@ fn next_greedy(decoder: &Decoder, tokens: &[u32]) -> u32 {
     let input = PackedInput::new(&[tokens], Device::Cpu);
     let hidden = decoder.hidden_states(&input, Adapter::On);
     let last = hidden.narrow(0, tokens.len() as i64 - 1, 1);
-    decoder.logits(&last).argmax(-1, false).int64_value(&[0]) as u32
+    decoder.logits(&last, Adapter::On).argmax(-1, false).int64_value(&[0]) as u32
 }

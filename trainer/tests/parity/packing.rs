@@ -40,7 +40,7 @@ proptest! {
 /// Log-probs of `sequences`, after sending the gradient of their part of one global mean into the parameters.
 fn run(decoder: &Decoder, sequences: &[Vec<u32>], weights: &Tensor, total: usize) -> Tensor {
     let input = packed(sequences);
-    let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On));
+    let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On);
     let share = weights.size()[0] as f64 / total as f64;
     (loss(&logits, &input, weights) * share).backward();
     predictions(&logits.detach(), &input, 1.0).0

@@ -214,3 +214,48 @@ fn an_adapter_that_changed_is_found() {
     let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()));
     assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{stale:?}");
 }
+
+/// Embedding, head and norms that are trained whole beside the adapter: the engine has them, and the
+/// reference the base's.
+#[test]
+fn rollouts_sample_with_the_modules_that_are_saved_with_an_adapter() {
+    for (family, names) in
+        [("mistral", &["lm_head", "embed_tokens", "norm"][..]), ("qwen3", &["embed_tokens"])]
+    {
+        let saved = |kind| {
+            let options = LoadOptions { storage: kind, compute: kind, ..LoadOptions::default() };
+            let mut decoder = Decoder::load(&folder(family), &options).unwrap();
+            let modules_to_save = names.iter().map(|name| (*name).to_owned()).collect();
+            decoder.attach_lora_spec(&LoraSpec { modules_to_save, ..LoraSpec::default() }, 5).unwrap();
+            turn(&decoder);
+            decoder
+        };
+        let (decoder, exact) = (saved(Kind::Float), saved(Kind::Double));
+        let requests = requests(4, 2, &SamplingParams::default());
+        let mut engine = RolloutEngine::new(options());
+        engine.sync_weights(&decoder, 0).unwrap();
+        let before = sample(&mut engine, &decoder, &requests);
+        assert_like_actor(family, [&decoder, &exact], &requests, &before);
+        let base = generate(&self::decoder(family), options(), &requests).unwrap();
+        assert_ne!(tokens(&base), tokens(&before), "{family}: saved modules take part");
+        engine.sleep();
+        turn(&decoder);
+        engine.sync_weights(&decoder, 1).unwrap();
+        let after = sample(&mut engine, &decoder, &requests);
+        assert_eq!(after, generate(&decoder, options(), &requests).unwrap(), "{family}");
+        assert_ne!(tokens(&after), tokens(&before), "{family}: the sync brings them");
+        let refused = generate(&decoder, unmerged(), &requests).map(drop);
+        let refused = format!("{:?}", refused.unwrap_err());
+        assert!(refused.contains("modulesToSave"), "{refused}");
+    }
+}
+
+/// Gives whole modules other numbers, as an update would.
+fn turn(decoder: &Decoder) {
+    for (name, module) in decoder.trainable_parameters() {
+        if !name.contains("lora_") {
+            let shifted = module.detach().roll([1], [0]) * 1.1;
+            tch::no_grad(|| module.shallow_clone().copy_(&shifted));
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The same tokens and log-probs on every path: dense or paged, alone or batched, shared or not.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::model::{Decoder, LoadOptions};
+use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Kind, Tensor};
 
@@ -189,8 +189,9 @@ fn plain_greedy() -> Vec<RolloutRequest> {
 
 fn next_penalised(decoder: &Decoder, sequence: &[u32], penalty: f32) -> u32 {
     let input = rlt_trainer::model::PackedInput::new(&[sequence], tch::Device::Cpu);
-    let hidden = tch::no_grad(|| decoder.hidden_states(&input, rlt_trainer::model::Adapter::On));
-    let logits = tch::no_grad(|| decoder.logits(&hidden.narrow(0, sequence.len() as i64 - 1, 1)));
+    let hidden = tch::no_grad(|| decoder.hidden_states(&input, Adapter::On));
+    let logits =
+        tch::no_grad(|| decoder.logits(&hidden.narrow(0, sequence.len() as i64 - 1, 1), Adapter::On));
     let mut logits = Vec::<f32>::try_from(logits.view([-1])).unwrap();
     let mut seen = sequence.to_vec();
     seen.sort_unstable();

@@ -144,7 +144,7 @@ pub(crate) fn actor_logprobs(
 ) -> Vec<f32> {
     let sequence: Vec<TokenId> = request.prompt.iter().chain(&completion.tokens).copied().collect();
     let input = PackedInput::new(&[&sequence], Device::Cpu);
-    let logits_tv = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On)));
+    let logits_tv = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On), Adapter::On));
     let len = completion.tokens.len() as i64;
     let rows_tv = logits_tv.narrow(0, request.prompt.len() as i64 - 1, len).to_kind(Kind::Double);
     let targets: Vec<i64> = completion.tokens.iter().map(|&token| i64::from(token)).collect();

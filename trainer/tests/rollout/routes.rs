@@ -27,7 +27,7 @@ fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
         let (mut context, routes) = (decoder.context(&input, Adapter::On), RoutesOfCompletion::from(routes));
         let token = |token: usize| (prompt_len - 1 + token, Some((routes.clone(), token)));
         context.routes = Some(RouteWatch::new((0..completion.len()).map(token).collect(), num_layers));
-        let embedded = tch::no_grad(|| decoder.embed(&input.tokens));
+        let embedded = tch::no_grad(|| decoder.embed(&input.tokens, Adapter::On));
         let _ = tch::no_grad(|| {
             decoder.layers().iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context))
         });

@@ -1,10 +1,10 @@
 //! The trained parameters of an adapter: r (inputs + outputs) for each adapted projection, for each expert of
 //! an adapted tensor of experts, and for an adapted router; by DoRA one number more for each output of a
-//! projection.
+//! projection. Modules that are trained whole (`modulesToSave`) have all their numbers.
 
 use super::Trained;
 use crate::plan::model_config::ModelConfig;
-use crate::spec::{LoraSpec, modules_of_megatron};
+use crate::spec::{LoraSpec, is_module_to_save, modules_of_megatron};
 
 /// Outputs of a panel of a packed weight.
 const PANEL: u64 = 32;
@@ -25,6 +25,58 @@ struct Pairs {
 /// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
 /// all: an upper bound.
 pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
+    let adapter = pairs_of_layers(lora, model);
+    let saved = Saved::new(lora, model);
+    Trained {
+        num_parameters: adapter.num_parameters + saved.outside + saved.layers,
+        of_one_layer: adapter.of_one_layer + saved.of_one_layer,
+        outside: saved.outside,
+        largest_outside: saved.largest_outside,
+        ..adapter
+    }
+}
+
+/// Numbers of modules that are trained whole.
+#[derive(Clone, Copy, Debug, Default)]
+struct Saved {
+    outside: u64,
+    largest_outside: u64,
+    layers: u64,
+    of_one_layer: u64,
+}
+
+impl Saved {
+    fn new(lora: &LoraSpec, model: &ModelConfig) -> Self {
+        if lora.modules_to_save.is_empty() {
+            return Self::default();
+        }
+        let parameters = model.parameters().into_iter();
+        let saved = parameters.filter(|parameter| is_module_to_save(&lora.modules_to_save, &parameter.name));
+        saved.fold(Self::default(), |sum, parameter| {
+            let numbers = parameter.shape.iter().map(|dim| *dim as u64).product::<u64>();
+            let first_layer = if parameter.name.contains(".layers.0.") { numbers } else { 0 };
+            match parameter.name.contains(".layers.") {
+                true => {
+                    Self { layers: sum.layers + numbers, of_one_layer: sum.of_one_layer + first_layer, ..sum }
+                }
+                false => Self {
+                    outside: sum.outside + numbers,
+                    largest_outside: sum.largest_outside.max(numbers),
+                    ..sum
+                },
+            }
+        })
+    }
+}
+
+/// Whether the head's weight is trained beside the adapter.
+pub(super) fn trains_head(lora: &LoraSpec, model: &ModelConfig) -> bool {
+    let head = if model.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" };
+    is_module_to_save(&lora.modules_to_save, head)
+}
+
+/// The parameters of low-rank pairs.
+fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let of_layer = |layer_idx| {
         pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
             let Pairs { num, rank, magnitudes, inputs, outputs, per_token } = pairs;
@@ -42,6 +94,7 @@ pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained 
         of_one_layer: sum.of_one_layer.max(layer.num_parameters),
         largest_of_layer: sum.largest_of_layer.max(layer.largest_of_layer),
         largest_outside: 0,
+        outside: 0,
         adapter_width: sum.adapter_width + layer.adapter_width,
     })
 }

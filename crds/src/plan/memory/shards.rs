@@ -24,7 +24,7 @@ pub(super) struct Shards {
     layer: u64,
     /// The quantized parameters of the largest layer.
     quantized: QuantizedSize,
-    /// Of embedding, final norm and head.
+    /// Of embedding, final norm and head, trained copies beside an adapter included.
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
@@ -74,6 +74,7 @@ impl Shards {
         let count = model.parameter_count();
         let outer = count.embedding + count.final_norm + count.head;
         let has_adapter = spec.model.lora.is_some();
+        let saved_outside = if has_adapter { trained.outside } else { 0 };
         let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
         let kept_width = if has_adapter { frozen_width(spec) } else { FP32 };
         let samples_as_computed =
@@ -86,9 +87,9 @@ impl Shards {
             unsharded_layers: spec.training.layers_kept_unsharded(model.num_layers) as u64,
             layer: count.per_layer + adapter_layer,
             quantized: model.quantized_in_layer(0),
-            outer,
+            outer: outer + saved_outside,
             trained_layer: trained.of_one_layer,
-            trained_outer: if has_adapter { 0 } else { outer },
+            trained_outer: if has_adapter { saved_outside } else { outer },
             largest_trained: (trained.largest_of_layer, trained.largest_outside),
             on_gpu: on_gpu(spec),
             width,

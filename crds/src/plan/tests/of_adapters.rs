@@ -34,6 +34,21 @@ fn dora_trains_a_number_more_for_each_output_and_takes_norms_of_one_projection()
 }
 
 #[test]
+fn modules_that_are_trained_whole_count_with_their_numbers_and_are_folded_in() {
+    let lora = |names: &[&str]| json!({"rank": 8, "targetModules": ["q_proj"], "modulesToSave": names});
+    let of = |names: &[&str]| trainable(lora(names)) - 24 * 8 * Q;
+    // The head is the embedding.
+    assert_eq!(of(&["embed_tokens"]), 151_936 * 896);
+    assert_eq!(of(&["input_layernorm"]), 24 * 896);
+    assert_eq!(of(&["norm"]), (24 * 2 + 1) * 896);
+    let moments = |names| term(|spec| spec["model"]["lora"] = lora(names), Phase::Update, "optimizer state");
+    assert_eq!(moments(&["embed_tokens"]) - moments(&[]), 8 * 151_936 * 896);
+    let weights = |names| term(|spec| spec["model"]["lora"] = lora(names), Phase::Update, "weights");
+    assert_eq!(weights(&["embed_tokens"]) - weights(&[]), 4 * 151_936 * 896, "beside the base's");
+    assert_eq!(planned(|spec| spec["model"]["lora"] = lora(&["norm"])).choices.merge_lora, Some(true));
+}
+
+#[test]
 fn megatron_s_names_count_as_their_modules() {
     let lora = |names: &[&str]| json!({"rank": 8, "targetModules": names});
     assert_eq!(

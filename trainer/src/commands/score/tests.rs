@@ -57,7 +57,7 @@ impl Setting {
     fn expected(&self, tokens: &[TokenId]) -> (Vec<f32>, Vec<f32>) {
         let input = PackedInput::new(&[tokens], tch::Device::Cpu);
         let hidden = self.decoder.hidden_states(&input, Adapter::On);
-        let rows = (self.decoder.logits(&hidden) / 0.7).log_softmax(-1, Kind::Float);
+        let rows = (self.decoder.logits(&hidden, Adapter::On) / 0.7).log_softmax(-1, Kind::Float);
         let rows = rows.narrow(0, 0, tokens.len() as i64 - 1);
         let next = input.tokens.narrow(0, 1, tokens.len() as i64 - 1).unsqueeze(1);
         let entropies = -(rows.exp() * &rows).sum_dim_intlist(-1, false, None);

@@ -13,7 +13,8 @@ use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::{self, Decoder};
 use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, write_json};
-use crate::model::weights::is_label_head;
+use crate::model::saved_modules::ADAPTED_MODEL;
+use crate::model::weights::{EMBEDDING, HEAD, is_label_head};
 
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 /// The version of PEFT whose layout adapters are written in.
@@ -22,12 +23,11 @@ pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
 /// false or empty.
-const UNSUPPORTED: [&str; 13] = [
+const UNSUPPORTED: [&str; 12] = [
     "use_qalora",
     "use_bdlora",
     "fan_in_fan_out",
     "lora_bias",
-    "modules_to_save",
     "layers_to_transform",
     "layer_replication",
     "trainable_token_indices",
@@ -55,25 +55,57 @@ impl Decoder {
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), LoraError> {
         let config = read_adapter_config(dir)?;
         self.attach(&config, 0)?;
+        self.allocate_modules_to_save();
         self.read_adapter_weights(dir)
     }
 
     /// Replaces the attached adapter's weights by those in `dir`.
     pub(super) fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
         let files = open_weights(dir)?;
-        let matrices = self.adapter_parameters();
+        self.check_tying(dir)?;
+        // A classifier's head is the adapter's where it has one.
+        let is_label_head = |name: &str| name.strip_prefix(ADAPTED_MODEL).is_some_and(is_label_head);
+        let mut matrices = self.saved_with_adapter();
+        matrices.retain(|(name, _)| !is_label_head(name) || files.shape(name).is_some());
+        matrices.retain(|(name, _)| !self.is_of_other_head(name));
         let shape_of = |(name, tensor): &(String, Tensor)| TensorShape {
             name: name.clone(),
             shape: tensor.size().iter().map(|dim| *dim as usize).collect(),
         };
         let old = self.experts_in_old_layout(dir, &files)?;
         let expected = matrices.iter().filter(|(name, _)| !old.contains(name)).map(shape_of);
-        files.check(&expected.collect::<Vec<_>>(), |name| old.contains(name))?;
+        files
+            .check(&expected.collect::<Vec<_>>(), |name| old.contains(name) || self.is_of_other_head(name))?;
         for (name, mut matrix) in matrices.into_iter().filter(|(name, _)| !old.contains(name)) {
             let stored = files.read(&name)?;
             tch::no_grad(|| matrix.copy_(&stored));
         }
         Ok(())
+    }
+
+    /// Refuses an adapter that trained an embedding apart from the head that is tied to it here.
+    pub(super) fn check_tying(&self, dir: &Path) -> Result<(), LoraError> {
+        let is_tied = self.config.tie_word_embeddings && self.config.head == OutputHead::Vocabulary;
+        if !is_tied || self.saved_by_base(None).keys().all(|name| name != EMBEDDING) {
+            return Ok(());
+        }
+        let path = dir.join(CONFIG_FILE);
+        let document = read_json(&path)?;
+        match document["ensure_weight_tying"].as_bool() {
+            Some(true) => Ok(()),
+            _ => Err(LoraError::BadConfig {
+                field: "ensure_weight_tying".to_owned(),
+                expected: "true, as the model's head is its embedding and stays so".to_owned(),
+                got: document["ensure_weight_tying"].to_string(),
+                path,
+            }),
+        }
+    }
+
+    /// Whether a tensor of an adapter is a head that this decoder, the trunk of a critic, does without, or
+    /// the embedding again, as PEFT writes it for a tied head.
+    pub(super) fn is_of_other_head(&self, name: &str) -> bool {
+        self.head.is_none() && name.strip_prefix(ADAPTED_MODEL) == Some(HEAD)
     }
 
     /// Reads what of the adapter of experts is stored in the layout of PEFT 0.18; the names of those
@@ -116,19 +148,26 @@ impl Decoder {
         export.finish()
     }
 
-    /// What an adapter's file holds: its matrices, and a classifier's head, which is trained beside it.
+    /// What an adapter's file holds: its matrices, what is trained whole, and a classifier's head, which is
+    /// trained beside it.
     fn saved_with_adapter(&self) -> Vec<(String, Tensor)> {
         let is_head = |(name, _): &(String, Tensor)| is_label_head(name);
         let head = self.base_parameters().into_iter().filter(is_head);
         let head = head.map(|(name, tensor)| (format!("base_model.model.{name}"), tensor));
+        // PEFT looks for a tied head, too.
+        let outer = self.saved_by_base(None);
+        let tied = outer
+            .get(EMBEDDING)
+            .filter(|_| self.config.tie_word_embeddings && self.config.head == OutputHead::Vocabulary);
+        let tied = tied.map(|(saved, _)| (format!("{ADAPTED_MODEL}{HEAD}"), saved.shallow_clone()));
         // What is outside of the layers is written first.
-        head.chain(self.adapter_parameters()).collect()
+        tied.into_iter().chain(head).chain(self.adapter_parameters()).collect()
     }
 
     /// Every matrix of the adapter under PEFT's name.
     pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
-        let mut parameters = Vec::new();
-        for layer in &self.layers {
+        let mut parameters = self.saved_parameters(None);
+        for (layer_idx, layer) in self.layers.iter().enumerate() {
             for projection in &layer.projections {
                 if let Some(lora) = &projection.lora {
                     let [name_a, name_b] = peft_names(&projection.name);
@@ -139,6 +178,7 @@ impl Decoder {
                 }
             }
             parameters.extend(layer.experts().into_iter().flat_map(ExpertWeights::adapter_parameters));
+            parameters.extend(self.saved_parameters(Some(layer_idx)));
         }
         parameters
     }
@@ -202,19 +242,23 @@ pub(super) fn open_weights(dir: &Path) -> Result<WeightFiles, LoraError> {
 }
 
 /// What transformers calls the text model beside a vision tower, in memory.
-const LANGUAGE_MODEL: &str = "model.language_model.layers.";
+const LANGUAGE_MODEL: &str = "model.language_model.";
+/// Parts of the text model.
+const OF_LANGUAGE_MODEL: [&str; 3] = ["layers.", "embed_tokens", "norm"];
 
 /// The name of a module or matrix as PEFT has it, which adapts what transformers has in memory.
 fn stored_name(decoder: &Decoder, name: &str) -> String {
     if decoder.config.vision.is_none() {
         return name.to_owned();
     }
-    name.replace("model.layers.", LANGUAGE_MODEL)
+    OF_LANGUAGE_MODEL.iter().fold(name.to_owned(), |name, part| {
+        name.replace(&format!("model.{part}"), &format!("{LANGUAGE_MODEL}{part}"))
+    })
 }
 
 /// The same name here.
 fn without_language_model(name: &str) -> String {
-    name.replace(LANGUAGE_MODEL, "model.layers.")
+    name.replace(LANGUAGE_MODEL, "model.")
 }
 
 /// Reads `adapter_config.json`, refusing by name what would change the numbers and is not implemented.
@@ -259,6 +303,11 @@ fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
         patterns,
         dora: document["use_dora"].as_bool().unwrap_or(false),
         dropout_position: DropoutPosition::Before,
+        modules_to_save: match module_match(&document["modules_to_save"]) {
+            Ok(Some(ModuleMatch::Names(names))) => names,
+            Ok(None) => Vec::new(),
+            _ => return Err(bad("modules_to_save", "a list of names, or null")),
+        },
     })
 }
 
@@ -309,6 +358,10 @@ pub(super) fn continued(dir: &Path, config: &LoraConfig, is_resized: bool) -> Re
         let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
         return Err(disagree("lora_alpha", scaling(config), scaling(&stored)));
     }
+    if stored.modules_beside() != config.modules_beside() {
+        let names = |config: &LoraConfig| format!("{:?}", config.modules_beside());
+        return Err(disagree("modules_to_save", names(config), names(&stored)));
+    }
     if let Some((field, [expected, got])) = config.patterns.first_difference(&stored.patterns) {
         return Err(disagree(field, expected, got));
     }
@@ -343,6 +396,28 @@ fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
     }
 }
 
+/// What PEFT trains beside an adapter, and does not adapt, as it is to find it.
+fn saved_modules(decoder: &Decoder, config: &LoraConfig) -> Vec<String> {
+    let head = (decoder.config.head != OutputHead::Vocabulary).then(|| "score".to_owned());
+    let is_tied = decoder.config.tie_word_embeddings;
+    let names = config.modules_beside().into_iter().filter(|name| !(is_tied && *name == "lm_head"));
+    if decoder.config.vision.is_none() {
+        return names.map(str::to_owned).chain(head).collect();
+    }
+    // A name such as `norm` is the tower's, too.
+    let all = decoder.parts().flat_map(|layer_idx| decoder.saved_by_base(layer_idx).into_keys());
+    let module = |name: String| stored_name(decoder, name.strip_suffix(".weight").unwrap_or(&name));
+    all.map(module).chain(head).collect()
+}
+
+impl LoraConfig {
+    /// The names of modules that are trained whole, but for a classifier's head, in the order of text.
+    fn modules_beside(&self) -> BTreeSet<&str> {
+        let names = self.modules_to_save.iter().map(String::as_str);
+        names.filter(|name| !is_label_head(&format!("{name}.weight"))).collect()
+    }
+}
+
 fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&BaseModel>) -> Value {
     let head = decoder.config.head;
     let modules = |choice: &ModuleMatch| match choice {
@@ -350,11 +425,10 @@ fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&Ba
         ModuleMatch::Names(names) => json!(names),
         ModuleMatch::Pattern(pattern) => json!(pattern),
     };
-    // What PEFT trains beside an adapter, and does not adapt.
-    let head_modules = match head {
-        OutputHead::Vocabulary => Value::Null,
-        OutputHead::Sequence | OutputHead::Tokens => json!(["score"]),
-    };
+    let saved = saved_modules(decoder, config);
+    // Of tied weights PEFT trains the embedding, which the head follows.
+    let keeps_tied =
+        decoder.config.tie_word_embeddings && saved.iter().any(|name| name.ends_with("embed_tokens"));
     let mut document = json!({
         "peft_type": "LORA",
         "peft_version": PEFT_VERSION,
@@ -363,7 +437,8 @@ fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&Ba
             OutputHead::Sequence => "SEQ_CLS",
             OutputHead::Tokens => "TOKEN_CLS",
         },
-        "modules_to_save": head_modules,
+        "modules_to_save": Some(&saved).filter(|names| !names.is_empty()),
+        "ensure_weight_tying": keeps_tied,
         "base_model_name_or_path": base_model.map(|base| &base.name_or_path),
         "revision": base_model.and_then(|base| base.revision.as_ref()),
         "r": config.rank,

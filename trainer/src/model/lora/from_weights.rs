@@ -9,14 +9,15 @@ use crate::model::decoder::{Decoder, NamedTensors};
 impl Decoder {
     /// Whether a fresh adapter has parameters that follow from the weights below it.
     pub(crate) fn adapter_follows_from_weights(&self) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.dora)
+        self.lora.as_ref().is_some_and(|lora| lora.dora || !lora.modules_to_save.is_empty())
     }
 
     /// Gives those parameters their values, where all weights are here.
-    pub(super) fn start_adapter(&self) {
+    pub(super) fn start_adapter(&mut self) {
         if !self.adapter_follows_from_weights() {
             return;
         }
+        self.start_modules_to_save();
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };
             if let Some(magnitudes) = &lora.magnitudes {
@@ -27,12 +28,14 @@ impl Decoder {
         }
     }
 
-    /// Those parameters of a layer whose weights are here, with their values.
-    pub(crate) fn adapter_from_weights(&self, layer_idx: usize) -> NamedTensors {
-        let magnitudes = self.layers[layer_idx].projections.iter().filter_map(|projection| {
+    /// Those parameters of a layer, or outside of the layers, whose weights are here, with their values.
+    pub(crate) fn adapter_from_weights(&self, layer_idx: Option<usize>) -> NamedTensors {
+        let layer = layer_idx.map(|layer_idx| &self.layers[layer_idx]);
+        let projections = layer.into_iter().flat_map(|layer| &layer.projections);
+        let magnitudes = projections.filter_map(|projection| {
             let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
             Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))
         });
-        magnitudes.collect()
+        magnitudes.chain(self.start_of_saved(layer_idx)).collect()
     }
 }

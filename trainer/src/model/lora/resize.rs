@@ -21,7 +21,12 @@ impl Decoder {
     /// Gives the attached adapter what the one in `dir`, stored as `stored` says, adds to the weights.
     pub(super) fn read_resized_adapter(&mut self, dir: &Path, stored: &LoraConfig) -> Result<(), LoraError> {
         let files = open_weights(dir)?;
-        files.check(&self.stored_shapes(stored)?, |_| false)?;
+        self.check_tying(dir)?;
+        files.check(&self.stored_shapes(stored)?, |name| self.is_of_other_head(name))?;
+        for (name, saved) in self.saved_in_all_units() {
+            let stored = files.read(&name)?;
+            no_grad(|| saved.shallow_clone().copy_(&stored));
+        }
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };
             let [name_a, name_b] = peft_names(&projection.name);
@@ -38,7 +43,11 @@ impl Decoder {
 
     /// What the file of an adapter holds that was stored as `stored` says, for the modules of this one.
     fn stored_shapes(&self, stored: &LoraConfig) -> Result<Vec<TensorShape>, LoraError> {
-        let mut shapes = Vec::new();
+        let whole = |(name, tensor): (String, Tensor)| TensorShape {
+            name,
+            shape: tensor.size().iter().map(|dim| *dim as usize).collect(),
+        };
+        let mut shapes: Vec<TensorShape> = self.saved_in_all_units().into_iter().map(whole).collect();
         for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
             let Some(lora) = &projection.lora else { continue };
             let (rank, _) = stored.rank_and_scaling(&projection.name)?;

@@ -16,6 +16,10 @@ impl Decoder {
         let refused = [
             (config.dora, "it refuses DoRA (`use_dora`)"),
             (self.config.head != OutputHead::Vocabulary, "it refuses a head beside it (`modules_to_save`)"),
+            (
+                !config.modules_to_save.is_empty(),
+                "it refuses modules that are trained whole (`modules_to_save`)",
+            ),
             (config.has_several_scalings(), "it scales all modules alike, whatever their `alpha_pattern`"),
             (!config.target_parameters.is_empty(), "it reads no adapters of experts in this layout"),
         ];

@@ -49,6 +49,8 @@ struct Case {
     sinks: bool,
     lora: bool,
     dora: bool,
+    /// Embedding, head and norms are trained whole beside the adapter.
+    saves: bool,
     /// How the base is quantized, and whether its scales are.
     quantized: Option<(QuantizationFormat, bool)>,
     activation_checkpointing: bool,
@@ -67,6 +69,7 @@ const FULL: Case = Case {
     sinks: false,
     lora: false,
     dora: false,
+    saves: false,
     quantized: None,
     activation_checkpointing: false,
     compute: Kind::Float,
@@ -149,11 +152,18 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
             dropout: 0.0,
             init: LoraInit::Peft,
             dora: case.dora,
+            modules_to_save: modules_to_save(case),
             ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }
     decoder
+}
+
+/// With tied weights the head is the embedding.
+fn modules_to_save(case: Case) -> Vec<String> {
+    let all = ["embed_tokens", "norm", "lm_head"].map(str::to_owned);
+    if case.saves { all.to_vec() } else { Vec::new() }
 }
 
 /// Those of experts and routers, where there are some.
@@ -317,6 +327,16 @@ fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
     assert_trains_as_one(Case { lora: true, experts: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
 }
 
+#[test]
+fn modules_that_are_saved_with_an_adapter_train_on_shards_as_on_the_whole() {
+    let saves = Case { lora: true, saves: true, ..FULL };
+    assert_trains_as_one(saves, &[(2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { tied: true, activation_checkpointing: true, ..saves }, &[(3, 3)], TOLERANCE);
+    let folder = tempfile::tempdir().unwrap();
+    let offloaded = offloaded_actor(saves, &Ranks::alone(), 1, ALL, folder.path());
+    assert_eq!(train_actor(saves, offloaded), train(saves, &Ranks::alone(), 1));
+}
+
 const QUANTIZED: Case = Case {
     lora: true,
     quantized: Some((QuantizationFormat::Nf4, true)),
@@ -369,7 +389,9 @@ fn magnitudes_of_dora_on_shards_train_as_on_the_whole() {
 #[test]
 fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
     let lora = Case { lora: true, ..FULL };
-    for case in [FULL, Case { tied: true, ..FULL }, lora, Case { dora: true, ..lora }] {
+    let saves = Case { saves: true, ..lora };
+    let tied = Case { tied: true, ..FULL };
+    for case in [FULL, tied, lora, Case { dora: true, ..lora }, saves, Case { tied: true, ..saves }] {
         let whole = decoder(case);
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
@@ -408,7 +430,8 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
         mesh: None,
     };
     let mut batch = batch();
-    let lora = LoraSpec { rank: 2, dora: case.dora, ..LoraSpec::default() };
+    let modules_to_save = modules_to_save(case);
+    let lora = LoraSpec { rank: 2, dora: case.dora, modules_to_save, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
     let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
@@ -437,6 +460,7 @@ fn a_critic_in_shards_learns_as_the_whole() {
         (checkpointed, &[(4, 2, 2)]),
         (Case { lora: true, ..FULL }, &[(2, 2, 1), (4, 2, 1)]),
         (Case { lora: true, dora: true, ..FULL }, &[(2, 2, 1)]),
+        (Case { lora: true, saves: true, ..FULL }, &[(2, 2, 1)]),
     ] {
         let (numbers, state) = learn(case, &Ranks::alone(), 1);
         for &(size, dp_shard, sp) in meshes {

@@ -145,7 +145,7 @@ impl ShardedParameters {
         self.offload_file.as_ref()
     }
 
-    /// Initializes the parameters of a fresh adapter that depend on the base weights, layer by layer;
+    /// Initializes the parameters of a fresh adapter that depend on the base weights, unit by unit;
     /// `name_there` returns the decoder's name of a parameter. Collective.
     ///
     /// # Errors
@@ -158,9 +158,9 @@ impl ShardedParameters {
         if !decoder.adapter_follows_from_weights() {
             return Ok(());
         }
-        self.units().filter_map(|unit| Some((unit, unit.layer_idx()?))).try_for_each(|(unit, layer_idx)| {
+        self.units().try_for_each(|unit| {
             self.unshard_master(unit)?;
-            let values: BTreeMap<_, _> = decoder.adapter_from_weights(layer_idx).into_iter().collect();
+            let values: BTreeMap<_, _> = decoder.adapter_from_weights(unit.layer_idx()).into_iter().collect();
             self.reshard(unit)?;
             self.fill_unit(unit, &mut |tensor_shard: &TensorShard<'_>, piece: &Tensor| {
                 if let Some(whole) = values.get(name_there(tensor_shard.name)) {

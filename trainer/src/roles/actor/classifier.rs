@@ -54,7 +54,7 @@ impl Actor {
         self.training_pass().accumulate(micro_batch, |predicting_cd| {
             no_grad(|| {
                 self.outer_gradients.add_labels(&derivative_kc, predicting_cd);
-                let weight_kd = self.decoder.compute_head_weight().to_kind(Kind::Float);
+                let weight_kd = self.decoder.compute_head_weight(Adapter::On).to_kind(Kind::Float);
                 Ok((derivative_kc.tr().matmul(&weight_kd).to_kind(predicting_cd.kind()), ()))
             })
         })

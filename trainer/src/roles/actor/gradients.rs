@@ -10,7 +10,7 @@
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::{Decoder, OutputHead};
+use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// The leaves whose gradients are filled by hand; `None` where the weight is frozen.
 #[derive(Debug)]
@@ -37,7 +37,9 @@ impl OuterGradients {
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();
         let leaf = |wanted: &str| {
-            let (_, weight) = parameters.iter().find(|(name, _)| name == wanted)?;
+            // Beside an adapter it is a copy under PEFT's name.
+            let is_it = |name: &str| name.strip_prefix(ADAPTED_MODEL).unwrap_or(name) == wanted;
+            let (_, weight) = parameters.iter().find(|(name, _)| is_it(name))?;
             Some(weight.shallow_clone())
         };
         Self {

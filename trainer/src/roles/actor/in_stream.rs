@@ -10,6 +10,7 @@ use tch::Tensor;
 
 use super::micro_batch::Predicted;
 use super::{Accumulated, Actor, ActorError, MicroBatch, scaled, widen};
+use crate::model::Adapter;
 use crate::roles::learner::Learner;
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
@@ -156,7 +157,7 @@ impl Actor {
     ) -> Result<Tensor, rlt_torch::Error> {
         let head = DeviceHead {
             hidden_cd: predicting_cd,
-            weight_vd: &self.decoder.compute_head_weight(),
+            weight_vd: &self.decoder.compute_head_weight(Adapter::On),
             targets_c: &micro_batch.targets_c,
             temperature: self.options.temperature,
             chunk: self.options.head_chunk_tokens,

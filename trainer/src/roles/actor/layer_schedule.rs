@@ -206,12 +206,12 @@ pub(crate) fn infer(
 ) -> Result<Tensor, RankError> {
     no_grad(|| {
         model.enter()?;
-        let mut hidden_td = model.decoder.embed_input(input);
+        let mut hidden_td = model.decoder.embed_input(input, context.adapter);
         model.forward(false, |layer| {
             hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.groups())?.output_td;
             Ok(())
         })?;
-        Ok(model.decoder.final_norm(&hidden_td))
+        Ok(model.decoder.final_norm(&hidden_td, context.adapter))
     })
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn forward(
     keep: Keep<'_>,
 ) -> Result<Tape, RankError> {
     model.enter()?;
-    let mut hidden_td = no_grad(|| model.decoder.embed_input(input));
+    let mut hidden_td = no_grad(|| model.decoder.embed_input(input, context.adapter));
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
@@ -246,7 +246,7 @@ pub(crate) fn forward(
         Ok(())
     })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
-    let normed_td = model.decoder.final_norm(&norm_input_td);
+    let normed_td = model.decoder.final_norm(&norm_input_td, context.adapter);
     Ok(Tape { layers, norm_input_td, normed_td })
 }
 

@@ -187,7 +187,7 @@ impl Actor {
         passes: (Adapter, Option<&WatchedRoutes>),
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let score = self.logprobs_and_entropies(model.decoder);
+        let score = self.logprobs_and_entropies(model.decoder, passes.0);
         let [logprobs, entropies] = of_batch(model, ranks, batch, passes, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
@@ -203,7 +203,8 @@ impl Actor {
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, ActorError> {
         let model = self.model();
-        let scores = of_passes(model, passes, (adapter, None), self.logprobs_and_entropies(model.decoder))?;
+        let score = self.logprobs_and_entropies(model.decoder, adapter);
+        let scores = of_passes(model, passes, (adapter, None), score)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
             self.ranks.all_reduce_over_sp(&mut logprobs)?;
             self.ranks.all_reduce_over_sp(&mut entropies)?;
@@ -215,10 +216,11 @@ impl Actor {
     fn logprobs_and_entropies(
         &self,
         decoder: &Decoder,
+        adapter: Adapter,
     ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<2>, rlt_torch::Error> {
         let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
-            let weight_vd = decoder.compute_head_weight();
+            let weight_vd = decoder.compute_head_weight(adapter);
             if predicting_cd.device().is_cuda() {
                 let targets_c = &micro_batch.targets_c;
                 let hidden_cd = predicting_cd;
@@ -241,7 +243,8 @@ impl Actor {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
             let sums = chunks.iter().map(|chunk_cd| {
-                let logits_cv = self.decoder.logits(chunk_cd).to_kind(Kind::Float) / self.options.temperature;
+                let logits_cv = self.decoder.logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
+                let logits_cv = logits_cv / self.options.temperature;
                 logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
             });
             TokenNumbers::of(&Tensor::cat(&sums.collect::<Vec<_>>(), 0))

@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 
 use self::moments::{Moments, Prefetched};
 use super::{OptimError, StepOutcome};
+use crate::model::ADAPTED_MODEL;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// All settings but the learning rate, which is an argument of each step.
@@ -352,7 +353,11 @@ fn decays(name: &str) -> bool {
 /// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. A piece of a matrix is
 /// flat, too, so the name decides.
 fn is_behind_a(name: &str) -> bool {
-    name.contains(".lora_B.") || name.ends_with(".lora_magnitude_vector") || name.ends_with("score.bias")
+    let is_saved_norm = || name.contains(ADAPTED_MODEL) && name.ends_with("norm.weight");
+    name.contains(".lora_B.")
+        || name.ends_with(".lora_magnitude_vector")
+        || name.ends_with("score.bias")
+        || is_saved_norm()
 }
 
 /// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As

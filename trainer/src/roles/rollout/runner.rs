@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::images::{RequestImages, Stretch};
 use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
-use crate::model::{DecoderLayer, RouteLog};
+use crate::model::{Adapter, DecoderLayer, RouteLog};
 use crate::parallel::RankError;
 
 /// Packed weights and a cache to write to.
@@ -50,7 +50,7 @@ impl ModelRunner<'_> {
     pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
         let batch = prepare_decode(sequences, self.cache.block_size());
         let hidden_bd = self.forward(&batch, true)?;
-        let normed_bd = self.weights.frame.final_norm(&hidden_bd);
+        let normed_bd = self.weights.frame.final_norm(&hidden_bd, Adapter::On);
         Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
     }
 
@@ -62,7 +62,7 @@ impl ModelRunner<'_> {
         let rope = frame.rope(&position_ids);
         let attention = batch.context.attention();
         let features = self.images.placed_features(frame, &batch.stretches);
-        let embedded_td = frame.embed(&tokens);
+        let embedded_td = frame.embed(&tokens, Adapter::On);
         let mut hidden_td = match &features {
             Some(features) => features.in_place_of(&embedded_td),
             None => embedded_td,

@@ -28,7 +28,7 @@ use crate::parallel::{DecoderUnits, FsdpUnit};
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     let Some(lora) = decoder.lora() else { return Ok(()) };
     let device = if decoder.device() == tch::Device::Cpu { Device::Cpu } else { Device::Cuda };
-    let adapter = (lora.dora, !lora.target_parameters.is_empty());
+    let adapter = [lora.dora, !lora.target_parameters.is_empty(), !lora.modules_to_save.is_empty()];
     match unmerged_refusal(adapter, &decoder.config, device) {
         None => Ok(()),
         Some(got) => Err(Error::Argument {

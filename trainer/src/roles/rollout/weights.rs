@@ -209,14 +209,16 @@ impl Packer<'_> {
     /// Embedding and final norm, and the head.
     fn outer(&mut self) -> Result<(Decoder, PackedLinear), rlt_torch::Error> {
         let (decoder, kind) = (self.policy.decoder(), self.kind);
+        let embedding_vd = decoder.embedding_weight(Adapter::On);
+        let norm_d = decoder.norm_weight(Adapter::On);
         let mut frame = match self.policy.shards() {
-            None => decoder.frame(decoder.embedding.detach(), decoder.norm.detach()),
-            Some(_) => decoder.frame(cast(&decoder.embedding, kind), copied(&decoder.norm)),
+            None => decoder.frame(embedding_vd.detach(), norm_d.detach()),
+            Some(_) => decoder.frame(cast(embedding_vd, kind), copied(norm_d)),
         };
         frame.options.compute = kind;
         // On the CPU fp32 is packed, and anything else was cast: either is a copy.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
-        let rows_vd = self.cut.head(decoder.head_weight());
+        let rows_vd = self.cut.head(decoder.head_weight(Adapter::On));
         let head_vd = match self.policy.shards() {
             Some(_) if is_kept_plain => cast(&rows_vd, kind),
             _ => rows_vd.to_kind(kind),
@@ -228,8 +230,8 @@ impl Packer<'_> {
     /// A layer's norms, and its products.
     fn layer(&mut self, layer: &DecoderLayer) -> Result<(DecoderLayer, PackedLayer), rlt_torch::Error> {
         let norms = match self.policy.shards() {
-            None => layer.without_projections(Tensor::detach),
-            Some(_) => layer.without_projections(copied),
+            None => layer.without_projections(Adapter::On, Tensor::detach),
+            Some(_) => layer.without_projections(Adapter::On, copied),
         };
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();

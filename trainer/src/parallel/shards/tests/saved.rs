@@ -84,6 +84,7 @@ fn any_number_of_ranks_resumes_from_a_checkpoint_of_any_number() {
         (tied, (4, 2, 2), &[(3, 1, 1), (8, 8, 1)]),
         (tied, (3, 1, 1), &[(2, 2, 1)]),
         (adapter, (4, 2, 1), &[(1, 1, 1), (3, 3, 1)]),
+        (Case { saves: true, ..adapter }, (2, 2, 1), &[(1, 1, 1), (3, 3, 1)]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let way = |layout| Way { case, layout, offload: NONE };
