@@ -4,6 +4,7 @@ mod adapter_sync;
 mod expert_parallel;
 mod offloaded;
 mod saved;
+mod saved_modules;
 mod taken;
 mod unsharded;
 
@@ -152,18 +153,12 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
             dropout: 0.0,
             init: LoraInit::Peft,
             dora: case.dora,
-            modules_to_save: modules_to_save(case),
+            modules_to_save: saved_modules::names(case),
             ..LoraConfig::default()
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }
     decoder
-}
-
-/// With tied weights the head is the embedding.
-fn modules_to_save(case: Case) -> Vec<String> {
-    let all = ["embed_tokens", "norm", "lm_head"].map(str::to_owned);
-    if case.saves { all.to_vec() } else { Vec::new() }
 }
 
 /// Those of experts and routers, where there are some.
@@ -327,16 +322,6 @@ fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
     assert_trains_as_one(Case { lora: true, experts: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
 }
 
-#[test]
-fn modules_that_are_saved_with_an_adapter_train_on_shards_as_on_the_whole() {
-    let saves = Case { lora: true, saves: true, ..FULL };
-    assert_trains_as_one(saves, &[(2, 2), (4, 2)], TOLERANCE);
-    assert_trains_as_one(Case { tied: true, activation_checkpointing: true, ..saves }, &[(3, 3)], TOLERANCE);
-    let folder = tempfile::tempdir().unwrap();
-    let offloaded = offloaded_actor(saves, &Ranks::alone(), 1, ALL, folder.path());
-    assert_eq!(train_actor(saves, offloaded), train(saves, &Ranks::alone(), 1));
-}
-
 const QUANTIZED: Case = Case {
     lora: true,
     quantized: Some((QuantizationFormat::Nf4, true)),
@@ -430,7 +415,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
         mesh: None,
     };
     let mut batch = batch();
-    let modules_to_save = modules_to_save(case);
+    let modules_to_save = saved_modules::names(case);
     let lora = LoraSpec { rank: 2, dora: case.dora, modules_to_save, ..LoraSpec::default() };
     let lora = case.lora.then_some((&lora, 5));
     let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
