@@ -70,6 +70,8 @@ mod run_folder;
 mod sampling;
 #[path = "local_run/sandboxed_rewards.rs"]
 mod sandboxed_rewards;
+#[path = "local_run/saved_modules.rs"]
+mod saved_modules;
 #[path = "local_run/sharded.rs"]
 mod sharded;
 #[path = "local_run/shown_data.rs"]
