@@ -7,7 +7,7 @@ use crate::job::{Place, merge, tiny_with};
 use crate::ranks::{TOLERANCE, difference, train};
 use crate::resume::{assert_same_run, prolonged};
 
-/// An adapter, and the head, the embedding and every norm as they are trained whole, beside a frozen reference.
+/// An adapter, beside it head, embedding and norms that are trained whole, and a frozen reference.
 fn adapted(changes: &Value) -> Value {
     let mut all = json!({
         "model": {
