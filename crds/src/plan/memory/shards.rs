@@ -1,7 +1,9 @@
 //! The memory of a sharded or offloaded model (`training.offload.parameters`) on one rank: its shard, and
 //! whole FSDP units while they are computed with. Zero if every rank keeps a whole copy on its device.
 
-use super::{FP32, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu, term};
+use super::{
+    FP32, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu, outer_parameters, term,
+};
 use crate::plan::model_config::{ModelConfig, QuantizedSize};
 use crate::resolved::ResolvedSpec;
 
@@ -72,7 +74,7 @@ impl ExpertShards {
 impl Shards {
     pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
         let count = model.parameter_count();
-        let outer = count.embedding + count.final_norm + count.head;
+        let outer = outer_parameters(model);
         let has_adapter = spec.model.lora.is_some();
         let saved_outside = if has_adapter { trained.outside } else { 0 };
         let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
@@ -197,15 +199,15 @@ impl Shards {
     /// `freed` bytes of activations.
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
         let (outer, layer) = (self.trained_outer, self.trained_gathered_layer());
-        let bytes = if self.on_gpu {
+        let bytes = if self.dp_shard == 1 {
+            FP32 * 3 * layer
+        } else if self.on_gpu {
             let sent = FP32 * (2 * layer + self.shard_of(layer)).max(self.shard_of(outer));
             FP32 * outer + sent.saturating_sub(freed).max(FP32 * layer)
         } else {
             FP32 * (outer + (3 * layer).max(outer))
         };
-        let experts_alone = self.dp_shard == 1 && layer > 0;
-        let bytes = if experts_alone { FP32 * 3 * layer } else { bytes };
-        term("gathered gradients", if self.dp_shard == 1 && layer == 0 { 0 } else { bytes })
+        term("gathered gradients", bytes)
     }
 
     /// The trained parameters of a layer whose gradients a rank gathers and then shares: with expert
