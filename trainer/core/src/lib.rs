@@ -27,6 +27,7 @@ pub mod preferences;
 pub mod sampling;
 pub mod schedule;
 pub mod task;
+pub mod tensor_cut;
 pub mod tensor_parallel;
 pub mod tensor_shard;
 pub mod types;

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::tensor_cut::Cut;
+
 /// Numbers of a tensor that follow each other in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShard<'a> {
@@ -12,6 +14,59 @@ pub struct TensorShard<'a> {
     pub shape: &'a [i64],
     /// Which of its numbers, by their place in row-major order.
     pub range: Range<usize>,
+}
+
+/// Numbers of what a rank of a tensor-parallel group has of a tensor, or of all of it. They follow each other
+/// in what the rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutShard<'a> {
+    /// Name and shape of all of the tensor; the range counts in what is left of it.
+    pub shard: TensorShard<'a>,
+    /// What is left; `None` where all of it is.
+    pub cut: Option<&'a Cut>,
+}
+
+impl<'a> From<TensorShard<'a>> for CutShard<'a> {
+    /// Of all of a tensor.
+    fn from(shard: TensorShard<'a>) -> Self {
+        Self { shard, cut: None }
+    }
+}
+
+impl<'a> CutShard<'a> {
+    /// The same place in another tensor of the same shape.
+    #[must_use]
+    pub fn named(&self, name: &'a str) -> Self {
+        Self { shard: self.shard.named(name), cut: self.cut }
+    }
+
+    /// It as shards of all of the tensor, each with its place among the numbers of this one.
+    pub fn runs(&self) -> Vec<(TensorShard<'a>, Range<usize>)> {
+        let TensorShard { shape, range, .. } = &self.shard;
+        let Some(cut) = self.cut else { return vec![(self.shard.clone(), 0..range.len())] };
+        let mut end = 0;
+        let of_run = |run: Range<usize>| {
+            let start = end;
+            end += run.len();
+            (TensorShard { range: run, ..self.shard.clone() }, start..end)
+        };
+        cut.runs(shape, range.clone()).into_iter().map(of_run).collect()
+    }
+
+    /// It as boxes of all of the tensor whose numbers, laid end to end, are its own.
+    pub fn regions(&self) -> Vec<Region> {
+        match self.cut {
+            None => self.shard.regions(),
+            Some(Cut::Rows(_)) => self.runs().iter().flat_map(|(run, _)| run.regions()).collect(),
+            Some(cut @ Cut::Columns(columns)) => {
+                let shape = cut.shape(self.shard.shape);
+                let mut boxes = TensorShard { shape: &shape, ..self.shard.clone() }.regions();
+                let starts = boxes.iter_mut().filter_map(|region| region.start.last_mut());
+                starts.for_each(|start| *start += columns.start as u64);
+                boxes
+            }
+        }
+    }
 }
 
 /// A box within a tensor.
@@ -159,6 +214,24 @@ mod tests {
             prop_assert!(regions.len() <= 2 * shape.len() + 1);
             let numbers = regions.iter().flat_map(|region| numbers_of(&shape, region));
             prop_assert_eq!(numbers.collect::<Vec<_>>(), range.collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn regions_of_columns_are_its_numbers_in_order(
+            (rows, width) in (1_i64..6, 1_usize..4),
+            (place, one, other) in (0_usize..3, 0.0..=1.0, 0.0..=1.0),
+        ) {
+            let shape = [rows, 3 * width as i64];
+            let cut = Cut::Columns(place * width..(place + 1) * width);
+            let at = |share: f64| (share * (rows as usize * width) as f64) as usize;
+            let range = at(f64::min(one, other))..at(f64::max(one, other));
+            let shard = TensorShard { name: "a", shape: &shape, range };
+            let shard = CutShard { shard, cut: Some(&cut) };
+            let numbers: Vec<usize> =
+                shard.regions().iter().flat_map(|region| numbers_of(&shape, region)).collect();
+            let runs = shard.runs().into_iter().flat_map(|(run, _)| run.range);
+            prop_assert_eq!(numbers, runs.collect::<Vec<_>>());
+            prop_assert!(shard.regions().len() <= 5);
         }
 
         #[test]

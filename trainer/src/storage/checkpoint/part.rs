@@ -4,7 +4,8 @@
 use std::ops::Range;
 
 use rlt_core::mesh::Shards;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_cut::Cut;
+use rlt_core::tensor_shard::{CutShard, TensorShard};
 use tch::Tensor;
 
 /// From so many bytes on every copy saves a stretch of a tensor; of smaller ones each saves some whole.
@@ -19,6 +20,8 @@ pub struct TensorPart {
     pub shape: Vec<i64>,
     /// Which of its numbers these are, by their place in row-major order.
     pub range: Range<usize>,
+    /// What is left of the tensor on this rank, in which the range counts; `None` where all of it is.
+    pub cut: Option<Cut>,
     /// The numbers, of any dtype and device, in row-major order; the memory is shared with the training.
     pub values: Tensor,
 }
@@ -26,16 +29,17 @@ pub struct TensorPart {
 impl TensorPart {
     /// All of a tensor.
     pub fn whole(name: String, values: Tensor) -> Self {
-        Self { name, shape: values.size(), range: 0..values.numel(), values }
+        Self { name, shape: values.size(), range: 0..values.numel(), cut: None, values }
     }
 
     /// The numbers `values` of `tensor_shard`.
-    pub fn of(tensor_shard: &TensorShard<'_>, values: &Tensor) -> Self {
-        let TensorShard { name, shape, range } = tensor_shard;
+    pub fn of(CutShard { shard, cut }: &CutShard<'_>, values: &Tensor) -> Self {
+        let TensorShard { name, shape, range } = shard;
         Self {
             name: (*name).to_owned(),
             shape: shape.to_vec(),
             range: range.clone(),
+            cut: cut.cloned(),
             values: values.shallow_clone(),
         }
     }
@@ -46,8 +50,9 @@ impl TensorPart {
     }
 
     /// Where its numbers are.
-    pub(super) fn tensor_shard(&self) -> TensorShard<'_> {
-        TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() }
+    pub(super) fn tensor_shard(&self) -> CutShard<'_> {
+        let shard = TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() };
+        CutShard { shard, cut: self.cut.as_ref() }
     }
 
     fn num_bytes(&self) -> usize {
@@ -104,7 +109,7 @@ mod tests {
         parts.extend((0..9).map(|idx| TensorPart::whole(format!("small {idx}"), numbers(100))));
         let shape = [4, 100_000];
         let piece = TensorShard { name: "piece", shape: &shape, range: 50..350_000 };
-        parts.push(TensorPart::of(&piece, &numbers(349_950)));
+        parts.push(TensorPart::of(&piece.into(), &numbers(349_950)));
         parts
     }
 

@@ -33,7 +33,8 @@ fn parts(writer_idx: usize, step: u64) -> Vec<TensorPart> {
     let mut parts = divided(alike, (writer_idx, NUM_WRITERS));
     let range = [0..23, 23..47, 47..70][writer_idx].clone();
     let values = pieces[0].1.view(-1).narrow(0, range.start as i64, range.len() as i64);
-    parts.push(TensorPart::of(&TensorShard { name: "pieces", shape: &[7, 10], range }, &values));
+    let piece = TensorShard { name: "pieces", shape: &[7, 10], range };
+    parts.push(TensorPart::of(&piece.into(), &values));
     parts
 }
 
