@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
 
 #include "border.h"
@@ -46,20 +45,28 @@ void copy_out(float* to, const Tensor& from) {
   std::memcpy(to, host.data_ptr<float>(), size_t(host.numel()) * sizeof(float));
 }
 
+// 1 where the target is among the columns, [n, 1].
+Tensor has_target(const Tensor& target) { return target.ge(0).to(at::kFloat); }
+
 void statistics_composed(Tensor logits, const ChunkRows& rows, const Distribution& by) {
   if (by.softcap != 0.0) logits.div_(by.softcap).tanh_().mul_(by.softcap);
-  Tensor logp = at::log_softmax(logits.to(at::kFloat) / by.temperature, 1);
-  copy_out(rows.logprob, logp.gather(1, target_column(rows, logits.size(0), logits)).squeeze(1));
+  Tensor u = logits.to(at::kFloat) / by.temperature, max = u.amax(1, true);
+  Tensor log_sum = (u - max).exp().sum(1, true).log(), logp = u - max - log_sum;
+  Tensor target = target_column(rows, logits.size(0), logits);
+  copy_out(rows.max, max.squeeze(1));
+  copy_out(rows.log_sum, log_sum.squeeze(1));
+  copy_out(rows.logprob, (logp.gather(1, target.clamp_min(0)) * has_target(target)).squeeze(1));
   copy_out(rows.entropy, -(logp.exp() * logp).sum(1));
 }
 
 void gradient_composed(Tensor logits, const ChunkRows& rows, const Distribution& by) {
   const int64_t n = logits.size(0);
-  Tensor logp = at::log_softmax(logits.to(at::kFloat) / by.temperature, 1), p = logp.exp();
-  Tensor g = (on_device(rows.grad_logprob, n, logits) / by.temperature).unsqueeze(1);
-  Tensor h = (on_device(rows.grad_entropy, n, logits) / by.temperature).unsqueeze(1);
-  Tensor grad = p * (-g - h * (logp - (p * logp).sum(1, true)));
-  grad.scatter_add_(1, target_column(rows, n, logits), g);
+  auto column = [&](const float* data) { return on_device(data, n, logits).unsqueeze(1); };
+  Tensor logp = logits.to(at::kFloat) / by.temperature - column(rows.max) - column(rows.log_sum), p = logp.exp();
+  Tensor g = column(rows.grad_logprob) / by.temperature, h = column(rows.grad_entropy) / by.temperature;
+  Tensor grad = p * (-g - h * (logp + column(rows.entropy)));
+  Tensor target = target_column(rows, n, logits);
+  grad.scatter_add_(1, target.clamp_min(0), g * has_target(target));
   if (by.softcap != 0.0) grad.mul_(1.0 - (logits.to(at::kFloat) / by.softcap).square());
   logits.copy_(grad);
 }

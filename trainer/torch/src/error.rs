@@ -1,5 +1,7 @@
 //! The errors of this crate. There is no recovery here.
 
+use crate::collectives::CollectiveError;
+
 /// A failed act of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -65,6 +67,9 @@ pub enum Error {
         /// What it was.
         got: String,
     },
+    /// The ranks that have the other parts of a vocabulary could not be reached.
+    #[error("failed to exchange the statistics of a vocabulary's parts")]
+    Collective(#[source] Box<CollectiveError>),
     /// The kernel refused memory.
     #[error("{act} of {num_bytes} bytes failed")]
     Memory {
@@ -118,5 +123,11 @@ pub(crate) fn or_panic<T>(result: Result<T, Error>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),
+    }
+}
+
+impl From<CollectiveError> for Error {
+    fn from(error: CollectiveError) -> Self {
+        Self::Collective(Box::new(error))
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::Error;
 use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
+use crate::vocabulary_shard::HeadWeight;
 use std::ops::Range;
 use tch::Tensor;
 
@@ -34,18 +35,18 @@ impl From<f64> for TokenDistribution {
 /// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is
 /// nothing to predict (both values are then 0 and no product is computed). `chunk` is the number of rows of
 /// logits that exist at once: peak memory is `chunk * V`, for any T. Returns two vectors of T, in nats; sums
-/// are float32 or wider.
+/// are float32 or wider. Of a weight that ranks share ([`HeadWeight`]) all ranks get the same.
 ///
 /// # Errors
 /// When shapes do not fit, a target lies outside the vocabulary, or temperature or cap are not positive.
-pub fn head_forward(
+pub fn head_forward<'a>(
     hidden_td: &Tensor,
-    weight_vd: &Tensor,
+    weight_vd: impl Into<HeadWeight<'a>>,
     targets: &[i64],
     by: impl Into<TokenDistribution>,
     chunk: usize,
 ) -> Result<(Vec<f32>, Vec<f32>), Error> {
-    let head = Head::new(hidden_td, weight_vd, targets, by.into(), chunk)?;
+    let head = Head::new(hidden_td, weight_vd.into(), targets, by.into(), chunk)?;
     let mut logprobs = vec![0.0; targets.len()];
     let mut entropies = vec![0.0; targets.len()];
     for tokens in head.chunks() {
@@ -59,20 +60,23 @@ pub fn head_forward(
 /// [`head_forward`] and its backward in one pass: each chunk's logits are computed once, handed to
 /// `per_chunk` as log-probabilities and entropies, and overwritten by their gradient. Returns the gradient of
 /// `hidden_td`; that of the weight is added to `grad_weight` (`[V, D]`) unless the head is frozen. Chunks
-/// whose derivatives are all zero cost no backward products.
+/// whose derivatives are all zero cost no backward products. Of a weight that ranks share the gradient of
+/// `hidden_td` is this rank's summand.
 ///
 /// # Errors
 /// As [`head_forward`], and when `per_chunk` returns another number of values than the range has tokens.
-pub fn head_forward_backward(
+pub fn head_forward_backward<'a>(
     hidden_td: &Tensor,
-    weight_vd: &Tensor,
+    weight_vd: impl Into<HeadWeight<'a>>,
     targets: &[i64],
     by: impl Into<TokenDistribution>,
     chunk: usize,
     mut grad_weight: Option<&mut Tensor>,
     per_chunk: &mut PerChunk<'_>,
 ) -> Result<Tensor, Error> {
+    let weight_vd = weight_vd.into();
     let head = Head::new(hidden_td, weight_vd, targets, by.into(), chunk)?;
+    let weight_vd = weight_vd.weight_vd;
     if let Some(grad) = &grad_weight
         && grad.size() != weight_vd.size()
     {
@@ -111,7 +115,7 @@ fn argument(expected: String, got: String) -> Error {
 /// One call's inputs and its one buffer of logits.
 struct Head<'a> {
     hidden: Tensor,
-    weight: Tensor,
+    weight: HeadWeight<'a>,
     targets: &'a [i64],
     /// Tokens with a target, in order.
     active: Vec<i64>,
@@ -121,15 +125,17 @@ struct Head<'a> {
 }
 
 /// The active rows of one range of tokens.
-struct Chunk {
+pub(crate) struct Chunk {
     rows: Vec<i64>,
     hidden: Tensor,
-    logits: Tensor,
-    targets: Vec<i64>,
-    max: Vec<f32>,
-    log_sum: Vec<f32>,
-    logprobs: Vec<f32>,
-    entropies: Vec<f32>,
+    /// Behind the cap.
+    pub(crate) logits: Tensor,
+    /// Columns of the logits, -1 where the target is a column of another rank.
+    pub(crate) targets: Vec<i64>,
+    pub(crate) max: Vec<f32>,
+    pub(crate) log_sum: Vec<f32>,
+    pub(crate) logprobs: Vec<f32>,
+    pub(crate) entropies: Vec<f32>,
     grad_logprobs: Vec<f32>,
     grad_entropies: Vec<f32>,
 }
@@ -137,11 +143,12 @@ struct Chunk {
 impl<'a> Head<'a> {
     fn new(
         hidden_td: &Tensor,
-        weight_vd: &Tensor,
+        weight: HeadWeight<'a>,
         targets: &'a [i64],
         by: TokenDistribution,
         chunk: usize,
     ) -> Result<Head<'a>, Error> {
+        let weight_vd = weight.weight_vd;
         let (hidden_size, weight_size) = (hidden_td.size(), weight_vd.size());
         let fits = hidden_size.len() == 2
             && weight_size.len() == 2
@@ -160,9 +167,9 @@ impl<'a> Head<'a> {
         if let Some((expected, Some(got))) = numbers.into_iter().find(|(_, n)| !n.is_none_or(is_legal)) {
             return Err(argument(expected.into(), got.to_string()));
         }
-        if let Some(at) = targets.iter().position(|&target| target >= weight_size[0]) {
+        if let Some(at) = targets.iter().position(|&target| target >= weight.vocab_size()) {
             return Err(argument(
-                format!("targets below the vocabulary's {}", weight_size[0]),
+                format!("targets below the vocabulary's {}", weight.vocab_size()),
                 format!("{} at token {at}", targets[at]),
             ));
         }
@@ -170,7 +177,7 @@ impl<'a> Head<'a> {
         let chunk = chunk.max(1);
         let rows = chunk.min(active.len()) as i64;
         let logits = Tensor::empty([rows, weight_size[0]], (hidden_td.kind(), hidden_td.device()));
-        let (hidden, weight) = (hidden_td.detach(), weight_vd.detach());
+        let hidden = hidden_td.detach();
         Ok(Head { hidden, weight, targets, active, by, chunk, logits })
     }
 
@@ -197,7 +204,7 @@ impl<'a> Head<'a> {
             _ => self.hidden.index_select(0, &Tensor::from_slice(&rows).to_device(self.hidden.device())),
         };
         let mut chunk = Chunk {
-            targets: rows.iter().map(|&t| self.targets[t as usize]).collect(),
+            targets: rows.iter().map(|&t| self.weight.own_target(self.targets[t as usize])).collect(),
             rows,
             hidden,
             logits: self.logits.narrow(0, 0, n as i64),
@@ -212,10 +219,14 @@ impl<'a> Head<'a> {
             let rows = chunk.border();
             // SAFETY: borrowed tensors and arrays of one entry a row that live for the call.
             check("the head's forward", unsafe {
-                let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
+                let (hidden, weight, logits) =
+                    (raw(&chunk.hidden), raw(self.weight.weight_vd), raw(&chunk.logits));
                 let TokenDistribution { temperature, softcap } = self.by;
                 rlt_head_chunk_forward(hidden, weight, logits, &rows, temperature, softcap.unwrap_or(0.0))
             })?;
+            if let Some(shard) = self.weight.shard {
+                shard.complete(&mut chunk, self.by.temperature)?;
+            }
         }
         Ok(chunk)
     }
@@ -231,7 +242,8 @@ impl<'a> Head<'a> {
         let grad_weight = grad_weight.map_or(std::ptr::null_mut(), |grad| raw(grad));
         // SAFETY: borrowed tensors (the weight's gradient may be null) and arrays of one entry a row.
         check("the head's backward", unsafe {
-            let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
+            let (hidden, weight, logits) =
+                (raw(&chunk.hidden), raw(self.weight.weight_vd), raw(&chunk.logits));
             let TokenDistribution { temperature, softcap } = self.by;
             let (softcap, grad) = (softcap.unwrap_or(0.0), raw(&grad));
             rlt_head_chunk_backward(hidden, weight, logits, &rows, temperature, softcap, grad, grad_weight)

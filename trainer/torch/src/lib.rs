@@ -38,6 +38,7 @@ mod quantized;
 mod region;
 mod signals;
 mod upload;
+mod vocabulary_shard;
 
 pub use access::{
     f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec,
@@ -69,6 +70,7 @@ pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, Quanti
 pub use region::{Block, TensorFile};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 pub use upload::{upload, upload_f32};
+pub use vocabulary_shard::{GatherStatistics, HeadWeight, VocabularyShard, sum_of_squares};
 
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ pub(crate) mod kernels;
 mod offload;
 mod quantized;
 mod services;
+mod vocabulary_shard;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};

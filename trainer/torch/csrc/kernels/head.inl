@@ -6,6 +6,9 @@
 //   d logp_t / dz_j = (1[j = t] - p_j) / T      dH / dz_j = -p_j (logp_j + H) / T
 // so dz_j = (g_logp (1[j = t] - p_j) - g_H p_j (logp_j + H)) / T, written over the logits.
 //
+// Where the columns are a part of the vocabulary, M, S and H are those of all of it when the gradient is taken, and
+// a target below 0 is in another part.
+//
 // With a cap c the products y count as z = c tanh(y / c), which replaces them, and dz / dy = 1 - (z / c)^2.
 
 constexpr int64_t HEAD_BLOCK =
@@ -67,7 +70,8 @@ static void head_statistics_t(const HeadRow& a, int64_t begin, int64_t end) {
     const double log_sum = __builtin_log(sum);
     a.max[r] = float(top);
     a.log_sum[r] = float(log_sum);
-    a.logprob[r] = float(double(to_float(z[a.targets[r]])) * a.inv_temperature - top - log_sum);
+    if (a.targets[r] >= 0)
+      a.logprob[r] = float(double(to_float(z[a.targets[r]])) * a.inv_temperature - top - log_sum);
     a.entropy[r] = float(log_sum - weighted / sum);
   }
 }
@@ -78,7 +82,8 @@ static void head_gradient_t(const HeadRow& a, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     T* z = static_cast<T*>(a.logits) + r * a.row_stride;
     const float g = a.grad_logprob[r] * a.inv_temperature, h = a.grad_entropy[r] * a.inv_temperature;
-    const float target_logit = to_float(z[a.targets[r]]);
+    const int64_t target = a.targets[r];
+    const float target_logit = target >= 0 ? to_float(z[target]) : 0.0f;
     const float max = a.max[r], log_sum = a.log_sum[r], entropy = a.entropy[r];
     const float inv_softcap = a.softcap != 0.0f ? 1.0f / a.softcap : 0.0f;
     for (int64_t i = 0; i < n; i += W) {
@@ -88,8 +93,9 @@ static void head_gradient_t(const HeadRow& a, int64_t begin, int64_t end) {
       vf d = h == 0.0f ? p * -g : p * (-g - h * (logp + entropy));
       store_at(z, d * cap_slope(capped, inv_softcap), i, n);
     }
+    if (target < 0) continue;
     const float logp = target_logit * a.inv_temperature - max - log_sum;
     const vf at_target = splat(g) + exp_one(logp) * (-g - h * (logp + entropy));
-    store_part(z + a.targets[r], at_target * cap_slope(splat(target_logit), inv_softcap), 1);
+    store_part(z + target, at_target * cap_slope(splat(target_logit), inv_softcap), 1);
   }
 }

@@ -1,0 +1,149 @@
+//! A head of which ranks have different rows, and so the logits of different tokens: their statistics are
+//! joined into those of the whole vocabulary, four numbers for each rank and position. No rank has the
+//! logits of another one.
+//!
+//! With the maximum m, s = log sum e^(u - m) and the mean w of u - m of each rank, for u = logit /
+//! temperature:
+//!
+//! ```text
+//! M = max m        log S = log sum e^(m - M + s)        p = e^(m + s - M - log S)   the rank's share
+//! log-prob = u of the target - M - log S                entropy = log S - sum p (w + m - M)
+//! ```
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::collectives::CollectiveError;
+use crate::head::Chunk;
+
+/// All-gathers `[4, n]` of every rank: `[ranks, 4, n]`.
+pub type GatherStatistics<'a> = dyn Fn(&Tensor) -> Result<Tensor, CollectiveError> + 'a;
+
+/// This rank's part of a vocabulary.
+#[derive(Clone, Copy)]
+pub struct VocabularyShard<'a> {
+    /// The first of its tokens.
+    pub first: usize,
+    /// Tokens of all ranks.
+    pub vocab_size: usize,
+    /// Gathers the statistics of all ranks. Collective.
+    pub gather: &'a GatherStatistics<'a>,
+}
+
+impl std::fmt::Debug for VocabularyShard<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VocabularyShard").field("first", &self.first).finish_non_exhaustive()
+    }
+}
+
+/// The weight of a head, `[V, D]`: all of it, or this rank's rows.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadWeight<'a> {
+    /// The rows.
+    pub weight_vd: &'a Tensor,
+    /// Which rows these are; `None` where they are all.
+    pub shard: Option<VocabularyShard<'a>>,
+}
+
+impl<'a> From<&'a Tensor> for HeadWeight<'a> {
+    /// One that is all here.
+    fn from(weight_vd: &'a Tensor) -> Self {
+        Self { weight_vd, shard: None }
+    }
+}
+
+impl HeadWeight<'_> {
+    pub(crate) fn vocab_size(&self) -> i64 {
+        let own = self.weight_vd.size().first().copied().unwrap_or(0);
+        self.shard.map_or(own, |shard| shard.vocab_size as i64)
+    }
+
+    /// The row of a token; -1 where another rank has it.
+    pub(crate) fn own_target(&self, token: i64) -> i64 {
+        let Some(shard) = self.shard else { return token };
+        let own = token - shard.first as i64;
+        let num_own = self.weight_vd.size().first().copied().unwrap_or(0);
+        if (0..num_own).contains(&own) { own } else { -1 }
+    }
+}
+
+/// What a rank knows of a position, in the order in which it is gathered.
+#[derive(Clone, Copy)]
+struct Statistics {
+    max: f64,
+    log_sum: f64,
+    mean: f64,
+    /// Of the target's logit: 0 on all ranks but one.
+    target: f64,
+}
+
+impl VocabularyShard<'_> {
+    /// Replaces the statistics of a chunk's own logits by those of all ranks.
+    pub(crate) fn complete(&self, chunk: &mut Chunk, temperature: f64) -> Result<(), Error> {
+        let num_rows = chunk.targets.len();
+        let means = chunk.log_sum.iter().zip(&chunk.entropies).map(|(log_sum, entropy)| log_sum - entropy);
+        let means: Vec<f32> = means.collect();
+        let targets = target_logits(chunk, temperature);
+        let own = [&chunk.max, &chunk.log_sum, &means, &targets].map(Vec::as_slice).concat();
+        let own = Tensor::from_slice(&own).view([4, num_rows as i64]);
+        let all = Vec::<f32>::try_from((self.gather)(&own)?.to_kind(Kind::Float).view(-1));
+        let all = all.map_err(|error| unreadable(&error))?;
+        let of_rank = |all: &[f32], row: usize| {
+            let [max, log_sum, mean, target] = [0, 1, 2, 3].map(|at| f64::from(all[at * num_rows + row]));
+            Statistics { max, log_sum, mean, target }
+        };
+        for row in 0..num_rows {
+            let ranks: Vec<Statistics> = all.chunks(4 * num_rows).map(|rank| of_rank(rank, row)).collect();
+            let Joined { max, log_sum, logprob, entropy } = Joined::of(&ranks);
+            (chunk.max[row], chunk.log_sum[row]) = (max as f32, log_sum as f32);
+            (chunk.logprobs[row], chunk.entropies[row]) = (logprob as f32, entropy as f32);
+        }
+        Ok(())
+    }
+}
+
+/// The statistics of a position over the whole vocabulary.
+struct Joined {
+    max: f64,
+    log_sum: f64,
+    logprob: f64,
+    entropy: f64,
+}
+
+impl Joined {
+    fn of(ranks: &[Statistics]) -> Self {
+        let max = ranks.iter().fold(f64::NEG_INFINITY, |max, rank| max.max(rank.max));
+        let share = |rank: &Statistics| (rank.max - max + rank.log_sum).exp();
+        let sum: f64 = ranks.iter().map(share).sum();
+        let weighted: f64 = ranks.iter().map(|rank| share(rank) * (rank.mean + rank.max - max)).sum();
+        let target: f64 = ranks.iter().map(|rank| rank.target).sum();
+        let log_sum = sum.ln();
+        Self { max, log_sum, logprob: target - max - log_sum, entropy: log_sum - weighted / sum }
+    }
+}
+
+/// The targets' logits by the temperature, 0 of those of other ranks.
+fn target_logits(chunk: &Chunk, temperature: f64) -> Vec<f32> {
+    let targets = Tensor::from_slice(&chunk.targets).to_device(chunk.logits.device()).unsqueeze(1);
+    let logits = chunk.logits.gather(1, &targets.clamp_min(0), false).to_kind(Kind::Float) / temperature;
+    let own = logits.masked_fill(&targets.lt(0), 0.0).squeeze_dim(1);
+    Vec::try_from(own).unwrap_or_default()
+}
+
+fn unreadable(error: &tch::TchError) -> Error {
+    Error::Libtorch { act: "reading the statistics of a vocabulary's parts", message: error.to_string() }
+}
+
+/// The sum of the squared probabilities of the whole vocabulary at each position, f32 `[n]`, from this rank's
+/// logits by the temperature, f32 `[n, V]`.
+///
+/// # Errors
+/// When a rank is lost.
+pub fn sum_of_squares(logits_nv: &Tensor, gather: &GatherStatistics<'_>) -> Result<Tensor, Error> {
+    let of_own = |logits_nv: &Tensor| logits_nv.logsumexp([1_i64].as_slice(), false);
+    let (sums_n, squares_n) = (of_own(logits_nv), of_own(&(logits_nv * 2.0)));
+    let zeros_n = sums_n.zeros_like();
+    let all = gather(&Tensor::stack(&[&sums_n, &squares_n, &zeros_n, &zeros_n], 0))?;
+    let of_all = |row: i64| all.select(1, row).logsumexp([0_i64].as_slice(), false);
+    Ok((of_all(1) - of_all(0) * 2.0).exp())
+}
