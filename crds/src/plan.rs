@@ -36,9 +36,9 @@ pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use weight_sync::{WeightSync, unmerged_refusal};
 pub use workers::{
     EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
-    check_device, check_model,
+    check_device, check_model, check_tensor_parallel,
 };
-pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers};
+pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};

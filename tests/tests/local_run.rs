@@ -78,6 +78,8 @@ mod sharded;
 mod shown_data;
 #[path = "local_run/symptoms.rs"]
 mod symptoms;
+#[path = "local_run/tensor_parallel.rs"]
+mod tensor_parallel;
 #[path = "local_run/tensorboard.rs"]
 mod tensorboard;
 #[path = "local_run/traces.rs"]

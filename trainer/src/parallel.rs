@@ -6,12 +6,13 @@
 //! rows     -> every rank scores its share         -> all-reduce: all ranks have all log-probs
 //! rows     -> gradients of every rank's share     -> all-reduce: all ranks apply the same update
 //! ```
-//! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank
-//! and need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
-//! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a
-//! shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each
-//! other the rows of their tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same
-//! prompts. The transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank and
+//! need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard of
+//! one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a shard
+//! of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each other
+//! the rows of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the same tokens with
+//! different parts of every weight, or in the rollout sample the same prompts. The transport of tensors is in
+//! `rlt_torch::collectives`; `launch` starts ranks.
 
 mod environment;
 mod ep_group;
@@ -19,6 +20,7 @@ mod error;
 mod mesh;
 mod shards;
 mod sp_group;
+mod tensor_parallel;
 mod tp_group;
 mod units;
 
@@ -36,9 +38,10 @@ pub use environment::RankEnvironment;
 pub use ep_group::EpGroup;
 pub use error::RankError;
 pub use mesh::MeshRanks;
-pub(crate) use shards::copy_tensor_shard;
 pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
+pub(crate) use shards::{TensorParallel, copy_tensor_shard};
 pub use sp_group::SpGroup;
+use tensor_parallel::TensorParallelRanks;
 pub use tp_group::TpGroup;
 pub use units::DecoderUnits;
 
@@ -59,6 +62,8 @@ pub struct Ranks {
     sp_group: Option<Arc<SpGroup>>,
     /// Ranks over which the experts of a layer are distributed.
     ep: usize,
+    /// Of which tensor-parallel groups these are the ranks of one place; `None` for all ranks.
+    tensor_parallel: Option<Arc<TensorParallelRanks>>,
 }
 
 #[derive(Debug)]
@@ -91,6 +96,7 @@ impl Ranks {
             link: Arc::new(Mutex::new(link)),
             sp_group: None,
             ep: 1,
+            tensor_parallel: None,
         }
     }
 
@@ -122,6 +128,7 @@ impl Ranks {
             link: Arc::new(Mutex::new(link)),
             sp_group: None,
             ep: 1,
+            tensor_parallel: None,
         })
     }
 
@@ -142,13 +149,13 @@ impl Ranks {
 
     /// Whether this rank is the leader: it alone writes the run folder, the terminal and trackers.
     pub fn is_leader(&self) -> bool {
-        self.rank == 0
+        self.world_rank() == 0
     }
 
     /// This rank's number among those of its machine, from 0.
     pub fn local_rank(&self) -> usize {
         // A machine's ranks follow each other.
-        self.rank % self.local_size
+        self.world_rank() % self.local_size
     }
 
     /// Ranks on this rank's machine.
@@ -305,7 +312,18 @@ impl Ranks {
         &self,
         act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
     ) -> Result<T, RankError> {
-        Ok(act(self.lock().group.as_mut())?)
+        match &self.tensor_parallel {
+            Some(ranks) => Ok(act(ranks.of_place().as_mut())?),
+            None => Ok(act(self.lock().group.as_mut())?),
+        }
+    }
+
+    /// Connects this rank with the other `members` of these ranks.
+    fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
+        match &self.tensor_parallel {
+            Some(ranks) => ranks.connect(&self.lock(), name, members),
+            None => self.lock().connect(name, members),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Link> {

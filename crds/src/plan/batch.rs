@@ -88,7 +88,7 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
 
 /// The share of `num_prompts` of the busiest sequence-parallel group of `sp` ranks in passes over the model.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
-    num_prompts.div_ceil((spec.workers.num_ranks() / sp).into())
+    num_prompts.div_ceil((spec.workers.num_ranks() / (sp * spec.workers.mesh.tp)).max(1).into())
 }
 
 /// Samples of the busiest rank, or of its rollout tensor-parallel group, for `num_prompts` prompts.

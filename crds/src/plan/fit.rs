@@ -184,7 +184,8 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     let (workers, mesh) = (&spec.workers, &spec.workers.mesh);
     let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2));
     let with = |degree: u32| {
-        let count = workers.count.max((degree * mesh.sp).div_ceil(workers.ranks_per_worker));
+        let ranks = degree * mesh.sp * mesh.tp;
+        let count = workers.count.max(ranks.div_ceil(workers.ranks_per_worker));
         let more =
             if count == workers.count { String::new() } else { format!(" with workers.count: {count}") };
         let field = format!("workers.mesh.dpShard: {degree}{more}");
@@ -196,7 +197,7 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     };
     let is_legal = |(_, spec): &(String, ResolvedSpec)| {
         let mesh = &spec.workers.mesh;
-        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp)
+        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp * mesh.tp)
             && workers::check_model(spec, model).is_ok()
     };
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()

@@ -13,9 +13,11 @@
 //! rollout's weights unit by unit. A checkpoint is copied into its file: that is page cache, which is not
 //! counted. With `workers.mesh.sp` it has its share of the tokens of a pass; passes for log-probs and of the
 //! critic have their own degrees. With `workers.mesh.rolloutTp` a tensor-parallel shard of the packed
-//! weights: `rollout`. With `workers.mesh.ep` the weights of experts are shared by all ranks of a copy, and a
-//! pass gathers those of a rank's own; experts count as equally busy. Offloaded tensors take memory of a
-//! GPU's host, and of the GPU only while they are prefetched or in use; on the CPU they are in a file.
+//! weights: `rollout`. With `workers.mesh.tp` it has its part of every layer's width, heads and vocabulary in
+//! every training role, except for weight sync. With `workers.mesh.ep` the weights of experts are shared by
+//! all ranks of a copy, and a pass gathers those of a rank's own; experts count as equally busy. Offloaded
+//! tensors take memory of a GPU's host, and of the GPU only while they are prefetched or in use; on the CPU
+//! they are in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
@@ -166,6 +168,15 @@ fn outer_parameters(model: &ModelConfig) -> u64 {
     count.embedding + count.final_norm + count.head
 }
 
+/// The model as wide as a rank of a training tensor-parallel group has it. Weight sync and rollout read all
+/// of it.
+pub(super) fn cut(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
+    match spec.workers.mesh.tp {
+        1 => model.clone(),
+        tp => model.tp_sharded(tp as usize),
+    }
+}
+
 /// Whether norms are trained; any name beside an adapter counts as one of some: an upper bound.
 fn trains_norms(spec: &ResolvedSpec) -> bool {
     spec.model.lora.as_ref().is_none_or(|lora| !lora.modules_to_save.is_empty())
@@ -211,12 +222,11 @@ impl MemoryPlan {
         batch: &BatchPlan,
         memory: Option<u64>,
     ) -> Self {
-        let model = &quantized_as(spec, model).with_head(spec.algorithm.head());
-        let training = &spec.training;
+        let whole = &quantized_as(spec, model).with_head(spec.algorithm.head());
+        let model = &cut(spec, whole);
+        let (training, mesh) = (&spec.training, &spec.workers.mesh);
         let width = training.precision.width();
-        let rollout_width = rollout::width(spec);
         let trained = trained(spec, model);
-        let mesh = &spec.workers.mesh;
         let sharing = |sp: u32, width: u64| Activations {
             model,
             width,
@@ -242,7 +252,8 @@ impl MemoryPlan {
         let widest =
             |of_reference: Option<u64>| width.max(critic.unwrap_or(0)).max(of_reference.unwrap_or(0));
         let shards = Shards::new(spec, model, &trained, width);
-        // Prefetched units of a role in an update, of the larger of actor and critic.
+        let of_sync = Shards::new(spec, whole, &self::trained(spec, whole), width);
+        // Units of a role in an update, of the larger of actor and critic; all of each in weight sync.
         let of_critic = shards.of_degree(mesh.dp_shard_of_critic());
         let at_hand = |terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>| match critic {
             None => terms(&shards),
@@ -254,17 +265,17 @@ impl MemoryPlan {
         resident.extend(vision::kept(spec, model));
         let loading = roles::loading(spec, model, &trained, &shards);
         let mut phases = vec![PhaseMemory::new(Phase::Loading, &resident, loading)];
-        resident.extend(rollout::base(spec, model, &shards));
+        resident.extend(rollout::base(spec, whole, &of_sync));
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         if generates(spec) {
             // Every rank samples whole sequences, also where it has a shard of each layer.
-            let alone = Activations { width: rollout_width, ..sharing(1, width) };
-            add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
-            let terms = rollout::terms((spec, memory), model, batch, &alone, &shards);
-            add(Phase::Rollout, [terms, vision::pass(spec, model)].concat());
+            let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
+            add(Phase::WeightSync, rollout::taking_over(spec, whole, alone.width, &of_sync));
+            let terms = rollout::terms((spec, memory), whole, batch, &alone, &of_sync);
+            add(Phase::Rollout, [terms, vision::pass(spec, whole)].concat());
         }
         if !judges.is_empty() {
-            let kept = rollout::kept((spec, memory), model, batch, &shards);
+            let kept = rollout::kept((spec, memory), whole, batch, &of_sync);
             add(Phase::Reward, [kept, roles::judging(spec, judges, batch, judging_width, &shards)].concat());
         }
         if !spec.algorithm.is_supervised() {

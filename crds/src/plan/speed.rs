@@ -88,8 +88,9 @@ impl SpeedPlan {
         let spec = &lengths.as_longest(spec);
         let model = &model.clone().with_head(spec.algorithm.head());
         let batch = &BatchPlan::new(spec);
-        let trained = memory::trained(spec, model);
-        let passes = Passes::new(spec, model, batch, trained.num_parameters);
+        let own = &memory::cut(spec, model);
+        let trained = memory::trained(spec, own);
+        let passes = Passes::new(spec, (own, model), batch, trained.num_parameters);
         let phase = |name, kind, work: Work| {
             let (seconds, bound) = work.seconds(machine, kind);
             PhaseSpeed { name, seconds, flop: work.flop(), bytes: work.bytes, bound }
@@ -112,7 +113,8 @@ impl SpeedPlan {
         }
         let update = passes.update();
         let update_speed = phase("update", Kind::Products, update.work);
-        let streams = f64::from(spec.workers.num_ranks() / spec.workers.mesh.sp);
+        let streams =
+            f64::from(spec.workers.num_ranks() / (spec.workers.mesh.sp * spec.workers.mesh.tp).max(1));
         let peak = update.peak(machine);
         let update_mfu = update.model_flop / (update_speed.seconds * peak);
         let update_tokens_per_second = streams * update.tokens / update_speed.seconds;

@@ -13,6 +13,7 @@ mod of_gathered_layers;
 mod of_quantized_models;
 mod of_reward_models;
 mod of_roles;
+mod of_tensor_parallelism;
 mod of_vision_models;
 mod on_machines;
 
@@ -80,8 +81,7 @@ fn samples_and_updates_multiply_as_documented() {
         spec["training"]["maxTokensPerMicroBatch"] = 3072.into();
     })
     .batch;
-    assert_eq!(batch.samples_per_step, 64);
-    assert_eq!(batch.samples_per_update, 16);
+    assert_eq!((batch.samples_per_step, batch.samples_per_update), (64, 16));
     assert_eq!(batch.updates_per_step, 12);
     assert_eq!(batch.max_sequence_tokens, 1024);
     // A micro-batch holds a prompt of 512 with five samples of 511 more, a scoring pass a whole group.

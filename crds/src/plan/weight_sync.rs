@@ -68,6 +68,12 @@ pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u6
         [spec.workers.mesh.dp_shard, spec.workers.mesh.sp, spec.workers.mesh.ep].map(u64::from);
     let experts = if ep > 1 { model.expert_weights().0 } else { 0 };
     let (own, same) = (experts / ep, shards * sp / ep);
+    // With tensor parallelism of its part to the ranks of its place, then of the part to those with others.
+    let tp = u64::from(spec.workers.mesh.tp);
+    let cut = weights / tp;
+    if tp > 1 {
+        return cut * (shards - 1) / shards + cut * (tp - 1);
+    }
     (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
 }
 

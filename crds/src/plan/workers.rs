@@ -23,6 +23,8 @@ pub struct Mesh {
     pub dp_shard: u32,
     /// Ranks that share the tokens of one micro-batch and otherwise hold the same.
     pub sp: u32,
+    /// Neighbours that compute the same tokens with different parts of every weight.
+    pub tp: u32,
     /// Neighbours that have different experts, of the ranks that hold a copy of the model together.
     pub ep: u32,
     /// Neighbours that share the tokens of log-probs, along which axes ever.
@@ -38,11 +40,12 @@ pub struct Mesh {
 impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        let MeshSpec { dp_shard, sp, ep, rollout_tp, .. } = workers.mesh;
+        let MeshSpec { dp_shard, sp, tp, ep, rollout_tp, .. } = workers.mesh;
         Self {
-            dp_replicate: workers.num_ranks() / (dp_shard * sp),
+            dp_replicate: workers.num_ranks() / (dp_shard * sp * tp),
             dp_shard,
             sp,
+            tp,
             ep,
             logprob_sp: workers.mesh.sp_of_logprobs(),
             reference_sp: workers.mesh.sp_of_reference(),
@@ -61,6 +64,7 @@ impl Mesh {
             ("mesh.logprobSp", self.logprob_sp),
             ("mesh.referenceSp", self.reference_sp),
             ("mesh.criticSp", self.critic_sp),
+            ("mesh.tp", self.tp),
             ("mesh.rolloutTp", self.rollout_tp),
         ];
         axes.into_iter().filter(|(_, degree)| !ranks_per_worker.is_multiple_of(*degree)).collect()
@@ -68,7 +72,7 @@ impl Mesh {
 
     /// Number of ranks.
     pub fn world_size(&self) -> u32 {
-        self.dp_replicate * self.dp_shard * self.sp
+        self.dp_replicate * self.dp_shard * self.sp * self.tp
     }
 }
 
@@ -197,9 +201,14 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         ("spec.workers.mesh.referenceSp", mesh.sp_of_reference()),
         ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
     ];
-    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !divides_heads(*sp, heads)) {
-        let shared = format!("the heads of a model with {} query and {} key heads", heads.0, heads.1);
-        let expected = legal_degrees(heads, |sp| divides_heads(sp, heads));
+    check_tensor_parallel(spec, model)?;
+    // Those of a rank.
+    let own = (heads.0 / u64::from(mesh.tp), heads.1 / u64::from(mesh.tp));
+    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !divides_heads(*sp, own)) {
+        let of_tp =
+            if mesh.tp == 1 { String::new() } else { format!(", of which each rank has 1 / {}", mesh.tp) };
+        let shared = format!("the heads of a model with {} query and {} key heads{of_tp}", heads.0, heads.1);
+        let expected = legal_degrees(own, |sp| divides_heads(sp, own));
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
     if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| *sp > 1 && model.attention_sinks) {
@@ -268,6 +277,53 @@ pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
             got: "Cuda".to_owned(),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Checks that `tp` ranks can have equal parts of every weight of a layer, and some of the vocabulary each,
+/// on the device of the job.
+///
+/// # Errors
+/// [`Misfit::Degree`], with the degrees that fit.
+pub fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let (field, tp) = ("spec.workers.mesh.tp", spec.workers.mesh.tp);
+    let uncut = match model.qk_norm {
+        _ if tp == 1 => return Ok(()),
+        _ if model.experts.is_some() => Some("with experts, which ep distributes"),
+        _ if model.latent.is_some() => Some("with latent attention"),
+        _ if model.vision.is_some() => Some("with a vision tower"),
+        _ if model.quantization.is_some() => Some("with quantized weights"),
+        _ if model.attention_sinks => Some("with a sink for each head"),
+        QkNorm::None | QkNorm::Head => None,
+        QkNorm::AllHeads => Some("that normalises queries and keys over all heads"),
+        QkNorm::EachHead => Some("that normalises each head of queries and keys by weights of its own"),
+    };
+    let misfit =
+        |shared: String, expected: String| Err(Misfit::Degree { field, degree: tp, shared, expected });
+    if let Some(what) = uncut {
+        return misfit(format!("the weights of a model {what}"), "1".to_owned());
+    }
+    let (heads, width) =
+        ((model.num_heads as u64, model.num_kv_heads as u64), model.intermediate_size as u64);
+    if !tp_divides_weights(tp, heads, width) {
+        let shared = format!(
+            "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
+            heads.0, heads.1
+        );
+        return misfit(shared, legal_degrees(heads, |tp| tp_divides_weights(tp, heads, width)));
+    }
+    // The first ranks have as many tokens as the largest; the last one must have some.
+    let has_tokens = |tp: u32| {
+        let tp = tp as usize;
+        (tp - 1) * model.vocab_size.div_ceil(tp) < model.vocab_size
+    };
+    if !has_tokens(tp) {
+        let fits = |tp: u32| has_tokens(tp) && tp_divides_weights(tp, heads, width);
+        return misfit(format!("a vocabulary of {} tokens", model.vocab_size), legal_degrees(heads, fits));
+    }
+    match spec.workers.device {
+        Device::Cuda => misfit("weights on GPUs: tp runs on CPUs alone".to_owned(), "1".to_owned()),
+        Device::Auto | Device::Cpu => Ok(()),
     }
 }
 
@@ -392,6 +448,11 @@ pub(crate) fn divides_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> b
 /// feed-forward block's width.
 pub(crate) fn tp_divides_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
     divides_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
+}
+
+/// Whether `tp` ranks that train together can have equal parts of every weight of a layer.
+pub(crate) fn tp_divides_weights(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
+    [heads.0, heads.1, intermediate_size].iter().all(|size| size.is_multiple_of(tp.into()))
 }
 
 /// Every degree up to the number of query heads that `fits`, as text.

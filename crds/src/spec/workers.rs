@@ -131,9 +131,9 @@ impl WorkersSpec {
     }
 }
 
-/// How ranks share the model and the tokens. Their number is `count * ranksPerWorker`: `dpShard` times
-/// `sp` of them hold one copy of the model, and the neighbours are along the last. A degree that divides
-/// `ranksPerWorker` keeps its exchanges within a pod.
+/// How ranks share the model and the tokens. Their number is `count * ranksPerWorker`: `dpShard` times `sp`
+/// times `tp` of them hold one copy of the model, and the neighbours are along the last. A degree that
+/// divides `ranksPerWorker` keeps its exchanges within a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MeshSpec {
@@ -150,6 +150,16 @@ pub struct MeshSpec {
     /// has tokens of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub sp: u32,
+    /// Training tensor parallelism (Megatron's `tensor_model_parallel_size`): neighbouring ranks that compute
+    /// the same tokens with a part of every weight each, for models whose layers are too large for one rank;
+    /// `dpShard * sp * tp` divides the number of ranks. A rank reads, gathers, updates and saves its part of
+    /// the query and key heads, of the feed-forward block and of the vocabulary alone; two all-reduces a
+    /// layer forward and two backward add the parts up. It divides the model's query heads, key heads and
+    /// feed-forward width. Log-probs, the reference and the critic have it too; reward models are whole. On
+    /// CPUs, for dense models without quantization, DoRA or a vision tower. With 1 each rank has all of a
+    /// layer while it computes with it.
+    #[schemars(range(min = 1, max = 1024))]
+    pub tp: u32,
     /// Ranks over which the experts of every layer of a mixture are distributed (expert parallelism), a
     /// divisor of `dpShard * sp` and of the number of experts: no rank is added. Each keeps its experts'
     /// weights, gradients and optimizer state, computes them for the tokens of all, and gathers no others;
@@ -200,6 +210,7 @@ impl Default for MeshSpec {
         Self {
             dp_shard: 1,
             sp: 1,
+            tp: 1,
             ep: 1,
             logprob_sp: None,
             reference_sp: None,
@@ -242,8 +253,8 @@ impl MeshSpec {
     pub fn is_any_sharded(&self) -> bool {
         let roles =
             [self.dp_shard_of_reference(), self.dp_shard_of_critic(), self.dp_shard_of_reward_models()];
-        // Weights of experts have shards of their own.
-        self.dp_shard > 1 || self.ep > 1 || roles.into_iter().any(|degree| degree > 1)
+        // Weights of experts have shards of their own, and weights that are cut parts.
+        self.dp_shard > 1 || self.ep > 1 || self.tp > 1 || roles.into_iter().any(|degree| degree > 1)
     }
 
     /// Ranks that share the critic's tokens.

@@ -39,7 +39,7 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         context: &LayerContext,
     ) -> Option<BeforeExperts> {
-        let own = OwnProjections { layer: self, context };
+        let own = OwnProjections::new(self, context);
         let FeedForward::Experts { experts, .. } = own.feed_forward() else { return None };
         let Ok((hidden_td, normed_td)) = self.before_mlp(hidden_td, attended_thd, &own);
         let routes = routed(&normed_td, &experts);
@@ -74,7 +74,7 @@ impl DecoderLayer {
     ) -> Tensor {
         let BeforeExperts { hidden_td, normed_td, routes, .. } = before;
         let mixed_td = routes.rows.combine(outputs_nd, &routes.weights_tk);
-        let own = OwnProjections { layer: self, context };
+        let own = OwnProjections::new(self, context);
         let mlp_td = match own.feed_forward() {
             FeedForward::Experts { experts, beside } => {
                 let Ok(mlp_td) = self.with_beside(mixed_td, normed_td, &experts, beside.as_ref());

@@ -95,6 +95,10 @@ impl Decoder {
             _ => {
                 let merged = projections.get(&name).map(|one| Merged::Projection(one, adapter));
                 let merged = merged.or_else(|| router_of(experts, &name));
+                let tensor = shapes.get(&name).map_or_else(
+                    || tensor.shallow_clone(),
+                    |whole| in_size(&tensor, &whole.shape.iter().map(|dim| *dim as i64).collect::<Vec<_>>()),
+                );
                 vec![(name, StoredAs::new(tensor, merged, dtype))]
             }
         };
@@ -102,6 +106,15 @@ impl Decoder {
         let tower = tower.map(|(name, tensor)| (name, StoredAs::new(tensor, None, dtype)));
         let stored = parameters.flat_map(stored).chain(tower);
         stored.map(|(name, weight)| (vision::stored_name(&self.config, name), weight)).collect()
+    }
+}
+
+/// A tensor of the size `whole`, or an outline of it: outside of their unit's visit only this rank's part of
+/// a weight that is cut may be here, and then sizes alone are asked for.
+pub(super) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
+    match tensor.size() == whole {
+        true => tensor.shallow_clone(),
+        false => outline(whole, (tensor.kind(), tensor.device())),
     }
 }
 

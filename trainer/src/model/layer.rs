@@ -18,9 +18,11 @@ use super::latent::{self, LatentParts, LatentProducts};
 use super::norms::LayerNorms;
 use super::ops;
 use super::placed::PlacedFeatures;
+pub use super::products::{DenseProducts, FeedForward, Projections};
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
 use super::rope::RopeTables;
 use super::routes::RouteWatch;
+use super::tp_cuts::ParameterCuts;
 
 /// The shared context of all layers in one forward pass.
 #[derive(Debug)]
@@ -69,58 +71,6 @@ impl LayerContext {
 
 /// Queries `[tokens, heads, head_dim]`, then keys and values `[tokens, kv_heads, head_dim]`, rotated.
 pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
-
-/// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and
-/// adapters, or an engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
-pub trait Projections {
-    /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of
-    /// it is here.
-    type Error;
-    /// Whether the layer's norms are those trained beside an adapter; an engine's layers have one kind alone.
-    fn adapter(&self) -> Adapter {
-        Adapter::Off
-    }
-    /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
-    fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
-    /// The products of latent attention, which has no others but the output.
-    fn latent(&self) -> impl LatentProducts;
-    /// The attention's output, from [tokens, heads * width of values] to [tokens, hidden].
-    ///
-    /// # Errors
-    /// [`Self::Error`].
-    fn output(&self, attended: &Tensor) -> Result<Tensor, Self::Error>;
-    /// The part of the layer after attention.
-    fn feed_forward(
-        &self,
-    ) -> FeedForward<impl DenseProducts<Error = Self::Error>, impl ExpertProducts<Error = Self::Error>>;
-}
-
-/// The layer's feed-forward part: one block for all tokens, or experts.
-#[derive(Debug)]
-pub enum FeedForward<D, E> {
-    /// One block.
-    Dense(D),
-    /// A router with its experts.
-    Experts {
-        /// They.
-        experts: E,
-        /// A block for all tokens beside them.
-        beside: Option<D>,
-    },
-}
-
-/// The products of a feed-forward block.
-pub trait DenseProducts {
-    /// Why a product of which several ranks have a slice each could not be made.
-    type Error;
-    /// Gate and up [tokens, intermediate].
-    fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor);
-    /// From [tokens, intermediate] to [tokens, hidden].
-    ///
-    /// # Errors
-    /// [`Self::Error`].
-    fn down(&self, activated: &Tensor) -> Result<Tensor, Self::Error>;
-}
 
 /// The weights of one layer and the few numbers that shape its arithmetic.
 #[derive(Debug)]
@@ -176,7 +126,7 @@ impl DecoderLayer {
     /// The layer up to attention, token by token: from the residual stream `hidden_td` [tokens,
     /// hidden].
     pub(crate) fn before_attention(&self, hidden_td: &Tensor, context: &LayerContext) -> QueriesKeysValues {
-        self.project(hidden_td, &context.rope, &OwnProjections { layer: self, context })
+        self.project(hidden_td, &context.rope, &OwnProjections::new(self, context))
     }
 
     /// Attention over all packed tokens, of any heads that belong together: queries [tokens, heads,
@@ -204,7 +154,7 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         context: &LayerContext,
     ) -> Tensor {
-        let Ok(output_td) = self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context });
+        let Ok(output_td) = self.finish(hidden_td, attended_thd, &OwnProjections::new(self, context));
         self.with_features(output_td, context)
     }
 
@@ -239,13 +189,29 @@ impl DecoderLayer {
         rope: &RopeTables,
         projections: &impl Projections,
     ) -> QueriesKeysValues {
+        let normed_td = self.normed_input(hidden_td, projections.adapter());
+        self.project_normed(&normed_td, rope, projections)
+    }
+
+    /// The input of attention's products, [tokens, hidden].
+    pub(super) fn normed_input(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
+        let norms = self.norms(adapter);
+        norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone())
+    }
+
+    /// Queries, keys and values of attention's normed input.
+    pub(super) fn project_normed(
+        &self,
+        normed_td: &Tensor,
+        rope: &RopeTables,
+        projections: &impl Projections,
+    ) -> QueriesKeysValues {
         let norms = self.norms(projections.adapter());
         let &LayerShape { head_dim, rope_idx, .. } = &self.shape;
-        let normed_td = norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone());
         if let Some(latent) = &self.shape.latent {
-            return self.project_latent(&normed_td, rope, (latent, norms), &projections.latent());
+            return self.project_latent(normed_td, rope, (latent, norms), &projections.latent());
         }
-        let (q, k, v) = projections.qkv(&normed_td);
+        let (q, k, v) = projections.qkv(normed_td);
         let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
         let k_tkd = rope.turn(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
         (q_thd, k_tkd, v.unflatten(-1, [-1, head_dim]))
@@ -272,19 +238,38 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         projections: &P,
     ) -> Result<(Tensor, Tensor), P::Error> {
-        let norms = self.norms(projections.adapter());
+        let attention_td = self.attention_output(attended_thd, projections)?;
+        Ok(self.after_attention_output(hidden_td, attention_td, projections.adapter()))
+    }
+
+    /// The output of attention's products, [tokens, hidden].
+    pub(super) fn attention_output<P: Projections>(
+        &self,
+        attended_thd: &Tensor,
+        projections: &P,
+    ) -> Result<Tensor, P::Error> {
         let attended = match self.shape.latent {
             Some(_) => projections.latent().values(attended_thd),
             None => attended_thd.flatten(1, 2),
         };
-        let attention_td = projections.output(&attended)?;
+        projections.output(&attended)
+    }
+
+    /// The residual stream after attention, and the input of the feed-forward block, both [tokens, hidden].
+    pub(super) fn after_attention_output(
+        &self,
+        hidden_td: &Tensor,
+        attention_td: Tensor,
+        adapter: Adapter,
+    ) -> (Tensor, Tensor) {
+        let norms = self.norms(adapter);
         let beside_td = self.shape.parallel_blocks.then(|| hidden_td.shallow_clone());
         let hidden_td = self.add(hidden_td, norms.apply(norms.after_attention.as_ref(), attention_td));
         let normed_td = match beside_td {
             Some(input_td) => norms.apply(norms.before_attention.as_ref(), input_td),
             None => norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone()),
         };
-        Ok((hidden_td, normed_td))
+        (hidden_td, normed_td)
     }
 
     /// The layer's output from the residual stream and the output of the feed-forward block.
@@ -294,7 +279,11 @@ impl DecoderLayer {
     }
 
     /// The feed-forward block, [tokens, hidden] to [tokens, hidden].
-    fn feed_forward<D: DenseProducts>(&self, normed_td: &Tensor, block: &D) -> Result<Tensor, D::Error> {
+    pub(super) fn feed_forward<D: DenseProducts>(
+        &self,
+        normed_td: &Tensor,
+        block: &D,
+    ) -> Result<Tensor, D::Error> {
         let (gate, up) = block.gate_up(normed_td);
         let activated = ops::gated_activation(&gate, &up, self.shape.activation);
         block.down(&activated)
@@ -417,9 +406,27 @@ pub(super) fn routed(normed_td: &Tensor, experts: &impl ExpertProducts) -> Route
 pub(super) struct OwnProjections<'a> {
     pub(super) layer: &'a DecoderLayer,
     pub(super) context: &'a LayerContext,
+    /// What this rank has of the weights; `None` without tensor parallelism.
+    pub(super) cuts: Option<&'a ParameterCuts>,
 }
 
-impl OwnProjections<'_> {
+impl<'a> OwnProjections<'a> {
+    /// Those of a layer that is all here.
+    pub(super) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
+        Self { layer, context, cuts: None }
+    }
+
+    /// The feed-forward block.
+    pub(super) fn block(&self) -> impl DenseProducts<Error = Infallible> {
+        OwnBlock(self)
+    }
+
+    /// The rows of q, k, v, o, gate, up and down in the projections as they are here.
+    fn product_rows(&self) -> &[ProductRows] {
+        let cuts = self.cuts.and_then(|cuts| cuts.layer(self.layer.shape.layer_idx));
+        cuts.map_or(&self.layer.shape.products, |cuts| &cuts.products)
+    }
+
     /// The product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its own.
     fn product(&self, product_idx: usize, x: &Tensor) -> Tensor {
         self.projection(self.layer.shape.products[product_idx].projection_idx, x)
@@ -427,13 +434,17 @@ impl OwnProjections<'_> {
 
     fn projection(&self, projection_idx: usize, x: &Tensor) -> Tensor {
         let LayerContext { adapter, dropout_seed, first_token, .. } = *self.context;
+        let projection = &self.layer.projections[projection_idx];
         let dropout = dropout_seed.map(|seed| Dropout { seed, first_token });
-        self.layer.projections[projection_idx].forward(x, adapter, dropout)
+        match self.cuts {
+            None => projection.forward(x, adapter, dropout),
+            Some(cuts) => projection.forward_part(x, adapter, dropout, cuts.around(&projection.name)),
+        }
     }
 
     /// Products that may be fused in one projection.
     fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
-        let products = &self.layer.shape.products[first..first + N];
+        let products = &self.product_rows()[first..first + N];
         let shared = products[0].projection_idx;
         if products[N - 1].projection_idx != shared {
             return std::array::from_fn(|idx| self.product(first + idx, x));
@@ -555,7 +566,7 @@ impl ExpertProducts for OwnExperts<'_> {
     }
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
-        let OwnProjections { layer, context } = self.projections;
+        let OwnProjections { layer, context, .. } = self.projections;
         Ok(self.weights.outputs(normed_td, routes, (layer.shape.activation, context.adapter)))
     }
 

@@ -17,7 +17,10 @@ mod resize;
 mod serving;
 mod targets;
 
+use std::collections::BTreeMap;
+
 use rlt_api::ExitCode;
+use rlt_api::plan::model_config::ProjectionShape;
 use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec};
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
@@ -307,18 +310,22 @@ impl Decoder {
             let _ = parameter.set_requires_grad(is_label_head(&name));
         }
         let device = self.device();
+        let sizes = self.projection_sizes();
         for projection in self.projections_mut().filter(|projection| matched.contains(&projection.name)) {
             let (rank, scaling) = config.rank_and_scaling(&projection.name)?;
             if config.init == LoraInit::Orthogonal && rank % 2 == 1 {
                 let expected = "an even rank for orthogonal matrices";
                 return Err(LoraError::BadRank { expected, got: rank });
             }
-            let (a, b) = init::matrices((config.init, rank), seed, projection);
+            // A weight that ranks share is not all here.
+            let size = sizes.get(&projection.name).copied();
+            let size = size.unwrap_or_else(|| projection.weight.size());
+            let (a, b) = init::matrices((config.init, rank), seed, (&projection.name, size));
             let place = |tensor: Tensor| tensor.to_device(device).set_requires_grad(true);
             let (dropout, dropout_position) = (config.dropout, config.dropout_position);
             let pair =
                 LoraPair { a: place(a), b: place(b), magnitudes: None, scaling, dropout, dropout_position };
-            let outputs = projection.weight.size()[0];
+            let [outputs, _] = size;
             let magnitudes = config.dora.then(|| place(Tensor::ones([outputs], (Kind::Float, Device::Cpu))));
             projection.lora = Some(LoraPair { magnitudes, ..pair });
         }
@@ -348,6 +355,18 @@ impl Decoder {
             experts.adapted().map(|(tensor, ..)| experts.tensor_name(tensor)).chain(router)
         });
         projections.map(|projection| projection.name.clone()).chain(parameters).collect()
+    }
+
+    /// Outputs and inputs of every projection, by its full name.
+    fn projection_sizes(&self) -> BTreeMap<String, [i64; 2]> {
+        let of_layer = |layer_idx: usize| {
+            let named = move |shape: ProjectionShape| {
+                let size = [shape.out_features, shape.in_features].map(|width| width as i64);
+                (format!("model.layers.{layer_idx}.{}", shape.name), size)
+            };
+            self.config.projections(layer_idx).into_iter().map(named)
+        };
+        (0..self.layers.len()).flat_map(of_layer).collect()
     }
 
     fn projections_mut(&mut self) -> impl Iterator<Item = &mut Projection> {

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 use super::base_weight::BaseWeight;
 use super::lora::dora;
 use super::random::TensorRandom;
+use super::tp_cuts::of_ranges;
 
 /// Whether the adapter takes part. With it off the very same weights are the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,33 @@ pub struct Dropout {
     /// The index of the first current token in the packed row: dropout of a token depends on its index there
     /// only.
     pub first_token: usize,
+}
+
+/// What a rank of a tensor-parallel group has of a projection.
+#[derive(Clone, Debug)]
+pub(crate) struct ProjectionPart {
+    /// Of its input; `None` where it has all.
+    pub(crate) inputs: Option<WidthPart>,
+    /// Of its output.
+    pub(crate) outputs: Option<WidthPart>,
+    /// Whether it adds the bias: of summands of an output one does.
+    pub(crate) has_bias: bool,
+}
+
+impl Default for ProjectionPart {
+    /// All of it.
+    fn default() -> Self {
+        Self { inputs: None, outputs: None, has_bias: true }
+    }
+}
+
+/// Some of the numbers of a token.
+#[derive(Clone, Debug)]
+pub(crate) struct WidthPart {
+    /// Which, ascending.
+    pub(crate) ranges: Vec<Range<usize>>,
+    /// How many there are.
+    pub(crate) width: usize,
 }
 
 /// The trainable low-rank matrices of a projection: `scaling * b a`, and by DoRA the magnitudes of their sum
@@ -87,6 +115,21 @@ impl Projection {
         }
     }
 
+    /// The same of the `part` of the weights that is here, with the adapter's.
+    pub(super) fn forward_part(
+        &self,
+        x: &Tensor,
+        adapter: Adapter,
+        dropout: Option<Dropout>,
+        part: ProjectionPart,
+    ) -> Tensor {
+        let base = self.product(x, self.bias.as_ref().filter(|_| part.has_bias));
+        match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => lora.add_part_to(base, x, (&self.name, &part), dropout),
+            _ => base,
+        }
+    }
+
     /// `x W^T + bias`, the base alone.
     pub(super) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         self.weight.linear(x, bias)
@@ -119,11 +162,16 @@ impl LoraPair {
     /// Adds the adapter's output to the base's in place and scales where there are `rank` numbers a
     /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
     /// activations between them keep from being used again.
-    pub(super) fn add_to(
+    pub(super) fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
+        self.add_part_to(base, x, (name, &ProjectionPart::default()), dropout)
+    }
+
+    /// The same of the part of a projection that is here.
+    fn add_part_to(
         &self,
         mut base: Tensor,
         x: &Tensor,
-        name: &str,
+        (name, part): (&str, &ProjectionPart),
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();
@@ -132,12 +180,21 @@ impl LoraPair {
         let kept = match (dropout, self.dropout_position) {
             (Some(dropout), DropoutPosition::After) => {
                 let update = inner_of(x).linear(&self.b.to_kind(kind), None::<Tensor>);
-                return base.g_add_(&(&update * self.dropout_mask(&update, name, dropout)));
+                return base.g_add_(&(&update * self.mask_of(&update, name, dropout, part.outputs.as_ref())));
             }
-            (Some(dropout), DropoutPosition::Before) => x * self.dropout_mask(x, name, dropout),
+            (Some(dropout), DropoutPosition::Before) => {
+                x * self.mask_of(x, name, dropout, part.inputs.as_ref())
+            }
             (None, _) => x.shallow_clone(),
         };
         base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
+    }
+
+    /// [`Self::dropout_mask`] of a whole `x`, or of what is here of it.
+    fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&WidthPart>) -> Tensor {
+        let Some(WidthPart { ranges, width }) = part else { return self.dropout_mask(x, name, dropout) };
+        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *width as i64], false);
+        of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
     }
 
     /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and

@@ -21,7 +21,7 @@ impl EpGroup {
     /// Connects the group of this rank. Collective.
     pub(super) fn connect(ranks: &Ranks, mesh: ExpertMesh, name: &str) -> Result<Self, RankError> {
         let name = format!("{name}, expert-parallel group {}", mesh.ep_group(ranks.rank));
-        let group = RefCell::new(ranks.lock().connect(&name, &mesh.ep_members(ranks.rank))?);
+        let group = RefCell::new(ranks.connect(&name, &mesh.ep_members(ranks.rank))?);
         Ok(Self { shard: mesh.ep_shard(ranks.rank), group })
     }
 

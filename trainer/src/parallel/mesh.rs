@@ -2,12 +2,13 @@
 //! `rlt_core::mesh`.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use rlt_core::mesh::{Coordinates, Mesh};
 use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
-use super::{EpGroup, RankError, Ranks};
+use super::{EpGroup, RankError, Ranks, TpGroup};
 
 /// This rank with its process groups: that of its replica, and that of its shard.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct MeshRanks {
     replicate_group: RefCell<Box<dyn Collectives>>,
     /// The layout of the experts' weights; `None` where they are sharded like all others.
     experts: Option<Box<ExpertRanks>>,
+    /// The ranks that have the other parts of every weight; `None` without tensor parallelism.
+    tp_group: Option<Arc<TpGroup>>,
 }
 
 /// The same of the experts' weights with expert parallelism.
@@ -44,16 +47,16 @@ impl Ranks {
         let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
         let place = mesh.coordinates(self.rank);
         let experts = self.expert_ranks(mesh)?.map(Box::new);
-        let link = self.lock();
         // Roles may have meshes of their own, whose groups have names of their own.
         let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
-        let replica = link.connect(&name, &mesh.replica_members(self.rank))?;
+        let replica = self.connect(&name, &mesh.replica_members(self.rank))?;
         let same = mesh.shard_members(self.rank);
         let replica_place = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
-        let replicate_group = link.connect(&format!("shard {} of {dp_shard}", place.shard), &same)?;
+        let replicate_group = self.connect(&format!("shard {} of {dp_shard}", place.shard), &same)?;
         let (shard_group, replicate_group) = (RefCell::new(replica), RefCell::new(replicate_group));
         let Coordinates { shard, .. } = place;
-        Ok(MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts })
+        let tp_group = self.tp_group();
+        Ok(MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts, tp_group })
     }
 
     /// Connects the groups of the experts' weights; `None` without expert parallelism.
@@ -66,14 +69,15 @@ impl Ranks {
         let name = format!("experts by {} of {dp_shard} shards", self.ep);
         let group = EpGroup::connect(self, experts, &name)?;
         let place = group.shard().place;
-        let link = self.lock();
         let shards = format!("{name}, replica {replica}, place {place}");
-        let shard_group = RefCell::new(link.connect(&shards, &experts.replica_members(rank))?);
+        let shard_group = RefCell::new(self.connect(&shards, &experts.replica_members(rank))?);
         let same = experts.shard_members(rank);
         let copies = format!("{name}, shard {shard}, place {place}");
-        let replicate_group = RefCell::new(link.connect(&copies, &same)?);
+        let replicate_group = RefCell::new(self.connect(&copies, &same)?);
         let replica_place = (replica, same.len());
-        let mesh = MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts: None };
+        let (experts, tp_group) = (None, None);
+        let mesh =
+            MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts, tp_group };
         Ok(Some(ExpertRanks { mesh, group }))
     }
 }
@@ -92,6 +96,11 @@ impl MeshRanks {
     /// Which rank this is of those that hold the same shard, from 0, and how many they are.
     pub fn replica_place(&self) -> (usize, usize) {
         self.replica_place
+    }
+
+    /// The ranks that have the other parts of every weight; `None` without tensor parallelism.
+    pub fn tp_group(&self) -> Option<&Arc<TpGroup>> {
+        self.tp_group.as_ref()
     }
 
     /// The layout of the experts' weights; `None` where they are sharded like all others.

@@ -18,7 +18,8 @@
 //! collective.
 //!
 //! With expert parallelism the weights of experts are parameters of their own layout ([`ExpertRanks`]): a
-//! rank keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`].
+//! rank keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`]. With
+//! tensor parallelism a rank keeps, gathers and updates its part of each weight that is cut, likewise.
 //!
 //! [`ExpertRanks`]: super::mesh::ExpertRanks
 //! [`visit`]: ShardedParameters::visit
@@ -35,13 +36,14 @@ use std::rc::Rc;
 
 use rlt_torch::collectives::Pending;
 use rlt_torch::{OffloadStorage, TensorFile};
-use tch::{Kind, Tensor};
+use tch::{Kind, Tensor, no_grad};
 
 use self::flat::Flat;
-use self::place::OwnExperts;
 pub(crate) use self::place::copy_tensor_shard;
+use self::place::{OwnExperts, Share};
 pub use self::whole::WeightDtype;
-use super::{EpGroup, MeshRanks, RankError};
+use super::{EpGroup, MeshRanks, RankError, TpGroup};
+use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{Decoder, NamedTensors, is_expert_weight};
 
 /// An FSDP unit: parameters that are gathered together.
@@ -74,30 +76,38 @@ struct UnitParameters {
 
 impl UnitParameters {
     /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one; of
-    /// experts' weights, those of `experts`.
+    /// experts' weights those of `experts`, and of weights that are cut the rank's part.
     fn new(
         parameters: NamedTensors,
-        (ranks, experts): (&MeshRanks, Option<OwnExperts>),
+        (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
             let (of_experts, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
-            let of_experts = Flat::new(of_experts, (ranks, experts), compute, place.as_deref_mut())?;
-            let ranks = (ranks, None);
+            let (cut, parameters): (NamedTensors, NamedTensors) = parameters
+                .into_iter()
+                .partition(|(name, _)| cuts.is_some_and(|cuts| cuts.of(name).is_some()));
             // Codes of quantized weights are gathered as they are.
             let (codes, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
-            let kind_of_codes = codes.first().map_or(compute, |(_, tensor)| tensor.kind());
-            let codes = Flat::new(codes, ranks, kind_of_codes, place.as_deref_mut())?;
-            let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
-            let (matrices, vectors): (NamedTensors, NamedTensors) =
-                parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
-            let exact = vectors.first().map_or(compute, |(_, vector)| vector.kind());
-            let matrices = Flat::new(matrices, ranks, compute, place.as_deref_mut())?;
-            let vectors = Flat::new(vectors, ranks, exact, place.as_deref_mut())?;
-            Ok(codes.into_iter().chain(matrices).chain(of_experts).chain(vectors).collect())
+            let [matrices, vectors] = by_use(parameters, compute);
+            let [cut_matrices, cut_vectors] = by_use(cut, compute);
+            let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
+            let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
+            let own = cuts.map_or(Share::Whole, Share::Cut);
+            let parts = [
+                (codes, Share::Whole, exact[0]),
+                (matrices, Share::Whole, compute),
+                (cut_matrices, own, compute),
+                (of_experts, experts.map_or(Share::Whole, Share::Experts), compute),
+                (cut_vectors, own, exact[1]),
+                (vectors, Share::Whole, exact[2]),
+            ];
+            let flat =
+                |(parameters, share, kind)| Flat::new(parameters, (ranks, share), kind, place.as_deref_mut());
+            parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
@@ -106,6 +116,13 @@ impl UnitParameters {
     fn flats(&self) -> impl Iterator<Item = &Flat> {
         self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
     }
+}
+
+/// Matrices, which layers use in the dtype `compute`, and vectors, of which they make exact use.
+fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
+    let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
+    let (matrices, vectors) = parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
+    [matrices, vectors]
 }
 
 /// A reduce-scatter of gradients in flight.
@@ -122,12 +139,21 @@ struct Scattering {
 /// Parameters of the layers, first to last, and of the outer unit.
 pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
 
+/// The tensor-parallel group of a sharded role.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorParallel<'a> {
+    pub(crate) group: &'a TpGroup,
+    pub(crate) cuts: &'a ParameterCuts,
+}
+
 /// All parameters of a role, sharded.
 #[derive(Debug)]
 pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<MeshRanks>,
+    /// How weights are cut; `None` without tensor parallelism.
+    cuts: Option<Rc<ParameterCuts>>,
     /// The file with the shards of a frozen model.
     offload_file: Option<TensorFile>,
     /// The number of last layers that stay unsharded between forward and backward pass.
@@ -161,11 +187,13 @@ impl ShardedParameters {
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
         let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let mut unit =
-            |parameters| UnitParameters::new(parameters, (&ranks, experts), compute, place.as_mut());
+        let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(&decoder.config, group.shard())));
+        let mut unit = |parameters| {
+            UnitParameters::new(parameters, (&ranks, experts, cuts.as_deref()), compute, place.as_mut())
+        };
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);
-        Ok(Self { layers, outer, ranks, offload_file: None, unsharded_layers: 1, scattering })
+        Ok(Self { layers, outer, ranks, cuts, offload_file: None, unsharded_layers: 1, scattering })
     }
 
     /// The same, with the last `unsharded_layers` layers unsharded between forward and backward pass (FSDP2's
@@ -213,6 +241,13 @@ impl ShardedParameters {
         self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
     }
 
+    /// The ranks that have the other parts of every weight, and how it is cut; `None` without tensor
+    /// parallelism.
+    pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'_>> {
+        let group = self.ranks.tp_group()?;
+        Some(TensorParallel { group, cuts: self.cuts.as_deref()? })
+    }
+
     /// Whether other ranks of the expert-parallel group have other parts of a parameter, or of what belongs
     /// to it.
     pub(crate) fn is_of_experts(&self, name: &str) -> bool {
@@ -235,7 +270,7 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Calls `read` for every unit while it is unsharded in `dtype`, with all experts, in the order of
+    /// Calls `read` for every unit while it is unsharded in `dtype`, all of it, in the order of
     /// [`Self::units`]; the next one is prefetched meanwhile. Collective.
     ///
     /// # Errors
@@ -248,7 +283,7 @@ impl ShardedParameters {
         let units: Vec<FsdpUnit> = self.units().collect();
         for (idx, unit) in units.iter().enumerate() {
             self.unshard_as(*unit, dtype)?;
-            self.gather_experts(*unit)?;
+            self.gather_others(*unit)?;
             units.get(idx + 1).map_or(Ok(()), |next| self.prefetch_as(*next, dtype))?;
             read(*unit)?;
             self.reshard(*unit)?;
@@ -289,17 +324,17 @@ impl ShardedParameters {
         self.unshard_as(unit, WeightDtype::Compute)
     }
 
-    /// Waits until a unit is unsharded in the master dtype of the shards, with all experts.
+    /// Waits until a unit is unsharded in the master dtype of the shards, all of it.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
     pub fn unshard_master(&self, unit: FsdpUnit) -> Result<(), RankError> {
         self.unshard_as(unit, WeightDtype::Master)?;
-        self.gather_experts(unit)
+        self.gather_others(unit)
     }
 
-    fn gather_experts(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.gather_experts(&self.ranks))
+    fn gather_others(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.held(unit).flats().try_for_each(|flat| flat.gather_others(&self.ranks))
     }
 
     fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
@@ -354,7 +389,29 @@ impl ShardedParameters {
             let gradients: Vec<Tensor> = flats.iter().map(|flat| flat.gradient_shard()).collect();
             first.own_ranks(&self.ranks).all_reduce_over_replicas(&gradients)?;
         }
+        self.sum_over_tensor_parallel()?;
         self.trained().for_each(Flat::hand_over_gradient);
+        Ok(())
+    }
+
+    /// All-reduces the gradients of whole parameters of which each rank of the tensor-parallel group has a
+    /// summand, in one call. They have the same places on all of its ranks.
+    fn sum_over_tensor_parallel(&self) -> Result<(), RankError> {
+        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else { return Ok(()) };
+        let whole = self.trained().filter(|flat| !flat.is_cut());
+        let gradients: Vec<Tensor> =
+            whole.flat_map(|flat| flat.gradients_of(|name| cuts.is_summed(name))).collect();
+        if gradients.is_empty() {
+            return Ok(());
+        }
+        let all = Tensor::cat(&gradients, 0);
+        group.all_reduce(&all)?;
+        let mut start = 0;
+        for gradient in &gradients {
+            let len = gradient.numel() as i64;
+            no_grad(|| gradient.shallow_clone().copy_(&all.narrow(0, start, len)));
+            start += len;
+        }
         Ok(())
     }
 
@@ -363,15 +420,27 @@ impl ShardedParameters {
         self.trained().for_each(Flat::clear_gradient);
     }
 
-    /// The norm over the replica, from the norms of each rank's shard: of what all ranks of an
-    /// expert-parallel group share, and of its own experts. The same bits on all ranks.
+    /// The norm over the replica, from the norms `norm_of` of some of this rank's pieces: each number of the
+    /// model counts once. The same bits on all ranks.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost.
-    pub fn norm_over_shards(&self, own_norm: f64, of_experts: f64) -> Result<f64, RankError> {
-        let shared = self.ranks.sum_over_shards(own_norm * own_norm)?;
+    /// The error of `norm_of`, or [`RankError`] when a rank is lost.
+    pub(crate) fn norm_over_shards<E: From<RankError>>(
+        &self,
+        norm_of: impl Fn(&dyn Fn(&str) -> bool) -> Result<f64, E>,
+    ) -> Result<f64, E> {
+        let square_of = |is_of: &dyn Fn(&str) -> bool| norm_of(is_of).map(|norm| norm * norm);
+        if let Some(TensorParallel { group, cuts }) = self.tensor_parallel() {
+            let whole = self.ranks.sum_over_shards(square_of(&|name| cuts.of(name).is_none())?)?;
+            let cut = self.ranks.sum_over_shards(square_of(&|name| cuts.of(name).is_some())?)?;
+            return Ok((whole + group.sum(cut)?).sqrt());
+        }
+        if self.ep_group().is_none() {
+            return Ok(self.ranks.sum_over_shards(square_of(&|_| true)?)?.sqrt());
+        }
+        let shared = self.ranks.sum_over_shards(square_of(&|name| !self.is_of_experts(name))?)?;
         let Some(experts) = self.ranks.experts() else { return Ok(shared.sqrt()) };
-        let of_experts = experts.mesh.sum_over_shards(of_experts * of_experts)?;
+        let of_experts = experts.mesh.sum_over_shards(square_of(&|name| self.is_of_experts(name))?)?;
         Ok((shared + experts.group.sum(of_experts)?).sqrt())
     }
 

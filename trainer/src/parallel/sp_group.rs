@@ -55,7 +55,7 @@ impl Ranks {
             return Ok(Self { sp_group: None, ..self });
         }
         let name = format!("sequence-parallel group {} of {sp}", mesh.sp_group(self.rank));
-        let group = self.lock().connect(&name, &mesh.sp_members(self.rank))?;
+        let group = self.connect(&name, &mesh.sp_members(self.rank))?;
         let part = SpShard { place: mesh.coordinates(self.rank).part, num_shards: sp };
         Ok(Self { sp_group: Some(Arc::new(SpGroup { part, group: Mutex::new(group) })), ..self })
     }

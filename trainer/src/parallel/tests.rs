@@ -76,7 +76,8 @@ pub(super) fn actor_keeping_unsharded(
     offload: &Offload,
 ) -> Actor {
     let offload_to = offload.parameters();
-    let shards = (dp_shard > 1 || ranks.ep > 1 || offload_to.is_some()).then(|| {
+    let by_unit = dp_shard > 1 || ranks.ep > 1 || ranks.tp_group().is_some() || offload_to.is_some();
+    let shards = by_unit.then(|| {
         let mesh = Rc::new(ranks.on_mesh(dp_shard).unwrap());
         let shards = ShardedParameters::new(&decoder, mesh, offload_to).unwrap();
         shards.keeping_unsharded(unsharded_layers)

@@ -1,17 +1,17 @@
-//! Tensor-parallel groups of the rollout: each rank multiplies with its shard of every layer, and results
-//! are all-reduced or all-gathered here. The rows and columns of a shard are in `model::tp_shards`; the
-//! assignment of prompts to ranks is in `rlt_core::tensor_parallel`.
+//! Tensor-parallel groups of training and of the rollout: each rank multiplies with its shard of every layer,
+//! and results are all-reduced or all-gathered here. The rows and columns of a shard are in
+//! `model::tp_shards`; the assignment of prompts to ranks is in `rlt_core::tensor_parallel`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::mesh::Mesh;
 use rlt_core::tensor_parallel::TpShard;
-use rlt_torch::collectives::{Collectives, Pending, Reduction, StreamGroup};
+use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction, StreamGroup};
 use tch::Tensor;
 
 use super::{RankError, Ranks};
 
-/// A tensor-parallel group of the rollout, of which this is a rank.
+/// A tensor-parallel group, of which this is a rank.
 #[derive(Debug)]
 pub struct TpGroup {
     shard: TpShard,
@@ -19,6 +19,10 @@ pub struct TpGroup {
 }
 
 impl TpGroup {
+    pub(super) fn new(shard: TpShard, group: Box<dyn Collectives>) -> Self {
+        Self { shard, group: Mutex::new(group) }
+    }
+
     /// The shard that this rank has.
     pub fn shard(&self) -> TpShard {
         self.shard
@@ -44,6 +48,40 @@ impl TpGroup {
         Ok(all.transpose(0, 1).reshape([num_rows, -1]))
     }
 
+    /// All-gathers numbers of every rank, `[n]`, one below the other: `[num_shards, n]`.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_gather(&self, own: &Tensor) -> Result<Tensor, RankError> {
+        let own = own.detach().contiguous().view(-1);
+        let all =
+            Tensor::empty([self.shard.num_shards as i64, own.numel() as i64], (own.kind(), own.device()));
+        self.exchange(|group| group.all_gather(&all, &own))?;
+        Ok(all)
+    }
+
+    /// The same of statistics of the group's parts of the vocabulary, `[4, n]`: `[num_shards, 4, n]`.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub(crate) fn gather_statistics(&self, own: &Tensor) -> Result<Tensor, CollectiveError> {
+        let own = own.contiguous();
+        let size = [vec![self.shard.num_shards as i64], own.size()].concat();
+        let all = Tensor::empty(size, (own.kind(), own.device()));
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        group.all_gather(&all, &own)?.wait()?;
+        Ok(all)
+    }
+
+    /// The sum of a number over the group, added in the order of ranks: the same bits on every rank.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum(&self, number: f64) -> Result<f64, RankError> {
+        let all = self.all_gather(&Tensor::from_slice(&[number]))?;
+        Ok((0..self.shard.num_shards as i64).map(|place| all.double_value(&[place, 0])).sum())
+    }
+
     /// All-reduces numbers by their maximum at each place.
     ///
     /// # Errors
@@ -65,7 +103,7 @@ impl TpGroup {
 
     fn exchange(
         &self,
-        start: impl FnOnce(&mut dyn Collectives) -> Result<Pending, rlt_torch::collectives::CollectiveError>,
+        start: impl FnOnce(&mut dyn Collectives) -> Result<Pending, CollectiveError>,
     ) -> Result<(), RankError> {
         let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(start(group.as_mut())?.wait()?)
@@ -85,8 +123,8 @@ impl Ranks {
         }
         let place = mesh.coordinates(self.rank);
         let name = format!("rollout {} of {num_shards} shards", place.replica);
-        let group = self.lock().connect(&name, &mesh.replica_members(self.rank))?;
+        let group = self.connect(&name, &mesh.replica_members(self.rank))?;
         let shard = TpShard { place: place.shard, num_shards };
-        Ok(Some(Arc::new(TpGroup { shard, group: Mutex::new(group) })))
+        Ok(Some(Arc::new(TpGroup::new(shard, group))))
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod probe;
 mod role;
 pub(crate) mod routes;
 pub(crate) mod scoring;
+mod vocabulary;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -89,7 +90,7 @@ pub enum ActorError {
     Loss(#[from] LossError),
     /// A kernel refused its input.
     #[error("failed to run the loss head")]
-    Kernel(#[from] rlt_torch::Error),
+    Kernel(#[source] rlt_torch::Error),
     /// The loss panicked on a thread of the driver.
     #[error("the loss of a micro-batch panicked")]
     LossPanicked,
@@ -126,6 +127,16 @@ pub struct Actor {
     shards: Option<ShardedParameters>,
     /// Where layer inputs are offloaded to between forward and backward pass.
     offload_inputs_to: Option<PathBuf>,
+}
+
+impl From<rlt_torch::Error> for ActorError {
+    fn from(error: rlt_torch::Error) -> Self {
+        match error {
+            // A lost rank is no fault of a kernel.
+            rlt_torch::Error::Collective(source) => Self::Ranks((*source).into()),
+            other => Self::Kernel(other),
+        }
+    }
 }
 
 impl From<ApplyError> for ActorError {
@@ -260,16 +271,19 @@ impl Actor {
             });
             (by_logprob, by_entropy)
         };
-        let grad_cd = rlt_torch::head_forward_backward(
-            predicting_cd,
-            &self.decoder.compute_head_weight(Adapter::On),
-            &micro_batch.targets,
-            self.decoder.distribution(self.options.temperature),
-            self.options.head_chunk_tokens,
-            self.outer_gradients.head().as_mut(),
-            &mut per_chunk,
-        )?;
-        Ok((grad_cd, sums.finish()?))
+        let (model, weight_vd) = (self.model(), self.decoder.compute_head_weight(Adapter::On));
+        let grad_cd = model.with_head(&weight_vd, |weight_vd| {
+            rlt_torch::head_forward_backward(
+                predicting_cd,
+                weight_vd,
+                &micro_batch.targets,
+                self.decoder.distribution(self.options.temperature),
+                self.options.head_chunk_tokens,
+                self.outer_gradients.head().as_mut(),
+                &mut per_chunk,
+            )
+        })?;
+        Ok((model.sum_of_head(grad_cd)?, sums.finish()?))
     }
 
     /// All-reduces the gradients, so that each rank applies the whole gradient.

@@ -133,7 +133,8 @@ impl TrainingPass<'_> {
         self.routes.iter().for_each(|routes| routes.add(context.routes.take()));
         if let Some(grad_td) = grad_embedded {
             let grad_td = micro_batch.input.without_images(grad_td);
-            outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
+            let cuts = model.tensor_parallel().map(|tp| tp.cuts);
+            outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td, cuts);
         }
         // Weights are freed first, to make room for the reduce-scatter.
         model.leave()?;

@@ -213,7 +213,7 @@ impl FrozenPolicy {
         };
         let mut pieces = Vec::new();
         shards.show(|tensor_shard, values| {
-            pieces.push(TensorPart::of(&tensor_shard.named(&stored_name(tensor_shard.name)), values));
+            pieces.push(TensorPart::of(&tensor_shard.named(&stored_name(tensor_shard.shard.name)), values));
             Ok::<(), RankError>(())
         })?;
         Ok(saved_here(shards, pieces))

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
@@ -64,14 +65,10 @@ impl Trainable<'_> {
     }
 
     fn apply_clipped(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
+        let norm_of = |is_of: &dyn Fn(&str) -> bool| Ok(self.optimizer.grad_norm(is_of)?);
         let scaled_norm = match self.shards {
-            Some(shards) if shards.ep_group().is_some() => {
-                let shared = self.optimizer.grad_norm(|name| !shards.is_of_experts(name))?;
-                let of_experts = self.optimizer.grad_norm(|name| shards.is_of_experts(name))?;
-                shards.norm_over_shards(shared, of_experts)?
-            }
-            Some(shards) => shards.norm_over_shards(self.optimizer.grad_norm(|_| true)?, 0.0)?,
-            None => self.optimizer.grad_norm(|_| true)?,
+            Some(shards) => shards.norm_over_shards::<ApplyError>(norm_of)?,
+            None => norm_of(&|_| true)?,
         };
         let factor = self.loss_scale.factor();
         let grad_norm = scaled_norm / factor;
@@ -117,7 +114,7 @@ impl Trainable<'_> {
         let mut pieces = Vec::new();
         shards.show_trained(|tensor_shard, piece| {
             pieces.push(TensorPart::of(tensor_shard, piece));
-            for moment in MOMENTS.map(|moment| moment_name(tensor_shard.name, moment)) {
+            for moment in MOMENTS.map(|moment| moment_name(tensor_shard.shard.name, moment)) {
                 let values = moments.remove(&moment);
                 pieces.extend(values.map(|values| TensorPart::of(&tensor_shard.named(&moment), &values)));
             }
@@ -185,8 +182,15 @@ impl Trainable<'_> {
 
 /// Those of the pieces of `shards` that this rank saves: those of all ranks together are every tensor once.
 pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
-    let (of_experts, others) = pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
-    let mut parts = divided(others, shards.ranks().replica_place());
+    let (of_experts, others): (Vec<TensorPart>, Vec<TensorPart>) =
+        pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
+    let (cut, whole) = others.into_iter().partition(|part| part.cut.is_some());
+    let (place, num_copies) = shards.ranks().replica_place();
+    let mut parts = divided(cut, (place, num_copies));
+    // The ranks of a tensor-parallel group have copies of what is not cut.
+    let TpShard { place: of_group, num_shards } =
+        shards.tensor_parallel().map_or(TpShard::WHOLE, |tp| tp.group.shard());
+    parts.extend(divided(whole, (place * num_shards + of_group, num_copies * num_shards)));
     if let Some(experts) = shards.ranks().experts() {
         parts.extend(divided(of_experts, experts.mesh.replica_place()));
     }

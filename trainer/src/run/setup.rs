@@ -11,7 +11,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
+use rlt_api::plan::{
+    KV_BLOCK_TOKENS, check_device, check_model, check_tensor_parallel, concurrent_sequences,
+};
 use rlt_api::resolved::{
     Kl, ModelSource, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
 };
@@ -63,7 +65,7 @@ pub fn setup(
 ) -> Result<(Run, Roles, Data), TrainError> {
     let spec = job.spec().clone();
     let pass_ranks = PassRanks::of(&spec, ranks)?;
-    let ranks = pass_ranks.updates.clone();
+    let ranks = pass_ranks.updates.of_all_places();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
     // The leader downloads, the others use the cache.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
@@ -81,6 +83,7 @@ pub fn setup(
     let spec = job.spec().clone();
     let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
     check_device(spec.workers.device, weights.config())?;
+    check_tensor_parallel(&spec, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
@@ -230,7 +233,7 @@ fn portions(spec: &ResolvedSpec, max_tokens: u32) -> Portions {
     }
 }
 
-/// All ranks, as they share tokens in each kind of pass.
+/// All ranks of this one's place in the tensor-parallel groups, as they share tokens in each kind of pass.
 struct PassRanks {
     /// Updates of the actor.
     updates: Ranks,
@@ -245,7 +248,7 @@ struct PassRanks {
 impl PassRanks {
     fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
         let mesh = &spec.workers.mesh;
-        let ranks = ranks.with_expert_parallel(mesh.ep as usize);
+        let ranks = ranks.with_tensor_parallel(mesh.tp as usize)?.with_expert_parallel(mesh.ep as usize);
         // One group of ranks for each degree, however many passes have it.
         let mut groups: Vec<(u32, Ranks)> = Vec::new();
         let mut sharing_by = |sp: u32| -> Result<Ranks, RankError> {

@@ -5,7 +5,7 @@ use super::activations::Activations;
 use super::shards::Shards;
 use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term};
 use crate::plan::READ_CHUNK_NUMBERS;
-use crate::plan::batch::{BatchPlan, FullPass, scored_share};
+use crate::plan::batch::{BatchPlan, FullPass};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
@@ -123,7 +123,7 @@ pub(super) fn judging(
     // Every rank judges samples of its own, however many tokens of a pass it has elsewhere.
     let budget = u64::from(spec.training.reward_model_forward_tokens()).max(spec.max_sequence_tokens());
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
-    let share = scored_share(spec, batch.prompts_per_step, 1);
+    let share = batch.prompts_per_step.div_ceil(spec.workers.num_ranks().into());
     let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
     let pass = |model| Activations {
         model,

@@ -37,7 +37,10 @@ const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
 #[derive(Clone, Copy)]
 pub(super) struct Passes<'a> {
     spec: &'a ResolvedSpec,
+    /// As wide as a rank has it.
     model: &'a ModelConfig,
+    /// All of it.
+    whole: &'a ModelConfig,
     batch: &'a BatchPlan,
     trained: f64,
     numbers: (Precision, MatmulPrecision),
@@ -73,13 +76,13 @@ struct Tokens {
 impl<'a> Passes<'a> {
     pub(super) fn new(
         spec: &'a ResolvedSpec,
-        model: &'a ModelConfig,
+        (model, whole): (&'a ModelConfig, &'a ModelConfig),
         batch: &'a BatchPlan,
         num_trained: u64,
     ) -> Self {
         let numbers = (spec.training.precision, spec.training.matmul_precision);
         let dp_shard = spec.workers.mesh.dp_shard.into();
-        Self { spec, model, batch, trained: num_trained as f64, numbers, dp_shard }
+        Self { spec, model, whole, batch, trained: num_trained as f64, numbers, dp_shard }
     }
 
     /// Those of a role with a precision and a degree of its own.
@@ -190,7 +193,8 @@ impl<'a> Passes<'a> {
             products: times * (self.layers_flop(tokens) + self.head_flop(tokens)),
             bytes: times * self.forward_bytes(tokens),
             operations: times * tokens.num_passes * self.layers() * OPERATIONS_OF_LAYER,
-            exchanged: times * (self.exchanged(tokens, 1.0) + self.rows_exchanged(tokens)),
+            exchanged: times
+                * (self.exchanged(tokens, 1.0) + self.rows_exchanged(tokens) + self.sums_exchanged(tokens)),
             moved: if is_offloaded { times * self.moved_weights(tokens) } else { 0.0 },
             host_seconds: times * self.host_seconds(tokens),
             ..Work::in_numbers(self.numbers)
@@ -232,7 +236,7 @@ impl<'a> Passes<'a> {
             operations: num_updates * (3.0 + again) * forward.operations,
             exchanged: num_updates
                 * (self.exchanged(tokens, gathers)
-                    + (2.0 + again) * self.rows_exchanged(tokens)
+                    + (2.0 + again) * (self.rows_exchanged(tokens) + self.sums_exchanged(tokens))
                     + self.summed()),
             moved: num_updates
                 * (gathers * forward.moved
@@ -255,7 +259,8 @@ impl<'a> Passes<'a> {
 
     /// Bytes of gradients, fp32, that a rank sends so that all have the sum.
     fn summed(&self) -> f64 {
-        let count = f64::from(self.spec.workers.num_ranks());
+        // Those of one place in the tensor-parallel groups.
+        let count = f64::from(self.spec.workers.num_ranks() / self.spec.workers.mesh.tp);
         4.0 * self.sharing().summed(self.trained, count)
     }
 
@@ -273,6 +278,14 @@ impl<'a> Passes<'a> {
         let of_token = 2 * layers * experts.num_experts_per_token * self.model.hidden_size;
         let ep = f64::from(self.spec.workers.mesh.ep);
         tokens.computed * self.width() * of_token as f64 * (ep - 1.0) / ep
+    }
+
+    /// Bytes that a rank sends so that the ranks of a tensor-parallel group have the sums of both blocks of
+    /// each layer in a pass forward, or of the gradients of their inputs backward: two all-reduces a layer.
+    fn sums_exchanged(&self, tokens: Tokens) -> f64 {
+        let tp = f64::from(self.spec.workers.mesh.tp);
+        let of_token = 2.0 * self.layers() * self.model.hidden_size as f64 * self.width();
+        tokens.computed * of_token * 2.0 * (tp - 1.0) / tp
     }
 
     /// The critic's values once and its updates, on a trunk like the actor's.
@@ -305,17 +318,18 @@ impl<'a> Passes<'a> {
         if self.spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(false)) {
             return self.adapter_sync();
         }
-        let weights = self.body() + self.head();
+        let whole = Self { model: self.whole, ..*self };
+        let weights = whole.body() + whole.head();
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let packed = self.spec.rollout.precision.unwrap_or_default().width() as f64 * weights
             / f64::from(self.spec.workers.mesh.rollout_tp);
         let kept = if self.spec.model.lora.is_some() && is_gpu { self.width() } else { 4.0 };
         // An adapter is folded into a copy of each weight first.
-        let folded = if self.spec.model.lora.is_some() { kept * self.body() } else { 0.0 };
+        let folded = if self.spec.model.lora.is_some() { kept * whole.body() } else { 0.0 };
         Work {
             bytes: 2.0 * kept * weights + (packed + folded) * if is_gpu { 1.0 } else { FRESH_MEMORY },
             operations: self.layers() * OPERATIONS_OF_LAYER,
-            exchanged: kept * sent_in_sync(self.spec, self.model, weights as u64) as f64,
+            exchanged: kept * sent_in_sync(self.spec, self.whole, weights as u64) as f64,
             ..Work::in_numbers(self.numbers)
         }
     }
@@ -323,7 +337,7 @@ impl<'a> Passes<'a> {
     /// Of an adapter beside its base the trained numbers are read twice and written once.
     fn adapter_sync(&self) -> Work {
         let is_gpu = self.spec.workers.device == Device::Cuda;
-        let WeightSync { bytes, sent_bytes } = WeightSync::new(self.spec, self.model);
+        let WeightSync { bytes, sent_bytes } = WeightSync::new(self.spec, self.whole);
         Work {
             bytes: bytes as f64 * (2.0 + if is_gpu { 1.0 } else { FRESH_MEMORY }),
             operations: self.layers() * OPERATIONS_OF_LAYER,

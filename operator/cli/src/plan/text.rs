@@ -37,6 +37,9 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     } else if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
         axes += &format!(" (log-probs {}, critic {})", mesh.logprob_sp, mesh.critic_sp);
     }
+    if mesh.tp > 1 {
+        axes += &format!(" x tp {}", mesh.tp);
+    }
     if mesh.ep > 1 {
         axes += &format!(", experts over {}", mesh.ep);
     }

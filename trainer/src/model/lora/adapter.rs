@@ -1,9 +1,9 @@
 //! Adapters on disk in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rlt_api::plan::model_config::{OutputHead, TensorShape};
+use rlt_api::plan::model_config::{OutputHead, ParameterShape, TensorShape};
 use rlt_api::spec::{DropoutPosition, LoraInit};
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -12,7 +12,7 @@ use super::{LoraConfig, LoraError, ModuleMatch, Patterns, dora, experts, peft_na
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::{self, Decoder};
 use crate::model::experts::ExpertWeights;
-use crate::model::export::{StoredAs, TensorWriter, write_json};
+use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
 use crate::model::saved_modules::ADAPTED_MODEL;
 use crate::model::weights::{EMBEDDING, HEAD, is_label_head};
 
@@ -164,6 +164,28 @@ impl Decoder {
         tied.into_iter().chain(head).chain(self.adapter_parameters()).collect()
     }
 
+    /// The whole sizes of what is saved with an adapter, by PEFT's names, where ranks may have parts of it.
+    fn sizes_with_adapter(&self) -> BTreeMap<String, Vec<i64>> {
+        let of_model = |ParameterShape { name, shape, .. }: ParameterShape| {
+            (format!("{ADAPTED_MODEL}{name}"), shape.iter().map(|dim| *dim as i64).collect())
+        };
+        let mut sizes: BTreeMap<String, Vec<i64>> =
+            self.config.parameters().into_iter().map(of_model).collect();
+        if let Some(embedding) = sizes.get(&format!("{ADAPTED_MODEL}{EMBEDDING}")).cloned() {
+            // A tied head is no parameter of its own.
+            sizes.entry(format!("{ADAPTED_MODEL}{HEAD}")).or_insert(embedding);
+        }
+        let whole = self.projection_sizes();
+        let adapted = self.layers.iter().flat_map(|layer| &layer.projections);
+        for (projection, lora) in adapted.filter_map(|one| Some((one, one.lora.as_ref()?))) {
+            let Some([outputs, inputs]) = whole.get(&projection.name).copied() else { continue };
+            let [name_a, name_b] = peft_names(&projection.name);
+            sizes.insert(name_a, vec![lora.a.size()[0], inputs]);
+            sizes.insert(name_b, vec![outputs, lora.b.size()[1]]);
+        }
+        sizes
+    }
+
     /// Every matrix of the adapter under PEFT's name.
     pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = self.saved_parameters(None);
@@ -207,7 +229,11 @@ impl<'a> AdapterExport<'a> {
         write_json(&dir.join(CONFIG_FILE), &adapter_config(decoder, config, base_model))?;
         let matrices = decoder.saved_with_adapter();
         let name = |own: &str| stored_name(decoder, own);
-        let stored = matrices.iter().map(|(own, tensor)| (name(own), StoredAs::plain(tensor)));
+        let sizes = decoder.sizes_with_adapter();
+        let whole = |own: &str, tensor: &Tensor| {
+            sizes.get(own).map_or_else(|| tensor.shallow_clone(), |size| in_size(tensor, size))
+        };
+        let stored = matrices.iter().map(|(own, tensor)| (name(own), StoredAs::plain(&whole(own, tensor))));
         let file = TensorWriter::begin(&dir.join(WEIGHTS_FILE), &stored.collect::<Vec<_>>())?;
         Ok(Self { decoder, file })
     }

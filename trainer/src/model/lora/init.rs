@@ -4,19 +4,17 @@ use rlt_api::spec::LoraInit;
 use tch::Tensor;
 
 use super::peft_names;
-use crate::model::projection::Projection;
 use crate::model::random::TensorRandom;
 
-/// A [rank, in] and B [out, rank], f32 on the CPU.
+/// A [rank, in] and B [out, rank], f32 on the CPU, of the projection of a name and a size.
 pub(super) fn matrices(
     (init, rank): (LoraInit, usize),
     seed: u64,
-    projection: &Projection,
+    (projection, [out_features, in_features]): (&str, [i64; 2]),
 ) -> (Tensor, Tensor) {
-    let size = projection.weight.size();
-    let (out_features, in_features, num_rows) = (size[0], size[1], rank);
+    let num_rows = rank;
     let rank = rank as i64;
-    let [name_a, name_b] = peft_names(&projection.name);
+    let [name_a, name_b] = peft_names(projection);
     let mut random_a = TensorRandom::new(seed, &name_a);
     let num_a = num_rows * in_features as usize;
     let zero_b = || Tensor::zeros([out_features, rank], (tch::Kind::Float, tch::Device::Cpu));

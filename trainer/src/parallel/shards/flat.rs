@@ -12,22 +12,24 @@
 //! products have the bits of separate tensors.
 //!
 //! With expert parallelism the whole of experts' weights are those of this rank's experts, sharded over the
-//! ranks that have the same. All experts are gathered only where a role reads the model, see
-//! [`Flat::gather_experts`].
+//! ranks that have the same, and with tensor parallelism the whole of a weight that is cut is this rank's
+//! part of it, sharded over the ranks of its place. All experts, and all of a weight, are gathered only where
+//! a role reads the model, see [`Flat::gather_others`].
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use rlt_core::mesh::Shards;
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_shard::{CutShard, TensorShard};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::own::OwnShard;
-use super::place::{OwnExperts, Place, copy_tensor_shard, places, ranges, sizes};
+use super::place::{Place, Share, places, ranges, sizes};
 use super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
 use crate::model::NamedTensors;
-use crate::parallel::{EpGroup, MeshRanks, RankError};
+use crate::model::tp_cuts::{PlaceCuts, part_of};
+use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -45,8 +47,10 @@ pub(super) struct Flat {
     gradients: RefCell<Gradients>,
     /// Whether these are weights of experts, of which other ranks have others.
     is_of_experts: bool,
-    /// Whether leaves are those of all experts.
-    has_all_experts: Cell<bool>,
+    /// Whether other ranks of the tensor-parallel group have other parts of these.
+    is_cut: bool,
+    /// Whether leaves are those of all experts, or all of each weight.
+    has_others: Cell<bool>,
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -70,22 +74,23 @@ struct Parameter {
 
 impl Flat {
     /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The
-    /// shard is offloaded to `place` where there is one. Of `experts` leaves hold all, or those here.
+    /// shard is offloaded to `place` where there is one. Of `share` leaves hold all, or what is here.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
-        (ranks, experts): (&MeshRanks, Option<OwnExperts>),
+        (ranks, share): (&MeshRanks, Share<'_>),
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
-        let ranks = Self::ranks_of(ranks, experts.is_some());
+        let ranks = Self::ranks_of(ranks, share.is_of_experts());
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
         let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
-        let sizes = sizes(&leaves, experts);
+        let sizes = sizes(&leaves, share);
         let ranges = ranges(&sizes, ranks.dp_shard(), width);
         let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
-        let places = places((sizes, experts), ranges, layout, ranks.shard());
+        let at = sizes.into_iter().zip(ranges);
+        let places = places(&leaves, share, at, (layout, ranks.shard()));
         let master = Whole::new(layout, &places, (kind, device))?;
         let compute =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
@@ -100,7 +105,7 @@ impl Flat {
         let shard = OwnShard::new(shard, place)?;
         let state = RefCell::new(UnshardState::Resharded);
         let gradients = RefCell::default();
-        let (is_of_experts, has_all_experts) = (experts.is_some(), Cell::new(false));
+        let (is_of_experts, is_cut) = (share.is_of_experts(), share.is_cut());
         Ok(Some(Self {
             parameters,
             layout,
@@ -111,7 +116,8 @@ impl Flat {
             state,
             gradients,
             is_of_experts,
-            has_all_experts,
+            is_cut,
+            has_others: Cell::new(false),
         }))
     }
 
@@ -134,20 +140,46 @@ impl Flat {
         self.is_of_experts
     }
 
-    /// Makes the leaves of an unsharded unit those of all experts, until it is resharded. Collective.
-    pub(super) fn gather_experts(&self, ranks: &MeshRanks) -> Result<(), RankError> {
-        let Some(group) = self.ep_group(ranks).filter(|_| !self.has_all_experts.get()) else { return Ok(()) };
-        for parameter in &self.parameters {
-            let all = group.all_gather(&parameter.leaf)?;
-            no_grad(|| parameter.leaf.shallow_clone().set_data(&all));
+    /// The ranks that have the other parts of weights that are cut; `None` for other parameters.
+    fn tp_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a TpGroup> {
+        ranks.tp_group().filter(|_| self.is_cut).map(|group| group.as_ref())
+    }
+
+    /// Whether other ranks of the tensor-parallel group have other parts of these.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Makes the leaves of an unsharded unit those of all experts, and all of each weight that is cut, until
+    /// it is resharded. Collective.
+    pub(super) fn gather_others(&self, ranks: &MeshRanks) -> Result<(), RankError> {
+        if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
+            return Ok(());
         }
-        self.has_all_experts.set(true);
+        for Parameter { leaf, place, .. } in &self.parameters {
+            let all = self.with_others(leaf, place, ranks)?;
+            no_grad(|| leaf.shallow_clone().set_data(&all));
+        }
+        self.has_others.set(true);
         Ok(())
     }
 
+    /// All of a parameter from what this rank has of it.
+    fn with_others(&self, own: &Tensor, place: &Place, ranks: &MeshRanks) -> Result<Tensor, RankError> {
+        match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
+            (Some(group), ..) => group.all_gather(own),
+            (None, Some(group), Some(cuts)) => {
+                let padding = cuts.longest(&place.whole_size) - own.numel() as i64;
+                let own = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
+                Ok(cuts.join(&group.all_gather(&own)?, &place.whole_size))
+            }
+            _ => Ok(own.shallow_clone()),
+        }
+    }
+
     /// Lets the leaves be views of this rank's buffer again.
-    fn drop_experts(&self, whole: &Whole) {
-        if self.has_all_experts.take() {
+    fn drop_others(&self, whole: &Whole) {
+        if self.has_others.take() {
             for (parameter, view) in self.parameters.iter().zip(&whole.views) {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
@@ -187,7 +219,9 @@ impl Flat {
     ) -> Result<(), E> {
         self.change(|| {
             self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
-                fill(&place.tensor_shard(name), &piece.detach())
+                place.tensor_shard(name).runs().into_iter().try_for_each(|(run, own)| {
+                    fill(&run, &piece.detach().narrow(0, own.start as i64, own.len() as i64))
+                })
             })
         })
     }
@@ -195,7 +229,7 @@ impl Flat {
     /// Shows `see` the pieces in this rank's shard, in place.
     pub(super) fn show<E: From<RankError>>(
         &self,
-        see: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        see: &mut impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let shard = self.shard.in_place().map_err(RankError::from)?;
         self.own_parameters().try_for_each(|Parameter { name, place, .. }| {
@@ -293,7 +327,7 @@ impl Flat {
             }
             UnshardState::Unsharded(dtype) => dtype,
         };
-        self.drop_experts(self.whole(dtype));
+        self.drop_others(self.whole(dtype));
         Ok(self.whole(dtype).buffer.release()?)
     }
 
@@ -306,30 +340,29 @@ impl Flat {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
         let whole = self.whole(dtype);
         let is_as_held = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
-        Ok(self.experts_are_as_held(whole, ranks, digest)? && is_as_held)
-    }
-
-    /// Whether gathered leaves are what the ranks of the expert-parallel group have, by the `digest` of each.
-    fn experts_are_as_held<E: From<RankError>>(
-        &self,
-        whole: &Whole,
-        ranks: &MeshRanks,
-        digest: impl Fn(&Tensor) -> Result<u64, E>,
-    ) -> Result<bool, E> {
-        let Some(group) = self.ep_group(ranks).filter(|_| self.has_all_experts.get()) else {
-            return Ok(true);
-        };
-        let mut is_as_held = true;
-        for (Parameter { leaf, .. }, own) in self.parameters.iter().zip(&whole.views) {
-            let sent = Tensor::from_slice(&[digest(&own.detach().view(-1))?.cast_signed()]);
-            let expected = group.all_gather(&sent)?;
-            let gathered = leaf.detach().chunk(group.shard().num_shards as i64, 0);
-            for (place, experts) in gathered.iter().enumerate() {
-                let got = digest(&experts.contiguous().view(-1))?.cast_signed();
-                is_as_held &= got == expected.int64_value(&[place as i64]);
+        if !self.has_others.get() {
+            return Ok(is_as_held);
+        }
+        let mut others_are_as_held = true;
+        for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
+            let sent = Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
+            let (expected, parts) = match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
+                (Some(group), ..) => {
+                    let parts = leaf.detach().chunk(group.shard().num_shards as i64, 0);
+                    (group.all_gather(&sent)?, parts)
+                }
+                (None, Some(group), Some(PlaceCuts { of_places, .. })) => {
+                    let parts = of_places.iter().map(|cut| part_of(cut, &leaf.detach())).collect();
+                    (group.all_gather(&sent)?.view(-1), parts)
+                }
+                _ => continue,
+            };
+            for (place, part) in parts.iter().enumerate() {
+                let got = digest(&part.contiguous().view(-1))?.cast_signed();
+                others_are_as_held &= got == expected.int64_value(&[place as i64]);
             }
         }
-        Ok(is_as_held)
+        Ok(is_as_held && others_are_as_held)
     }
 
     /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
@@ -442,12 +475,17 @@ impl Flat {
         Ok(whole)
     }
 
-    /// The parameters in a buffer, those of experts with the others' of the group.
+    /// This rank's gradients of the parameters that `is_wanted`, `[len]` each, as views.
+    pub(super) fn gradients_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Tensor> {
+        let gradient = self.gradient_shard();
+        let wanted = self.own_parameters().filter(|parameter| is_wanted(&parameter.name));
+        wanted.map(|Parameter { place, .. }| place.in_shard(&gradient, &self.own)).collect()
+    }
+
+    /// The parameters in a buffer, with what other ranks have of experts and of weights that are cut.
     fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
-        let group = self.ep_group(ranks);
         let one = |Parameter { name, place, .. }: &Parameter| {
-            let own = place.in_whole(whole);
-            Ok((name.clone(), group.map_or(Ok(own.shallow_clone()), |group| group.all_gather(&own))?))
+            Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))
         };
         self.parameters.iter().map(one).collect()
     }
@@ -461,9 +499,7 @@ impl Parameter {
     /// Takes a leaf, which becomes a view of the whole, and copies this rank's part of its values to its
     /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
-        let is_whole = leaf.size() == place.whole_size;
-        let taken = if is_whole { place.tensor_shard(&name) } else { place.shard_here(&name) };
-        copy_tensor_shard(&taken, &leaf, &piece);
+        place.copy_piece(&name, &leaf, &piece);
         no_grad(|| leaf.set_data(view));
         let piece = piece.detach().set_requires_grad(leaf.requires_grad());
         Self { name, leaf, place, piece }

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::mesh::{EpShard, Shards};
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_shard::{CutShard, TensorShard};
 use tch::{Tensor, no_grad};
+
+use crate::model::tp_cuts::{ParameterCuts, PlaceCuts, part_of};
 
 /// Bytes between places where memory is read fastest.
 const CACHE_LINE: usize = 64;
@@ -14,19 +16,36 @@ const CACHE_LINE: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) range: Range<usize>,
-    /// That of the parameter here: with expert parallelism, of this rank's experts.
+    /// That of the parameter here: with expert parallelism of this rank's experts, with tensor parallelism of
+    /// its part.
     pub(super) size: Vec<i64>,
     /// The size of the whole parameter, and where the part here begins in it.
     pub(super) whole_size: Vec<i64>,
     pub(super) offset: usize,
     pub(super) part: Range<usize>,
+    /// How the whole parameter is cut where the part here does not lie in one stretch of it.
+    pub(super) cuts: Option<PlaceCuts>,
 }
 
 impl Place {
     /// The piece in the shard of the whole parameter.
-    pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
+    pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> CutShard<'a> {
         let Range { start, end } = self.shard_here(name).range;
-        TensorShard { name, shape: &self.whole_size, range: self.offset + start..self.offset + end }
+        let range = self.offset + start..self.offset + end;
+        let shard = TensorShard { name, shape: &self.whole_size, range };
+        CutShard { shard, cut: self.cuts.as_ref().map(PlaceCuts::own) }
+    }
+
+    /// Copies the piece of the parameter `leaf`, which is whole or as it is here.
+    pub(super) fn copy_piece(&self, name: &str, leaf: &Tensor, piece: &Tensor) {
+        let is_whole = leaf.size() == self.whole_size;
+        match &self.cuts {
+            Some(cuts) if is_whole => {
+                copy_tensor_shard(&self.shard_here(name), &part_of(cuts.own(), &leaf.detach()), piece);
+            }
+            None if is_whole => copy_tensor_shard(&self.tensor_shard(name).shard, leaf, piece),
+            _ => copy_tensor_shard(&self.shard_here(name), leaf, piece),
+        }
     }
 
     /// The same piece of the parameter as it is here.
@@ -63,11 +82,46 @@ impl OwnExperts {
     }
 }
 
+/// What the parameters of a buffer are on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Share<'a> {
+    /// All of each.
+    Whole,
+    /// Those of some experts.
+    Experts(OwnExperts),
+    /// A part of each, by tensor parallelism.
+    Cut(&'a ParameterCuts),
+}
+
+impl Share<'_> {
+    pub(super) fn is_of_experts(self) -> bool {
+        matches!(self, Self::Experts(_))
+    }
+
+    pub(super) fn is_cut(self) -> bool {
+        matches!(self, Self::Cut(_))
+    }
+
+    fn cuts_of(self, name: &str) -> Option<PlaceCuts> {
+        match self {
+            Self::Cut(cuts) => cuts.of(name),
+            Self::Whole | Self::Experts(_) => None,
+        }
+    }
+}
+
+/// A named tensor of a decoder.
+type Leaf = (String, Tensor);
+
 /// The sizes of leaves as they are here.
-pub(super) fn sizes(leaves: &[(String, Tensor)], experts: Option<OwnExperts>) -> Vec<Vec<i64>> {
-    let size = |(_, leaf): &(String, Tensor)| match experts {
-        Some(experts) => experts.size_here(&leaf.size()),
-        None => leaf.size(),
+pub(super) fn sizes(leaves: &[(String, Tensor)], share: Share<'_>) -> Vec<Vec<i64>> {
+    let size = |(name, leaf): &(String, Tensor)| match share {
+        Share::Experts(experts) => experts.size_here(&leaf.size()),
+        Share::Whole => leaf.size(),
+        Share::Cut(cuts) => {
+            let size = leaf.size();
+            cuts.of(name).map_or(size.clone(), |cuts| cuts.own().shape(&size))
+        }
     };
     leaves.iter().map(size).collect()
 }
@@ -85,22 +139,27 @@ pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec
     sizes.iter().map(range).collect()
 }
 
-/// The places of parameters of `sizes` at `ranges`, with the piece of each in shard `shard` of `layout`.
+/// The places of the leaves, of sizes here, at their ranges, with the piece of each in shard `shard` of
+/// `layout`.
 pub(super) fn places(
-    (sizes, experts): (Vec<Vec<i64>>, Option<OwnExperts>),
-    ranges: Vec<Range<usize>>,
-    layout: Shards,
-    shard: usize,
+    leaves: &[Leaf],
+    share: Share<'_>,
+    at: impl Iterator<Item = (Vec<i64>, Range<usize>)>,
+    (layout, shard): (Shards, usize),
 ) -> Vec<Place> {
-    let place = |(size, range): (Vec<i64>, Range<usize>)| {
-        let mut whole_size = size.clone();
-        if let (Some(experts), Some(first)) = (experts, whole_size.first_mut()) {
+    let place = |((name, _), (size, range)): (&Leaf, (Vec<i64>, Range<usize>))| {
+        let (mut whole_size, mut offset) = (size.clone(), 0);
+        if let (Share::Experts(experts), Some(first)) = (share, whole_size.first_mut()) {
             *first = experts.num_experts as i64;
+            offset = experts.shard.place * range.len();
         }
-        let offset = experts.map_or(0, |experts| experts.shard.place * range.len());
-        Place { part: layout.part_of(&range, shard), size, whole_size, offset, range }
+        let cuts = share.cuts_of(name);
+        if let Some(cuts) = &cuts {
+            whole_size = cuts.whole_size(&size);
+        }
+        Place { part: layout.part_of(&range, shard), size, whole_size, offset, range, cuts }
     };
-    sizes.into_iter().zip(ranges).map(place).collect()
+    leaves.iter().zip(at).map(place).collect()
 }
 
 /// Copies a shard of the whole tensor over `values`, `[len]`. A tensor that is not contiguous, such as an

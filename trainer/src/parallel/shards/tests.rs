@@ -1,11 +1,13 @@
 //! FSDP of a small decoder on ranks that are threads: training equals that of one rank with the whole model.
 
 mod adapter_sync;
+mod configs;
 mod expert_parallel;
 mod offloaded;
 mod saved;
 mod saved_modules;
 mod taken;
+mod tensor_parallel;
 mod unsharded;
 
 use std::collections::BTreeMap;
@@ -18,6 +20,7 @@ use rlt_api::spec::{
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
+use self::configs::config;
 use crate::model::{
     Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
@@ -61,6 +64,10 @@ struct Case {
     num_experts: usize,
     /// Ranks over which they are distributed; one rank has all.
     ep: usize,
+    /// The architecture of a dense model.
+    dense: &'static str,
+    /// Its key heads, by which its query heads and its width are multiplied.
+    kv_heads: usize,
 }
 
 const FULL: Case = Case {
@@ -77,50 +84,12 @@ const FULL: Case = Case {
     max_tokens: 8,
     num_experts: 5,
     ep: 1,
+    dense: "Qwen3ForCausalLM",
+    kv_heads: 1,
 };
 
 const ALL: OffloadSpec = OffloadSpec { parameters: true, optimizer: true, activations: true };
 const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, activations: false };
-
-/// Three layers whose numbers of parameters no small number divides.
-fn config(case: Case) -> ModelConfig {
-    if case.latent {
-        return latent_config();
-    }
-    if case.sinks {
-        return sinks_config(case.num_experts);
-    }
-    let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { "Qwen3ForCausalLM" };
-    ModelConfig::from_json(&serde_json::json!({
-        "num_experts": case.num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 7, "norm_topk_prob": true,
-        "mlp_only_layers": [1], "architectures": [architecture], "vocab_size": 11, "hidden_size": 13,
-        "intermediate_size": 17, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "initializer_range": 0.3, "tie_word_embeddings": case.tied, "hidden_act": "silu",
-    }))
-    .unwrap()
-}
-
-fn latent_config() -> ModelConfig {
-    ModelConfig::from_json(&serde_json::json!({
-        "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 17,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 7,
-        "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 6,
-        "n_shared_experts": 1, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
-        "first_k_dense_replace": 1, "max_position_embeddings": 32, "initializer_range": 0.3,
-    }))
-    .unwrap()
-}
-
-fn sinks_config(num_experts: usize) -> ModelConfig {
-    ModelConfig::from_json(&serde_json::json!({
-        "architectures": ["GptOssForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 7,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6,
-        "num_local_experts": num_experts, "num_experts_per_tok": 2, "sliding_window": 3, "max_position_embeddings": 32,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "initializer_range": 0.3,
-    }))
-    .unwrap()
-}
 
 fn options(case: Case) -> LoadOptions {
     LoadOptions { trainable: !case.lora, compute: case.compute, ..LoadOptions::default() }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::tensor_shard::TensorShard;
+use rlt_core::tensor_shard::{CutShard, TensorShard};
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
@@ -17,7 +17,7 @@ use crate::parallel::RankError;
 
 impl ShardedParameters {
     /// Lets `fill` write every piece that this rank has, `[len]`, from the whole tensor of which it is a
-    /// shard.
+    /// shard: stretch by stretch where the tensor is cut.
     ///
     /// # Errors
     /// The error of `fill`, or when an offloaded piece cannot be fetched or put back.
@@ -46,7 +46,7 @@ impl ShardedParameters {
     /// The error of `see`, or when an offloaded piece cannot be read.
     pub(crate) fn show<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
         flats.try_for_each(|flat| flat.show(&mut see))
@@ -58,7 +58,7 @@ impl ShardedParameters {
     /// As [`Self::show`].
     pub(crate) fn show_trained<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&CutShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.trained().try_for_each(|flat| flat.show(&mut see))
     }
@@ -91,17 +91,12 @@ impl ShardedParameters {
         &self,
         name: &str,
         values: &Tensor,
-        fill: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let tensor_shard = self.tensor_shard_of(name);
-        tensor_shard.map_or(Ok(()), |tensor_shard| fill(&tensor_shard, values))
-    }
-
-    /// This rank's piece of the trained parameter `name`; `None` if it has none.
-    pub(crate) fn tensor_shard_of<'a>(&'a self, name: &'a str) -> Option<TensorShard<'a>> {
-        let tensor_shard =
-            self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
-        tensor_shard.filter(|tensor_shard| !tensor_shard.range.is_empty())
+        let shard = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
+        let runs = shard.into_iter().flat_map(|shard| shard.runs()).filter(|(_, own)| !own.is_empty());
+        runs.into_iter()
+            .try_for_each(|(run, own)| fill(&run, &values.narrow(0, own.start as i64, own.len() as i64)))
     }
 
     /// Copies the values of another role's parameters, unit by unit: those with the names that `name_there`

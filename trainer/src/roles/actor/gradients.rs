@@ -10,6 +10,7 @@
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
+use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
 /// The leaves whose gradients are filled by hand; `None` where the weight is frozen.
@@ -77,8 +78,15 @@ impl OuterGradients {
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.
-    /// The row of the padding token gets none, as in transformers.
-    pub fn scatter_embedding(&self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
+    /// The row of the padding token gets none, as in transformers. With `cuts` the embedding has the rows of
+    /// this rank's tokens alone.
+    pub(crate) fn scatter_embedding(
+        &self,
+        decoder: &Decoder,
+        tokens_t: &Tensor,
+        grad_td: &Tensor,
+        cuts: Option<&ParameterCuts>,
+    ) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {
             let mut grad_td = grad_td.to_kind(Kind::Float) * decoder.embedding_scale();
@@ -86,7 +94,13 @@ impl OuterGradients {
                 let is_pad = tokens_t.eq(i64::from(pad)).unsqueeze(1);
                 grad_td = grad_td.masked_fill(&is_pad, 0.0);
             }
-            let _ = embedding_vd.index_add_(0, tokens_t, &grad_td);
+            let Some(cuts) = cuts else {
+                let _ = embedding_vd.index_add_(0, tokens_t, &grad_td);
+                return;
+            };
+            let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
+            let grad_td = grad_td.masked_fill(&is_other_t.unsqueeze(1), 0.0);
+            let _ = embedding_vd.index_add_(0, &own_t, &grad_td);
         });
     }
 }

@@ -25,13 +25,15 @@
 //! ```
 //! A rank without a micro-batch still takes part in every all-gather: collectives need all ranks. In a
 //! sequence-parallel group a layer has all-to-alls of its own, see [`pass`], and so it has in an
-//! expert-parallel group, see [`experts`], where such a rank computes its experts for the others.
+//! expert-parallel group, see [`experts`], where such a rank computes its experts for the others. The ranks
+//! of a tensor-parallel group have the same micro-batches, see [`tensor`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
 mod experts;
 mod kept;
 mod pass;
+mod tensor;
 
 use std::path::Path;
 
@@ -42,7 +44,7 @@ use self::experts::RemoteExperts;
 use self::kept::{Held, SavedLayer};
 use self::pass::LayerPass;
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput};
-use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup};
+use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup, TensorParallel};
 
 /// A decoder for one pass: whole on this rank, or sharded.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +63,31 @@ struct Groups<'a> {
     sp: Option<&'a SpGroup>,
     /// `None` where this rank has all experts.
     ep: Option<&'a EpGroup>,
+    /// `None` where this rank has all of each weight.
+    tp: Option<TensorParallel<'a>>,
 }
 
 impl<'a> Model<'a> {
     fn groups(&self) -> Groups<'a> {
-        Groups { sp: self.sp_group, ep: self.shards.and_then(ShardedParameters::ep_group) }
+        Groups {
+            sp: self.sp_group,
+            ep: self.shards.and_then(ShardedParameters::ep_group),
+            tp: self.tensor_parallel(),
+        }
+    }
+
+    /// The ranks that compute the same tokens with other parts of every weight; `None` without tensor
+    /// parallelism.
+    pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'a>> {
+        self.shards.and_then(ShardedParameters::tensor_parallel)
+    }
+
+    /// The input of the first layer, `[t, d]`, without a gradient.
+    fn embed(&self, input: &PackedInput, adapter: Adapter) -> Result<Tensor, RankError> {
+        no_grad(|| match self.tensor_parallel() {
+            Some(tp) => tensor::embed(self.decoder, input, adapter, tp),
+            None => Ok(self.decoder.embed_input(input, adapter)),
+        })
     }
 
     /// The passes of this rank: its `own`, then `None` up to the number of the rank with the most
@@ -206,7 +228,7 @@ pub(crate) fn infer(
 ) -> Result<Tensor, RankError> {
     no_grad(|| {
         model.enter()?;
-        let mut hidden_td = model.decoder.embed_input(input, context.adapter);
+        let mut hidden_td = model.embed(input, context.adapter)?;
         model.forward(false, |layer| {
             hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.groups())?.output_td;
             Ok(())
@@ -224,7 +246,7 @@ pub(crate) fn forward(
     keep: Keep<'_>,
 ) -> Result<Tape, RankError> {
     model.enter()?;
-    let mut hidden_td = no_grad(|| model.decoder.embed_input(input, context.adapter));
+    let mut hidden_td = model.embed(input, context.adapter)?;
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;

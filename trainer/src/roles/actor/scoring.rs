@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::layer_schedule::{self, Model};
 use super::routes::WatchedRoutes;
 use super::{Actor, ActorError, MicroBatch, TokenScores};
-use crate::model::{Adapter, Decoder};
+use crate::model::Adapter;
 use crate::parallel::Ranks;
 use crate::roles::reference::FrozenPolicy;
 
@@ -187,7 +187,7 @@ impl Actor {
         passes: (Adapter, Option<&WatchedRoutes>),
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let score = self.logprobs_and_entropies(model.decoder, passes.0);
+        let score = self.logprobs_and_entropies(model, passes.0);
         let [logprobs, entropies] = of_batch(model, ranks, batch, passes, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
@@ -203,7 +203,7 @@ impl Actor {
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, ActorError> {
         let model = self.model();
-        let score = self.logprobs_and_entropies(model.decoder, adapter);
+        let score = self.logprobs_and_entropies(model, adapter);
         let scores = of_passes(model, passes, (adapter, None), score)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
             self.ranks.all_reduce_over_sp(&mut logprobs)?;
@@ -215,13 +215,14 @@ impl Actor {
 
     fn logprobs_and_entropies(
         &self,
-        decoder: &Decoder,
+        model: Model<'_>,
         adapter: Adapter,
     ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<2>, rlt_torch::Error> {
+        let decoder = model.decoder;
         let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
             let weight_vd = decoder.compute_head_weight(adapter);
-            if predicting_cd.device().is_cuda() {
+            if predicting_cd.device().is_cuda() && model.tensor_parallel().is_none() {
                 let targets_c = &micro_batch.targets_c;
                 let hidden_cd = predicting_cd;
                 let head = DeviceHead { hidden_cd, weight_vd: &weight_vd, targets_c, temperature, chunk };
@@ -229,8 +230,9 @@ impl Actor {
             }
             let targets = &micro_batch.targets;
             let by = decoder.distribution(temperature);
-            let (logprobs, entropies) =
-                rlt_torch::head_forward(predicting_cd, &weight_vd, targets, by, chunk)?;
+            let (logprobs, entropies) = model.with_head(&weight_vd, |weight_vd| {
+                rlt_torch::head_forward(predicting_cd, weight_vd, targets, by, chunk)
+            })?;
             Ok(TokenNumbers::Here([logprobs, entropies]))
         }
     }
@@ -240,16 +242,19 @@ impl Actor {
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`.
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
             let sums = chunks.iter().map(|chunk_cd| {
                 let logits_cv = self.decoder.logits(chunk_cd, Adapter::On).to_kind(Kind::Float);
                 let logits_cv = logits_cv / self.options.temperature;
-                logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
+                if let Some(tp) = model.tensor_parallel() {
+                    return rlt_torch::sum_of_squares(&logits_cv, &|own| tp.group.gather_statistics(own));
+                }
+                Ok(logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float))
             });
-            TokenNumbers::of(&Tensor::cat(&sums.collect::<Vec<_>>(), 0))
+            TokenNumbers::of(&Tensor::cat(&sums.collect::<Result<Vec<_>, _>>()?, 0))
         };
-        let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
         let [sums] = of_batch(model, ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
         Ok(sums)
     }

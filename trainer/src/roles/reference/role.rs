@@ -89,7 +89,8 @@ impl ReferenceRole {
             Some(kept) => kept,
             None => {
                 let digest = self.digest(actor)?;
-                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, actor.actor.ranks())?
+                let ranks = actor.actor.ranks().of_all_places();
+                KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, &ranks)?
             }
         };
         let logprobs = match kept.find(&batch) {
@@ -117,7 +118,10 @@ impl ReferenceRole {
         // Of shards each rank has its own; else all have the same.
         Ok(match units.shards() {
             None => own,
-            Some(_) => actor.actor.ranks().all_gather(own)?.into_iter().fold(0, digest::combine),
+            Some(_) => {
+                let ranks = actor.actor.ranks().of_all_places();
+                ranks.all_gather(own)?.into_iter().fold(0, digest::combine)
+            }
         })
     }
 

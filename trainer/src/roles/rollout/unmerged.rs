@@ -92,7 +92,11 @@ fn has_base(
     let has_changed = !digest.equals_beside(packed, |name| trained.contains(name));
     match policy.shards() {
         None => Ok(!has_changed),
-        Some(shards) => Ok(shards.ranks().sum_over_shards(f64::from(u8::from(has_changed)))? == 0.0),
+        Some(shards) => {
+            let of_shards = shards.ranks().sum_over_shards(f64::from(u8::from(has_changed)))?;
+            let of_all = shards.tensor_parallel().map_or(Ok(of_shards), |tp| tp.group.sum(of_shards))?;
+            Ok(of_all == 0.0)
+        }
     }
 }
 

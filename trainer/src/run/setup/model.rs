@@ -222,7 +222,14 @@ impl RoleMeshes {
         Ok(Self {
             reference: of_degree(mesh.dp_shard_of_reference())?,
             critic: of_degree(mesh.dp_shard_of_critic())?,
-            reward_models: of_degree(mesh.dp_shard_of_reward_models())?,
+            reward_models: match actor.ranks().tp_group() {
+                None => of_degree(mesh.dp_shard_of_reward_models())?,
+                // Each rank judges samples of its own, with layers of which it gathers all.
+                Some(_) => {
+                    let all = actor.ranks().of_all_places();
+                    Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
+                }
+            },
         })
     }
 }
@@ -273,8 +280,8 @@ pub(super) fn reward_models(
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
-    let ranks = (actor.ranks(), sharing);
-    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
+    let all = actor.ranks().of_all_places();
+    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, (&all, sharing))?)
 }
 
 #[cfg(test)]

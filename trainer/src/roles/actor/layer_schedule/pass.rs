@@ -10,7 +10,8 @@
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
 //! of autograd's graph, so that a lost rank is an error that names it. With expert parallelism the part after
-//! attention has all-to-alls of its own, see [`super::experts`].
+//! attention has all-to-alls of its own, see [`super::experts`]; with tensor parallelism there are
+//! all-reduces around the products, see [`super::tensor`].
 //!
 //! Legend of shapes: n ranks of the group, t tokens of one of them, padding included, s tokens of the group,
 //! h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden size.
@@ -20,7 +21,8 @@ use tch::Tensor;
 
 use super::Groups;
 use super::experts::ExpertPass;
-use crate::model::{DecoderLayer, LayerContext};
+use super::tensor::TensorPass;
+use crate::model::{DecoderLayer, LayerContext, QueriesKeysValues};
 use crate::parallel::{RankError, SpGroup};
 
 /// A layer that has run, with its graph unless gradients were off.
@@ -35,11 +37,13 @@ pub(super) struct LayerPass {
     exchanged: Option<Exchanged>,
     /// `None` where this rank has all experts, or the layer none.
     experts: Option<ExpertPass>,
+    /// `None` without tensor parallelism.
+    tensor: Option<Box<TensorPass>>,
 }
 
 /// Inputs and outputs of the graphs around attention.
 #[derive(Debug)]
-struct Exchanged {
+pub(super) struct Exchanged {
     /// `[n, t, g + 2 j, w]`, a graph without values.
     packed: Tensor,
     /// A leaf, `[s, g + 2 j, w]`.
@@ -61,8 +65,22 @@ impl LayerPass {
         context: &LayerContext,
         groups: Groups<'_>,
     ) -> Result<Self, RankError> {
+        if let Some(tp) = groups.tp {
+            let (output_td, pass) = TensorPass::run(layer, &input_td, context, (groups, tp))?;
+            let tensor = output_td.requires_grad().then(|| Box::new(pass));
+            return Ok(Self {
+                input_td,
+                output_td,
+                router_term: None,
+                exchanged: None,
+                experts: None,
+                tensor,
+            });
+        }
         let (attended_thd, exchanged) = match groups.sp {
-            Some(sp_group) => Exchanged::run(layer, &input_td, context, sp_group)?,
+            Some(sp_group) => {
+                Exchanged::run(layer, layer.before_attention(&input_td, context), context, sp_group)?
+            }
             None => {
                 let (q_thd, k_tkd, v_tkd) = layer.before_attention(&input_td, context);
                 (layer.attend(&q_thd, &k_tkd, &v_tkd, context), None)
@@ -80,7 +98,7 @@ impl LayerPass {
             None => (layer.after_attention(&input_td, &attended_thd, context), None),
         };
         let router_term = context.take_router_term();
-        Ok(Self { input_td, output_td, router_term, exchanged, experts })
+        Ok(Self { input_td, output_td, router_term, exchanged, experts, tensor: None })
     }
 
     /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
@@ -89,7 +107,7 @@ impl LayerPass {
     /// # Errors
     /// [`RankError`] when a rank of a group is lost.
     pub(super) fn backward(self, grad_td: &Tensor, groups: Groups<'_>) -> Result<Option<Tensor>, RankError> {
-        let Self { input_td, output_td, router_term, exchanged, experts } = self;
+        let Self { input_td, output_td, router_term, exchanged, experts, tensor } = self;
         match (&router_term, &experts) {
             (Some(term), None) => backward_many(&[&output_td, term], &[grad_td, &term.ones_like()]),
             _ => backward(&output_td, grad_td),
@@ -101,20 +119,23 @@ impl LayerPass {
         if let Some((exchanged, sp_group)) = exchanged.zip(groups.sp) {
             exchanged.backward(sp_group)?;
         }
+        if let Some((tensor, tp)) = tensor.zip(groups.tp) {
+            tensor.backward(groups, tp.group)?;
+        }
         Ok(input_td.requires_grad().then(|| input_td.grad()))
     }
 }
 
 impl Exchanged {
-    /// The layer up to attention's output for own tokens, `[t, h, w]`.
-    fn run(
+    /// Attention's output for own tokens, `[t, h, w]`, from their queries, keys and values.
+    pub(super) fn run(
         layer: &DecoderLayer,
-        input_td: &Tensor,
+        heads: QueriesKeysValues,
         context: &LayerContext,
         sp_group: &SpGroup,
     ) -> Result<(Tensor, Option<Self>), RankError> {
         let (packed, heads) = {
-            let (q_thw, k_tkw, v_tkw) = layer.before_attention(input_td, context);
+            let (q_thw, k_tkw, v_tkw) = heads;
             split_heads(&q_thw, &k_tkw, &v_tkw, sp_group.shard().num_shards as i64)
         };
         let gathered = sp_group.all_to_all(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
@@ -133,7 +154,7 @@ impl Exchanged {
     }
 
     /// From the gradient of `returned` on.
-    fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
+    pub(super) fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;
         let grads = returned.grad().unflatten(1, [sp_group.shard().num_shards as i64, -1]).transpose(0, 1);
         drop(returned);

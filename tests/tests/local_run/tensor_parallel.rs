@@ -1,0 +1,100 @@
+//! Tensor parallelism of training: ranks that have parts of every weight equal one rank that has all, in
+//! every role, and each resumes from the other's checkpoints.
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, merge};
+use crate::ranks::{TOLERANCE, difference, on, train};
+
+/// A dense model with a critic and a frozen reference.
+fn dense(changes: &Value) -> Value {
+    let architecture = json!({
+        "family": "Qwen3", "hiddenSize": 22, "intermediateSize": 28, "numLayers": 2, "numHeads": 4, "numKvHeads": 2,
+        "headDim": 10
+    });
+    let mut all = json!({
+        "model": { "architecture": architecture },
+        "algorithm": {
+            "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": "Loss", "coefficient": 0.1 }
+        },
+        "training": { "promptsPerUpdate": 1, "steps": 2 }
+    });
+    merge(&mut all, changes.clone());
+    all
+}
+
+fn on_mesh(mesh: &Value, changes: &Value) -> Value {
+    let mut shared = dense(changes);
+    merge(&mut shared, json!({ "workers": { "mesh": mesh.clone() } }));
+    shared
+}
+
+#[test]
+fn ranks_with_parts_of_every_weight_equal_one_rank_in_every_role() {
+    let one = train(1, &dense(&json!({})));
+    for (count, mesh) in [
+        (2, json!({ "tp": 2, "rolloutTp": 2 })),
+        (4, json!({ "tp": 2, "dpShard": 2 })),
+        (4, json!({ "tp": 2, "sp": 2 })),
+    ] {
+        let difference = difference(&one, &train(count, &on_mesh(&mesh, &json!({}))));
+        assert!(difference < TOLERANCE, "{mesh} differs by {difference}");
+    }
+}
+
+/// What is dropped depends on how sequences are packed, and so on the number of streams, which tp does not
+/// change.
+#[test]
+fn adapters_with_dropout_beside_recomputed_and_offloaded_layers_equal_those_of_whole_weights() {
+    let adapter = json!({
+        "model": { "lora": { "rank": 4, "alpha": 8, "dropout": 0.2 } },
+        "training": { "activationCheckpointing": true, "offload": { "activations": true } }
+    });
+    let mut sharded = dense(&adapter);
+    let unsharded_layers = json!({ "training": { "reshardAfterForward": false } });
+    merge(&mut sharded, json!({ "workers": { "mesh": { "dpShard": 2 } } }));
+    merge(&mut sharded, unsharded_layers);
+    let mut cut = sharded.clone();
+    merge(&mut cut, json!({ "workers": { "mesh": { "tp": 2 } } }));
+    let of_inputs = difference(&train(2, &sharded), &train(4, &cut));
+    assert!(of_inputs < TOLERANCE, "dropout of inputs: {of_inputs}");
+    let mut after = adapter;
+    merge(&mut after, json!({ "model": { "lora": { "dropoutPosition": "After" } } }));
+    let of_outputs = difference(&train(1, &dense(&after)), &train(2, &on_mesh(&json!({ "tp": 2 }), &after)));
+    assert!(of_outputs < TOLERANCE, "dropout of outputs: {of_outputs}");
+}
+
+#[test]
+fn any_mesh_resumes_from_a_checkpoint_of_any_other() {
+    let steps = |steps: u64| json!({ "training": { "steps": steps } });
+    let meshes = [(1, json!({})), (4, json!({ "tp": 2, "dpShard": 2 }))];
+    let whole = train(1, &dense(&steps(3)));
+    for (first, second) in [(0, 1), (1, 0)] {
+        let place = Place::new();
+        let part = |of: usize, num: u64| on(meshes[of].0, &on_mesh(&meshes[of].1, &steps(num)));
+        place.train(&part(first, 2)).expect(0, &[]);
+        place.train(&part(second, 3)).expect(0, &["resuming after step 2"]);
+        let difference = difference(&whole, &place);
+        assert!(difference < TOLERANCE, "{first} before {second}: {difference}");
+    }
+}
+
+#[test]
+fn what_is_not_cut_is_refused_by_name() {
+    let refused = |mesh: &Value, changes: &Value, words: &[&str]| {
+        Place::new().train(&on(4, &on_mesh(mesh, changes))).expect(2, words);
+    };
+    let tp = json!({ "tp": 2 });
+    refused(&json!({ "tp": 4 }), &json!({}), &["spec.workers.mesh.tp", "numKvHeads", "one of 1, 2"]);
+    refused(&json!({ "tp": 2, "dpShard": 4 }), &json!({}), &["dpShard * sp * tp must divide", "one of 1"]);
+    refused(&tp, &json!({ "workers": { "device": "Cuda" } }), &["spec.workers.mesh.tp", "CPUs alone"]);
+    let experts = json!({
+        "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } }
+    });
+    refused(&tp, &experts, &["tp does not cut experts", "ep"]);
+    let adapter = |lora: Value| json!({ "model": { "lora": lora } });
+    refused(&tp, &adapter(json!({ "dora": true })), &["tp does not serve DoRA"]);
+    let mut quantized = adapter(json!({}));
+    merge(&mut quantized, json!({ "model": { "quantization": { "format": "Nf4" } } }));
+    refused(&tp, &quantized, &["tp does not cut quantized weights"]);
+}

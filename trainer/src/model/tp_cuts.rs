@@ -1,0 +1,258 @@
+//! Which part of each parameter a rank of a training tensor-parallel group has (Megatron-LM, Shoeybi et al.
+//! 2019): the cut of [`TpCut`], by the names of a checkpoint. The exchange is in
+//! `actor::layer_schedule::tensor`.
+//!
+//! ```text
+//! q, k, v, gate, up    rows of own heads and width, with their biases    (column-parallel)
+//! o, down              columns of own heads and width; biases are whole  (row-parallel)
+//! embedding, head      rows of own tokens
+//! norms, value head    whole
+//! adapter              of rows: A whole, B's rows;  of columns: A's columns, B whole
+//! ```
+//! Whole parameters have one gradient on all ranks where they act on the residual stream, which all ranks
+//! have. Those that act on what only one rank has, its heads or its part of a product, have a summand of
+//! their gradient on each: [`ParameterCuts::is_summed`].
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rlt_api::plan::model_config::{ModelConfig, OutputHead, ProductRows, ProjectionShape};
+use rlt_core::tensor_cut::Cut;
+use rlt_core::tensor_parallel::TpShard;
+use tch::{Tensor, no_grad};
+
+use super::decoder::layer_idx;
+use super::projection::{ProjectionPart, WidthPart};
+use super::tp_shards::{ShardedDim, TpCut};
+use super::weights::{EMBEDDING, HEAD};
+
+/// The cuts of a model's parameters for each rank of a group.
+#[derive(Debug)]
+pub(crate) struct ParameterCuts {
+    shard: TpShard,
+    vocab_size: usize,
+    head_is_cut: bool,
+    layers: Vec<LayerCuts>,
+}
+
+/// Those of a layer.
+#[derive(Debug)]
+pub(crate) struct LayerCuts {
+    /// The rows of q, k, v, o, gate, up and down in what a rank has of their projections.
+    pub(crate) products: Vec<ProductRows>,
+    /// By the projection's name inside the layer.
+    projections: BTreeMap<&'static str, ProjectionCut>,
+}
+
+/// The cut of a projection's weight, [out, in].
+#[derive(Debug)]
+struct ProjectionCut {
+    /// Width of its output and of its input.
+    size: [usize; 2],
+    /// For each rank.
+    of_places: Vec<Cut>,
+}
+
+/// What a rank of a group has of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct PlaceCuts {
+    /// For each rank.
+    pub(crate) of_places: Vec<Cut>,
+    /// This rank.
+    place: usize,
+    /// Length of the dim that is cut.
+    len: usize,
+}
+
+/// A part of a parameter's name behind its projection's.
+const ADAPTER_A: &str = ".lora_A.weight";
+const ADAPTER_B: &str = ".lora_B.weight";
+
+impl ParameterCuts {
+    /// Of a model without experts, latent attention and quantized weights, see
+    /// [`rlt_api::plan::check_model`].
+    pub(crate) fn new(config: &ModelConfig, shard: TpShard) -> Self {
+        let layers = (0..config.num_layers).map(|layer_idx| LayerCuts::new(config, layer_idx, shard));
+        let head_is_cut = config.head == OutputHead::Vocabulary;
+        Self { shard, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
+    }
+
+    /// The cuts of layer `layer_idx`.
+    pub(crate) fn layer(&self, layer_idx: usize) -> Option<&LayerCuts> {
+        self.layers.get(layer_idx)
+    }
+
+    /// The tokens whose embeddings and logits this rank has.
+    pub(crate) fn tokens(&self) -> Range<usize> {
+        self.shard.of(self.vocab_size)
+    }
+
+    /// What this rank has of a parameter, by its name in any role; `None` where it has all of it.
+    pub(crate) fn of(&self, name: &str) -> Option<PlaceCuts> {
+        let is_of_tokens = name.ends_with(EMBEDDING) || (self.head_is_cut && name.ends_with(HEAD));
+        if is_of_tokens {
+            let of_places = places(self.shard).map(|shard| Cut::Rows(vec![shard.of(self.vocab_size)]));
+            return Some(self.of_places(of_places.collect(), self.vocab_size));
+        }
+        let (cut, part) = self.projection(name)?;
+        let [outputs, inputs] = cut.size;
+        match (cut.is_of_rows(), part) {
+            (true, ".weight" | ".bias" | ADAPTER_B) => Some(self.of_places(cut.of_places.clone(), outputs)),
+            (false, ".weight" | ADAPTER_A) => Some(self.of_places(cut.of_places.clone(), inputs)),
+            _ => None,
+        }
+    }
+
+    /// Whether the ranks of a group have summands of the gradient of a whole parameter.
+    pub(crate) fn is_summed(&self, name: &str) -> bool {
+        let of_heads = [".self_attn.q_norm.weight", ".self_attn.k_norm.weight"];
+        let is_summed = |(cut, part): (&ProjectionCut, &str)| match cut.is_of_rows() {
+            true => part == ADAPTER_A,
+            false => part == ADAPTER_B || part == ".bias",
+        };
+        of_heads.iter().any(|norm| name.ends_with(norm)) || self.projection(name).is_some_and(is_summed)
+    }
+
+    /// What this rank has of the input and the output of a projection, by its full name.
+    pub(super) fn around(&self, projection: &str) -> ProjectionPart {
+        // A parameter's name has a part behind that of its module.
+        let weight = format!("{projection}.weight");
+        let Some((ProjectionCut { size, of_places }, _)) = self.projection(&weight) else {
+            return ProjectionPart::default();
+        };
+        let part = |ranges: Vec<Range<usize>>, width| Some(WidthPart { ranges, width });
+        match &of_places[self.shard.place] {
+            Cut::Rows(ranges) => {
+                ProjectionPart { inputs: None, outputs: part(ranges.clone(), size[0]), has_bias: true }
+            }
+            Cut::Columns(range) => {
+                let inputs = part(vec![range.clone()], size[1]);
+                ProjectionPart { inputs, outputs: None, has_bias: self.shard.place == 0 }
+            }
+        }
+    }
+
+    /// The projection of a parameter, and the part of the name behind it.
+    fn projection<'a>(&self, name: &'a str) -> Option<(&ProjectionCut, &'a str)> {
+        let layer = self.layers.get(layer_idx(name)?)?;
+        let (_, inside) = name.split_once(".layers.")?.1.split_once('.')?;
+        let (module, cut) = layer
+            .projections
+            .iter()
+            .find(|(module, _)| inside.strip_prefix(**module).is_some_and(|part| part.starts_with('.')))?;
+        Some((cut, &inside[module.len()..]))
+    }
+
+    fn of_places(&self, of_places: Vec<Cut>, len: usize) -> PlaceCuts {
+        PlaceCuts { of_places, place: self.shard.place, len }
+    }
+}
+
+/// All shards of a group.
+fn places(shard: TpShard) -> impl Iterator<Item = TpShard> {
+    (0..shard.num_shards).map(move |place| TpShard { place, ..shard })
+}
+
+impl LayerCuts {
+    fn new(config: &ModelConfig, layer_idx: usize, shard: TpShard) -> Self {
+        let products = config.products(layer_idx);
+        let kept: Vec<Vec<ShardedDim>> =
+            places(shard).map(|shard| TpCut::new(shard, config).kept(config.intermediate_size)).collect();
+        let of_projection = |(idx, shape): (usize, ProjectionShape)| {
+            let of_place = |kept: &Vec<ShardedDim>| cut_of(idx, &products, kept);
+            let of_places = kept.iter().map(of_place).collect();
+            (shape.name, ProjectionCut { size: [shape.out_features, shape.in_features], of_places })
+        };
+        let projections = config.projections(layer_idx).into_iter().enumerate().map(of_projection).collect();
+        Self { products: config.tp_sharded(shard.num_shards).products(layer_idx), projections }
+    }
+}
+
+impl ProjectionCut {
+    fn is_of_rows(&self) -> bool {
+        matches!(self.of_places.first(), Some(Cut::Rows(_)))
+    }
+}
+
+/// The cut of projection `idx`, whose `products` are `kept` so.
+fn cut_of(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Cut {
+    let mut ranges = Vec::new();
+    for (product, kept) in products.iter().zip(kept).filter(|(product, _)| product.projection_idx == idx) {
+        match kept {
+            ShardedDim::Columns(columns) => return Cut::Columns(columns.clone()),
+            ShardedDim::Rows(rows) => {
+                ranges.push(product.rows.start + rows.start..product.rows.start + rows.end);
+            }
+        }
+    }
+    Cut::Rows(ranges)
+}
+
+impl PlaceCuts {
+    /// What this rank has.
+    pub(crate) fn own(&self) -> &Cut {
+        &self.of_places[self.place]
+    }
+
+    /// The size of all of a parameter, from that of all or of what this rank has.
+    pub(crate) fn whole_size(&self, size: &[i64]) -> Vec<i64> {
+        let mut whole = size.to_vec();
+        let dim = match self.own() {
+            Cut::Rows(_) => whole.first_mut(),
+            Cut::Columns(_) => whole.last_mut(),
+        };
+        dim.into_iter().for_each(|dim| *dim = self.len as i64);
+        whole
+    }
+
+    /// The most numbers that a rank has of a parameter of the size `whole`.
+    pub(crate) fn longest(&self, whole: &[i64]) -> i64 {
+        self.of_places.iter().map(|cut| cut.shape(whole).iter().product()).max().unwrap_or(0)
+    }
+
+    /// All of a parameter of the size `whole` from the parts of all ranks, `[ranks, longest]`, each in
+    /// row-major order and padded at its end.
+    pub(crate) fn join(&self, parts: &Tensor, whole: &[i64]) -> Tensor {
+        let all = Tensor::empty(whole, (parts.kind(), parts.device()));
+        for (place, cut) in self.of_places.iter().enumerate() {
+            let shape = cut.shape(whole);
+            let part = parts.get(place as i64).narrow(0, 0, shape.iter().product()).view(shape.as_slice());
+            no_grad(|| copy_part(cut, &all, &part));
+        }
+        all
+    }
+}
+
+/// Writes the `part` of a rank into `all`.
+fn copy_part(cut: &Cut, all: &Tensor, part: &Tensor) {
+    match cut {
+        Cut::Columns(columns) => {
+            all.narrow(-1, columns.start as i64, columns.len() as i64).copy_(part);
+        }
+        Cut::Rows(ranges) => {
+            let mut start = 0;
+            for rows in ranges {
+                let len = rows.len() as i64;
+                all.narrow(0, rows.start as i64, len).copy_(&part.narrow(0, start, len));
+                start += len;
+            }
+        }
+    }
+}
+
+/// A rank's part of a tensor: a view of columns or of one range of rows, else a copy.
+pub(crate) fn part_of(cut: &Cut, all: &Tensor) -> Tensor {
+    match cut {
+        Cut::Columns(columns) => all.narrow(-1, columns.start as i64, columns.len() as i64),
+        Cut::Rows(ranges) => of_ranges(all, ranges, 0),
+    }
+}
+
+/// Some ranges of a dim, one after the other.
+pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tensor {
+    let parts = ranges.iter().map(|range| all.narrow(dim, range.start as i64, range.len() as i64));
+    match parts.collect::<Vec<_>>().as_slice() {
+        [one] => one.shallow_clone(),
+        parts => Tensor::cat(parts, dim),
+    }
+}

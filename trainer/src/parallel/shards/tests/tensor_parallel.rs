@@ -1,0 +1,331 @@
+//! Tensor parallelism: training, checkpoints, weight sync and bytes of ranks that have parts of every weight,
+//! against one rank that has all.
+
+use std::collections::BTreeMap;
+
+use rlt_core::tensor_shard::TensorShard;
+use serde_json::json;
+
+use super::*;
+use crate::model::PackedInput;
+use crate::roles::actor::layer_schedule::{self, Model};
+use crate::run::saving::{Patience, Saving, Settled};
+use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
+
+/// Qwen3 with four query and two key heads, whose norms act on heads of a rank; no rank has as many of the 11
+/// tokens as the other.
+const CUT: Case = Case { kv_heads: 2, ..FULL };
+/// Biases of every projection.
+const BIASED: Case = Case { dense: "LlamaForCausalLM", ..CUT };
+/// q, k and v in one projection, gate and up in another.
+const FUSED: Case = Case { dense: "Phi3ForCausalLM", ..CUT };
+
+/// Ranks in all, `tp`, `dpShard`, `sp`.
+type TpLayout = (usize, usize, usize, usize);
+
+fn on_layout<T: Send>((size, tp, _, sp): TpLayout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
+    match size {
+        1 => vec![body(&Ranks::alone())],
+        _ => on_ranks(size, |ranks| {
+            body(&ranks.with_tensor_parallel(tp).unwrap().with_sequence_parallel(sp).unwrap())
+        }),
+    }
+}
+
+/// Products over parts add up in another order than products over all, in every layer: a few roundings. A
+/// weight in hundreds has a gradient near zero, by which the optimizer divides in its step of 0.01; from the
+/// second update on all numbers see that, as they do by FSDP alone.
+#[track_caller]
+fn assert_equal(case: Case, layout: TpLayout, alone: &[f64], cut: &[f64]) {
+    let pairs = alone.iter().zip(cut);
+    let differences: Vec<f64> = pairs.map(|(one, other)| (one - other).abs() / one.abs().max(1.0)).collect();
+    assert_eq!(alone.len(), cut.len());
+    let largest = differences.iter().copied().fold(0.0, f64::max);
+    let num_enlarged = differences.iter().filter(|difference| **difference >= TOLERANCE).count();
+    let is_rare = num_enlarged <= alone.len() / 500;
+    assert!(largest < 1e-3 && is_rare, "{case:?} on {layout:?}: {largest}, {num_enlarged} numbers");
+    // Loss, gradient norm and log-probs of an update, and of the four after it.
+    let largest_of =
+        |reported: std::ops::Range<usize>| differences[reported].iter().copied().fold(0.0, f64::max);
+    let (first, others) = (largest_of(0..NUM_REPORTED), largest_of(NUM_REPORTED..5 * NUM_REPORTED));
+    assert!(first < 2e-6 && others < 5e-5, "{case:?} on {layout:?}: {first} {others}");
+}
+
+/// Of the 19 tokens of five sequences that are predicted, and of an update.
+const NUM_REPORTED: usize = 21;
+
+#[track_caller]
+fn assert_trains_as_one(case: Case, layouts: &[TpLayout]) {
+    let alone = train(case, &Ranks::alone(), 1);
+    for layout in layouts {
+        let all = on_layout(*layout, |ranks| train(case, ranks, layout.2));
+        assert!(all.iter().all(|numbers| numbers == &all[0]), "ranks differ on {layout:?}");
+        assert_equal(case, *layout, &alone, &all[0]);
+    }
+}
+
+#[test]
+fn ranks_with_parts_of_every_weight_train_as_one_rank_beside_fsdp_and_sequence_parallelism() {
+    assert_trains_as_one(CUT, &[(2, 2, 1, 1), (4, 2, 2, 1), (4, 2, 1, 2), (4, 2, 1, 1)]);
+    assert_trains_as_one(Case { kv_heads: 4, ..CUT }, &[(4, 4, 1, 1)]);
+}
+
+#[test]
+fn recomputed_layers_and_tied_weights_train_as_on_one_rank() {
+    let tied = Case { tied: true, activation_checkpointing: true, ..CUT };
+    assert_trains_as_one(tied, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
+}
+
+#[test]
+fn biases_are_cut_with_their_rows_or_added_once() {
+    assert_trains_as_one(BIASED, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
+    assert_trains_as_one(Case { lora: true, ..BIASED }, &[(2, 2, 1, 1)]);
+}
+
+#[test]
+fn fused_projections_are_cut_by_their_parts() {
+    assert_trains_as_one(FUSED, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
+    assert_trains_as_one(Case { lora: true, ..FUSED }, &[(2, 2, 1, 1)]);
+}
+
+#[test]
+fn adapters_and_modules_saved_with_them_train_as_on_one_rank() {
+    let lora = Case { lora: true, ..CUT };
+    assert_trains_as_one(lora, &[(2, 2, 1, 1), (4, 2, 2, 1), (4, 2, 1, 2)]);
+    assert_trains_as_one(Case { saves: true, ..lora }, &[(2, 2, 1, 1), (4, 2, 2, 1)]);
+    assert_trains_as_one(Case { saves: true, tied: true, ..lora }, &[(2, 2, 1, 1)]);
+}
+
+#[test]
+fn layers_in_bf16_learn_as_on_one_rank() {
+    let case = Case { compute: Kind::BFloat16, max_tokens: 64, ..CUT };
+    let all = on_layout((2, 2, 1, 1), |ranks| train(case, ranks, 1));
+    let alone = train(case, &Ranks::alone(), 1);
+    // AdamW's first steps turn on a gradient's sign.
+    assert!((alone[0] - all[0][0]).abs() < 5e-3, "{} {}", alone[0], all[0][0]);
+    assert_eq!(all[0], all[1]);
+}
+
+#[test]
+fn offload_changes_no_bit() {
+    let case = Case { activation_checkpointing: true, ..CUT };
+    let trained = |spec| {
+        let folder = tempfile::tempdir().unwrap();
+        on_layout((4, 2, 2, 1), |ranks| {
+            train_actor(case, offloaded_actor(case, ranks, 2, spec, folder.path()))
+        })
+    };
+    assert!(trained(ALL) == trained(NONE));
+}
+
+#[test]
+fn a_critic_has_the_parts_of_its_rank() {
+    for (case, layout) in [(CUT, (4, 2, 2, 1)), (Case { lora: true, ..CUT }, (2, 2, 1, 1))] {
+        let (alone, _) = learn(case, &Ranks::alone(), 1);
+        for (numbers, _) in on_layout(layout, |ranks| learn(case, ranks, layout.2)) {
+            let difference = largest_difference(&alone, &numbers);
+            assert!(difference < TOLERANCE, "{case:?} on {layout:?}: {difference}");
+        }
+    }
+}
+
+type State = BTreeMap<String, Tensor>;
+
+fn state_of(actor: &mut Actor) -> State {
+    let folder = tempfile::tempdir().unwrap();
+    let state = actor.trainable().tensors(folder.path()).unwrap();
+    state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
+}
+
+fn train_steps(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
+    steps.for_each(|step| drop(update(actor, &batch(), &plan(case, step)).unwrap()));
+}
+
+/// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
+fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
+    let ended = on_layout(layout, |ranks| {
+        let (mut actor, all) = (actor(case, ranks, layout.2), ranks.of_all_places());
+        train_steps(&mut actor, case, 0..2);
+        let mut store = match all.is_leader() {
+            true => CheckpointStore::open(dir, 1).unwrap(),
+            false => CheckpointStore::follow(dir),
+        };
+        let mut saving = Saving::prepare(&all, &store).unwrap();
+        let saved = state_of(&mut actor);
+        saving.begin((&all, &store), 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        train_steps(&mut actor, case, 2..4);
+        let settled = saving.settle((&all, &mut store), Patience::Until).unwrap();
+        assert!(matches!(settled, Settled::Committed));
+        [saved, state_of(&mut actor)]
+    });
+    ended.into_iter().next().unwrap()
+}
+
+/// The state that the checkpoint gives, and that after two more updates.
+fn go_on(case: Case, layout: TpLayout, path: &Path) -> [State; 2] {
+    let ended = on_layout(layout, |ranks| {
+        let mut actor = actor(case, ranks, layout.2);
+        actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        let restored = state_of(&mut actor);
+        train_steps(&mut actor, case, 2..4);
+        [restored, state_of(&mut actor)]
+    });
+    ended.into_iter().next().unwrap()
+}
+
+#[test]
+fn a_checkpoint_of_any_mesh_resumes_with_any_other_tp() {
+    let one = (1, 1, 1, 1);
+    let adapter = Case { lora: true, ..CUT };
+    let heirs: &[TpLayout] = &[one, (2, 1, 2, 1), (4, 2, 1, 2)];
+    for (case, from, heirs) in [
+        (CUT, (4, 2, 2, 1), heirs),
+        (CUT, one, &[(4, 2, 2, 1)]),
+        (FUSED, (2, 2, 1, 1), &[one]),
+        (adapter, (4, 2, 2, 1), &[one, (2, 2, 1, 1)]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let [saved, ended] = save(case, from, dir.path());
+        let path = dir.path().join("step-000002");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(checkpoint.manifest().files.len(), from.0 + 1, "a file of each rank, and the state");
+        assert!(checkpoint.manifest().tensors.keys().eq(saved.keys()));
+        for (name, tensor) in &saved {
+            assert!(checkpoint.tensor(name).unwrap().equal(tensor), "{name} of {from:?}");
+        }
+        for heir in heirs {
+            let [restored, went_on] = go_on(case, *heir, &path);
+            assert_eq!(restored, saved, "{heir:?} from {from:?}");
+            let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
+            assert!(difference < 2e-6, "{case:?}: {heir:?} from {from:?} differ by {difference}");
+        }
+    }
+}
+
+#[test]
+fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
+    let lora = Case { lora: true, ..CUT };
+    for case in [CUT, Case { tied: true, ..CUT }, BIASED, FUSED, lora, Case { saves: true, ..lora }] {
+        let whole = decoder(case);
+        let folder = tempfile::tempdir().unwrap();
+        whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
+        let whole = whole_parameters(DecoderUnits::from(&whole));
+        let (drawn, read) = (Weights::fresh(&config(case), 7), Weights::open(folder.path()).unwrap());
+        for (layout, weights) in [((2, 2, 1, 1), &drawn), ((4, 2, 2, 1), &read)] {
+            let all = on_layout(layout, |ranks| {
+                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(outline, case);
+                let mesh = Rc::new(ranks.on_mesh(layout.2).unwrap());
+                let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
+                shards.read(weights).unwrap();
+                shards.start_adapter(&decoder, |name| name).unwrap();
+                whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
+            });
+            assert!(all.iter().all(|parameters| parameters == &whole), "{case:?} on {layout:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_reads_and_keeps_its_part_of_a_weight_alone() {
+    let of_ranks = on_layout((2, 2, 1, 1), |ranks| {
+        let actor = actor(CUT, ranks, 1);
+        let mut read = BTreeMap::<String, Vec<std::ops::Range<usize>>>::new();
+        let filled = actor.shards().unwrap().fill(|shard: &TensorShard<'_>, _: &Tensor| {
+            read.entry(shard.name.to_owned()).or_default().push(shard.range.clone());
+            Ok::<(), RankError>(())
+        });
+        filled.unwrap();
+        read
+    });
+    for (place, read) in of_ranks.iter().enumerate() {
+        let one = |name: &str| match read[name].as_slice() {
+            [one] => one.clone(),
+            others => panic!("{name}: {others:?}"),
+        };
+        // 24 rows of queries, 13 inputs; 13 rows of outputs, of 24 columns.
+        assert_eq!(one("model.layers.0.self_attn.q_proj.weight"), place * 12 * 13..(place + 1) * 12 * 13);
+        let columns = |row: usize| row * 24 + place * 12..row * 24 + (place + 1) * 12;
+        assert_eq!(read["model.layers.1.self_attn.o_proj.weight"], (0..13).map(columns).collect::<Vec<_>>());
+        // 6 and 5 of 11 tokens.
+        assert_eq!(one("lm_head.weight"), if place == 0 { 0..6 * 13 } else { 6 * 13..11 * 13 });
+        assert_eq!(one("model.norm.weight"), 0..13);
+    }
+}
+
+#[test]
+fn gathered_weights_are_verified_and_leave_with_their_unit() {
+    on_layout((2, 2, 1, 1), |ranks| {
+        let actor = actor(CUT, ranks, 1);
+        let shards = actor.shards().unwrap();
+        let digest =
+            |tensor: &Tensor| Ok::<u64, RankError>(tensor.sum(Kind::Double).double_value(&[]).to_bits());
+        let leaf = || {
+            let is_it = |(name, _): &(String, Tensor)| name == "model.layers.0.mlp.down_proj.weight";
+            actor.decoder.named_parameters().into_iter().find(is_it).unwrap().1
+        };
+        let visited = shards.visit(WeightDtype::Master, |unit| {
+            assert!(shards.is_as_held(unit, digest)?, "{unit:?}");
+            if unit == FsdpUnit::Layer(0) {
+                assert_eq!(leaf().size(), [13, 34]);
+                // A number of the second rank's columns.
+                tch::no_grad(|| drop(leaf().detach().get(3).get(20).fill_(0.25)));
+                assert!(!shards.is_as_held(unit, digest)?, "a changed number of any rank is found");
+            }
+            Ok::<(), RankError>(())
+        });
+        visited.unwrap();
+        assert_eq!(leaf().size(), [13, 17]);
+    });
+}
+
+/// A pass over so many tokens, forward and backward.
+fn pass(model: Model<'_>, tokens: &[u32], inputs_only: bool) {
+    let input = PackedInput::new(&[tokens], model.decoder.device());
+    let context = model.decoder.context(&input, Adapter::On);
+    let keep = layer_schedule::Keep { inputs_only, embedding_gradient: true, offload_to: None };
+    let tape = layer_schedule::forward(model, &input, &context, keep).unwrap();
+    model.begin_outer_gradient();
+    let grad_td = tape.normed_td.ones_like();
+    layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
+    model.leave().unwrap();
+    model.end_outer_gradient().unwrap();
+}
+
+/// Embeddings once, and in each of three layers two sums forward and two backward, of fp32 numbers of each
+/// token; recomputed layers add up again. Between two ranks each sends half of what is added and half of the
+/// sums.
+#[test]
+fn a_pass_exchanges_two_sums_a_layer_forward_and_two_backward() {
+    const TOKENS: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
+    for (inputs_only, num_sums) in [(false, 1 + 3 * 4), (true, 1 + 3 * 6)] {
+        let sent = on_layout((2, 2, 1, 1), |ranks| {
+            let actor = actor(CUT, ranks, 1);
+            let model = Model { decoder: &actor.decoder, shards: actor.shards(), sp_group: None };
+            let before = ranks.traffic();
+            pass(model, &TOKENS, inputs_only);
+            ranks.traffic().since(before).sent
+        });
+        assert_eq!(sent, [num_sums * 8 * 13 * 4; 2], "inputs only: {inputs_only}");
+    }
+}
+
+/// Statistics of each predicted position are four fp32 numbers, and the gradient of its hidden state is
+/// summed.
+#[test]
+fn an_update_adds_statistics_and_the_gradient_of_hidden_states_to_the_sums_of_layers() {
+    let case = Case { max_tokens: 64, ..CUT };
+    let sent = on_layout((2, 2, 1, 1), |ranks| {
+        let mut actor = actor(case, ranks, 1);
+        let before = ranks.traffic();
+        assert_eq!(update(&mut actor, &batch(), &plan(case, 0)).unwrap().updates.num_skipped, 0);
+        ranks.traffic().since(before).sent
+    });
+    // Sequences of 6, 3, 5, 2 and 8 tokens: their last ones are not computed.
+    let (computed, predicted) = (19, 19);
+    let layers = (1 + 3 * 4) * computed * 13 * 4;
+    let head = predicted * (4 * 4 + 13 * 4);
+    // Gradients of the norms of q and k, 6 numbers each, in three layers, and a sum of squares.
+    let expected = layers + head + 3 * 2 * 6 * 4 + 8;
+    assert_eq!(sent, [expected; 2]);
+}

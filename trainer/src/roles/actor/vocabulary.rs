@@ -1,0 +1,31 @@
+//! The actor's head where the ranks of a tensor-parallel group have different rows of its weight: log-probs
+//! and entropies are those of the whole vocabulary on each of them, and gradients of hidden states are
+//! summed.
+
+use rlt_torch::collectives::CollectiveError;
+use rlt_torch::{HeadWeight, VocabularyShard};
+use tch::Tensor;
+
+use super::layer_schedule::Model;
+use crate::parallel::{RankError, TensorParallel};
+
+impl Model<'_> {
+    /// Calls `head` with the head's weight `weight_vd`: all of it, or what this rank has.
+    pub(super) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
+        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
+            return head(HeadWeight::from(weight_vd));
+        };
+        let gather = |own: &Tensor| -> Result<Tensor, CollectiveError> { group.gather_statistics(own) };
+        let vocab_size = self.decoder.config.vocab_size;
+        let shard = VocabularyShard { first: cuts.tokens().start, vocab_size, gather: &gather };
+        head(HeadWeight { weight_vd, shard: Some(shard) })
+    }
+
+    /// The gradient of hidden states, `[c, d]`, from the summand of each rank. Collective.
+    pub(super) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
+        let Some(TensorParallel { group, .. }) = self.tensor_parallel() else { return Ok(grad_cd) };
+        let grad_cd = grad_cd.contiguous();
+        group.all_reduce(&grad_cd)?;
+        Ok(grad_cd)
+    }
+}
