@@ -13,7 +13,7 @@
 
 using at::Tensor;
 
-// `QuantizedParts` in quantized.rs; tensors and tables are borrowed.
+// `QuantizedParts` in border.rs; tensors and tables are borrowed.
 struct QuantizedParts {
   int64_t format;  // rlt::Quantized::Format
   int64_t num_outputs, num_inputs, block;
@@ -24,6 +24,8 @@ struct QuantizedParts {
   Tensor* nested_offset;  // likewise
   const float* table;
   const float* scale_table;
+  // Writes the numbers of a weight on a GPU to a tensor [outputs, inputs] there; where it cannot, the cause to `message`.
+  bool (*dequantize_on_device)(const QuantizedParts* weight, Tensor* out, char* message, size_t capacity);
 };
 
 namespace rlt {
@@ -38,6 +40,14 @@ struct QuantizedWeight {
     if (from.nested_scales) nested_scales = *from.nested_scales, nested_offset = *from.nested_offset;
   }
   int64_t num() const { return parts.num_outputs * parts.num_inputs; }
+  // The same, borrowed from here.
+  QuantizedParts borrowed() const {
+    QuantizedParts own = parts;
+    own.codes = const_cast<Tensor*>(&codes), own.scales = const_cast<Tensor*>(&scales);
+    own.nested_scales = nested_scales.defined() ? const_cast<Tensor*>(&nested_scales) : nullptr;
+    own.nested_offset = nested_scales.defined() ? const_cast<Tensor*>(&nested_offset) : nullptr;
+    return own;
+  }
 };
 
 int32_t rounding(at::ScalarType dtype) {
@@ -68,7 +78,19 @@ Quantized kernel_view(const QuantizedWeight& w, at::ScalarType compute) {
   return q;
 }
 
+// By our own kernel, into memory of libtorch's allocator, which gives the next weight the same.
+Tensor dequantized_on_device(const QuantizedWeight& w, at::ScalarType compute) {
+  const bool has_kernel = compute == at::kFloat || compute == at::kBFloat16 || compute == at::kHalf;
+  const auto options = w.codes.options().dtype(has_kernel ? compute : at::kFloat);
+  Tensor out = at::empty({w.parts.num_outputs, w.parts.num_inputs}, options);
+  const QuantizedParts parts = w.borrowed();
+  char message[512];
+  TORCH_CHECK(parts.dequantize_on_device(&parts, &out, message, sizeof message), message);
+  return out.to(compute);
+}
+
 Tensor dequantized(const QuantizedWeight& w, at::ScalarType compute) {
+  if (w.codes.is_cuda()) return dequantized_on_device(w, compute);
   const Quantized q = kernel_view(w, compute);
   // Numbers of float16 are float32's with zeros behind them.
   const auto written = compute == at::kBFloat16 ? at::kBFloat16 : at::kFloat;
@@ -107,9 +129,9 @@ struct QuantizedLinearFunction : torch::autograd::Function<QuantizedLinearFuncti
 };
 
 void check_input(const Tensor& x, const QuantizedParts& w) {
-  TORCH_CHECK(x.dim() == 2 && x.size(1) == w.num_inputs && x.device().is_cpu(),
-              "a quantized linear layer of ", w.num_inputs, " inputs expected a CPU tensor [rows, inputs], got ",
-              x.sizes());
+  TORCH_CHECK(x.dim() == 2 && x.size(1) == w.num_inputs && x.device() == w.codes->device(),
+              "a quantized linear layer of ", w.num_inputs, " inputs on ", w.codes->device(),
+              " expected a tensor [rows, inputs] there, got ", x.sizes(), " on ", x.device());
 }
 
 // Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
@@ -117,10 +139,10 @@ constexpr int64_t QUANTIZED_PARALLEL_COST = 1 << 17;
 
 Tensor quantized_product(const Tensor& x_any, const QuantizedWeight& w, const Tensor* bias) {
   const auto compute = x_any.scalar_type();
-  const Quantized q = kernel_view(w, compute);
   if (!kernel_ready(x_any)) {
     return at::linear(x_any, dequantized(w, compute), bias ? std::optional<Tensor>(*bias) : std::nullopt);
   }
+  const Quantized q = kernel_view(w, compute);
   const Tensor x = x_any.contiguous();
   QuantizedLinear a{};
   a.weight = q, a.in = w.parts.num_inputs, a.out = w.parts.num_outputs, a.num_rows = x.size(0);

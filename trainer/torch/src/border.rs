@@ -55,6 +55,13 @@ pub(crate) struct QuantizedParts {
     pub(crate) nested_offset: *mut C_tensor,
     pub(crate) table: *const f32,
     pub(crate) scale_table: *const f32,
+    /// Writes the numbers of a weight on a GPU to a tensor there, or why it cannot.
+    pub(crate) dequantize_on_device: unsafe extern "C" fn(
+        weight: *const QuantizedParts,
+        out: *mut C_tensor,
+        message: *mut c_char,
+        capacity: usize,
+    ) -> bool,
 }
 
 /// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.

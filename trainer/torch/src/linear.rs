@@ -110,6 +110,14 @@ impl PackedLinear {
         product.map(drop).map_err(|error| Error::Libtorch { act, message: error.to_string() })
     }
 
+    /// Outputs.
+    pub fn num_outputs(&self) -> i64 {
+        match &self.weight {
+            Weight::Panels { num_outputs, .. } => *num_outputs,
+            Weight::Packed(weight) | Weight::Plain(weight) => weight.size()[0],
+        }
+    }
+
     /// The weight `[out, in]` where it is as given.
     pub fn plain_weight(&self) -> Option<&Tensor> {
         if let Weight::Plain(weight) = &self.weight { Some(weight) } else { None }

@@ -6,7 +6,9 @@
 //! int8        codes [out, in]; absmax [out], W = code * absmax / 127
 //! ```
 //! In training the weight is dequantized for the length of a product, forward and backward, and no gradient
-//! flows to it. Sampling unpacks it within the product. CPUs alone.
+//! flows to it. Sampling unpacks it within the product. The kernels for GPUs are in [`crate::cuda`].
+
+mod on_device;
 
 use std::sync::OnceLock;
 
@@ -18,6 +20,7 @@ use crate::border::{
     QuantizedParts, raw, rlt_dequantize, rlt_quantized_linear, rlt_quantized_product, tensor_from,
 };
 use crate::error::or_panic;
+use on_device::dequantize_on_device;
 
 /// What the codes of a weight mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +206,7 @@ impl QuantizedMatrix {
     /// The weight in `kind`, each number rounded to the dtype that was quantized first.
     ///
     /// # Panics
-    /// When a tensor is not on the CPU.
+    /// When libtorch refuses, or the kernels of a GPU cannot be launched.
     pub fn dequantize(&self, kind: Kind) -> Tensor {
         let (parts, dtype) = (self.parts(), or_panic(scalar_type(kind)));
         or_panic(tensor_from("dequantizing a weight", |out| {
@@ -228,7 +231,8 @@ impl QuantizedMatrix {
     }
 
     /// The same without gradients: codes are unpacked as the product reads them, and each row's result has
-    /// the same bits in any batch. In float16 the weight is dequantized for the length of the product.
+    /// the same bits in any batch. In float16, and on a GPU, the weight is dequantized for the length of the
+    /// product; there [`crate::cuda::QuantizedLinear`] is the product of few rows.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit.
@@ -260,6 +264,7 @@ impl QuantizedMatrix {
             nested_offset: nested(|nested| &nested.offset),
             table: format.table().as_ptr(),
             scale_table: dynamic_map().as_ptr(),
+            dequantize_on_device,
         }
     }
 }

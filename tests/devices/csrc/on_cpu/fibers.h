@@ -135,6 +135,8 @@ inline unsigned atomicOr(unsigned* at, unsigned value) {
 
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+// A product that no fused multiply-add swallows.
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __uint_as_float(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, 4);

@@ -7,5 +7,6 @@
 #include "digest.cu"
 #include "head.cu"
 #include "norm.cu"
+#include "quantized.cu"
 #include "rope.cu"
 #include "sampling.cu"

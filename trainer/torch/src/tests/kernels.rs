@@ -4,6 +4,7 @@
 mod attention;
 mod fibers;
 mod optimizer;
+mod quantized;
 mod rows;
 mod sampling;
 mod state;
