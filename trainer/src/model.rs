@@ -68,6 +68,7 @@ pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};
 pub use packed::{PackedImages, PackedInput};
 pub(crate) use placed::PlacedFeatures;
+pub(crate) use projection::LoraPair;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;

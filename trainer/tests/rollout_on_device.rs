@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "rollout/adapters_on_device.rs"]
+mod adapters_on_device;
 #[path = "rollout/fixture.rs"]
 #[allow(dead_code, unused_imports, reason = "shared with the tests on the CPU, which need more of it")]
 mod fixture;

@@ -86,6 +86,10 @@ impl Choices {
         if model.quantization.is_some() {
             return Some(false);
         }
+        // Beside its base an adapter is eight launches a layer more in each decoding step.
+        if device == Device::Cuda {
+            return Some(true);
+        }
         let peak = |merge_lora| {
             let mut spec = Self { merge_lora: Some(merge_lora), ..*self }.made_in(spec);
             spec.workers.device = device;

@@ -258,19 +258,14 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
 /// Checks that a model can be computed on a device, `Auto` being none yet.
 ///
 /// # Errors
-/// [`Misfit::ExpertsOnGpu`], [`Misfit::Quantized`], [`Misfit::Vision`] and [`Misfit::PartOnGpu`].
+/// [`Misfit::ExpertsOnGpu`], [`Misfit::Vision`] and [`Misfit::PartOnGpu`].
 pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
     if let (Device::Cuda, Some(part)) = (device, model.cpu_part()) {
         return Err(Misfit::PartOnGpu { family: model.family, part });
     }
-    match (device, &model.experts, &model.quantization) {
-        (Device::Cuda, Some(_), _) => Err(Misfit::ExpertsOnGpu { family: model.family }),
-        (Device::Cuda, None, Some(_)) => Err(Misfit::Quantized {
-            field: "spec.workers.device",
-            expected: "Cpu, as there are no kernels for GPUs yet",
-            got: "Cuda".to_owned(),
-        }),
-        (Device::Cuda, ..) if model.vision.is_some() => Err(Misfit::Vision {
+    match (device, &model.experts) {
+        (Device::Cuda, Some(_)) => Err(Misfit::ExpertsOnGpu { family: model.family }),
+        (Device::Cuda, _) if model.vision.is_some() => Err(Misfit::Vision {
             field: "spec.workers.device",
             family: model.family,
             expected: "Cpu, as there are no kernels of its positions for GPUs yet",

@@ -1,7 +1,7 @@
 //! The rules of `spec.model.lora`.
 
 use super::{Check, Rule};
-use crate::spec::{Device, DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};
+use crate::spec::{DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};
 
 fn lora(spec: &RLTrainingJobSpec, holds: fn(&LoraSpec) -> bool) -> bool {
     spec.model.lora.as_ref().is_none_or(holds)
@@ -135,21 +135,6 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         },
         holds: Check::Spec(|spec| lora(spec, |lora| lora.merge != Some(false) || !lora.must_merge())),
-        allowed: Some(|_| "true".into()),
-    },
-    Rule {
-        scope: "spec",
-        at: "model.lora.merge",
-        reads: &["model.lora.merge", "workers.device"],
-        message: "adapters beside their base have no kernels for GPUs yet: merge must not be false",
-        cel: || {
-            "!has(self.model.lora) || !has(self.model.lora.merge) || self.model.lora.merge || \
-             self.workers.device != 'Cuda'"
-                .into()
-        },
-        holds: Check::Spec(|spec| {
-            spec.workers.device != Device::Cuda || lora(spec, |lora| lora.merge != Some(false))
-        }),
         allowed: Some(|_| "true".into()),
     },
 ];

@@ -2,7 +2,7 @@
 
 use super::{Check, Rule};
 use crate::plan::model_config::BLOCK_SIZES;
-use crate::spec::{Device, QuantizationFormat, QuantizationSpec, RLTrainingJobSpec};
+use crate::spec::{QuantizationFormat, QuantizationSpec, RLTrainingJobSpec};
 
 fn quantization(spec: &RLTrainingJobSpec, holds: fn(&QuantizationSpec) -> bool) -> bool {
     spec.model.quantization.as_ref().is_none_or(holds)
@@ -79,15 +79,6 @@ pub(super) const RULES: &[Rule] = &[
                 own.format != QuantizationFormat::Int8 || is_default
             })
         }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec",
-        at: "workers.device",
-        reads: &["model.quantization", "workers.device"],
-        message: "model.quantization has no kernels for GPUs yet: device must not be Cuda",
-        cel: || "!has(self.model.quantization) || self.workers.device != 'Cuda'".into(),
-        holds: Check::Spec(|spec| spec.model.quantization.is_none() || spec.workers.device != Device::Cuda),
         allowed: None,
     },
     Rule {

@@ -25,6 +25,8 @@ mod passes;
 mod plan;
 #[path = "on_devices/process.rs"]
 mod process;
+#[path = "on_devices/quantized.rs"]
+mod quantized;
 #[path = "on_devices/run.rs"]
 mod run;
 #[path = "on_devices/trainings.rs"]

@@ -14,6 +14,7 @@ mod memory;
 mod nccl;
 mod operators;
 mod paged;
+mod quantized;
 mod shapes;
 mod speed;
 mod trainings;
@@ -140,7 +141,7 @@ impl Check {
     fn run(self) -> Result<Findings, Failure> {
         match self {
             Self::Device => device(),
-            Self::Operators => operators::check(),
+            Self::Operators => Ok([operators::check()?, quantized::check()?].into_iter().flatten().collect()),
             Self::Draws => draws::check(),
             Self::Paged => paged::check(),
             Self::Graphs => graphs::check(),

@@ -4,7 +4,7 @@
 use rlt_api::plan::model_config::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
 use rlt_torch::{NestedScales, QuantFormat, QuantLayout, QuantizedMatrix};
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::error::ModelError;
 
@@ -49,6 +49,14 @@ impl BaseWeight {
         match self {
             Self::Dense(weight) => [weight.size()[0], weight.size()[1]],
             Self::Quantized(weight) => weight.matrix.size(),
+        }
+    }
+
+    /// Where its tensors are.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Dense(weight) => weight.device(),
+            Self::Quantized(weight) => weight.matrix.device(),
         }
     }
 

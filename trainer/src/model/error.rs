@@ -152,14 +152,11 @@ pub enum ModelError {
         /// The expected and the actual value.
         mismatch: String,
     },
-    /// Quantized weights are frozen, and are computed with on CPUs.
-    #[error("loading a model whose linear layers have 4 or 8 bits: expected frozen weights on the CPU, got {} on {device:?}", if *trainable { "trained ones" } else { "frozen ones" })]
-    QuantizedUse {
-        /// Whether they were to be trained.
-        trainable: bool,
-        /// Where they were to be.
-        device: tch::Device,
-    },
+    /// Quantized weights are frozen.
+    #[error(
+        "loading a model whose linear layers have 4 or 8 bits: expected frozen weights, got trained ones"
+    )]
+    QuantizedUse,
     /// Some parts of models are computed on CPUs alone.
     #[error("loading a model of {family:?} on a GPU: expected a CPU, as {part} have no kernels for GPUs yet")]
     PartOnGpu {

@@ -384,6 +384,11 @@ impl DecoderLayer {
         self.projections.iter().any(|projection| projection.weight.as_quantized().is_some())
     }
 
+    /// The factor of either block's output before the residual sum.
+    pub(crate) fn residual_scale(&self) -> f64 {
+        self.shape.residual_scale
+    }
+
     /// The positions of q, k, v, o, gate, up and down among the linear layers.
     pub(crate) fn products(&self) -> &[ProductRows] {
         &self.shape.products

@@ -112,8 +112,8 @@ type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
 type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
-    if config.quantization.is_some() && (options.trainable || options.device != Device::Cpu) {
-        return Err(ModelError::QuantizedUse { trainable: options.trainable, device: options.device });
+    if config.quantization.is_some() && options.trainable {
+        return Err(ModelError::QuantizedUse);
     }
     if let (Device::Cuda(_), Some(part)) = (options.device, config.cpu_part()) {
         return Err(ModelError::PartOnGpu { family: config.family, part });

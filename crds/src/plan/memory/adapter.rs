@@ -2,8 +2,10 @@
 //! an adapted tensor of experts, and for an adapted router; by DoRA one number more for each output of a
 //! projection. Modules that are trained whole (`modulesToSave`) have all their numbers.
 
+use std::collections::BTreeMap;
+
 use super::Trained;
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ModelConfig, ProjectionShape};
 use crate::spec::{LoraSpec, is_module_to_save, modules_of_megatron};
 
 /// Outputs of a panel of a packed weight.
@@ -120,12 +122,73 @@ pub(super) fn packed_numbers(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     pairs.map(packed).sum()
 }
 
-fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
-    let is_target = |module: &str| {
-        let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
-        (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
+/// Numbers of both matrices as the rollout has them on a GPU: A of projections that are multiplied together
+/// one below the other, and each B in its own columns and rows of one matrix.
+pub(super) fn numbers_on_gpu(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    let of_product = |layer_idx: usize, product: Vec<ProjectionShape>| {
+        let name = |own: &ProjectionShape| format!("model.layers.{layer_idx}.{}", own.name);
+        let adapted = product.iter().filter(|own| is_target(lora, own.name));
+        let ranks: u64 = adapted.map(|own| rank_of(lora, &name(own))).sum();
+        let inputs = product.first().map_or(0, |own| own.in_features as u64);
+        ranks * (inputs + product.iter().map(|own| own.out_features as u64).sum::<u64>())
     };
-    let projections = model.projections(layer_idx).into_iter().filter(|one| is_target(one.name));
+    let of_layer = |layer_idx| {
+        let products = products_together(model, layer_idx).into_iter();
+        products.map(|product| of_product(layer_idx, product)).sum::<u64>()
+    };
+    (0..model.num_layers).map(of_layer).sum()
+}
+
+/// Numbers of the largest product of a layer: q, k and v are one, gate and up another.
+pub(super) fn largest_product(model: &ModelConfig) -> u64 {
+    let of_layer = |layer_idx| products_together(model, layer_idx);
+    let numbers = |product: Vec<ProjectionShape>| {
+        product.iter().map(|own| (own.in_features * own.out_features) as u64).sum::<u64>()
+    };
+    (0..model.num_layers).flat_map(of_layer).map(numbers).max().unwrap_or(0)
+}
+
+/// Numbers of projections that the rollout multiplies with by themselves and that are not quantized.
+pub(super) fn numbers_alone(model: &ModelConfig) -> u64 {
+    let of_layer = |layer_idx: usize| {
+        let products = products_together(model, layer_idx);
+        let is_dense = |own: &ProjectionShape| {
+            model.quantization_of(&format!("model.layers.{layer_idx}.{}", own.name)).is_none()
+        };
+        let alone = products.iter().filter_map(|product| match product.as_slice() {
+            [alone] if is_dense(alone) => Some((alone.in_features * alone.out_features) as u64),
+            _ => None,
+        });
+        alone.sum::<u64>()
+    };
+    (0..model.num_layers).map(of_layer).sum()
+}
+
+/// The projections of a layer that the rollout multiplies together.
+fn products_together(model: &ModelConfig, layer_idx: usize) -> Vec<Vec<ProjectionShape>> {
+    let product = |name: &str| {
+        let of_first = |others: &[&str]| others.iter().any(|other| ends_with_name(name, other));
+        match () {
+            () if of_first(&["q_proj", "k_proj", "v_proj"]) => "qkv".to_owned(),
+            () if of_first(&["gate_proj", "up_proj"]) => "gate_up".to_owned(),
+            () => name.to_owned(),
+        }
+    };
+    let mut products: BTreeMap<String, Vec<ProjectionShape>> = BTreeMap::new();
+    for projection in model.projections(layer_idx) {
+        products.entry(product(projection.name)).or_default().push(projection);
+    }
+    products.into_values().collect()
+}
+
+/// Whether a linear layer has an adapter.
+fn is_target(lora: &LoraSpec, module: &str) -> bool {
+    let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
+    (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
+}
+
+fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
+    let projections = model.projections(layer_idx).into_iter().filter(|one| is_target(lora, one.name));
     let rank = |name: &str| rank_of(lora, &format!("model.layers.{layer_idx}.{name}"));
     let projections = projections.map(|projection| Pairs {
         num: 1,

@@ -5,7 +5,9 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, adapter, generates, larger, largest_layer, merges, on_gpu, term};
+use super::{
+    FP32, MemoryTerm, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term,
+};
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
 use crate::plan::model_config::ModelConfig;
@@ -40,6 +42,7 @@ pub(super) fn terms(
         kv_cache((spec, memory), &shard, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
+        dequantized(spec, &shard, activations.width),
     ];
     let weights = brought(spec, (model, &shard), activations.width, shards);
     if on_gpu(spec) {
@@ -62,7 +65,10 @@ pub(super) fn taking_over(
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
-    packed[0].bytes -= width * largest_layer(&shard);
+    // A base that stays is among what is resident.
+    if merges(spec) {
+        packed[0].bytes -= width * packed_layer(&shard);
+    }
     // Units are packed from the gathered buffer, except for an adapter.
     let folded = term("packing temporaries", folding(spec, model, width));
     [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
@@ -82,7 +88,7 @@ fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
 /// their sum; and its packed original, gate and up.
 fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
     let largest = model.largest_matrix();
-    if spec.model.lora.is_some() { (3 * FP32 + 2 * width) * largest } else { 0 }
+    if spec.model.lora.is_some() && merges(spec) { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
 /// The model as wide as this rank samples with it: q / n, f / n and v / n, and k / n of at least one head. A
@@ -112,7 +118,14 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     if merges(spec) || !generates(spec) {
         return Vec::new();
     }
-    weights((model, &tp_shard(spec, model)), width(spec), shards)
+    let mut packed = weights((model, &tp_shard(spec, model)), width(spec), shards);
+    let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
+    if on_gpu(spec) && is_whole && frozen_width(spec) == width(spec) {
+        // Weights that are a product by themselves are the trainer's own.
+        let head = (model.vocab_size * model.hidden_size) as u64;
+        packed[0].bytes -= width(spec) * (adapter::numbers_alone(model) + head);
+    }
+    packed
 }
 
 /// What a sync packs and a rollout frees: all weights, or the adapter beside a base that stays.
@@ -124,6 +137,9 @@ fn brought(
 ) -> Vec<MemoryTerm> {
     match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
         None => weights((model, shard), width, shards),
+        Some(lora) if on_gpu(spec) => {
+            vec![term("rollout adapter", width * adapter::numbers_on_gpu(lora, model))]
+        }
         Some(lora) => vec![term("rollout adapter", width * adapter::packed_numbers(lora, model))],
     }
 }
@@ -138,6 +154,12 @@ fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
         term("rollout weights", width * packed_weights(shard) + quantized),
         term("rollout embeddings", width * embeddings),
     ]
+}
+
+/// A GPU's buffer for the weights of a product of more than a few rows.
+fn dequantized(spec: &ResolvedSpec, shard: &ModelConfig, width: u64) -> MemoryTerm {
+    let is_dequantized = on_gpu(spec) && shard.quantization.is_some();
+    term("dequantized weight", if is_dequantized { width * adapter::largest_product(shard) } else { 0 })
 }
 
 /// As much as all sequences can fill, or the rest of `rollout.memoryFraction` of the rank's memory beside the
@@ -186,8 +208,12 @@ fn packed_weights(shard: &ModelConfig) -> u64 {
 
 fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
-    // Quantized weights are not packed.
-    (largest_layer(model) - model.quantized_in_layer(0).numbers).max(head)
+    packed_layer(model).max(head)
+}
+
+/// Numbers that are packed of the largest layer: none of quantized weights.
+fn packed_layer(model: &ModelConfig) -> u64 {
+    largest_layer(model) - model.quantized_in_layer(0).numbers
 }
 
 /// 2 L k numbers, or L times the width of a latent and the turned keys, for each slot of the blocks that the

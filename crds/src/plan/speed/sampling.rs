@@ -14,13 +14,19 @@ use super::PhaseSpeed;
 use super::work::{Kind, Work};
 use crate::plan::batch::{BatchPlan, share};
 use crate::plan::machine::Machine;
-use crate::plan::memory::{adapter, rollout_shard};
+use crate::plan::memory::{adapter, quantized_as, rollout_shard};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
 
 /// Kernels of a decoding step for a layer, and besides.
 const KERNELS: (f64, f64) = (9.0, 12.0);
+/// Products of a layer.
+const PRODUCTS: f64 = 4.0;
+/// Kernels of adapters beside the bases of a layer's products.
+const KERNELS_OF_ADAPTERS: f64 = 2.0 * PRODUCTS;
+/// Rows that a GPU multiplies with a quantized weight without writing its numbers.
+const QUANTIZED_FEW_ROWS: f64 = 16.0;
 /// Seconds that a kernel takes at least where a graph launches them all: its start, and the memory's latency.
 const GRAPH_KERNEL_SECONDS: f64 = 2e-6;
 /// On a CPU a decoding step's operations for a layer, and besides, of which each takes a launch.
@@ -46,7 +52,7 @@ pub(super) fn of_step(
     batch: &BatchPlan,
     machine: &Machine,
 ) -> Rollout {
-    let slice = rollout_shard(spec, model);
+    let slice = rollout_shard(spec, &quantized_as(spec, model));
     let prompts = share(spec, batch.prompts_per_step) as f64;
     let samples = prompts * batch.samples_per_prompt as f64;
     let together = (batch.concurrent_sequences as f64).min(samples);
@@ -126,10 +132,15 @@ impl Step<'_> {
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let (adapter, num_pairs) = self.adapter();
+        let quantized = self.model.quantized();
+        let numbers = quantized.numbers as f64;
+        // Codes are read; for more than a few rows a GPU writes and reads their numbers as well.
+        let dequantized = if self.dequantizes() { 2.0 * self.width() * numbers } else { 0.0 };
+        let codes = quantized.bytes as f64 + dequantized - self.width() * numbers;
         let operations = self.layers() * per_layer + besides + OPERATIONS_OF_PAIR * num_pairs;
         Work {
             products: self.together * (2.0 * (active + adapter) + attention),
-            bytes: self.width() * (read + adapter + self.together * cache) + self.together * logits,
+            bytes: self.width() * (read + adapter + self.together * cache) + codes + self.together * logits,
             operations: if is_gpu { 1.0 } else { operations },
             exchanged: self.together * self.width() * summed * (tp - 1.0) / tp,
             ..self.empty()
@@ -140,9 +151,20 @@ impl Step<'_> {
     fn overhead(&self, machine: &Machine) -> f64 {
         let (per_layer, besides) = KERNELS;
         match machine.device {
-            Device::Cuda => (self.layers() * per_layer + besides) * GRAPH_KERNEL_SECONDS,
+            Device::Cuda => {
+                let beside = if self.adapter().1 > 0.0 { KERNELS_OF_ADAPTERS } else { 0.0 };
+                let dequantizing = if self.dequantizes() { PRODUCTS } else { 0.0 };
+                let of_layer = per_layer + beside + dequantizing;
+                (self.layers() * of_layer + besides) * GRAPH_KERNEL_SECONDS
+            }
             Device::Auto | Device::Cpu => self.together * HOST_SECONDS_OF_TOKEN,
         }
+    }
+
+    /// Whether a GPU writes the numbers of quantized weights for each product.
+    fn dequantizes(&self) -> bool {
+        let is_gpu = self.spec.workers.device == Device::Cuda;
+        is_gpu && self.model.quantization.is_some() && self.together > QUANTIZED_FEW_ROWS
     }
 
     /// Every prompt once.

@@ -164,7 +164,6 @@ fn an_adapter_that_cannot_be_beside_its_base_is_refused_by_the_field() {
     for message in [
         refused(&|spec| spec["model"]["lora"]["dora"] = true.into()),
         refused(&|spec| spec["model"]["lora"]["targetParameters"] = json!(["mlp.experts.down_proj"])),
-        refused(&|spec| spec["workers"]["device"] = "Cuda".into()),
         refused(&|spec| {
             spec["model"]["lora"]["merge"] = true.into();
             spec["model"]["quantization"] = json!({});

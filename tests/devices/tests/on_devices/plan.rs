@@ -112,6 +112,14 @@ fn an_adapter_takes_what_was_planned_in_every_phase() {
 }
 
 #[test]
+fn adapters_beside_their_bases_take_what_was_planned_in_every_phase() {
+    let lora = json!({ "rank": 16, "merge": false });
+    assert_as_planned("beside a dense base", 1, &json!({ "model": { "lora": lora } }));
+    let quantized = json!({ "model": { "lora": lora, "quantization": { "doubleQuantization": true } } });
+    assert_as_planned("beside codes", 1, &quantized);
+}
+
+#[test]
 fn offloaded_training_takes_the_planned_memory_in_every_phase() {
     let all = json!({ "parameters": true, "optimizer": true, "activations": true });
     let changes = json!({ "training": { "activationCheckpointing": true, "offload": all } });

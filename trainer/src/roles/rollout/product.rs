@@ -2,15 +2,20 @@
 //! adapter beside it, as in the actor.
 //!
 //! A quantized base is the trainer's own tensors, or with FSDP a copy; the product dequantizes it. Any other
-//! base is packed. A sync may bring the adapter alone.
+//! base is packed. A sync may bring the adapter alone. On GPUs [`on_device`] has these products.
+
+mod on_device;
 
 use std::ops::Range;
 
+use rlt_torch::cuda::Kernels;
 use rlt_torch::{Block, Error, PackedLinear, QuantizedMatrix};
 use tch::{Kind, Tensor, no_grad};
 
+use super::wide_heads::HeadLayout;
 use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, peft_names};
+use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, peft_names};
+pub(super) use on_device::{DeviceProduct, Scratch};
 
 /// A linear layer, [rows, in] to [rows, out], without gradients.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub(super) enum Product {
     Packed(PackedLinear),
     /// The outputs of several projections side by side, none of whose adapters is folded in.
     Projections(Vec<AdaptedProjection>),
+    /// The same on a device.
+    OnDevice(DeviceProduct),
 }
 
 /// A projection, or what a rank has of some of its outputs, whose adapter is not folded in.
@@ -40,6 +47,31 @@ pub(super) struct ProjectionShard {
     pub(super) rows: Range<usize>,
     /// This rank's shard of these.
     pub(super) kept: ShardedDim,
+}
+
+impl ProjectionShard {
+    /// What it has of a vector of all outputs.
+    fn outputs(&self, all: &Tensor) -> Tensor {
+        let own = all.narrow(0, self.rows.start as i64, self.rows.len() as i64);
+        match &self.kept {
+            ShardedDim::Rows(rows) => own.narrow(0, rows.start as i64, rows.len() as i64),
+            ShardedDim::Columns(_) => own,
+        }
+    }
+
+    /// What it has of A [rank, in] and B [out, rank].
+    fn of_adapter(&self, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
+        let Range { start, end } = self.rows;
+        self.kept.of_adapter([a, &b.narrow(0, start as i64, (end - start) as i64)])
+    }
+
+    /// Whether it reads all of so many inputs.
+    fn has_all_inputs(&self, num_inputs: usize) -> bool {
+        match &self.kept {
+            ShardedDim::Rows(_) => true,
+            ShardedDim::Columns(columns) => columns.len() == num_inputs,
+        }
+    }
 }
 
 /// Dtype, ownership and rows of products by whole projections.
@@ -82,14 +114,43 @@ impl Product {
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
-    /// The projections whose adapters are beside them.
-    pub(super) fn adapted(&mut self) -> &mut [AdaptedProjection] {
+    /// Copies the adapters beside it: of the projections that are `of_name`, or where ranks share them of
+    /// what was `gathered`. Returns the bytes of what was copied from the trainer.
+    pub(super) fn take_adapter<'a>(
+        &mut self,
+        of_name: impl Fn(&str) -> Option<&'a Projection>,
+        gathered: Option<&NamedTensors>,
+        (options, layout): (PackOptions, &HeadLayout),
+    ) -> Result<usize, Error> {
         match self {
-            Self::Packed(_) => &mut [],
-            Self::Projections(projections) => projections,
+            Self::Packed(_) => Ok(0),
+            Self::Projections(projections) => projections.iter_mut().try_fold(0, |num_bytes, own| {
+                let projection = of_name(&own.name).ok_or_else(|| no_projection(&own.name))?;
+                Ok(num_bytes + own.take_adapter(projection, gathered, options)?)
+            }),
+            Self::OnDevice(product) => product.take_adapter(&of_name, gathered, (options, layout)),
         }
     }
 
+    /// Frees the adapters beside it.
+    pub(super) fn drop_adapter(&mut self) {
+        match self {
+            Self::Packed(_) => {}
+            Self::Projections(projections) => projections.iter_mut().for_each(|own| own.lora = None),
+            Self::OnDevice(product) => product.drop_adapter(),
+        }
+    }
+
+    /// A product on a device whose adapters are beside it.
+    pub(super) fn as_on_device(&self) -> Option<&DeviceProduct> {
+        if let Self::OnDevice(product) = self { Some(product) } else { None }
+    }
+
+    /// The product with `x` [rows, in].
+    ///
+    /// # Panics
+    /// On a device, where products write into given tensors.
+    #[expect(clippy::panic, reason = "as of a packed weight of another device")]
     pub(super) fn forward(&self, x: &Tensor) -> Tensor {
         match self {
             Self::Packed(packed) => packed.forward(x),
@@ -100,17 +161,24 @@ impl Product {
                     Tensor::cat(&outputs, -1)
                 }
             },
+            Self::OnDevice(_) => panic!("a product on a device: expected a tensor to write into"),
         }
     }
 
-    /// As [`PackedLinear::forward_into`], on devices, where adapters are folded in.
-    pub(super) fn forward_into(&self, x: &Tensor, out: &Tensor) -> Result<(), Error> {
+    /// As [`PackedLinear::forward_into`], on devices.
+    pub(super) fn forward_into(
+        &self,
+        x: &Tensor,
+        out: &Tensor,
+        on_device: (&Kernels, &Scratch),
+    ) -> Result<(), Error> {
         match self {
             Self::Packed(packed) => packed.forward_into(x, out),
+            Self::OnDevice(product) => product.forward_into(x, out, on_device),
             Self::Projections(_) => Err(Error::Argument {
                 act: "a linear layer into a given tensor",
-                expected: "a packed weight".into(),
-                got: "one with an adapter beside it".into(),
+                expected: "a weight on a device".into(),
+                got: "one on the CPU with an adapter beside it".into(),
             }),
         }
     }
@@ -120,6 +188,7 @@ impl Product {
         match self {
             Self::Packed(packed) => packed.num_bytes(),
             Self::Projections(projections) => projections.iter().map(AdaptedProjection::num_bytes).sum(),
+            Self::OnDevice(product) => product.num_bytes(),
         }
     }
 }
@@ -159,7 +228,7 @@ impl AdaptedProjection {
 
     /// Copies the adapter of `projection`, whose matrices are among `gathered` where ranks share them;
     /// without an adapter there is none any more. Returns the bytes of what was copied from the trainer.
-    pub(super) fn take_adapter(
+    fn take_adapter(
         &mut self,
         projection: &Projection,
         gathered: Option<&NamedTensors>,
@@ -167,24 +236,10 @@ impl AdaptedProjection {
     ) -> Result<usize, Error> {
         self.lora = None;
         let Some(pair) = &projection.lora else { return Ok(0) };
-        let [name_a, name_b] = peft_names(&projection.name);
-        let a = matrix((&name_a, &pair.a), gathered)?;
-        let b = matrix((&name_b, &pair.b), gathered)?;
-        let Range { start, end } = self.part.rows;
-        let [own_a, own_b] =
-            self.part.kept.of_adapter([&a, &b.narrow(0, start as i64, (end - start) as i64)]);
+        let [a, b] = adapter_matrices(&projection.name, pair, gathered)?;
+        let [own_a, own_b] = self.part.of_adapter([&a, &b]);
         self.lora = Some(Lora::new([&own_a, &own_b], pair.scaling, kind, rows_hint)?);
         Ok([a, b].iter().map(bytes_of).sum())
-    }
-
-    /// Frees the adapter.
-    pub(super) fn drop_adapter(&mut self) {
-        self.lora = None;
-    }
-
-    /// The projection's name.
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     fn num_bytes(&self) -> usize {
@@ -232,6 +287,24 @@ impl Lora {
             Self::Packed { a, b, .. } => a.num_bytes() + b.num_bytes(),
             Self::Plain { a, b_ro, .. } => bytes_of(a) + bytes_of(b_ro),
         }
+    }
+}
+
+/// A and B of a projection: the trainer's own, or as they were gathered.
+fn adapter_matrices(
+    projection: &str,
+    pair: &LoraPair,
+    gathered: Option<&NamedTensors>,
+) -> Result<[Tensor; 2], Error> {
+    let [name_a, name_b] = peft_names(projection);
+    Ok([matrix((&name_a, &pair.a), gathered)?, matrix((&name_b, &pair.b), gathered)?])
+}
+
+fn no_projection(name: &str) -> Error {
+    Error::Argument {
+        act: "taking an adapter over",
+        expected: format!("the projection {name}"),
+        got: "a layer of another model".into(),
     }
 }
 

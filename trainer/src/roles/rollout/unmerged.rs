@@ -17,8 +17,9 @@ use rlt_torch::{Block, Error};
 
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
-use super::product::{AdaptedProjection, PackOptions, Product, ProjectionShard};
-use super::weights::{PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
+use super::product::{DeviceProduct, PackOptions, Product, ProjectionShard};
+use super::weights::{DOWN, OUTPUT, PackedBlock, PackedLayer, Packing, RolloutWeights, unit_name};
+use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection};
@@ -42,7 +43,7 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
 impl RolloutWeights {
     /// Frees the adapter; the base stays.
     pub(super) fn drop_adapter(&mut self) {
-        self.layers.iter_mut().flat_map(PackedLayer::adapted).for_each(AdaptedProjection::drop_adapter);
+        self.layers.iter_mut().flat_map(PackedLayer::products).for_each(Product::drop_adapter);
     }
 
     /// The same base with the adapter of `policy`, of `policy_version`, and the bytes that were copied from
@@ -73,7 +74,7 @@ impl RolloutWeights {
                     Some(shards.gather_as_held(unit, digest)?.ok_or_else(torn)?)
                 }
             };
-            let taken = packed.take_adapter(layer, gathered.as_ref(), options);
+            let taken = packed.take_adapter(layer, gathered.as_ref(), (options, &self.head_layout));
             num_bytes += taken.map_err(|source| RolloutError::Tensor { what: what(), source })?;
         }
         (self.digest, self.policy_version) = (digest, policy_version);
@@ -104,18 +105,29 @@ impl PackedLayer {
     /// A layer by its projections, with their adapters beside them: all of it, or this rank's `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
-        cut: &TpCut<'_>,
+        (cut, layout): (&TpCut<'_>, &HeadLayout),
         options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
         let parts = parts(layer, cut);
+        let is_on_device = layer.projections().iter().any(|own| own.weight.device().is_cuda());
         let width = |product: usize| {
             let (_, ProjectionShard { rows, kept }) = &parts[product];
-            kept.num_outputs(rows.len()) as i64
+            let own = kept.num_outputs(rows.len());
+            (if product < 3 { own / layout.own * layout.filled } else { own }) as i64
         };
         let mut of = |range: Range<usize>| {
-            let projections = if cut.is_whole() { whole(&parts[range]) } else { parts[range].to_vec() };
-            Product::of_projections(projections, cut, options, block)
+            // Heads that are laid out anew are found by their product.
+            let is_whole = cut.is_whole() && layout.keeps_order();
+            let projections =
+                if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
+            if !is_on_device {
+                return Product::of_projections(projections, cut, options, block);
+            }
+            let shards = range.clone().zip(projections).map(|(idx, (own, shard))| (idx, own, shard));
+            let scale = if [OUTPUT, DOWN].contains(&range.start) { layer.residual_scale() } else { 1.0 };
+            let product = DeviceProduct::new(shards.collect(), (cut, layout), (options, scale))?;
+            Ok(Product::OnDevice(product))
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
         let mut beside = || -> Result<PackedBlock, Error> {
@@ -133,18 +145,21 @@ impl PackedLayer {
             (None, None) => return Err(no_block()),
         };
         let qkv_widths = [width(0), width(1), width(2)];
-        Ok(Self { qkv, qkv_widths, latent: None, output, feed_forward })
+        let mut packed = Self { qkv, qkv_widths, latent: None, output, feed_forward };
+        if is_on_device {
+            packed.take_adapter(layer, None, (options, layout))?;
+        }
+        Ok(packed)
     }
 
-    /// The projections whose adapters are beside them.
-    fn adapted(&mut self) -> impl Iterator<Item = &mut AdaptedProjection> {
+    /// The products, whose adapters may be beside them.
+    fn products(&mut self) -> impl Iterator<Item = &mut Product> {
         let (block, shared_gate) = match &mut self.feed_forward {
             FeedForward::Dense(block) => (Some(block), None),
             FeedForward::Experts { experts, beside } => (beside.as_mut(), experts.shared_gate.as_mut()),
         };
         let block = block.into_iter().flat_map(|block| [&mut block.gate_up, &mut block.down]);
-        let products = [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate);
-        products.flat_map(Product::adapted)
+        [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate)
     }
 
     /// Copies the adapter of `layer`, whose matrices are `gathered` where ranks share them; returns the bytes
@@ -153,13 +168,11 @@ impl PackedLayer {
         &mut self,
         layer: &DecoderLayer,
         gathered: Option<&NamedTensors>,
-        options: PackOptions,
+        packing: (PackOptions, &HeadLayout),
     ) -> Result<usize, Error> {
         let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
-        self.adapted().try_fold(0, |num_bytes, adapted| {
-            let projection = of_name(adapted.name()).ok_or_else(no_block)?;
-            Ok(num_bytes + adapted.take_adapter(projection, gathered, options)?)
-        })
+        let mut products = self.products();
+        products.try_fold(0, |num_bytes, own| Ok(num_bytes + own.take_adapter(of_name, gathered, packing)?))
     }
 }
 

@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
 use super::latent::{PackedLatent, RolloutLatent};
-use super::product::{PackOptions, Product};
+use super::product::{DeviceProduct, PackOptions, Product};
 use super::unmerged;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
@@ -157,6 +157,21 @@ impl RolloutWeights {
         &self.layers[layer_idx]
     }
 
+    /// The largest of what products on a device are asked for whose adapters are beside them; `None` where
+    /// that is nothing.
+    pub(super) fn largest_beside(&self, of: impl Fn(&DeviceProduct) -> usize) -> Option<usize> {
+        let products = self.layers.iter().flat_map(|layer| {
+            let block = match &layer.feed_forward {
+                FeedForward::Dense(block) => Some([&block.gate_up, &block.down]),
+                FeedForward::Experts { beside, .. } => {
+                    beside.as_ref().map(|block| [&block.gate_up, &block.down])
+                }
+            };
+            [&layer.qkv, &layer.output].into_iter().chain(block.into_iter().flatten())
+        });
+        products.filter_map(Product::as_on_device).map(of).max().filter(|largest| *largest > 0)
+    }
+
     /// Scores of every token [b, v], from hidden states [b, d] after the final norm.
     pub(super) fn logits(&self, normed_bd: &Tensor) -> Result<Tensor, RankError> {
         let own = self.head.forward(normed_bd);
@@ -237,7 +252,8 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
             let options = PackOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
-            return Ok((norms, PackedLayer::of_projections(layer, &self.cut, options, &mut self.block)?));
+            let laid_out = (&self.cut, &self.head_layout);
+            return Ok((norms, PackedLayer::of_projections(layer, laid_out, options, &mut self.block)?));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
@@ -253,12 +269,14 @@ impl Packer<'_> {
     }
 }
 
+/// The positions of output and down among the products of a layer.
+pub(super) const OUTPUT: usize = 3;
+pub(super) const DOWN: usize = 6;
+
 impl Packer<'_> {
     /// Output and down times what the residual sum scales them by, on a device, whose kernels add them up as
     /// they are.
     fn scaled(&self, mut weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        const OUTPUT: usize = 3;
-        const DOWN: usize = 6;
         let scale = self.policy.decoder().config.residual_scale;
         if scale == 1.0 || !self.policy.decoder().device().is_cuda() {
             return weights;
@@ -378,7 +396,7 @@ fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
 /// with. A part alone may share memory with the model where that `shares`.
-fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
+pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
     if let ([unit], true) = (parts, shares) {
         return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));
     }

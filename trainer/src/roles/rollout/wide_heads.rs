@@ -56,6 +56,20 @@ impl HeadLayout {
         halves.constant_pad_nd(pads).flatten(0, 1)
     }
 
+    /// Vectors or matrices whose first dim is the outputs of a product: the first three are q, k and v.
+    pub(super) fn outputs(&self, product: usize, weight: &Tensor) -> Tensor {
+        match product {
+            0 | 1 => self.turned_rows(weight),
+            2 => self.rows(weight),
+            _ => weight.shallow_clone(),
+        }
+    }
+
+    /// Whether heads are as they are stored.
+    pub(super) fn keeps_order(&self) -> bool {
+        self.own == self.filled && self.dim_order.is_none()
+    }
+
     /// What each pair of a head's numbers has.
     pub(super) fn pairs(&self, of_pairs: &Tensor) -> Tensor {
         of_pairs.constant_pad_nd([0, (self.filled - self.own) as i64 / 2]).contiguous()
@@ -64,7 +78,7 @@ impl HeadLayout {
     /// q, k, v and o of a layer, and what follows as it is.
     pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let fill = |(idx, ProjectionWeights { weight, bias }): (usize, ProjectionWeights)| {
-            let rows = |tensor: &Tensor| if idx < 2 { self.turned_rows(tensor) } else { self.rows(tensor) };
+            let rows = |tensor: &Tensor| self.outputs(idx, tensor);
             match idx {
                 0..3 => ProjectionWeights { weight: rows(&weight), bias: bias.map(|bias| rows(&bias)) },
                 3 => ProjectionWeights { weight: self.rows(&weight.tr()).tr(), bias },

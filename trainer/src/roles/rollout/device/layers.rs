@@ -3,8 +3,9 @@
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
 //! ```
-//! A norm behind a block is one more, those over all heads of queries and of keys six. With tensor
-//! parallelism there are two all-reduces more, after output and down, on the same stream.
+//! A norm behind a block is one more, those over all heads of queries and of keys six; adapters beside their
+//! bases are two more for each of the four products, and quantized bases one more each for more than a few
+//! rows. With tensor parallelism there are two all-reduces more, after output and down, on the same stream.
 //!
 //! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
 //! which keys and values are gathered from there, once for all rows.
@@ -21,6 +22,7 @@ use super::Failure;
 use super::peers::Peers;
 use crate::model::{DecoderLayer, FeedForward, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
+use crate::roles::rollout::product::{DeviceProduct, Scratch};
 use crate::roles::rollout::weights::{RolloutWeights, no_kernels_for_experts};
 
 /// A layer's norms, cast; see [`crate::model`] for their places.
@@ -54,6 +56,8 @@ pub(super) struct Model<'a> {
     /// For layers that turn nothing.
     no_turning: Turning,
     multiprocessors: usize,
+    /// For dequantized weights.
+    dequantized: Option<Tensor>,
 }
 
 /// What describes the rows of a pass, all on the device.
@@ -91,6 +95,8 @@ pub(super) struct Buffers {
     keys: Option<Tensor>,
     gate_up: Tensor,
     activated: Tensor,
+    /// For products whose adapters are beside them.
+    scratch: Scratch,
     /// For rows that read the paged cache.
     paged: Option<Paged>,
 }
@@ -131,6 +137,9 @@ impl<'a> Model<'a> {
             turnings,
             no_turning: (nothing, 1.0),
             multiprocessors,
+            dequantized: weights
+                .largest_beside(DeviceProduct::dequantized_numbers)
+                .map(|numbers| Tensor::empty([numbers as i64], (kind, frame.device()))),
         }
     }
 
@@ -165,7 +174,22 @@ impl<'a> Model<'a> {
             keys: (frame.config.qk_norm == QkNorm::AllHeads).then(|| empty(kv_heads * head_dim)),
             gate_up: empty(2 * config.intermediate_size),
             activated: empty(config.intermediate_size),
+            scratch: self.scratch(rows),
             paged: None,
+        }
+    }
+
+    /// What products need whose adapters are beside them.
+    fn scratch(&self, rows: usize) -> Scratch {
+        let (layout, frame) = (&self.weights.head_layout, &self.weights.frame);
+        let options = (frame.compute_kind(), self.kernels.device());
+        let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
+        let is_beside = self.weights.largest_beside(|_| 1).is_some();
+        let is_padded = is_beside && layout.own != layout.filled;
+        Scratch {
+            numbers: self.dequantized.as_ref().map(Tensor::shallow_clone),
+            inner: self.weights.largest_beside(DeviceProduct::num_ranks).map(empty),
+            heads: is_padded.then(|| empty(self.weights.shard.num_heads * layout.own)),
         }
     }
 
@@ -210,21 +234,22 @@ impl<'a> Model<'a> {
     ) -> Result<(), Failure> {
         let norms = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
+        let on_device = (&self.kernels, &buffers.scratch);
         let added = (layer_idx > 0).then_some(&buffers.added);
         let input = self.block_input(added, norms.before_attention.as_ref(), buffers)?;
-        products.qkv.forward_into(input, &buffers.qkv)?;
+        products.qkv.forward_into(input, &buffers.qkv, on_device)?;
         self.norm_over_heads(norms, buffers)?;
         let attended = self.attend(layer_idx, inputs, cache, buffers)?;
-        products.output.forward_into(&attended.flatten(1, 2), &buffers.added)?;
+        products.output.forward_into(&attended.flatten(1, 2), &buffers.added, on_device)?;
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
         let FeedForward::Dense(block) = &products.feed_forward else {
             return Err(no_kernels_for_experts().into());
         };
-        block.gate_up.forward_into(input, &buffers.gate_up)?;
+        block.gate_up.forward_into(input, &buffers.gate_up, on_device)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
         SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
-        block.down.forward_into(&buffers.activated, &buffers.added)?;
+        block.down.forward_into(&buffers.activated, &buffers.added, on_device)?;
         self.block_output(norms.after_mlp.as_ref(), buffers)
     }
 
@@ -394,6 +419,11 @@ impl Buffers {
             keys: self.keys.as_ref().map(first),
             gate_up: first(&self.gate_up),
             activated: first(&self.activated),
+            scratch: Scratch {
+                numbers: self.scratch.numbers.as_ref().map(Tensor::shallow_clone),
+                inner: self.scratch.inner.as_ref().map(first),
+                heads: self.scratch.heads.as_ref().map(first),
+            },
             paged: self.paged.as_ref().map(|paged| Paged {
                 attended: first(&paged.attended),
                 workspace: paged.workspace.shallow_clone(),

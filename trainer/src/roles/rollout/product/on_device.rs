@@ -1,0 +1,350 @@
+//! A product on a device whose adapters are beside it, into given tensors.
+//!
+//! ```text
+//! base       dense weights side by side as one product; quantized ones as one kernel for few rows, else
+//!            dequantized side by side and multiplied
+//! adapters   x A^T, A of all one below the other; + (x A^T) B^T, each B in its own columns and rows:
+//!
+//!              B_q  0   0                two launches, however many projections are fused; s is folded into
+//!              0    B_k 0                B before it is rounded
+//!              0    0   B_v
+//! ```
+//! Quantized weights are the trainer's own tensors, or with FSDP copies. Rows of heads that kernels need in
+//! another order, or padded, are found by a list of rows; columns of padded heads are left out of what is
+//! multiplied.
+
+use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
+use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
+use tch::{Kind, Tensor, no_grad};
+
+use super::{PackOptions, ProjectionShard, adapter_matrices, bytes_of};
+use crate::model::tp_shards::TpCut;
+use crate::model::{Adapter, BaseWeight, NamedTensors, Projection, ProjectionWeights};
+use crate::roles::rollout::weights::fused;
+use crate::roles::rollout::wide_heads::HeadLayout;
+
+/// Products of projections with the same inputs, side by side.
+#[derive(Debug)]
+pub(in crate::roles::rollout) struct DeviceProduct {
+    parts: Vec<Part>,
+    bases: Vec<Base>,
+    /// A [ranks of all, in] and B [ranks of all, outputs of all] in the dtype that samples.
+    adapter: Option<[Tensor; 2]>,
+    /// Multiplies the output.
+    scale: f64,
+    /// Width of the heads that it reads, and of these as they are padded.
+    input_heads: Option<[i64; 2]>,
+    base_bytes: usize,
+}
+
+/// The outputs of one projection.
+#[derive(Debug)]
+struct Part {
+    projection: String,
+    shard: ProjectionShard,
+    /// The position among q, k, v, o, gate, up and down.
+    product: usize,
+    /// Outputs, heads padded.
+    outputs: i64,
+}
+
+/// Weights side by side.
+#[derive(Debug)]
+enum Base {
+    Dense(PackedLinear),
+    /// Of one layout.
+    Quantized {
+        weights: Vec<(QuantizedMatrix, Option<Tensor>)>,
+        bias: Option<Tensor>,
+    },
+}
+
+/// Memory that products share, one after the other.
+#[derive(Debug)]
+pub(in crate::roles::rollout) struct Scratch {
+    /// For dequantized weights that are side by side.
+    pub(in crate::roles::rollout) numbers: Option<Tensor>,
+    /// [rows, most ranks of adapters that are side by side].
+    pub(in crate::roles::rollout) inner: Option<Tensor>,
+    /// [rows, inputs] without what pads heads.
+    pub(in crate::roles::rollout) heads: Option<Tensor>,
+}
+
+impl DeviceProduct {
+    /// The outputs `shards` of projections, with their positions among q, k, v, o, gate, up and down.
+    pub(in crate::roles::rollout) fn new(
+        shards: Vec<(usize, &Projection, ProjectionShard)>,
+        (cut, layout): (&TpCut<'_>, &HeadLayout),
+        (options, scale): (PackOptions, f64),
+    ) -> Result<Self, Error> {
+        let reads_heads = shards.iter().any(|(product, ..)| *product == OUTPUT);
+        let padded = (layout.own != layout.filled).then_some([layout.own as i64, layout.filled as i64]);
+        let mut product = Self {
+            parts: Vec::new(),
+            bases: Vec::new(),
+            adapter: None,
+            scale,
+            input_heads: padded.filter(|_| reads_heads),
+            base_bytes: 0,
+        };
+        let mut dense: Vec<ProjectionWeights> = Vec::new();
+        for (position, projection, shard) in shards {
+            let outputs = match &projection.weight {
+                BaseWeight::Dense(_) => {
+                    let own = cut.keep(projection.merged(Adapter::Off).rows(&shard.rows), &shard.kept);
+                    let place = |tensor: &Tensor| layout.outputs(position, tensor);
+                    let ProjectionWeights { weight, bias } = own;
+                    dense.push(ProjectionWeights { weight: place(&weight), bias: bias.as_ref().map(place) });
+                    dense[dense.len() - 1].weight.size()[0]
+                }
+                BaseWeight::Quantized(weight) => {
+                    product.push_dense(&mut dense, options)?;
+                    let rows = stored_rows(&weight.matrix, (position, &shard), layout)?;
+                    let bias = projection.bias.as_ref().map(|bias| match &rows {
+                        None => bias.detach(),
+                        Some(_) => layout.outputs(position, &shard.outputs(bias)),
+                    });
+                    product.push_quantized((&weight.matrix, rows), bias.as_ref(), options)
+                }
+            };
+            product.parts.push(Part {
+                projection: projection.name.clone(),
+                shard,
+                product: position,
+                outputs,
+            });
+        }
+        product.push_dense(&mut dense, options)?;
+        Ok(product)
+    }
+
+    fn push_dense(
+        &mut self,
+        dense: &mut Vec<ProjectionWeights>,
+        PackOptions { kind, shares, rows_hint }: PackOptions,
+    ) -> Result<(), Error> {
+        if !dense.is_empty() {
+            let (weight, bias) = fused(&std::mem::take(dense), kind, shares);
+            let packed = PackedLinear::new(&weight, bias.as_ref(), rows_hint, None)?;
+            self.base_bytes += packed.num_bytes();
+            self.bases.push(Base::Dense(packed));
+        }
+        Ok(())
+    }
+
+    /// Adds a weight to those before it, where they have one layout. Returns its outputs.
+    fn push_quantized(
+        &mut self,
+        (matrix, rows): (&QuantizedMatrix, Option<Tensor>),
+        bias: Option<&Tensor>,
+        PackOptions { kind, shares, .. }: PackOptions,
+    ) -> i64 {
+        let outputs = rows.as_ref().map_or(matrix.size()[0], |rows| rows.size()[0]);
+        let own = matrix.map(|tensor| if shares { tensor.detach() } else { tensor.detach().copy() });
+        self.base_bytes += if shares { 0 } else { own.num_bytes() };
+        let bias = bias.map(|bias| bias.detach().to_dtype(kind, false, true));
+        let alike = |weights: &[(QuantizedMatrix, Option<Tensor>)]| {
+            weights.len() < rlt_torch::cuda::QUANTIZED_PARTS
+                && weights.iter().all(|(other, _)| other.layout() == own.layout())
+        };
+        match self.bases.last_mut() {
+            Some(Base::Quantized { weights, bias: before }) if alike(weights) => {
+                let outputs_before: i64 = weights.iter().map(outputs_of).sum();
+                let zeros = |len: i64| Tensor::zeros([len], (kind, own.device()));
+                if before.is_some() || bias.is_some() {
+                    let first = before.take().unwrap_or_else(|| zeros(outputs_before));
+                    *before = Some(Tensor::cat(&[first, bias.unwrap_or_else(|| zeros(outputs))], 0));
+                }
+                weights.push((own, rows));
+            }
+            _ => self.bases.push(Base::Quantized { weights: vec![(own, rows)], bias }),
+        }
+        outputs
+    }
+
+    /// Copies the adapters of the projections, which are `of_name` or, where ranks share them, `gathered`;
+    /// without one there is none any more. Returns the bytes of what was copied from the trainer.
+    pub(super) fn take_adapter<'a>(
+        &mut self,
+        of_name: &impl Fn(&str) -> Option<&'a Projection>,
+        gathered: Option<&NamedTensors>,
+        (options, layout): (PackOptions, &HeadLayout),
+    ) -> Result<usize, Error> {
+        self.adapter = None;
+        let (mut all_a, mut all_b, mut num_bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut first_output, mut before) = (0, None);
+        for part in &self.parts {
+            let outputs = first_output..first_output + part.outputs;
+            first_output = outputs.end;
+            let pair = of_name(&part.projection).and_then(|projection| projection.lora.as_ref());
+            let Some(pair) = pair else { continue };
+            let [a, b] = adapter_matrices(&part.projection, pair, gathered)?;
+            if before != Some(&part.projection) {
+                num_bytes += bytes_of(&a) + bytes_of(&b);
+            }
+            before = Some(&part.projection);
+            let [a, b] = part.shard.of_adapter([&a, &b]);
+            let b = layout.outputs(part.product, &(b.to_kind(Kind::Float) * pair.scaling));
+            all_a.push(a);
+            all_b.push((outputs, b));
+        }
+        let num_ranks: i64 = all_a.iter().map(|a| a.size()[0]).sum();
+        if let Some((_, first)) = all_b.first() {
+            let b_ro = Tensor::zeros([num_ranks, first_output], (Kind::Float, first.device()));
+            let mut rank = 0;
+            for (outputs, b) in &all_b {
+                let ranks = b.size()[1];
+                let mut place =
+                    b_ro.narrow(0, rank, ranks).narrow(1, outputs.start, outputs.end - outputs.start);
+                place.copy_(&b.tr());
+                rank += ranks;
+            }
+            let a = Tensor::cat(&all_a, 0).to_kind(options.kind);
+            self.adapter = Some([a, b_ro.to_kind(options.kind)]);
+        }
+        Ok(num_bytes)
+    }
+
+    /// Frees the adapters.
+    pub(super) fn drop_adapter(&mut self) {
+        self.adapter = None;
+    }
+
+    /// Ranks of all adapters together.
+    pub(in crate::roles::rollout) fn num_ranks(&self) -> usize {
+        self.adapter.as_ref().map_or(0, |[a, _]| a.size()[0] as usize)
+    }
+
+    /// Numbers of weights that are dequantized side by side.
+    pub(in crate::roles::rollout) fn dequantized_numbers(&self) -> usize {
+        let of_base = |base: &Base| match base {
+            Base::Dense(_) => 0,
+            Base::Quantized { weights, .. } => {
+                let outputs: i64 = weights.iter().map(outputs_of).sum();
+                (outputs * weights[0].0.size()[1]) as usize
+            }
+        };
+        self.bases.iter().map(of_base).max().unwrap_or(0)
+    }
+
+    pub(super) fn num_bytes(&self) -> usize {
+        let of_adapter = self.adapter.iter().flatten().map(bytes_of).sum::<usize>();
+        self.base_bytes + of_adapter
+    }
+
+    /// Writes the product with `x` [rows, in] to `out` [rows, outputs of all].
+    ///
+    /// # Errors
+    /// When shapes or dtypes do not fit.
+    pub(super) fn forward_into(
+        &self,
+        x: &Tensor,
+        out: &Tensor,
+        (kernels, scratch): (&Kernels, &Scratch),
+    ) -> Result<(), Error> {
+        let own_heads;
+        let x = match (self.input_heads, &scratch.heads) {
+            (Some(widths), Some(heads)) => {
+                own_heads = without_padding(x, widths, heads);
+                &own_heads
+            }
+            _ => x,
+        };
+        let mut start = 0;
+        for base in &self.bases {
+            let width = base.outputs();
+            let own = out.narrow(1, start, width);
+            base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, (kernels, scratch))?;
+            start += width;
+        }
+        let failed = |error: tch::TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
+        if let Some([a, b_ro]) = &self.adapter {
+            let inner = first_numbers(&scratch.inner, [x.size()[0], a.size()[0]])?;
+            no_grad(|| {
+                let _ = x.f_mm_out(&inner, &a.tr())?;
+                out.shallow_clone().f_addmm_(&inner, b_ro).map(drop)
+            })
+            .map_err(failed)?;
+        }
+        if self.scale != 1.0 {
+            no_grad(|| out.shallow_clone().f_mul_scalar_(self.scale).map(drop)).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+const ADAPTER: &str = "a linear layer with its adapter beside it";
+/// The position of the product that reads heads.
+const OUTPUT: usize = 3;
+
+impl Base {
+    fn outputs(&self) -> i64 {
+        match self {
+            Self::Dense(packed) => packed.num_outputs(),
+            Self::Quantized { weights, .. } => weights.iter().map(outputs_of).sum(),
+        }
+    }
+
+    fn forward_into(
+        &self,
+        x: &Tensor,
+        out: &Tensor,
+        (kernels, scratch): (&Kernels, &Scratch),
+    ) -> Result<(), Error> {
+        let (weights, bias) = match self {
+            Self::Dense(packed) => return packed.forward_into(x, out),
+            Self::Quantized { weights, bias } => (weights, bias.as_ref()),
+        };
+        let parts: Vec<QuantizedRows<'_>> =
+            weights.iter().map(|(matrix, rows)| QuantizedRows { matrix, rows: rows.as_ref() }).collect();
+        if x.size()[0] as usize <= QUANTIZED_FEW_ROWS {
+            return QuantizedLinear { parts: &parts, x, bias, out }.launch(kernels);
+        }
+        let numbers = first_numbers(&scratch.numbers, [self.outputs(), weights[0].0.size()[1]])?;
+        Dequantize { parts: &parts, out: &numbers }.launch(kernels)?;
+        PackedLinear::new(&numbers, bias, 1, None)?.forward_into(x, out)
+    }
+}
+
+fn outputs_of((matrix, rows): &(QuantizedMatrix, Option<Tensor>)) -> i64 {
+    rows.as_ref().map_or(matrix.size()[0], |rows| rows.size()[0])
+}
+
+/// Which rows of a weight the outputs are, i32, -1 where a head is padded; `None` where they are all, in
+/// their order.
+fn stored_rows(
+    matrix: &QuantizedMatrix,
+    (product, shard): (usize, &ProjectionShard),
+    layout: &HeadLayout,
+) -> Result<Option<Tensor>, Error> {
+    let [outputs, inputs] = matrix.size();
+    if !shard.has_all_inputs(inputs as usize) {
+        let (expected, got) = ("all inputs of a row".into(), "a rank's shard of them".into());
+        return Err(Error::Argument { act: "taking a quantized weight over", expected, got });
+    }
+    let all = Tensor::arange(outputs, (Kind::Int64, matrix.device()));
+    let rows = layout.outputs(product, &(shard.outputs(&all) + 1)) - 1;
+    let is_all = rows.size() == all.size() && layout.keeps_order();
+    Ok((!is_all).then(|| rows.to_kind(Kind::Int).contiguous()))
+}
+
+/// What is at the beginning of a buffer, of this size.
+fn first_numbers(buffer: &Option<Tensor>, size: [i64; 2]) -> Result<Tensor, Error> {
+    let len = size[0] * size[1];
+    match buffer {
+        Some(buffer) if buffer.numel() as i64 >= len => Ok(buffer.view([-1]).narrow(0, 0, len).view(size)),
+        _ => Err(Error::Argument {
+            act: ADAPTER,
+            expected: format!("memory for {len} numbers"),
+            got: buffer.as_ref().map_or(0, Tensor::numel).to_string(),
+        }),
+    }
+}
+
+/// Heads [rows, heads * padded] as [rows, heads * own], in the memory of `heads`: each half is padded.
+fn without_padding(x: &Tensor, [own, padded]: [i64; 2], heads: &Tensor) -> Tensor {
+    let halves = x.unflatten(1, [-1, padded / 2]).narrow(2, 0, own / 2);
+    let dense = heads.narrow(0, 0, x.size()[0]);
+    dense.unflatten(1, [-1, own / 2]).copy_(&halves);
+    dense
+}
