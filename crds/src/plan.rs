@@ -36,7 +36,7 @@ pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use weight_sync::{WeightSync, unmerged_refusal};
 pub use workers::{
     EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
-    check_device, check_model, check_tensor_parallel,
+    check_device, check_model,
 };
 pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 

@@ -275,12 +275,8 @@ pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
     }
 }
 
-/// Checks that `tp` ranks can have equal parts of every weight of a layer, and some of the vocabulary each,
-/// on the device of the job.
-///
-/// # Errors
-/// [`Misfit::Degree`], with the degrees that fit.
-pub fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+/// Checks that `tp` ranks can have equal parts of every weight of a layer, and some of the vocabulary each.
+fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let (field, tp) = ("spec.workers.mesh.tp", spec.workers.mesh.tp);
     let uncut = match model.qk_norm {
         _ if tp == 1 => return Ok(()),
@@ -316,10 +312,7 @@ pub fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result
         let fits = |tp: u32| has_tokens(tp) && tp_divides_weights(tp, heads, width);
         return misfit(format!("a vocabulary of {} tokens", model.vocab_size), legal_degrees(heads, fits));
     }
-    match spec.workers.device {
-        Device::Cuda => misfit("weights on GPUs: tp runs on CPUs alone".to_owned(), "1".to_owned()),
-        Device::Auto | Device::Cpu => Ok(()),
-    }
+    Ok(())
 }
 
 /// Checks that the model has experts that `ep` ranks can have equally many of.

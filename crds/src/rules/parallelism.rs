@@ -3,7 +3,7 @@
 use super::algorithm::{cel_estimator, estimator, with_critic};
 use super::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, divisors, learns_from};
 use crate::plan::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
-use crate::spec::{Device, LearnsFrom, MeshSpec, RLTrainingJobSpec};
+use crate::spec::{LearnsFrom, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -285,12 +285,6 @@ pub(super) const RULES: &[Rule] = &[
         "tp does not serve DoRA, whose norms are of whole rows of a weight",
         "has(self.model.lora) && self.model.lora.dora",
         |spec| spec.model.lora.as_ref().is_some_and(|lora| lora.dora)
-    ),
-    not_beside_tp!(
-        "workers.device",
-        "tp runs on CPUs alone: device must not be Cuda",
-        "self.workers.device == 'Cuda'",
-        |spec| spec.workers.device == Device::Cuda
     ),
     holds_experts!("dpShard", |mesh| Some(mesh.dp_shard)),
     holds_experts!("referenceDpShard", |mesh| mesh.reference_dp_shard),

@@ -155,9 +155,9 @@ pub struct MeshSpec {
     /// `dpShard * sp * tp` divides the number of ranks. A rank reads, gathers, updates and saves its part of
     /// the query and key heads, of the feed-forward block and of the vocabulary alone; two all-reduces a
     /// layer forward and two backward add the parts up. It divides the model's query heads, key heads and
-    /// feed-forward width. Log-probs, the reference and the critic have it too; reward models are whole. On
-    /// CPUs, for dense models without quantization, DoRA or a vision tower. With 1 each rank has all of a
-    /// layer while it computes with it.
+    /// feed-forward width. Log-probs, the reference and the critic have it too; reward models are whole. For
+    /// dense models without quantization, DoRA or a vision tower. With 1 each rank has all of a layer while
+    /// it computes with it.
     #[schemars(range(min = 1, max = 1024))]
     pub tp: u32,
     /// Ranks over which the experts of every layer of a mixture are distributed (expert parallelism), a

@@ -279,13 +279,16 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     };
     let actor = sp("actor").unwrap_or(1).max(1);
     // There ranks that share tokens share the weights, too; here the two are axes of their own.
-    let shard = shard.unwrap_or((ranks / actor).max(1));
+    let tp =
+        settings.count("actor_rollout_ref.actor.megatron.tensor_model_parallel_size").unwrap_or(1).max(1);
+    let shard = shard.unwrap_or((ranks / (actor * tp)).max(1));
     mesh(draft, "dpShard", shard, 1);
     let reshards = settings.get("actor_rollout_ref.actor.fsdp_config.reshard_after_forward");
     if shard > 1 && reshards.is_some_and(|reshards| !is_true(reshards)) {
         draft.set("spec.training.reshardAfterForward", false);
     }
     mesh(draft, "sp", actor, 1);
+    mesh(draft, "tp", tp, 1);
     let logprobs = sp("rollout").unwrap_or(actor);
     mesh(draft, "logprobSp", logprobs, actor);
     let has_reference = settings.is_true("actor_rollout_ref.actor.use_kl_loss")

@@ -288,7 +288,8 @@ impl OneUpdate<'_> {
     }
 }
 
-/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
+/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss, but where
+/// ranks exchange the statistics of their parts of the vocabulary.
 fn accumulate(
     actor: &Actor,
     micro_batch: &MicroBatch,
@@ -296,7 +297,7 @@ fn accumulate(
     (inputs, denominators): (MicroInputs, &Denominators),
 ) -> Result<PendingLoss, UpdateError> {
     let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), denominators)?;
-    if actor.decoder.device().is_cuda() {
+    if actor.decoder.device().is_cuda() && actor.ranks().tp_group().is_none() {
         let evaluate = inputs.clone().evaluates(&loss, micro_batch);
         return Ok(PendingLoss::InStream(actor.accumulate_in_stream(micro_batch, evaluate)?));
     }

@@ -11,9 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::plan::{
-    KV_BLOCK_TOKENS, check_device, check_model, check_tensor_parallel, concurrent_sequences,
-};
+use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
 use rlt_api::resolved::{
     Kl, ModelSource, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
 };
@@ -83,7 +81,6 @@ pub fn setup(
     let spec = job.spec().clone();
     let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
     check_device(spec.workers.device, weights.config())?;
-    check_tensor_parallel(&spec, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;

@@ -142,6 +142,18 @@ fn fsdp_sequence_parallelism_and_tensor_parallel_rollouts_equal_one_rank_on_devi
     }
 }
 
+/// Two key heads, one for each rank.
+#[test]
+fn ranks_with_parts_of_every_weight_equal_one_rank_on_devices() {
+    let model = json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2, "headDim": 8 } } });
+    let critic = json!({
+        "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": "Loss", "coefficient": 0.1 } }
+    });
+    let one = Run::new(1, &merged(&[on_ranks(1), model.clone(), critic.clone()]));
+    let cut = json!({ "workers": { "mesh": { "tp": 2, "rolloutTp": 2 } } });
+    assert_same(&one, &Run::new(2, &merged(&[on_ranks(2), model, critic, cut])), TOLERANCE, "tp");
+}
+
 /// Supervised, because a rounding of bf16 may draw another token and then everything differs. Products of
 /// other shapes add up in another order: roundings of 2^-9, of which a step of AdamW with a rate of 0.001
 /// makes at most twice its rate.
