@@ -64,6 +64,15 @@ fn adapters_with_dropout_beside_recomputed_and_offloaded_layers_equal_those_of_w
     assert!(of_outputs < TOLERANCE, "dropout of outputs: {of_outputs}");
 }
 
+/// A weight sync gathers the parts of the adapter alone.
+#[test]
+fn an_adapter_beside_its_base_is_sampled_with_as_on_one_rank() {
+    let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8, "merge": false } } });
+    let cut = on_mesh(&json!({ "tp": 2, "dpShard": 2, "rolloutTp": 2 }), &adapter);
+    let difference = difference(&train(1, &dense(&adapter)), &train(4, &cut));
+    assert!(difference < TOLERANCE, "{difference}");
+}
+
 #[test]
 fn any_mesh_resumes_from_a_checkpoint_of_any_other() {
     let steps = |steps: u64| json!({ "training": { "steps": steps } });
