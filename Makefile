@@ -49,7 +49,8 @@ quickstart: build ## Train a small transformer from one page of YAML: cold start
 images: CUDA ?= 1
 images: libtorch cluster-packages ## Build all images by docker, podman or buildah, and leave them as target/images/*.tar
 	$(if $(filter 1,$(CUDA)),@bash trainer/torch/build-kernels.sh --check)
-	cargo build --release --locked --bin rlt-operator --bin rlt-trainer
+	cargo build --release --locked --bin rlt-trainer
+	cargo build --release --locked --config operator/optimized.toml --bin rlt-operator
 	charts/images.sh release dev target/images rlt-operator rlt-trainer $(if $(filter 1,$(CUDA)),rlt-trainer-cuda)
 
 cluster: ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl
@@ -90,9 +91,10 @@ deny: ## Known weaknesses, licences, bans and duplicate versions of packages (ne
 format: ## Format everything
 	cargo fmt --all
 
-generate: ## Write what follows from code: CRD, field reference, the chart's roles, the plain bundle and OLM's
+generate: ## Write what follows from code: messages, CRD, field reference, the chart's roles, the plain bundle and OLM's
 	cargo run --quiet --package rlt-api --features kube --bin crdgen
 	cargo run --quiet --package rlt-operator --bin chartgen
+	UPDATE_CHANNEL=1 cargo test --quiet --package rlt-channel --test messages
 	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test chart the_plain_bundle
 
 MDBOOK := 0.5.4
