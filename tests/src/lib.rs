@@ -5,10 +5,10 @@
 pub mod collector;
 pub mod hub_push_server;
 pub mod hub_server;
-mod mlflow_server;
 pub mod object_server;
 mod python_module;
 mod python_packages;
+mod python_server;
 pub mod relay;
 mod tiny;
 
@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-pub use mlflow_server::{MLFLOW, MlflowServer};
 pub use python_module::python_module;
 pub use python_packages::python_with;
+pub use python_server::{MLFLOW, MlflowServer, TRACKIO, TrackioServer, free_port};
 pub use tiny::tiny_job;
 
 /// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may
@@ -50,7 +50,10 @@ pub fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Every `.rs` file of the workspace outside of build output, sorted by path.
+/// What a generator wrote: its style is not ours.
+const GENERATED: &str = "crds/channel/src/messages.rs";
+
+/// Every `.rs` file of the workspace outside of build output, but [`GENERATED`], sorted by path.
 ///
 /// # Errors
 /// When a folder or file of the checkout can not be read.
@@ -64,7 +67,7 @@ pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
             let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
             if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
                 folders.push(path);
-            } else if name.ends_with(".rs") {
+            } else if name.ends_with(".rs") && path != root.join(GENERATED) {
                 let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
                 found.push(SourceFile { path: relative, text: std::fs::read_to_string(&path)? });
             }

@@ -298,7 +298,8 @@ pub(super) const RULES: &[Rule] = &[
         cel: || {
             let of_model = "self.model.architecture";
             format!(
-                "self.workers.mesh.ep == 1 || !has({of_model}) || (has({of_model}.experts) &&                  {of_model}.experts.count % self.workers.mesh.ep == 0)"
+                "self.workers.mesh.ep == 1 || !has({of_model}) || (has({of_model}.experts) && \
+                 {of_model}.experts.count % self.workers.mesh.ep == 0)"
             )
         },
         holds: Check::Spec(|spec| {

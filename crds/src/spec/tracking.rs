@@ -13,6 +13,9 @@ pub struct TrackingSpec {
     /// Log to a tracking server of MLflow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<MlflowSpec>,
+    /// Log to a server of Trackio.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trackio: Option<TrackioSpec>,
     /// Write an offline run of Weights & Biases into the run folder, below `wandb`; `wandb sync` uploads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wandb: Option<WandbSpec>,
@@ -24,7 +27,7 @@ pub struct TrackingSpec {
 
 impl Default for TrackingSpec {
     fn default() -> Self {
-        Self { prometheus: None, mlflow: None, wandb: None, completions_per_step: 4 }
+        Self { prometheus: None, mlflow: None, trackio: None, wandb: None, completions_per_step: 4 }
     }
 }
 
@@ -54,6 +57,25 @@ pub struct MlflowSpec {
     /// The run's name; by default the job's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 250))]
+    pub run_name: Option<String>,
+}
+
+/// A run on a server of Trackio: one's own (`trackio show --host 0.0.0.0`), or a Space of the hub. Credentials are
+/// read from the environment, which `workers.env` sets: `TRACKIO_WRITE_TOKEN`, or `HF_TOKEN` for a Space. While
+/// the server does not answer, steps wait; `rlctl track` sends what is missing at the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrackioSpec {
+    /// The server's address, `http://` or `https://`; of a Space `https://OWNER-NAME.hf.space`.
+    #[schemars(length(min = 1, max = 2048))]
+    pub url: String,
+    /// The project, which is created if there is none of this name; by default the job's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub project: Option<String>,
+    /// The run's name; by default the job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
     pub run_name: Option<String>,
 }
 

@@ -58,7 +58,7 @@ pub(crate) enum Command {
     Validate(ValidateArgs),
     /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
     Export(ExportArgs),
-    /// Send the metrics of a run, finished or running, to MLflow, Weights & Biases or TensorBoard.
+    /// Send the metrics of a run, finished or running, to MLflow, Trackio, Weights & Biases or TensorBoard.
     Track(TrackArgs),
     /// Write a manifest from a launch script or settings of verl, TRL or open-instruct.
     Convert(ConvertArgs),

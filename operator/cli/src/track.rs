@@ -30,7 +30,7 @@ pub(crate) fn track(args: &TrackArgs) -> anyhow::Result<ExitCode> {
 
 fn name(destination: &Destination) -> String {
     match destination {
-        Destination::Mlflow(url) => url.clone(),
+        Destination::Mlflow(url) | Destination::Trackio(url) => url.clone(),
         Destination::Wandb(folder) | Destination::TensorBoard(folder) => folder.display().to_string(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use rlt_tests::{MLFLOW, MlflowServer, python_with};
+use rlt_tests::{MLFLOW, MlflowServer, TRACKIO, TrackioServer, python_with};
 use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
@@ -50,7 +50,7 @@ fn rlctl_track(run: &Path, arguments: &[&str]) -> Ended {
     Ended::of(command.arg("track").arg(run).args(arguments).output().unwrap())
 }
 
-/// `{metric: [[step, value]]}` of the training, as MLflow names it.
+/// `{metric: [[step, value]]}` of the training.
 fn logged(place: &Place) -> BTreeMap<String, Vec<(u64, f64)>> {
     let mut logged = BTreeMap::<String, Vec<_>>::new();
     for line in place.metrics() {
@@ -60,16 +60,21 @@ fn logged(place: &Place) -> BTreeMap<String, Vec<(u64, f64)>> {
             }
             let value = value.as_f64().unwrap();
             let step = line["step"].as_u64().unwrap();
-            logged.entry(name.replace('@', "_at_")).or_default().push((step, value));
+            logged.entry(name.clone()).or_default().push((step, value));
         }
     }
     logged
 }
 
+/// The same by the names that MLflow allows.
+fn by_mlflows_names(logged: BTreeMap<String, Vec<(u64, f64)>>) -> BTreeMap<String, Vec<(u64, f64)>> {
+    logged.into_iter().map(|(name, points)| (name.replace('@', "_at_"), points)).collect()
+}
+
 #[test]
 fn a_run_logs_to_mlflow_and_what_it_could_not_send_is_sent_later() {
     let folder = tempfile::tempdir().unwrap();
-    let port = MlflowServer::free_port().unwrap();
+    let port = rlt_tests::free_port().unwrap();
     let url = format!("http://127.0.0.1:{port}");
     let job = |steps: u32| {
         let mlflow = json!({ "url": url, "experiment": "math", "runName": "first" });
@@ -86,13 +91,65 @@ fn a_run_logs_to_mlflow_and_what_it_could_not_send_is_sent_later() {
     assert_eq!((&run["name"], &run["status"]), (&json!("first"), &json!("FINISHED")));
     assert_eq!(run["params"]["rollout.samplesPerPrompt"], "4");
     let metrics: BTreeMap<String, Vec<(u64, f64)>> = serde_json::from_value(run["metrics"].clone()).unwrap();
-    assert_eq!(metrics, logged(&place));
+    assert_eq!(metrics, by_mlflows_names(logged(&place)));
     assert_eq!(metrics["critic/rewards/mean"].len(), 4);
 
     // A replay finds the run and has nothing to add.
     let to = format!("mlflow={}", server.url());
     let sent = rlctl_track(&place.run(""), &["--to", &to, "--project", "math"]);
     sent.expect(0, &["has 5 steps", "complete"]);
+    assert_eq!(runs(), json!([run]));
+}
+
+/// The runs of a project in the store of a server, read by Trackio's own code: name, a setting, and
+/// `{metric: [[step, value]]}`.
+const TRACKIO_READER: &str = "
+import json, os, sys
+os.environ['TRACKIO_DIR'] = sys.argv[1]
+import trackio
+from trackio.sqlite_storage import SQLiteStorage
+def metrics(run):
+    found = {}
+    for log in SQLiteStorage.get_logs(run.project, run.name, run_id=run.id):
+        for name in log.keys() - {'step', 'timestamp'}:
+            found.setdefault(name, []).append([log['step'], log[name]])
+    return found
+print(json.dumps([{
+    'name': run.name, 'samples': run.config['rollout.samplesPerPrompt'], 'metrics': metrics(run)
+} for run in trackio.Api().runs(sys.argv[2])]))
+";
+
+#[test]
+fn a_run_logs_to_trackio_and_what_it_could_not_send_is_sent_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = rlt_tests::free_port().unwrap();
+    let url = format!("http://127.0.0.1:{port}");
+    let job = |steps: u32| {
+        let trackio = json!({ "url": url, "project": "math", "runName": "first" });
+        tiny_with(json!({ "tracking": { "trackio": trackio }, "training": { "steps": steps } }))
+    };
+    let token = || vec![("TRACKIO_WRITE_TOKEN", TrackioServer::WRITE_TOKEN.to_owned())];
+    let place = Place::new();
+    // The server is down: the run says so at its end, and is none the worse.
+    let train = |steps| Ended::of(place.start_in(&job(steps), token()).wait_with_output().unwrap());
+    train(2).expect(0, &["tracker trackio lost 0 records: 3 steps were not logged", &url]);
+    let Some(server) = TrackioServer::start(folder.path(), port) else { return };
+    // Resumed: earlier steps are sent, too.
+    train(4).expect(0, &["after step 2"]);
+    let store = folder.path().join("trackio");
+    let runs = || read(TRACKIO, TRACKIO_READER, &[store.to_str().unwrap(), "math"]).unwrap();
+    let [run] = runs().as_array().unwrap().clone().try_into().unwrap();
+    assert_eq!((&run["name"], &run["samples"]), (&json!("first"), &json!("4")));
+    let metrics: BTreeMap<String, Vec<(u64, f64)>> = serde_json::from_value(run["metrics"].clone()).unwrap();
+    assert_eq!(metrics, logged(&place));
+    assert_eq!(metrics["critic/rewards/mean"].len(), 4);
+
+    // A replay has nothing to add.
+    let to = format!("trackio={}", server.url());
+    let mut track = Command::new(rlt_tests::fresh_binary("rlctl"));
+    track.envs(token()).arg("track").arg(place.run(""));
+    track.args(["--to", &to, "--project", "math", "--name", "first"]);
+    Ended::of(track.output().unwrap()).expect(0, &["has 5 steps", "complete"]);
     assert_eq!(runs(), json!([run]));
 }
 
@@ -113,7 +170,7 @@ fn a_run_that_tracked_nothing_is_sent_from_its_files() {
         assert_eq!(read, json!([4, "exit"]));
     }
     rlctl_track(&place.file("nothing"), &["--to", &to[0]]).expect(1, &["is no run folder", "nothing"]);
-    let words = ["comet=x", "mlflow=URL", "wandb=DIR", "tensorboard=DIR"];
+    let words = ["comet=x", "mlflow=URL", "trackio=URL", "wandb=DIR", "tensorboard=DIR"];
     rlctl_track(&place.run(""), &["--to", "comet=x"]).expect(2, &words);
 }
 

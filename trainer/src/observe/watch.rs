@@ -4,11 +4,12 @@
 
 use std::sync::Arc;
 
-use rlt_api::spec::{MlflowSpec, TrackingSpec, WandbSpec};
+use rlt_api::spec::{MlflowSpec, TrackingSpec, TrackioSpec, WandbSpec};
 use rlt_core::metrics::Metrics;
 use rlt_core::types::RolloutGroup;
 use rlt_tracking::RemoteTrackers;
 use rlt_tracking::mlflow::MlflowOptions;
+use rlt_tracking::trackio::TrackioOptions;
 use rlt_tracking::wandb::WandbOptions;
 
 use crate::observe::completions;
@@ -178,10 +179,19 @@ fn remote_trackers(spec: &TrackingSpec) -> RemoteTrackers {
         experiment: experiment.clone(),
         run_name: run_name.clone(),
     };
+    let trackio = |TrackioSpec { url, project, run_name }: &TrackioSpec| TrackioOptions {
+        url: url.clone(),
+        project: project.clone(),
+        run_name: run_name.clone(),
+    };
     let wandb = |WandbSpec { project, entity, run_name }: &WandbSpec| WandbOptions {
         project: project.clone(),
         entity: entity.clone(),
         run_name: run_name.clone(),
     };
-    RemoteTrackers { mlflow: spec.mlflow.as_ref().map(mlflow), wandb: spec.wandb.as_ref().map(wandb) }
+    RemoteTrackers {
+        mlflow: spec.mlflow.as_ref().map(mlflow),
+        trackio: spec.trackio.as_ref().map(trackio),
+        wandb: spec.wandb.as_ref().map(wandb),
+    }
 }

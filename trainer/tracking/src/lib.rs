@@ -1,30 +1,34 @@
 //! The records of a run folder (`metrics.jsonl`, `completions.jsonl`), and the trackers that they go to:
-//! TensorBoard, Weights & Biases, MLflow.
+//! TensorBoard, Weights & Biases, MLflow, Trackio.
 //!
 //! ```text
 //! step -> Trackers::log -+- bounded queue -> thread -> metrics.jsonl
 //!                        +- bounded queue -> thread -> events/
-//!                        +- bounded queue -> thread -> MLflow
+//!                        +- bounded queue -> thread -> MLflow, Trackio
 //! ```
 //! The trainer logs through [`Trackers`] while it trains; [`replay`] sends the files of any run again.
 //! There are no tensors here, and what a metric means is not known; names and units are in
 //! `docs/metrics.md`.
 
 mod append_file;
+mod backlog;
 mod completion_record;
 mod lane;
 pub mod mlflow;
 mod records;
 pub mod replay;
+mod rest;
 mod run_description;
 mod step_log;
 mod tensorboard;
 mod trackers;
+pub mod trackio;
 pub mod wandb;
 
 use std::net::SocketAddr;
 use std::path::Path;
 
+pub use backlog::{Backlog, TrackingServer};
 pub use completion_record::{CompletionRecord, TrainedCompletion};
 pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};

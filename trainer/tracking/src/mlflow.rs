@@ -2,8 +2,7 @@
 //!
 //! The run is found again by a tag with its identity ([`crate::RunDescription::id`]), and steps that the
 //! server has are not sent again: it never replaces points. So a resumed run continues, and a replay sends
-//! what was missed while the server was down. While a server does not answer, steps wait in memory, up to a
-//! limit.
+//! what was missed while the server was down.
 //!
 //! Credentials are those of MLflow's own clients: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME`
 //! and `MLFLOW_TRACKING_PASSWORD`.
@@ -11,22 +10,15 @@
 mod client;
 mod names;
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
-
 use serde_json::{Value, json};
 
-use crate::{RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError, error_chain};
+use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
 use client::Client;
 
-/// Steps that wait for a server, at most.
-const MAX_PENDING: usize = 10_000;
 /// Metrics of one request, at most: MLflow's limit.
 const MAX_METRICS: usize = 1000;
 /// Parameters of one request, at most: MLflow's limit.
 const MAX_PARAMS: usize = 100;
-/// The longest pause between two tries.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The tag with a run's identity.
 const IDENTITY: &str = "rltraining.run";
 
@@ -45,13 +37,7 @@ pub struct MlflowOptions {
 pub struct Mlflow {
     client: Client,
     options: MlflowOptions,
-    run: RunDescription,
-    /// The run's identity, once its first step is known.
-    id: Option<String>,
     session: Option<Session>,
-    pending: VecDeque<StepMetrics>,
-    next_try: Instant,
-    pause: Duration,
 }
 
 /// A run that the server knows.
@@ -80,82 +66,47 @@ impl Mlflow {
         options: &MlflowOptions,
         run: RunDescription,
         history: &[StepMetrics],
-    ) -> Result<Self, TrackingError> {
-        Ok(Self {
-            client: Client::new(&options.url)?,
-            options: options.clone(),
-            id: history.first().map(|first| run.id(first)),
-            run,
-            session: None,
-            pending: history.iter().cloned().collect(),
-            next_try: Instant::now(),
-            pause: Duration::from_secs(1),
-        })
-    }
-
-    /// Steps that the server does not have yet, as far as this process knows.
-    pub fn num_pending(&self) -> usize {
-        self.pending.len()
-    }
-
-    /// Sends everything that waits.
-    ///
-    /// # Errors
-    /// The server cannot be reached or refuses; what was not sent waits.
-    pub fn flush(&mut self) -> Result<(), TrackingError> {
-        let Some(id) = self.id.clone().filter(|_| !self.pending.is_empty()) else { return Ok(()) };
-        let session = match self.session.take() {
-            Some(session) => session,
-            None => self.connect(&id)?,
-        };
-        let session = self.session.insert(session);
-        while let Some(first) = self.pending.front() {
-            if session.has(first) {
-                self.pending.pop_front();
-                continue;
-            }
-            let num_steps = steps_of_request(&self.pending);
-            let metrics: Vec<Value> = self.pending.iter().take(num_steps).flat_map(names::metrics).collect();
-            for metrics in metrics.chunks(MAX_METRICS) {
-                let body = json!({ "run_id": session.run_id, "metrics": metrics });
-                self.client.post("log metrics", "runs/log-batch", &body)?;
-            }
-            for metrics in self.pending.drain(..num_steps) {
-                session.logged[stage_idx(metrics.stage)] = Some(metrics.step);
-            }
-        }
-        Ok(())
+    ) -> Result<Backlog<Self>, TrackingError> {
+        let server = Self { client: Client::new(&options.url)?, options: options.clone(), session: None };
+        Ok(Backlog::new(server, run, history))
     }
 
     /// The run on the server: the one with this identity, or a new one with all settings as parameters.
-    fn connect(&self, id: &str) -> Result<Session, TrackingError> {
-        let experiment = self.options.experiment.as_ref().unwrap_or(&self.run.name);
+    fn connect(&self, run: &RunDescription, id: &str, first: &StepMetrics) -> Result<Session, TrackingError> {
+        let experiment = self.options.experiment.as_ref().unwrap_or(&run.name);
         let experiment_id = self.client.experiment(experiment)?;
         let query = json!({
             "experiment_ids": [experiment_id], "filter": format!("tags.`{IDENTITY}` = '{id}'"), "max_results": 1
         });
         let found = self.client.post("search runs", "runs/search", &query)?;
         let session = match found.pointer("/runs/0") {
-            Some(run) => {
+            Some(known) => {
                 let session =
-                    Session { run_id: client::text(run, "/info/run_id"), logged: names::last_steps(run) };
+                    Session { run_id: client::text(known, "/info/run_id"), logged: names::last_steps(known) };
                 let body = json!({ "run_id": session.run_id, "status": "RUNNING" });
                 self.client.post("update a run", "runs/update", &body)?;
-                self.log_settings(&session.run_id, &names::params(run))?;
+                self.log_settings(run, &session.run_id, &names::params(known))?;
                 session
             }
             None => {
-                let session = Session { run_id: self.create(&experiment_id, id)?, logged: [None; 2] };
-                self.log_settings(&session.run_id, &[])?;
+                let run_id = self.create(run, &experiment_id, id, first)?;
+                let session = Session { run_id, logged: [None; 2] };
+                self.log_settings(run, &session.run_id, &[])?;
                 session
             }
         };
         Ok(session)
     }
 
-    fn create(&self, experiment_id: &str, id: &str) -> Result<String, TrackingError> {
-        let name = self.options.run_name.as_ref().unwrap_or(&self.run.name);
-        let started = self.pending.front().map_or(0, names::milliseconds);
+    fn create(
+        &self,
+        run: &RunDescription,
+        experiment_id: &str,
+        id: &str,
+        first: &StepMetrics,
+    ) -> Result<String, TrackingError> {
+        let name = self.options.run_name.as_ref().unwrap_or(&run.name);
+        let started = names::milliseconds(first);
         let body = json!({
             "experiment_id": experiment_id, "run_name": name, "start_time": started,
             "tags": [{ "key": IDENTITY, "value": id }, { "key": "mlflow.source.name", "value": "rlt-trainer" }]
@@ -166,8 +117,13 @@ impl Mlflow {
 
     /// Logs the settings that the server does not have: a parameter is never changed, so those of a run
     /// that was resumed by a changed manifest stay.
-    fn log_settings(&self, run_id: &str, known: &[String]) -> Result<(), TrackingError> {
-        let settings = self.run.settings();
+    fn log_settings(
+        &self,
+        run: &RunDescription,
+        run_id: &str,
+        known: &[String],
+    ) -> Result<(), TrackingError> {
+        let settings = run.settings();
         let new: Vec<Value> = settings
             .iter()
             .map(|(name, value)| names::param(name, value))
@@ -179,47 +135,39 @@ impl Mlflow {
         }
         Ok(())
     }
-
-    /// Sends what waits, unless a failure is too recent.
-    fn try_now_and_then(&mut self) {
-        if Instant::now() < self.next_try {
-            return;
-        }
-        match self.flush() {
-            Ok(()) => self.pause = Duration::from_secs(1),
-            Err(error) => {
-                let error = error_chain(&error);
-                tracing::warn!(tracker = "mlflow", error, "steps wait for the server");
-                self.next_try = Instant::now() + self.pause;
-                self.pause = (2 * self.pause).min(MAX_PAUSE);
-            }
-        }
-    }
 }
 
-impl Tracker for Mlflow {
-    fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError> {
-        if self.id.is_none() {
-            self.id = Some(self.run.id(metrics));
-        }
-        if self.pending.len() >= MAX_PENDING {
-            self.try_now_and_then();
-        }
-        if self.pending.len() >= MAX_PENDING {
-            return Err(TrackingError::Full { limit: MAX_PENDING });
-        }
-        self.pending.push_back(metrics.clone());
-        self.try_now_and_then();
-        Ok(())
-    }
+impl TrackingServer for Mlflow {
+    const NAME: &'static str = "mlflow";
 
-    fn is_file(&self) -> bool {
-        false
+    fn send(
+        &mut self,
+        run: &RunDescription,
+        id: &str,
+        steps: &[StepMetrics],
+    ) -> Result<usize, TrackingError> {
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => self.connect(run, id, &steps[0])?,
+        };
+        let session = self.session.insert(session);
+        let num_known = steps.iter().take_while(|metrics| session.has(metrics)).count();
+        if num_known > 0 {
+            return Ok(num_known);
+        }
+        let steps = &steps[..steps_of_request(steps)];
+        let metrics: Vec<Value> = steps.iter().flat_map(names::metrics).collect();
+        for metrics in metrics.chunks(MAX_METRICS) {
+            let body = json!({ "run_id": session.run_id, "metrics": metrics });
+            self.client.post("log metrics", "runs/log-batch", &body)?;
+        }
+        for metrics in steps {
+            session.logged[stage_idx(metrics.stage)] = Some(metrics.step);
+        }
+        Ok(steps.len())
     }
 
     fn end(&mut self, end: RunEnd) -> Result<(), TrackingError> {
-        let num_steps = self.pending.len();
-        self.flush().map_err(|source| TrackingError::Pending { num_steps, source: Box::new(source) })?;
         let Some(session) = &self.session else { return Ok(()) };
         let status = match end {
             RunEnd::Complete => "FINISHED",
@@ -232,9 +180,9 @@ impl Tracker for Mlflow {
 }
 
 /// How many of the first steps fit into a request; at least one, which may need several.
-fn steps_of_request(pending: &VecDeque<StepMetrics>) -> usize {
+fn steps_of_request(steps: &[StepMetrics]) -> usize {
     let mut num_metrics = 0;
-    let fitting = pending.iter().take_while(|metrics| {
+    let fitting = steps.iter().take_while(|metrics| {
         num_metrics += metrics.values.len();
         num_metrics <= MAX_METRICS
     });

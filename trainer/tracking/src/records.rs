@@ -18,6 +18,16 @@ pub enum Stage {
     Training,
 }
 
+impl Stage {
+    /// How names of the stage's metrics begin where one list has those of all stages.
+    pub fn prefix(self) -> &'static str {
+        match self {
+            Self::ColdStart => "cold_start/",
+            Self::Training => "",
+        }
+    }
+}
+
 /// The metrics of one finished step: a line of `metrics.jsonl`.
 ///
 /// As JSON it is one flat object: `step`, `training/phase`, `timestamp`, then the metrics by name. A value

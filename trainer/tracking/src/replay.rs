@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::mlflow::{Mlflow, MlflowOptions};
 use crate::tensorboard::EventLog;
+use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
 use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, read_steps};
 
@@ -16,6 +17,8 @@ use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, read_st
 pub enum Destination {
     /// A tracking server of MLflow, by its address.
     Mlflow(String),
+    /// A server of Trackio, by its address.
+    Trackio(String),
     /// Offline runs of Weights & Biases in a folder.
     Wandb(PathBuf),
     /// Event files of TensorBoard in a folder.
@@ -28,20 +31,26 @@ impl FromStr for Destination {
     fn from_str(text: &str) -> Result<Self, String> {
         let (tracker, place) = text.split_once('=').unwrap_or((text, ""));
         match (tracker, place) {
-            ("mlflow", url) if url.starts_with("http://") || url.starts_with("https://") => {
-                Ok(Self::Mlflow(url.to_owned()))
-            }
+            ("mlflow", url) if is_url(url) => Ok(Self::Mlflow(url.to_owned())),
+            ("trackio", url) if is_url(url) => Ok(Self::Trackio(url.to_owned())),
             ("wandb", folder) if !folder.is_empty() => Ok(Self::Wandb(folder.into())),
             ("tensorboard", folder) if !folder.is_empty() => Ok(Self::TensorBoard(folder.into())),
-            _ => Err("expected mlflow=URL (http:// or https://), wandb=DIR or tensorboard=DIR".to_owned()),
+            _ => {
+                Err("expected mlflow=URL or trackio=URL (http:// or https://), wandb=DIR or tensorboard=DIR"
+                    .to_owned())
+            }
         }
     }
+}
+
+fn is_url(text: &str) -> bool {
+    text.starts_with("http://") || text.starts_with("https://")
 }
 
 /// How a run is named where it is sent to; what is `None` is the job's name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Naming {
-    /// MLflow's experiment, W&B's project.
+    /// MLflow's experiment, W&B's and Trackio's project.
     pub project: Option<String>,
     /// The run.
     pub run_name: Option<String>,
@@ -56,7 +65,7 @@ pub struct Replayed {
     pub end: Option<RunEnd>,
 }
 
-/// Sends all steps of a run. MLflow gets those that it does not have; files are written again.
+/// Sends all steps of a run. A server gets those that it does not have; files are written again.
 ///
 /// # Errors
 /// The folder is none of a run, or the tracker fails.
@@ -84,6 +93,12 @@ fn open(
         Destination::Mlflow(url) => {
             let options = MlflowOptions { url: url.clone(), experiment: project, run_name };
             let mut tracker = Mlflow::open(&options, run, steps)?;
+            tracker.flush()?;
+            Box::new(tracker)
+        }
+        Destination::Trackio(url) => {
+            let options = TrackioOptions { url: url.clone(), project, run_name };
+            let mut tracker = Trackio::open(&options, run, steps)?;
             tracker.flush()?;
             Box::new(tracker)
         }
@@ -122,9 +137,10 @@ mod tests {
     fn destinations_are_named_by_tracker_and_place() {
         let parsed = |text: &str| text.parse::<Destination>();
         assert_eq!(parsed("mlflow=http://host:5000"), Ok(Destination::Mlflow("http://host:5000".into())));
+        assert_eq!(parsed("trackio=https://host"), Ok(Destination::Trackio("https://host".into())));
         assert_eq!(parsed("wandb=a/b"), Ok(Destination::Wandb("a/b".into())));
         assert_eq!(parsed("tensorboard=c"), Ok(Destination::TensorBoard("c".into())));
-        for wrong in ["mlflow", "mlflow=host", "wandb=", "comet=x", ""] {
+        for wrong in ["mlflow", "mlflow=host", "trackio=space", "wandb=", "comet=x", ""] {
             assert!(parsed(wrong).unwrap_err().contains("tensorboard=DIR"), "{wrong}");
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::lane::{self, Item, Lane};
 use crate::mlflow::{Mlflow, MlflowOptions};
+use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
 use crate::{
     CompletionRecord, RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackerReport, TrackingError,
@@ -23,6 +24,8 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct RemoteTrackers {
     /// A tracking server of MLflow.
     pub mlflow: Option<MlflowOptions>,
+    /// A server of Trackio.
+    pub trackio: Option<TrackioOptions>,
     /// Files of Weights & Biases in the folder `wandb` of the run folder.
     pub wandb: Option<WandbOptions>,
 }
@@ -74,6 +77,10 @@ impl Trackers {
         if let Some(mlflow) = &remote.mlflow {
             let tracker = run().and_then(|run| Mlflow::open(mlflow, run, history));
             self.add("mlflow", tracker.map(boxed));
+        }
+        if let Some(trackio) = &remote.trackio {
+            let tracker = run().and_then(|run| Trackio::open(trackio, run, history));
+            self.add("trackio", tracker.map(boxed));
         }
         if let Some(wandb) = &remote.wandb {
             let folder = folder.join("wandb");

@@ -149,7 +149,7 @@ impl OpenRun {
     }
 
     fn items(&self, metrics: &StepMetrics, step: u64) -> Vec<Item> {
-        let prefix = if metrics.stage == Stage::ColdStart { "cold_start/" } else { "" };
+        let prefix = metrics.stage.prefix();
         let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
         let item =
             |(name, value): (&String, &f64)| Item::of(&format!("{prefix}{name}"), &Value::from(*value));

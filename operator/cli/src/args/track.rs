@@ -9,20 +9,21 @@ use rlt_tracking::replay::Destination;
 Everything is read from the files of the run, which is not changed; no cluster and no trainer is needed.
 
   rlctl track quickstart --to mlflow=http://localhost:5000
+  rlctl track runs/gsm8k --to trackio=http://localhost:7860
   rlctl track runs/gsm8k --to wandb=wandb --project math && wandb sync wandb/offline-run-*
   rlctl track runs/gsm8k --to tensorboard=events
 
-MLflow gets the steps that it does not have, also of a run that logs there itself: the command may be repeated during the
-run. Files are written again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
-MLFLOW_TRACKING_PASSWORD.")]
+MLflow and Trackio get the steps that they do not have, also of a run that logs there itself: the command may be repeated
+during the run. Files are written again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
+MLFLOW_TRACKING_PASSWORD; Trackio's are TRACKIO_WRITE_TOKEN, and HF_TOKEN for a Space.")]
 pub(crate) struct TrackArgs {
     /// The run folder, or its name below runs/.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Where to: mlflow=URL, wandb=DIR or tensorboard=DIR; may be repeated.
+    /// Where to: mlflow=URL, trackio=URL, wandb=DIR or tensorboard=DIR; may be repeated.
     #[arg(long, value_name = "TRACKER=PLACE", required = true)]
     pub(crate) to: Vec<Destination>,
-    /// MLflow's experiment or W&B's project; by default the job's name.
+    /// MLflow's experiment, or W&B's or Trackio's project; by default the job's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) project: Option<String>,
     /// The run's name there; by default the job's.

@@ -6,8 +6,6 @@ use serde_json::{Value, json};
 
 use crate::{Stage, StepMetrics};
 
-/// How tags of a cold start begin.
-const COLD_START: &str = "cold_start/";
 /// Characters of a name, at most.
 const MAX_NAME: usize = 250;
 /// Characters of a parameter's value, at most: the least of what MLflow's stores allow.
@@ -15,7 +13,7 @@ const MAX_VALUE: usize = 500;
 
 /// The finite metrics of a step, as entries of `runs/log-batch`.
 pub(super) fn metrics(metrics: &StepMetrics) -> Vec<Value> {
-    let prefix = if metrics.stage == Stage::ColdStart { COLD_START } else { "" };
+    let prefix = metrics.stage.prefix();
     let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
     let entry = |(name, value): (&String, &f64)| {
         let key = allowed(&format!("{prefix}{name}"));
@@ -41,7 +39,7 @@ pub(super) fn last_steps(run: &Value) -> [Option<u64>; 2] {
         let Some(key) = metric["key"].as_str() else { continue };
         // Numbers of 64 bits may be texts.
         let step = metric["step"].as_u64().or_else(|| metric["step"].as_str()?.parse().ok()).unwrap_or(0);
-        let stage = usize::from(!key.starts_with(COLD_START));
+        let stage = usize::from(!key.starts_with(Stage::ColdStart.prefix()));
         last[stage] = last[stage].max(Some(step));
     }
     last

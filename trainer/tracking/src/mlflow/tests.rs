@@ -3,7 +3,7 @@
 use rlt_tests::MlflowServer;
 
 use super::*;
-use crate::Metrics;
+use crate::{Metrics, Tracker as _, error_chain};
 
 /// A server, and what a test asks it.
 struct Server {
@@ -65,7 +65,7 @@ fn run() -> RunDescription {
 #[test]
 fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_down() {
     let folder = tempfile::tempdir().unwrap();
-    let port = MlflowServer::free_port().unwrap();
+    let port = rlt_tests::free_port().unwrap();
     let Some(server) = Server::start(folder.path(), port) else { return };
     let options = server.options();
     let cold_start = StepMetrics { stage: Stage::ColdStart, ..step(1) };
@@ -102,8 +102,8 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
 
 #[test]
 fn requests_hold_whole_steps_up_to_the_limit() {
-    let pending: VecDeque<StepMetrics> = (1..=400).map(step).collect();
+    let pending: Vec<StepMetrics> = (1..=400).map(step).collect();
     assert_eq!(steps_of_request(&pending), 333);
     let wide = StepMetrics { values: (0..2000).map(|idx| (idx.to_string(), 0.0)).collect(), ..step(1) };
-    assert_eq!(steps_of_request(&VecDeque::from([wide])), 1);
+    assert_eq!(steps_of_request(&[wide]), 1);
 }

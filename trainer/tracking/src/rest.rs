@@ -1,0 +1,76 @@
+//! Requests to the REST API of a tracking server: time limits, and errors that name the server.
+
+use std::time::Duration;
+
+use reqwest::blocking::{Client, RequestBuilder};
+use reqwest::header::CONTENT_TYPE;
+use serde_json::Value;
+
+use crate::TrackingError;
+
+/// A request that takes longer is given up and sent again later.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Characters of an answer that an error quotes.
+const MAX_QUOTED: usize = 300;
+
+/// A server that answers by JSON.
+pub(crate) struct Rest {
+    http: Client,
+    url: String,
+}
+
+impl Rest {
+    pub(crate) fn new(url: &str) -> Result<Self, TrackingError> {
+        let url = url.trim_end_matches('/').to_owned();
+        let http = Client::builder().timeout(TIMEOUT).connect_timeout(CONNECT_TIMEOUT).build();
+        let http = http.map_err(|source| TrackingError::Unreachable {
+            act: "make requests",
+            url: url.clone(),
+            source,
+        })?;
+        Ok(Self { http, url })
+    }
+
+    /// The server's address, without a slash at its end.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn get(&self, url: reqwest::Url) -> RequestBuilder {
+        self.http.get(url)
+    }
+
+    /// A request with `body` for a path below the server's address.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> RequestBuilder {
+        let request = self.http.post(format!("{}/{path}", self.url));
+        request.header(CONTENT_TYPE, "application/json").body(body.to_string())
+    }
+
+    /// The answer to a request. `act` says what it is for.
+    pub(crate) fn send(&self, act: &'static str, request: RequestBuilder) -> Result<Value, TrackingError> {
+        let unreachable = |source: reqwest::Error| TrackingError::Unreachable {
+            act,
+            url: self.url.clone(),
+            source: source.without_url(),
+        };
+        let answer = request.send().map_err(unreachable)?;
+        let status = answer.status();
+        let text = answer.text().map_err(unreachable)?;
+        if !status.is_success() {
+            return Err(self.refused(act, status.as_u16(), &text));
+        }
+        serde_json::from_str(&text).map_err(|_| self.refused(act, status.as_u16(), &text))
+    }
+
+    /// An answer that is none.
+    pub(crate) fn refused(&self, act: &'static str, status: u16, answer: &str) -> TrackingError {
+        let answer = answer.chars().take(MAX_QUOTED).collect();
+        TrackingError::Refused { act, url: self.url.clone(), status, answer }
+    }
+}
+
+/// A variable of the environment that is set and not empty.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}

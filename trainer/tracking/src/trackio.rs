@@ -1,0 +1,153 @@
+//! Trackio: a run on a tracking server of one's own or on a Space of the hub, by its REST API.
+//!
+//! Each step carries an id that follows from the run's identity ([`crate::RunDescription::id`]), and the
+//! server keeps the first step of an id. So a resumed run continues, and a replay sends what was missed while
+//! the server was down. Trackio knows no end of a run.
+//!
+//! Credentials are those of Trackio's own client: `TRACKIO_WRITE_TOKEN`, and for a Space `HF_TOKEN`, which
+//! goes to no other address.
+
+use std::collections::BTreeMap;
+
+use reqwest::Url;
+use reqwest::blocking::RequestBuilder;
+use serde_json::{Value, json};
+
+use crate::rest::{Rest, variable};
+use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
+
+/// Steps of one request, at most.
+const MAX_STEPS: usize = 200;
+/// The header of a server's write token.
+const WRITE_TOKEN: &str = "x-trackio-write-token";
+
+/// Where a run is logged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrackioOptions {
+    /// The server's address, `http://` or `https://`.
+    pub url: String,
+    /// The project; by default the job's name.
+    pub project: Option<String>,
+    /// The run's name; by default the job's.
+    pub run_name: Option<String>,
+}
+
+/// A run on a tracking server.
+pub struct Trackio {
+    rest: Rest,
+    options: TrackioOptions,
+    credentials: Credentials,
+    /// Whether the server has the settings.
+    knows_settings: bool,
+}
+
+impl Trackio {
+    /// The run, with `history` waiting to be sent; nothing is asked of the server yet.
+    ///
+    /// # Errors
+    /// [`TrackingError::Unreachable`] where this machine cannot make requests.
+    pub fn open(
+        options: &TrackioOptions,
+        run: RunDescription,
+        history: &[StepMetrics],
+    ) -> Result<Backlog<Self>, TrackingError> {
+        Self::with(Credentials::for_server(&options.url), options, run, history)
+    }
+
+    fn with(
+        credentials: Credentials,
+        options: &TrackioOptions,
+        run: RunDescription,
+        history: &[StepMetrics],
+    ) -> Result<Backlog<Self>, TrackingError> {
+        let (rest, options) = (Rest::new(&options.url)?, options.clone());
+        let server = Self { rest, options, credentials, knows_settings: false };
+        Ok(Backlog::new(server, run, history))
+    }
+
+    /// The settings by their paths, which Trackio shows as the configuration.
+    fn settings(run: &RunDescription) -> BTreeMap<String, String> {
+        run.settings().into_iter().collect()
+    }
+}
+
+impl TrackingServer for Trackio {
+    const NAME: &'static str = "trackio";
+
+    fn send(
+        &mut self,
+        run: &RunDescription,
+        id: &str,
+        steps: &[StepMetrics],
+    ) -> Result<usize, TrackingError> {
+        let steps = &steps[..steps.len().min(MAX_STEPS)];
+        let name = |given: &Option<String>| given.clone().unwrap_or_else(|| run.name.clone());
+        let (project, run_name) = (name(&self.options.project), name(&self.options.run_name));
+        let entry = |metrics: &StepMetrics| {
+            json!({
+                "project": project, "run": run_name, "run_id": id, "step": metrics.step,
+                "metrics": values(metrics), "log_id": log_id(id, metrics)
+            })
+        };
+        let mut logs: Vec<Value> = steps.iter().map(entry).collect();
+        if !self.knows_settings {
+            logs[0]["config"] = json!(Self::settings(run));
+        }
+        let request = self.rest.post("api/bulk_log", &json!({ "logs": logs, "hf_token": null }));
+        self.rest.send("log metrics", self.credentials.added_to(request))?;
+        self.knows_settings = true;
+        Ok(steps.len())
+    }
+
+    fn end(&mut self, _end: RunEnd) -> Result<(), TrackingError> {
+        Ok(())
+    }
+}
+
+/// The finite metrics of a step. Those of a cold start, whose steps are counted separately, have a prefix.
+fn values(metrics: &StepMetrics) -> BTreeMap<String, f64> {
+    let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
+    finite.map(|(name, value)| (format!("{}{name}", metrics.stage.prefix()), *value)).collect()
+}
+
+/// The id of a step, the same whenever it is sent.
+fn log_id(run_id: &str, metrics: &StepMetrics) -> String {
+    let stage = if metrics.stage == Stage::ColdStart { "cold_start" } else { "training" };
+    format!("{run_id}/{stage}/{}", metrics.step)
+}
+
+/// What proves to a server that a run may be logged.
+#[derive(Default)]
+struct Credentials {
+    write_token: Option<String>,
+    /// The token of the hub, for its Spaces.
+    hub_token: Option<String>,
+}
+
+impl Credentials {
+    /// Those that Trackio's own client takes from the environment for an address.
+    fn for_server(url: &str) -> Self {
+        let hub_token = variable("HF_TOKEN").filter(|_| is_space(url));
+        Self { write_token: variable("TRACKIO_WRITE_TOKEN"), hub_token }
+    }
+
+    fn added_to(&self, mut request: RequestBuilder) -> RequestBuilder {
+        if let Some(token) = &self.write_token {
+            request = request.header(WRITE_TOKEN, token);
+        }
+        if let Some(token) = &self.hub_token {
+            request = request.bearer_auth(token);
+        }
+        request
+    }
+}
+
+/// Whether an address is that of a Space of the hub.
+fn is_space(url: &str) -> bool {
+    Url::parse(url).is_ok_and(|url| {
+        url.scheme() == "https" && url.host_str().is_some_and(|host| host.ends_with(".hf.space"))
+    })
+}
+
+#[cfg(test)]
+mod tests;
