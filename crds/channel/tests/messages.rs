@@ -1,4 +1,4 @@
-//! The committed messages are those of the proto file. They are committed so that a build compiles no generator.
+//! The committed messages are those of the proto file. A build compiles no generator.
 
 use std::fs;
 use std::path::Path;

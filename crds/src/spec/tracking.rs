@@ -60,9 +60,9 @@ pub struct MlflowSpec {
     pub run_name: Option<String>,
 }
 
-/// A run on a server of Trackio: one's own (`trackio show --host 0.0.0.0`), or a Space of the hub. Credentials
-/// are read from the environment, which `workers.env` sets: `TRACKIO_WRITE_TOKEN`, or `HF_TOKEN` for a Space.
-/// While the server does not answer, steps wait; `rlctl track` sends what is missing at the end.
+/// A run on a server of Trackio: one's own (`trackio show --host 0.0.0.0`), or a Space of the hub.
+/// Credentials are read from the environment, which `workers.env` sets: `TRACKIO_WRITE_TOKEN`, or `HF_TOKEN`
+/// for a Space. While the server does not answer, steps wait; `rlctl track` sends what is missing at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrackioSpec {
