@@ -5,6 +5,7 @@
 #include "collectives.cpp"
 #include "dispatch.cpp"
 #include "experts.cpp"
+#include "experts_cuda.cpp"
 #include "fused.cpp"
 #include "head.cpp"
 #include "linear.cpp"

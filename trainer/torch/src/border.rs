@@ -1,6 +1,7 @@
 //! The C border of `csrc/` and the few helpers that cross it. Safe wrappers live in the modules that use it.
 
 use crate::Error;
+use crate::device_experts::Launch;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -186,6 +187,21 @@ unsafe extern "C" {
         weights: *mut C_tensor,
         order: *mut C_tensor,
         inverse: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_device_grouped_linear(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        ends: *mut C_tensor,
+        launch: Launch,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_device_combine_rows(
+        x: *mut C_tensor,
+        weights: *mut C_tensor,
+        order: *mut C_tensor,
+        inverse: *mut C_tensor,
+        launch: Launch,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_apply_rope(

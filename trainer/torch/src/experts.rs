@@ -10,19 +10,30 @@ use std::ops::Range;
 
 use tch::{Device, Tensor};
 
-use crate::border::{raw, rlt_combine_rows, rlt_gather_rows, rlt_grouped_linear, tensor_from};
+use crate::border::{
+    raw, rlt_combine_rows, rlt_device_combine_rows, rlt_device_grouped_linear, rlt_gather_rows,
+    rlt_grouped_linear, tensor_from,
+};
+use crate::device_experts;
 use crate::error::or_panic;
 
 /// The row of each (token, choice) pair when rows are sorted by expert.
 #[derive(Debug)]
 pub struct ExpertRows {
-    /// The pair at each place, i64 `[n]`.
+    /// The pair at each place, `[n]`; i64, on a GPU i32.
     order: Tensor,
-    /// The place of each pair, i64 `[n]`.
+    /// The place of each pair, likewise.
     inverse: Tensor,
-    /// Where each expert's rows end.
-    ends: Vec<i64>,
+    ends: Ends,
     per_token: i64,
+}
+
+/// Where each expert's rows end.
+#[derive(Debug)]
+enum Ends {
+    Host(Vec<i64>),
+    /// i32 `[e]`: the host does not know.
+    Device(Tensor),
 }
 
 impl ExpertRows {
@@ -48,19 +59,44 @@ impl ExpertRows {
             *place += 1;
         }
         let tensor = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(device);
-        Self { order: tensor(&order), inverse: tensor(&inverse), ends: next, per_token: per_token as i64 }
+        Self {
+            order: tensor(&order),
+            inverse: tensor(&inverse),
+            ends: Ends::Host(next),
+            per_token: per_token as i64,
+        }
     }
 
-    /// How many rows each expert has.
+    /// The same of choices on a GPU, i32 `[t, k]`, sorted there: the host neither waits nor learns how many
+    /// rows an expert has.
+    ///
+    /// # Panics
+    /// When the kernels cannot be launched. Choices must be experts.
+    pub fn on_device(choices_tk: &Tensor, num_experts: usize) -> Self {
+        let [order, inverse, ends] = or_panic(device_experts::sorted(choices_tk, num_experts));
+        Self { order, inverse, ends: Ends::Device(ends), per_token: choices_tk.size()[1] }
+    }
+
+    /// Where experts end, as far as the host knows.
+    fn host_ends(&self) -> &[i64] {
+        match &self.ends {
+            Ends::Host(ends) => ends,
+            Ends::Device(_) => &[],
+        }
+    }
+
+    /// How many rows each expert has; empty where only a GPU knows.
     pub fn counts(&self) -> Vec<i64> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| end - start).collect()
+        let ends = self.host_ends();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        starts.zip(ends).map(|(start, end)| end - start).collect()
     }
 
-    /// The experts that have rows, each with its rows.
+    /// The experts that have rows, each with its rows; none where only a GPU knows.
     pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<i64>)> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        let ranges = starts.zip(&self.ends).map(|(start, end)| start..*end).enumerate();
+        let ends = self.host_ends();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        let ranges = starts.zip(ends).map(|(start, end)| start..*end).enumerate();
         ranges.filter(|(_, rows)| !rows.is_empty())
     }
 
@@ -98,10 +134,17 @@ impl ExpertRows {
     /// # Panics
     /// When shapes or dtypes do not fit.
     pub fn linear(&self, x_ni: &Tensor, weight_eoi: &Tensor) -> Tensor {
-        or_panic(tensor_from("a product by experts", |out| {
-            let (ends, num_experts) = (self.ends.as_ptr(), self.ends.len() as i64);
-            // SAFETY: borrowed tensors, an array of `num_experts` numbers and a place for the result.
-            unsafe { rlt_grouped_linear(raw(x_ni), raw(weight_eoi), ends, num_experts, out) }
+        or_panic(tensor_from("a product by experts", |out| match &self.ends {
+            Ends::Host(ends) => {
+                let (ends, num_experts) = (ends.as_ptr(), ends.len() as i64);
+                // SAFETY: borrowed tensors, an array of `num_experts` numbers and a place for the result.
+                unsafe { rlt_grouped_linear(raw(x_ni), raw(weight_eoi), ends, num_experts, out) }
+            }
+            Ends::Device(ends) => {
+                let launch = device_experts::launch;
+                // SAFETY: borrowed tensors, a function of the declared type and a place for the result.
+                unsafe { rlt_device_grouped_linear(raw(x_ni), raw(weight_eoi), raw(ends), launch, out) }
+            }
         }))
     }
 
@@ -113,8 +156,16 @@ impl ExpertRows {
     pub fn combine(&self, x_nd: &Tensor, weights_tk: &Tensor) -> Tensor {
         or_panic(tensor_from("putting rows of experts together", |out| {
             let (order, inverse) = (raw(&self.order), raw(&self.inverse));
-            // SAFETY: borrowed tensors and a place for the result.
-            unsafe { rlt_combine_rows(raw(x_nd), raw(weights_tk), order, inverse, out) }
+            let (x, weights) = (raw(x_nd), raw(weights_tk));
+            match &self.ends {
+                // SAFETY: borrowed tensors and a place for the result.
+                Ends::Host(_) => unsafe { rlt_combine_rows(x, weights, order, inverse, out) },
+                Ends::Device(_) => {
+                    let launch = device_experts::launch;
+                    // SAFETY: as above, and a function of the declared type.
+                    unsafe { rlt_device_combine_rows(x, weights, order, inverse, launch, out) }
+                }
+            }
         }))
     }
 }

@@ -21,6 +21,7 @@ mod border;
 mod cached_attention;
 pub mod collectives;
 pub mod cuda;
+mod device_experts;
 mod device_head;
 mod device_segments;
 mod error;
@@ -47,6 +48,7 @@ pub use attention::{AttentionScores, Segments, paged_attention, varlen_attention
 pub use autograd::{backward, backward_many, set_grad};
 pub use cached_attention::{CachedSegments, cached_attention};
 pub use cuda::{load_cuda, missing_cuda};
+pub use device_experts::DeviceRoutes;
 pub use device_head::{ChunkLoss, DeviceHead};
 pub use device_segments::{DeviceSegments, packed_attention};
 pub use error::Error;

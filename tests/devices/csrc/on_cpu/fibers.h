@@ -121,6 +121,8 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
   return bits;
 }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 template <class T>
 T atomicAdd(T* at, T value) {
   const T before = *at;

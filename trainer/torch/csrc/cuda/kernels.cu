@@ -5,6 +5,8 @@
 #include "changes.cu"
 #include "decode_state.cu"
 #include "digest.cu"
+#include "experts.cu"
+#include "grouped.cu"
 #include "head.cu"
 #include "norm.cu"
 #include "quantized.cu"

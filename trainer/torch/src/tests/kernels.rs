@@ -2,6 +2,7 @@
 //! functions.
 
 mod attention;
+mod experts;
 mod fibers;
 mod optimizer;
 mod quantized;

@@ -1,0 +1,112 @@
+// Products of tiles by a warp: [32, 32] of a block's tiles in shared memory, summed in fp32. bf16 and f16 multiply on
+// tensor cores (mma.sync, which every GPU from sm_80 on has), f32 by FMA: TF32 would round its inputs to 11 bits.
+#pragma once
+#include "device.cuh"
+
+namespace rlt {
+
+// Numbers of a tile along a product's rows or columns, and along its sum.
+constexpr int TILE = 64, TILE_DEPTH = 32;
+
+// A tile [TILE, TILE_DEPTH] in shared memory, by (i, k): with `SUM_INNER` numbers side by side are those that are summed.
+// Rows are 16 bytes longer than their numbers, so that the lanes of a warp read different banks.
+template <class T, bool SUM_INNER>
+struct Tile {
+  static constexpr int OUTER = SUM_INNER ? TILE : TILE_DEPTH, INNER = SUM_INNER ? TILE_DEPTH : TILE;
+  static constexpr int STRIDE = INNER + WIDE<T>;
+  T at[OUTER * STRIDE];
+
+  __device__ T number(int i, int k) const { return at[SUM_INNER ? i * STRIDE + k : k * STRIDE + i]; }
+  // Two 16-bit numbers that follow each other in the sum.
+  __device__ uint32_t pair(int i, int k) const {
+    if (SUM_INNER) return *reinterpret_cast<const uint32_t*>(at + i * STRIDE + k);
+    return uint32_t(at[k * STRIDE + i].bits) | uint32_t(at[(k + 1) * STRIDE + i].bits) << 16;
+  }
+};
+
+// D [16, 8] += A [16, 16] B [16, 8] by a warp. With g = lane / 4 and t = lane % 4 a lane has
+//   a: (g, 2t..2t+1), (g + 8, same), (g, 2t + 8..), (g + 8, same)    b: (2t..2t+1, g), (2t + 8.., g)
+//   d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+#if defined(__CUDA_ARCH__)
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bf16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], f16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#else
+template <class T>
+__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T) {
+  // What every lane has, by register.
+  uint32_t of_a[4][32], of_b[2][32];
+  const auto share = [](uint32_t value, uint32_t(&all)[32]) {
+    const uint64_t* shown = fibers::show(value);
+    for (int lane = 0; lane < 32; ++lane) all[lane] = uint32_t(shown[lane]);
+  };
+  for (int r = 0; r < 4; ++r) share(a[r], of_a[r]);
+  for (int r = 0; r < 2; ++r) share(b[r], of_b[r]);
+  const auto half = [](uint32_t pair, int k) { return to_float(T{uint16_t(k % 2 == 0 ? pair : pair >> 16)}); };
+  for (int place = 0; place < 4; ++place) {
+    const int g = lane_idx() / 4, col = 2 * (lane_idx() % 4) + place % 2, low = place / 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t left = of_a[low + 2 * (k / 8)][4 * g + k % 8 / 2], right = of_b[k / 8][4 * col + k % 8 / 2];
+      d[place] += half(left, k) * half(right, k);
+    }
+  }
+}
+#endif
+
+// A warp's part of the sums of a block, [32, 32]: (row 16 r + 8 (p / 2) + g, column 8 c + 2 t + p % 2) in [r][c][p].
+struct WarpSums {
+  float at[2][4][4];
+};
+
+// Adds the product of a step: rows from `first_row` on of `a`, columns from `first_col` on of `b`.
+template <class T, bool A_INNER, bool B_INNER>
+__device__ inline void add_products(WarpSums& sums, const Tile<T, A_INNER>& a, const Tile<T, B_INNER>& b,
+                                    int first_row, int first_col) {
+  const int g = lane_idx() / 4, t = lane_idx() % 4;
+  if constexpr (sizeof(T) == 2) {
+    RLT_UNROLL
+    for (int k = 0; k < TILE_DEPTH; k += 16) {
+      uint32_t left[2][4], right[4][2];
+      RLT_UNROLL
+      for (int r = 0; r < 2; ++r)
+        RLT_UNROLL
+        for (int part = 0; part < 4; ++part)
+          left[r][part] = a.pair(first_row + 16 * r + g + 8 * (part % 2), k + 2 * t + 8 * (part / 2));
+      RLT_UNROLL
+      for (int c = 0; c < 4; ++c)
+        RLT_UNROLL
+        for (int part = 0; part < 2; ++part) right[c][part] = b.pair(first_col + 8 * c + g, k + 2 * t + 8 * part);
+      RLT_UNROLL
+      for (int r = 0; r < 2; ++r)
+        RLT_UNROLL
+        for (int c = 0; c < 4; ++c) multiply_add(sums.at[r][c], left[r], right[c], T{});
+    }
+  } else {
+    for (int k = 0; k < TILE_DEPTH; ++k) {
+      float left[2][2], right[4][2];
+      RLT_UNROLL
+      for (int r = 0; r < 2; ++r)
+        RLT_UNROLL
+        for (int low = 0; low < 2; ++low) left[r][low] = a.number(first_row + 16 * r + 8 * low + g, k);
+      RLT_UNROLL
+      for (int c = 0; c < 4; ++c)
+        RLT_UNROLL
+        for (int odd = 0; odd < 2; ++odd) right[c][odd] = b.number(first_col + 8 * c + 2 * t + odd, k);
+      RLT_UNROLL
+      for (int r = 0; r < 2; ++r)
+        RLT_UNROLL
+        for (int c = 0; c < 4; ++c)
+          RLT_UNROLL
+          for (int p = 0; p < 4; ++p) sums.at[r][c][p] += left[r][p / 2] * right[c][p % 2];
+    }
+  }
+}
+
+}  // namespace rlt
