@@ -55,6 +55,7 @@ impl Decoder {
         &self,
         layer_idx: Option<usize>,
         ExportOptions { merge_lora, dtype }: ExportOptions,
+        reads: Reads,
     ) -> Vec<(String, StoredAs<'_>)> {
         let adapter = if merge_lora { Adapter::On } else { Adapter::Off };
         let projections: HashMap<String, &Projection> = layer_idx
@@ -69,6 +70,10 @@ impl Decoder {
         let parameters = parameters.map(|(name, base)| match saved.remove(&name) {
             Some((saved, _)) => (name, saved),
             None => (name, base),
+        });
+        let parameters = parameters.map(|(name, tensor)| match reads {
+            Reads::Values => (name, tensor),
+            Reads::Shapes => (name, outline(&tensor.size(), (tensor.kind(), Device::Cpu))),
         });
         let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
@@ -116,6 +121,14 @@ pub(super) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
         true => tensor.shallow_clone(),
         false => outline(whole, (tensor.kind(), tensor.device())),
     }
+}
+
+/// What of the weights is asked for.
+#[derive(Clone, Copy)]
+enum Reads {
+    /// For a file's header, while the memory of units may be freed: no view can be made of them then.
+    Shapes,
+    Values,
 }
 
 /// The tensors that a parameter is stored as: views of it.
@@ -173,8 +186,9 @@ impl<'a> Export<'a> {
         if decoder.config.head == OutputHead::Vocabulary {
             write_json(&dir.join("generation_config.json"), &generation_config(decoder))?;
         }
-        let all: Vec<_> =
-            decoder.parts().flat_map(|layer_idx| decoder.stored_weights(layer_idx, *options)).collect();
+        let all =
+            decoder.parts().flat_map(|layer_idx| decoder.stored_weights(layer_idx, *options, Reads::Shapes));
+        let all: Vec<_> = all.collect();
         let file = TensorWriter::begin(&dir.join("model.safetensors"), &all)?;
         Ok(Self { decoder, options: *options, file })
     }
@@ -185,7 +199,7 @@ impl<'a> Export<'a> {
     /// # Errors
     /// [`ModelError::Write`].
     pub fn write(&mut self, layer_idx: Option<usize>) -> Result<(), ModelError> {
-        let weights = self.decoder.stored_weights(layer_idx, self.options);
+        let weights = self.decoder.stored_weights(layer_idx, self.options, Reads::Values);
         weights.iter().try_for_each(|(_, weight)| self.file.write(weight))
     }
 
