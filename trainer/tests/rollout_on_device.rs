@@ -5,6 +5,8 @@
 
 #[path = "rollout/adapters_on_device.rs"]
 mod adapters_on_device;
+#[path = "rollout/experts_on_device.rs"]
+mod experts_on_device;
 #[path = "rollout/fixture.rs"]
 #[allow(dead_code, unused_imports, reason = "shared with the tests on the CPU, which need more of it")]
 mod fixture;

@@ -91,14 +91,13 @@ pub enum Misfit {
         /// The degrees that fit.
         expected: String,
     },
-    /// Mixtures of experts run on CPUs alone.
+    /// Ranks exchange rows of experts on CPUs alone.
     #[error(
-        "spec.workers.device: {family:?} has experts, which have no kernels for GPUs yet: expected Cpu for a \
-         mixture of experts, got Cuda"
+        "spec.workers.mesh.ep: ranks with GPUs do not exchange rows of experts yet: expected 1 on GPUs, got {ep}"
     )]
-    ExpertsOnGpu {
-        /// The model's family.
-        family: Family,
+    ExpertParallelOnGpu {
+        /// Ranks that would have different experts.
+        ep: u32,
     },
     /// Some parts of models run on CPUs alone.
     #[error(
@@ -216,7 +215,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         return Err(Misfit::Degree { field, degree, shared, expected: "1".to_owned() });
     }
     check_experts(mesh.ep, model)?;
-    check_device(spec.workers.device, model)?;
+    check_device(spec.workers.device, mesh.ep, model)?;
     check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
     check_unmerged(spec, model)?;
@@ -255,17 +254,17 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
 }
 
-/// Checks that a model can be computed on a device, `Auto` being none yet.
+/// Checks that a model can be computed on a device, `Auto` being none yet, with its experts on `ep` ranks.
 ///
 /// # Errors
-/// [`Misfit::ExpertsOnGpu`], [`Misfit::Vision`] and [`Misfit::PartOnGpu`].
-pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
+/// [`Misfit::ExpertParallelOnGpu`], [`Misfit::Vision`] and [`Misfit::PartOnGpu`].
+pub fn check_device(device: Device, ep: u32, model: &ModelConfig) -> Result<(), Misfit> {
     if let (Device::Cuda, Some(part)) = (device, model.cpu_part()) {
         return Err(Misfit::PartOnGpu { family: model.family, part });
     }
-    match (device, &model.experts) {
-        (Device::Cuda, Some(_)) => Err(Misfit::ExpertsOnGpu { family: model.family }),
-        (Device::Cuda, _) if model.vision.is_some() => Err(Misfit::Vision {
+    match device {
+        Device::Cuda if ep > 1 => Err(Misfit::ExpertParallelOnGpu { ep }),
+        Device::Cuda if model.vision.is_some() => Err(Misfit::Vision {
             field: "spec.workers.device",
             family: model.family,
             expected: "Cpu, as there are no kernels of its positions for GPUs yet",

@@ -164,7 +164,7 @@ pub struct MeshSpec {
     /// divisor of `dpShard * sp` and of the number of experts: no rank is added. Each keeps its experts'
     /// weights, gradients and optimizer state, computes them for the tokens of all, and gathers no others;
     /// the rows of tokens are sent to the ranks of their experts and back. With 1 each rank computes all
-    /// experts of its tokens. The rollout has all experts, or shards of each by `rolloutTp`.
+    /// experts of its tokens. The rollout has all experts, or shards of each by `rolloutTp`. On GPUs only 1.
     #[schemars(range(min = 1, max = 1024))]
     pub ep: u32,
     /// As `sp`, for log-probs of actor and reference, which keep nothing for a backward pass and so hold

@@ -9,6 +9,8 @@ mod asked;
 mod attention;
 #[path = "on_devices/device.rs"]
 mod device;
+#[path = "on_devices/experts.rs"]
+mod experts;
 #[path = "on_devices/found.rs"]
 mod found;
 #[path = "on_devices/gpu_check.rs"]

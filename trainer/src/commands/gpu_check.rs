@@ -9,6 +9,7 @@
 mod child;
 mod decode;
 mod draws;
+mod experts;
 mod graphs;
 mod memory;
 mod nccl;

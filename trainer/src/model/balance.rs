@@ -16,7 +16,7 @@ use std::cell::RefCell;
 
 use tch::{Kind, Tensor, no_grad};
 
-use super::experts::Routes;
+use super::experts::{Choices, Routes};
 
 /// The routers' choices: sums over the tokens of all layers that have experts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -77,6 +77,8 @@ pub struct RouterTap {
 #[derive(Debug)]
 enum UseOfRoutes {
     Count(RefCell<RouterLoad>),
+    /// The same on a GPU: rows, choices and probabilities, f64 `[1 + 2 e]`.
+    CountThere(RefCell<Tensor>),
     Balance {
         /// [`RouterLoad::slopes`], f32 [e].
         slopes_e: Tensor,
@@ -88,13 +90,18 @@ enum UseOfRoutes {
 impl RouterTap {
     /// Counts what `num_experts` are chosen for tokens that count as `weights_t` says.
     pub fn counting(weights_t: Tensor, num_experts: usize) -> Self {
-        let load = RefCell::new(RouterLoad::of_none(num_experts));
-        Self { weights_t, use_of_routes: UseOfRoutes::Count(load) }
+        let use_of_routes = if weights_t.device().is_cuda() {
+            let sums = Tensor::zeros([1 + 2 * num_experts as i64], (Kind::Double, weights_t.device()));
+            UseOfRoutes::CountThere(RefCell::new(sums))
+        } else {
+            UseOfRoutes::Count(RefCell::new(RouterLoad::of_none(num_experts)))
+        };
+        Self { weights_t, use_of_routes }
     }
 
     /// Gives each layer a term of the loss whose `slopes` by probabilities are known.
     pub fn balancing(weights_t: Tensor, slopes: &[f32]) -> Self {
-        let slopes_e = Tensor::from_slice(slopes).to_device(weights_t.device());
+        let slopes_e = rlt_torch::upload_f32(slopes, weights_t.device());
         Self { weights_t, use_of_routes: UseOfRoutes::Balance { slopes_e, term: RefCell::new(None) } }
     }
 
@@ -107,39 +114,62 @@ impl RouterTap {
                 term.replace(Some(balance).filter(Tensor::requires_grad));
             }
             UseOfRoutes::Count(load) => {
-                let numbers = |tensor: Tensor| {
-                    let mut numbers = vec![0_f64; tensor.numel()];
-                    let on_host = no_grad(|| tensor.to_kind(Kind::Double).to_device(tch::Device::Cpu));
-                    on_host.copy_data(&mut numbers, tensor.numel());
-                    numbers
-                };
-                let (summed, weights) = (numbers(summed_e()), numbers(self.weights_t.shallow_clone()));
+                let Choices::Host(choices) = &routes.choices else { return };
+                let (summed, weights) = (numbers(&summed_e()), numbers(&self.weights_t));
                 let mut load = load.borrow_mut();
                 load.num_rows += weights.iter().sum::<f64>();
                 load.probabilities.iter_mut().zip(summed).for_each(|(all, own)| *all += own);
-                let per_token = routes.choices.len() / weights.len().max(1);
-                for (choice, expert) in routes.choices.iter().enumerate() {
+                let per_token = choices.len() / weights.len().max(1);
+                for (choice, expert) in choices.iter().enumerate() {
                     load.chosen[*expert as usize] += weights[choice / per_token];
                 }
             }
+            UseOfRoutes::CountThere(sums) => {
+                let Choices::Device(choices) = &routes.choices else { return };
+                let own = no_grad(|| self.sums_there(&choices.choices_tk, &summed_e()));
+                let _ = sums.borrow_mut().g_add_(&own);
+            }
         }
+    }
+
+    /// What a layer adds to the sums on a GPU. Weights are whole numbers, whose sums are exact in any order.
+    fn sums_there(&self, choices_tk: &Tensor, summed_e: &Tensor) -> Tensor {
+        let weights_t = self.weights_t.to_kind(Kind::Double);
+        let of_choices = weights_t.unsqueeze(1).expand_as(choices_tk).reshape([-1]);
+        let chosen_e = Tensor::zeros(summed_e.size(), (Kind::Double, summed_e.device()));
+        let chosen_e = chosen_e.index_add(0, &choices_tk.to_kind(Kind::Int64).view(-1), &of_choices);
+        Tensor::cat(&[weights_t.sum(Kind::Double).view(1), chosen_e, summed_e.to_kind(Kind::Double)], 0)
     }
 
     /// The term of the layer that has run, once.
     pub fn take_term(&self) -> Option<Tensor> {
         match &self.use_of_routes {
             UseOfRoutes::Balance { term, .. } => term.take(),
-            UseOfRoutes::Count(_) => None,
+            UseOfRoutes::Count(_) | UseOfRoutes::CountThere(_) => None,
         }
     }
 
-    /// The counts.
+    /// The counts; those of a GPU are waited for.
     pub fn load(self) -> RouterLoad {
         match self.use_of_routes {
             UseOfRoutes::Count(load) => load.into_inner(),
+            UseOfRoutes::CountThere(sums) => {
+                let sums = numbers(&sums.into_inner());
+                let (chosen, probabilities) = sums[1..].split_at(sums.len() / 2);
+                let (chosen, probabilities) = (chosen.to_vec(), probabilities.to_vec());
+                RouterLoad { num_rows: sums[0], chosen, probabilities }
+            }
             UseOfRoutes::Balance { .. } => RouterLoad::default(),
         }
     }
+}
+
+/// Numbers of a tensor on the host, which waits for them.
+pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
+    let mut numbers = vec![0_f64; tensor.numel()];
+    let on_host = no_grad(|| tensor.to_kind(Kind::Double).to_device(tch::Device::Cpu).contiguous());
+    on_host.copy_data(&mut numbers, tensor.numel());
+    numbers
 }
 
 /// The weight of each packed token, for `num_tokens` from `first_token` on: the number of completions that

@@ -9,6 +9,7 @@
 //! one expert at a time where weights are merged, and never while training.
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
+use rlt_api::plan::model_config::ExpertForm;
 use rlt_core::mesh::EpShard;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
@@ -105,6 +106,12 @@ impl ExpertWeights {
             (Some(lora), Adapter::On) => no_grad(|| weight.to_kind(Kind::Float) + lora.delta(expert)),
             _ => weight,
         }
+    }
+
+    /// The weights of all experts where no adapter is folded in; a view of the model's own.
+    pub(crate) fn unadapted(&self, tensor: ExpertTensor) -> Option<Tensor> {
+        let is_plain = self.lora_of(tensor).is_none() && self.form == ExpertForm::Gated;
+        is_plain.then(|| self.tensor(tensor).detach())
     }
 
     /// The router's weight, likewise.

@@ -12,7 +12,8 @@ use rlt_api::plan::model_config::{
     ExpertForm, ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
 };
 use rlt_core::mesh::EpShard;
-use rlt_torch::ExpertRows;
+use rlt_torch::cuda::{ExpertScores, RouteRule};
+use rlt_torch::{DeviceRoutes, ExpertRows};
 use tch::{Kind, Tensor, no_grad};
 
 use super::error::ModelError;
@@ -40,10 +41,19 @@ pub struct Routes {
     pub probabilities_te: Tensor,
     /// Weights of the chosen ones, [t, k], likewise.
     pub weights_tk: Tensor,
-    /// The chosen ones of each token, the likeliest first: t times k numbers.
-    pub choices: Vec<i64>,
+    /// The chosen ones.
+    pub choices: Choices,
     /// Their rows, sorted by expert.
     pub rows: ExpertRows,
+}
+
+/// The chosen experts of each token, the likeliest first; of equally likely ones those with lower numbers.
+#[derive(Debug)]
+pub enum Choices {
+    /// t times k numbers.
+    Host(Vec<i64>),
+    /// On a GPU, where the host does not wait for them.
+    Device(DeviceRoutes),
 }
 
 /// The products of a mixture of experts.
@@ -84,14 +94,11 @@ impl Mixture {
             RouterScores::Softmax => logits_te.softmax(-1, Kind::Float),
             RouterScores::Sigmoid => row_by_row_sigmoid(&logits_te.to_kind(Kind::Float)),
         };
-        let per_token = self.per_token as i64;
-        let (chosen_tk, choices_tk) = match self.choice(&scores_te, choice_bias) {
-            None => scores_te.topk(per_token, -1, true, true),
-            Some(choice_te) => {
-                let (_, choices_tk) = choice_te.topk(per_token, -1, true, true);
-                (scores_te.gather(-1, &choices_tk, false), choices_tk)
-            }
+        let (choices_tk, choices, rows) = match logits_te.device().is_cuda() {
+            true => self.chosen_on_device(logits_te, choice_bias),
+            false => self.chosen(&scores_te, choice_bias),
         };
+        let chosen_tk = scores_te.gather(-1, &choices_tk, false);
         let weights_tk = match (self.normalises_weights, self.routing.scores) {
             (false, _) => chosen_tk,
             (true, RouterScores::Softmax) => &chosen_tk / chosen_tk.sum_dim_intlist(-1, true, Kind::Float),
@@ -105,9 +112,43 @@ impl Mixture {
             RouterScores::Softmax => scores_te,
             RouterScores::Sigmoid => &scores_te / scores_te.sum_dim_intlist(-1, true, Kind::Float),
         };
-        let choices = numbers(&choices_tk);
-        let rows = ExpertRows::new(&choices, self.per_token, self.num_experts, logits_te.device());
         Routes { probabilities_te, weights_tk, choices, rows }
+    }
+
+    /// The best experts by their scores, i64 [t, k].
+    fn chosen(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> (Tensor, Choices, ExpertRows) {
+        let compared_te = self.choice(scores_te, choice_bias).unwrap_or_else(|| scores_te.detach());
+        let (_, order_te) = compared_te.sort_stable(true, -1, true);
+        let choices_tk = order_te.narrow(-1, 0, self.per_token as i64);
+        let choices = numbers(&choices_tk);
+        let rows = ExpertRows::new(&choices, self.per_token, self.num_experts, scores_te.device());
+        (choices_tk, Choices::Host(choices), rows)
+    }
+
+    /// The same on a GPU, in three launches whatever is chosen. Models with groups of experts run on CPUs
+    /// alone (`ModelConfig::cpu_part`).
+    fn chosen_on_device(
+        &self,
+        logits_te: &Tensor,
+        choice_bias: Option<&Tensor>,
+    ) -> (Tensor, Choices, ExpertRows) {
+        let bias_e = choice_bias.map(|bias_e| bias_e.to_kind(Kind::Float));
+        let routes = DeviceRoutes::new(logits_te, bias_e.as_ref(), self.rule(), self.per_token);
+        let rows = ExpertRows::on_device(&routes.choices_tk, self.num_experts);
+        (routes.choices_tk.to_kind(Kind::Int64), Choices::Device(routes), rows)
+    }
+
+    /// The same choice as a kernel makes it.
+    pub(crate) fn rule(&self) -> RouteRule {
+        RouteRule {
+            scores: match self.routing.scores {
+                RouterScores::Softmax => ExpertScores::Softmax,
+                RouterScores::Sigmoid => ExpertScores::Sigmoid,
+            },
+            normalises: self.normalises_weights,
+            rounds: self.rounds_weights,
+            scale: self.routing.scale,
+        }
     }
 
     /// The values by which experts are chosen if these are not their scores: with the bias, and only within

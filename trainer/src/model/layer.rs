@@ -55,7 +55,7 @@ impl LayerContext {
     pub(crate) fn token_weights(&self, tokens: &Tensor) -> Tensor {
         let computed = (self.first_token, tokens.numel());
         let weights = balance::token_weights(&self.cu_seqlens, &self.prefixes, computed);
-        Tensor::from_slice(&weights).to_device(tokens.device())
+        rlt_torch::upload_f32(&weights, tokens.device())
     }
 
     /// The term of the routers' loss of the layer that has just run.

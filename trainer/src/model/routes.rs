@@ -6,24 +6,36 @@
 //! actor    RouteWatch: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
 //! ```
 //! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is not
-//! seen. On the CPU it costs what the choices have cost already, for routing needs them on the host.
+//! seen. On a CPU it costs what the choices have cost already, for routing needs them on the host; on a GPU
+//! the routing kernel makes it, and counts stay there until all passes of a batch have run.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use rlt_core::digest::combine;
 use rlt_core::metrics::Metrics;
+use tch::Tensor;
 
-use super::experts::Routes;
+use super::experts::{Choices, Routes};
+
+mod on_device;
+
+use on_device::DeviceWatch;
 
 impl Routes {
     /// A digest of the experts of token `token`, of which the routes have `num_tokens`.
     fn digest(&self, token: usize, num_tokens: usize) -> u16 {
-        let per_token = self.choices.len() / num_tokens.max(1);
-        let mut chosen = self.choices[token * per_token..][..per_token].to_vec();
+        let mut chosen = self.of_token(token, num_tokens).to_vec();
         chosen.sort_unstable();
         let digest = chosen.iter().fold(0, |digest, expert| combine(digest, expert.cast_unsigned()));
         (digest >> 48) as u16
+    }
+
+    /// The experts of a token; none where only a GPU knows.
+    fn of_token(&self, token: usize, num_tokens: usize) -> &[i64] {
+        let Choices::Host(choices) = &self.choices else { return &[] };
+        let per_token = choices.len() / num_tokens.max(1);
+        &choices[token * per_token..][..per_token]
     }
 
     fn num_tokens(&self) -> usize {
@@ -55,7 +67,25 @@ pub type RoutesOfCompletion = Rc<[u16]>;
 
 /// Counts the routers' choices of a pass at predicting tokens.
 #[derive(Debug)]
-pub struct RouteWatch {
+pub struct RouteWatch(Watched);
+
+#[derive(Debug)]
+enum Watched {
+    Here(HostWatch),
+    OnDevice(DeviceWatch),
+}
+
+/// What a pass has counted.
+#[derive(Debug)]
+pub(crate) enum Counted {
+    /// Known.
+    Here(RouteCounts),
+    /// On a GPU, f64 `[layers, e + 2]`: the numbers of [`RouteCounts::from_numbers`].
+    OnDevice(Tensor),
+}
+
+#[derive(Debug)]
+struct HostWatch {
     /// Position of each predicting token among those of the pass, and the rollout's choices there: its
     /// completion's digests and the token's index in the completion.
     tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>,
@@ -76,17 +106,55 @@ struct LayerCounts {
 impl RouteWatch {
     /// Watches `tokens` in each of `num_layers` layers with experts.
     pub fn new(tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>, num_layers: usize) -> Self {
-        Self { tokens, layers: RefCell::new(vec![None; num_layers]) }
+        Self(Watched::Here(HostWatch { tokens, layers: RefCell::new(vec![None; num_layers]) }))
+    }
+
+    /// The same on a GPU: tokens are at `positions_p`, i64 `[p]`, with the rollout's choices of each.
+    pub fn on_device(
+        positions_p: &Tensor,
+        sampled: &[Option<(RoutesOfCompletion, usize)>],
+        num_layers: usize,
+    ) -> Self {
+        Self(Watched::OnDevice(DeviceWatch::new(positions_p, sampled, num_layers)))
     }
 
     /// Takes the routes of the layer with experts `place`, the number of such layers before it; a layer that
     /// is computed again is counted once.
     pub(super) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
+        match (&self.0, &routes.choices) {
+            (Watched::OnDevice(watch), Choices::Device(choices)) => {
+                watch.observe(place, num_experts, choices);
+            }
+            (Watched::Here(watch), _) => watch.observe(place, num_experts, routes),
+            (Watched::OnDevice(_), Choices::Host(_)) => {}
+        }
+    }
+
+    /// The counts.
+    pub(crate) fn counted(self) -> Counted {
+        match self.0 {
+            Watched::Here(watch) => Counted::Here(watch.counts()),
+            Watched::OnDevice(watch) => {
+                watch.counts().map_or_else(|| Counted::Here(RouteCounts::default()), Counted::OnDevice)
+            }
+        }
+    }
+
+    /// The counts as numbers; those of a GPU are waited for.
+    pub fn counts(self) -> RouteCounts {
+        match self.counted() {
+            Counted::Here(counts) => counts,
+            Counted::OnDevice(counts) => RouteCounts::from_device(&counts),
+        }
+    }
+}
+
+impl HostWatch {
+    fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
         let (num_tokens, num_layers) = (routes.num_tokens(), self.layers.borrow().len());
-        let per_token = routes.choices.len() / num_tokens.max(1);
         let mut counts = LayerCounts { chosen: vec![0.0; num_experts], ..LayerCounts::default() };
         for (position, sampled) in &self.tokens {
-            for expert in &routes.choices[position * per_token..][..per_token] {
+            for expert in routes.of_token(*position, num_tokens) {
                 counts.chosen[*expert as usize] += 1.0;
             }
             let expected =
@@ -101,8 +169,7 @@ impl RouteWatch {
         }
     }
 
-    /// The counts.
-    pub fn counts(self) -> RouteCounts {
+    fn counts(self) -> RouteCounts {
         RouteCounts { layers: self.layers.into_inner().into_iter().map(Option::unwrap_or_default).collect() }
     }
 }
@@ -125,6 +192,12 @@ impl RouteCounts {
         let numbers =
             |layer: &LayerCounts| [&layer.chosen[..], &[layer.num_compared, layer.num_equal]].concat();
         self.layers.iter().flat_map(numbers).collect()
+    }
+
+    /// Those of a GPU, f64 `[layers, e + 2]`, which are waited for.
+    pub(crate) fn from_device(counts: &Tensor) -> Self {
+        let num_experts = counts.size()[1] as usize - 2;
+        Self::from_numbers(&super::balance::numbers(&counts.view(-1)), num_experts)
     }
 
     /// Those of [`Self::to_numbers`], of `num_experts` in each layer.
@@ -192,7 +265,7 @@ mod tests {
         Routes {
             probabilities_te: zeros(5),
             weights_tk: zeros(2),
-            choices: choices.to_vec(),
+            choices: Choices::Host(choices.to_vec()),
             rows: rlt_torch::ExpertRows::new(&choices, 2, 5, Device::Cpu),
         }
     }

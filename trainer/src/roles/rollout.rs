@@ -45,6 +45,7 @@ mod role;
 mod routes;
 mod runner;
 mod sampler;
+mod stacked_experts;
 mod unmerged;
 mod weights;
 mod wide_heads;

@@ -80,7 +80,7 @@ pub fn setup(
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
     let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
-    check_device(spec.workers.device, weights.config())?;
+    check_device(spec.workers.device, spec.workers.mesh.ep, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;

@@ -111,6 +111,11 @@ impl ExpertNames {
 }
 
 impl Experts {
+    /// Whether a layer has more experts, or a token more of them, than a routing kernel takes.
+    pub(super) fn are_too_many_for_gpus(&self) -> bool {
+        self.num_experts > 1024 || self.num_experts_per_token > 32
+    }
+
     /// Experts in every one of `num_layers` layers, with sizes that [`Self::read_sizes`] replaces.
     pub(super) fn everywhere(num_layers: usize, names: ExpertNames) -> Self {
         Self {

@@ -264,6 +264,12 @@ impl ModelConfig {
         }
     }
 
+    /// Layers that have experts.
+    pub fn num_expert_layers(&self) -> usize {
+        let layers = self.experts.iter().flat_map(|experts| &experts.layers);
+        layers.filter(|has_experts| **has_experts).count()
+    }
+
     /// Weights of all experts of the model, and of one layer that has some; routers are none of them.
     pub fn expert_weights(&self) -> (u64, u64) {
         let Some(layers) = self.experts.as_ref().map(|experts| &experts.layers) else { return (0, 0) };

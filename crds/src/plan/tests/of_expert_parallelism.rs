@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{manifest, spec};
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ExpertForm, ExpertGroups, Experts, ModelConfig};
 use crate::plan::{MemoryPlan, Models, Phase, check_model, plan};
 use crate::validate;
 
@@ -103,6 +103,36 @@ fn experts_are_distributed_over_a_divisor_of_their_number_and_of_a_copy_s_ranks(
         misfit(&json!({"dpShard": 2, "ep": 2}), &super::qwen()).unwrap(),
         "spec.workers.mesh.ep: 2 ranks cannot share the experts of Qwen2, which has none: expected 1"
     );
+}
+
+#[test]
+fn mixtures_train_on_gpus_unless_ranks_exchange_their_rows_or_a_part_has_no_kernel() {
+    use crate::plan::check_device;
+    use crate::spec::Device;
+    let refused =
+        |device, ep, model: &ModelConfig| check_device(device, ep, model).err().map(|e| e.to_string());
+    assert_eq!(refused(Device::Cuda, 1, &mixture()), None);
+    assert_eq!(refused(Device::Cpu, 2, &mixture()), None);
+    assert_eq!(
+        refused(Device::Cuda, 2, &mixture()).unwrap(),
+        "spec.workers.mesh.ep: ranks with GPUs do not exchange rows of experts yet: expected 1 on GPUs, got 2"
+    );
+    let of_experts = |change: fn(&mut Experts)| {
+        let mut model = mixture();
+        change(model.experts.as_mut().unwrap());
+        refused(Device::Cuda, 1, &model).unwrap()
+    };
+    let with_biases = of_experts(|experts| experts.form = ExpertForm::Clamped);
+    assert!(with_biases.contains("has experts with biases, which have no kernels"), "{with_biases}");
+    let in_groups = of_experts(|experts| {
+        experts.routing.groups = Some(ExpertGroups { count: 2, chosen: 1, by_best: 1 });
+    });
+    assert!(in_groups.contains("groups of experts"), "{in_groups}");
+    for too_many in
+        [of_experts(|all| all.num_experts = 1025), of_experts(|all| all.num_experts_per_token = 33)]
+    {
+        assert!(too_many.contains("more than 1024 experts in a layer or 32 for a token"), "{too_many}");
+    }
 }
 
 #[test]

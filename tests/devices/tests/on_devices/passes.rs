@@ -19,15 +19,15 @@ use crate::asked::{Asked, asked_by};
 use crate::process::on_device;
 
 /// Rollout groups by the lengths of their prompts and completions.
-type Groups<'a> = &'a [(usize, &'a [usize])];
+pub(crate) type Groups<'a> = &'a [(usize, &'a [usize])];
 
-const FEW: Groups<'static> = &[(40, &[30, 30])];
-const MANY: Groups<'static> =
+pub(crate) const FEW: Groups<'static> = &[(40, &[30, 30])];
+pub(crate) const MANY: Groups<'static> =
     &[(21, &[9, 1, 30, 14]), (7, &[12]), (1, &[5, 8]), (40, &[3, 3, 3]), (5, &[2, 2, 2, 2])];
-const LARGE: usize = 4096;
-const SMALL: usize = 64;
+pub(crate) const LARGE: usize = 4096;
+pub(crate) const SMALL: usize = 64;
 
-fn batch(groups: Groups<'_>) -> Batch {
+pub(crate) fn batch(groups: Groups<'_>) -> Batch {
     let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
     let (mut sequences, mut group_of) = (Vec::new(), Vec::new());
     for (group_idx, (prompt_len, lens)) in groups.iter().enumerate() {
@@ -67,7 +67,7 @@ fn batch(groups: Groups<'_>) -> Batch {
     }
 }
 
-fn actor(family: &str, device: Device, compute: Kind) -> Actor {
+pub(crate) fn actor(family: &str, device: Device, compute: Kind) -> Actor {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../trainer/tests/fixtures/models");
     let options = LoadOptions { device, compute, trainable: true, ..LoadOptions::default() };
     let decoder = Decoder::load(&fixtures.join(family), &options).unwrap();
@@ -82,7 +82,7 @@ fn actor(family: &str, device: Device, compute: Kind) -> Actor {
 }
 
 /// Two passes over the batch, the second one off-policy, so that what is clipped counts too.
-fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
+pub(crate) fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     let aggregation = Aggregation::TokenMean;
     let objective = Objective { policy, aggregation, kl: None, entropy_coefficient: 0.01, positive: None };
     UpdatePlan {
@@ -95,11 +95,11 @@ fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     }
 }
 
-const VANILLA: PolicyLoss =
+pub(crate) const VANILLA: PolicyLoss =
     PolicyLoss::Vanilla(Vanilla { clip_low: 0.2, clip_high: 0.2, dual_clip: Some(3.0) });
 
 /// The scores, the report and the weights after an update.
-fn learned(actor: &mut Actor, policy: PolicyLoss, max_tokens: usize) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn learned_by(actor: &mut Actor, policy: PolicyLoss, max_tokens: usize) -> (Vec<f64>, Vec<f64>) {
     let batch = batch(MANY);
     let scores = actor.score(&batch, Adapter::On, max_tokens).unwrap();
     let report = update(actor, &batch, &plan(policy, max_tokens)).unwrap();
@@ -113,7 +113,7 @@ fn learned(actor: &mut Actor, policy: PolicyLoss, max_tokens: usize) -> (Vec<f64
     (numbers, parameters.iter().flat_map(|(_, weight)| flat(weight)).collect())
 }
 
-fn largest_difference(one: &[f64], other: &[f64]) -> f64 {
+pub(crate) fn largest_difference(one: &[f64], other: &[f64]) -> f64 {
     assert_eq!(one.len(), other.len());
     let differences = one.iter().zip(other).map(|(one, other)| (one - other).abs() / one.abs().max(1.0));
     differences.fold(0.0, f64::max)
@@ -126,8 +126,8 @@ fn an_update_on_a_device_is_the_cpus() {
         let gspo = PolicyLoss::Gspo(Gspo { clip_low: 3e-4, clip_high: 4e-4 });
         for (family, policy) in [("qwen3", VANILLA), ("qwen2-window", VANILLA), ("gemma", gspo)] {
             for max_tokens in [LARGE, SMALL] {
-                let cpu = learned(&mut actor(family, Device::Cpu, Kind::Float), policy, max_tokens);
-                let gpu = learned(&mut actor(family, device, Kind::Float), policy, max_tokens);
+                let cpu = learned_by(&mut actor(family, Device::Cpu, Kind::Float), policy, max_tokens);
+                let gpu = learned_by(&mut actor(family, device, Kind::Float), policy, max_tokens);
                 // fp32 sums in another order; weights have moved by two steps of 1e-4.
                 let off = largest_difference(&cpu.0, &gpu.0);
                 assert!(off < 2e-4, "{family} in passes of {max_tokens}: numbers off by {off}");

@@ -4,7 +4,7 @@ use rlt_torch::{Activation, apply_rope, gated_activation, rms_norm};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Failure, Finding, Findings};
+use super::{Failure, Finding, Findings, experts};
 
 /// Largest error that an fp32 operator may have, relative to the largest number of the result: sums of a few
 /// hundred products, in any order.
@@ -51,7 +51,22 @@ const OPERATORS: [(&str, Operator); 14] = [
 ];
 
 /// Our own operators, each with its formula.
-const OWN: [(&str, Operator, Operator); 3] = [
+const OWN: [(&str, Operator, Operator); 6] = [
+    (
+        "own experts",
+        |x, y| experts::output(experts::by_kernels, x, y),
+        |x, y| experts::output(experts::by_formula, x, y),
+    ),
+    (
+        "own experts, gradient of rows",
+        |x, y| experts::gradient_of_rows(experts::by_kernels, x, y),
+        |x, y| experts::gradient_of_rows(experts::by_formula, x, y),
+    ),
+    (
+        "own experts, gradient of weights",
+        |x, y| experts::gradient_of_weights(experts::by_kernels, x, y),
+        |x, y| experts::gradient_of_weights(experts::by_formula, x, y),
+    ),
     (
         "own rms_norm",
         |x, y| rms_norm(x, &y.get(0), 1e-6, 0.0),

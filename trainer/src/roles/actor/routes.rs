@@ -4,8 +4,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use tch::Tensor;
+
 use super::{Actor, ActorError, MicroBatch};
-use crate::model::{RouteCounts, RouteWatch, RoutesOfCompletion};
+use crate::model::{Counted, RouteCounts, RouteWatch, RoutesOfCompletion};
 
 /// The counts of the passes over a batch.
 #[derive(Debug)]
@@ -14,25 +16,49 @@ pub(crate) struct WatchedRoutes {
     of_rows: Vec<Option<RoutesOfCompletion>>,
     num_layers: usize,
     counts: RefCell<RouteCounts>,
+    /// Those of passes on a GPU, which are read at the end.
+    on_device: RefCell<Option<Tensor>>,
 }
 
 impl WatchedRoutes {
     /// The observer of the pass over `micro_batch`.
     pub(crate) fn watch(&self, micro_batch: &MicroBatch) -> RouteWatch {
-        let positions = Vec::<i64>::try_from(&micro_batch.predictors_c).unwrap_or_default();
         let predicted = micro_batch.predicted.in_rows(&micro_batch.rows);
-        let tokens = positions.into_iter().zip(predicted).map(|(position, (row, token))| {
-            let sampled = self.of_rows.get(micro_batch.row_idxs[row]).cloned().flatten();
-            (position as usize, sampled.map(|digests| (digests, token)))
+        let sampled = predicted.map(|(row, token)| {
+            let digests = self.of_rows.get(micro_batch.row_idxs[row]).cloned().flatten();
+            digests.map(|digests| (digests, token))
         });
+        let predictors_c = &micro_batch.predictors_c;
+        if predictors_c.device().is_cuda() {
+            return RouteWatch::on_device(predictors_c, &sampled.collect::<Vec<_>>(), self.num_layers);
+        }
+        let positions = Vec::<i64>::try_from(predictors_c).unwrap_or_default();
+        let tokens = positions.into_iter().map(|position| position as usize).zip(sampled);
         RouteWatch::new(tokens.collect(), self.num_layers)
     }
 
     /// Adds the counts of a pass.
     pub(crate) fn add(&self, watch: Option<RouteWatch>) {
-        if let Some(watch) = watch {
-            *self.counts.borrow_mut() += watch.counts();
+        match watch.map(RouteWatch::counted) {
+            None => {}
+            Some(Counted::Here(counts)) => *self.counts.borrow_mut() += counts,
+            Some(Counted::OnDevice(counts)) => {
+                let mut all = self.on_device.borrow_mut();
+                *all = Some(match all.take() {
+                    Some(before) => before + counts,
+                    None => counts,
+                });
+            }
         }
+    }
+
+    /// All counts of this rank; those of a GPU are waited for.
+    fn all(&self) -> RouteCounts {
+        let mut counts = self.counts.borrow().clone();
+        if let Some(there) = self.on_device.take() {
+            counts += RouteCounts::from_device(&there);
+        }
+        counts
     }
 }
 
@@ -43,7 +69,8 @@ impl Actor {
         self.watched_routes.replace(self.decoder.config.experts.as_ref().map(|experts| {
             let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
             let counts = RouteCounts::of_none(num_layers, experts.num_experts);
-            Rc::new(WatchedRoutes { of_rows, num_layers, counts: RefCell::new(counts) })
+            let (counts, on_device) = (RefCell::new(counts), RefCell::default());
+            Rc::new(WatchedRoutes { of_rows, num_layers, counts, on_device })
         }));
     }
 
@@ -54,7 +81,7 @@ impl Actor {
     pub(crate) fn take_route_counts(&self) -> Result<Option<RouteCounts>, ActorError> {
         let Some(watched) = self.watched_routes.take() else { return Ok(None) };
         let num_experts = self.decoder.config.experts.as_ref().map_or(0, |experts| experts.num_experts);
-        let mut numbers = watched.counts.borrow().to_numbers();
+        let mut numbers = watched.all().to_numbers();
         self.ranks.all_reduce(&mut [&mut numbers])?;
         Ok(Some(RouteCounts::from_numbers(&numbers, num_experts)))
     }

@@ -13,6 +13,7 @@
 //! Ranks of a tensor-parallel group launch the same steps, whose collectives run on the same stream. The
 //! tokens that each has drawn are gathered after them, so that a step needs no other wait of the host.
 
+mod experts;
 mod generate;
 pub(super) use generate::run;
 mod layers;
@@ -112,6 +113,8 @@ pub(super) struct Launched {
 pub(super) struct Read {
     /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
     pub(super) drawn: Vec<Drawn>,
+    /// Digests of the experts of each layer that has some, layer by layer, for each of these.
+    pub(super) routes: Vec<Vec<u16>>,
     /// Whether all ranks have drawn the same.
     pub(super) is_alike: bool,
     /// Whether a rank wants the end.
@@ -197,6 +200,7 @@ impl<'a> DeviceDecoder<'a> {
             max_blocks: bounds.max_blocks,
             seen_words: if bounds.has_penalty { vocab_size.div_ceil(32) } else { 0 },
             block_size,
+            route_layers: weights.frame.config.num_expert_layers(),
         };
         let rows = Rows::new(layout);
         let change_words = layout.max_change_words() as i64;
@@ -274,10 +278,14 @@ impl<'a> DeviceDecoder<'a> {
             let [token, logprob] = of_row(ranks[0], row);
             Drawn { token: token as u32, logprob: f32::from_bits(logprob as u32) }
         };
+        let digest =
+            |row: usize, layer: usize| ranks[0][self.layout.routes() + layer * max_rows + row] as u16;
+        let routes = |&row: &usize| (0..self.layout.route_layers).map(|layer| digest(row, layer)).collect();
         Ok(Read {
+            routes: launched.rows.iter().map(routes).collect(),
             drawn: launched.rows.iter().map(drawn).collect(),
             is_alike: launched.rows.iter().all(is_alike),
-            is_end_wanted: ranks.iter().any(|rank| rank[2 * max_rows] != 0),
+            is_end_wanted: ranks.iter().any(|rank| rank[self.layout.end_word()] != 0),
         })
     }
 
@@ -365,6 +373,8 @@ impl<'a> DeviceDecoder<'a> {
         let per_row = |array| words(layout.start_of(array), rows);
         let matrix = |start, width: usize| words(start, rows * width).view([first_rows, width as i64]);
         let drawn = |array: usize| words(layout.drawn() + array * layout.max_rows, rows);
+        let first_route = layout.drawn() + layout.routes();
+        let routes = |layer: usize| words(first_route + layer * layout.max_rows, rows);
         let context_lens = per_row(PerRow::ContextLen);
         let block_tables = matrix(layout.tables(), layout.max_blocks);
         Pass {
@@ -376,6 +386,7 @@ impl<'a> DeviceDecoder<'a> {
                     context_lens: context_lens.shallow_clone(),
                     block_tables: block_tables.shallow_clone(),
                 },
+                routes: (0..layout.route_layers).map(routes).collect(),
             },
             context_lens,
             block_tables,

@@ -1,4 +1,5 @@
-//! A layer's experts in the engine: each expert's gate and up fused, packed for few rows.
+//! A layer's experts in the engine: each expert's gate and up fused, packed for few rows, or on a GPU side by
+//! side.
 //!
 //! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits
 //! in any batch, the router's included, so that a sample does not depend on its batch.
@@ -8,10 +9,21 @@ use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
+use super::stacked_experts::StackedExperts;
 use crate::model::tp_shards::TpCut;
 use crate::model::{
-    Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, clamped_activation, gated_activation_packed,
+    Adapter, DecoderLayer, ExpertTensor, ExpertWeights, Mixture, Routes, clamped_activation,
+    gated_activation_packed,
 };
+
+/// Weights of experts.
+#[derive(Debug)]
+enum Packed {
+    /// Gate above up, and down, of each.
+    Each(Vec<[PackedLinear; 2]>),
+    /// Those of all, on a GPU.
+    Stacked(StackedExperts),
+}
 
 /// Router and experts of a layer, packed.
 #[derive(Debug)]
@@ -19,8 +31,7 @@ pub(super) struct PackedExperts {
     mixture: Mixture,
     choice_bias: Option<Tensor>,
     router: PackedLinear,
-    /// Gate above up, and down, of each expert.
-    experts: Vec<[PackedLinear; 2]>,
+    experts: Packed,
     /// The gate of what stands beside them.
     pub(super) shared_gate: Option<Product>,
     activation: HiddenActivation,
@@ -51,24 +62,15 @@ impl PackedExperts {
         let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_block)?;
         let choice_bias = weights.choice_bias.as_ref().map(|bias| bias.detach().copy());
         let mut packed = |weight: &Tensor, bias: Option<Tensor>| {
-            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(block))
+            PackedLinear::new(&own(weight, kind), bias.as_ref(), rows_hint, Some(&mut *block))
         };
-        let num_experts = weights.router.size()[0];
-        let mut experts = Vec::with_capacity(num_experts as usize);
-        for expert in 0..num_experts {
-            let merged = |tensor| weights.outputs_first(&weights.merged(tensor, expert, Adapter::On));
-            let bias = |tensor| {
-                let bias_eo = weights.bias_of(tensor)?;
-                Some(bias_eo.detach().select(0, expert).to_kind(kind).copy())
-            };
-            let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
-            let down = cut.expert_down(&merged(ExpertTensor::Down));
-            let gate_up = packed(&gate_up, bias(ExpertTensor::GateUp))?;
-            experts.push([gate_up, packed(&down, bias(ExpertTensor::Down))?]);
-        }
         let shared_gate = match (shared_gate, layer.shared_gate()) {
             (None, Some(gate)) => Some(Product::Packed(packed(&gate.merged(Adapter::On).weight, None)?)),
             (given, _) => given,
+        };
+        let experts = match weights.router.device().is_cuda() {
+            true => Packed::Stacked(StackedExperts::pack(weights, cut, (kind, shares))?),
+            false => Packed::Each(packed_each(weights, cut, kind, &mut packed)?),
         };
         let activation = layer.activation();
         Ok(Some(Self {
@@ -83,13 +85,31 @@ impl PackedExperts {
     }
 
     pub(super) fn num_bytes(&self) -> usize {
-        let products = self.experts.iter().flatten().chain([&self.router]);
-        products.map(PackedLinear::num_bytes).sum::<usize>()
-            + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
+        let experts = match &self.experts {
+            Packed::Each(experts) => experts.iter().flatten().map(PackedLinear::num_bytes).sum(),
+            Packed::Stacked(stacked) => stacked.num_bytes(),
+        };
+        experts + self.router.num_bytes() + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
     }
 
     pub(super) fn mixture(&self) -> Mixture {
         self.mixture
+    }
+
+    pub(super) fn router(&self) -> &PackedLinear {
+        &self.router
+    }
+
+    /// The weights of all experts on a GPU.
+    pub(super) fn stacked(&self) -> Result<&StackedExperts, rlt_torch::Error> {
+        match &self.experts {
+            Packed::Stacked(stacked) => Ok(stacked),
+            Packed::Each(_) => Err(rlt_torch::Error::Argument {
+                act: "products of experts on a GPU",
+                expected: "weights that are there".into(),
+                got: "weights packed for a CPU".into(),
+            }),
+        }
     }
 
     pub(super) fn scores(&self, normed_td: &Tensor) -> Tensor {
@@ -107,8 +127,12 @@ impl PackedExperts {
     /// The weighed sum of the experts' outputs [t, d], or this rank's summand of it.
     pub(super) fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Tensor {
         let rows_nd = routes.rows.gather(normed_td);
+        let experts: &[[PackedLinear; 2]] = match &self.experts {
+            Packed::Each(experts) => experts,
+            Packed::Stacked(_) => &[],
+        };
         let outputs = routes.rows.of_experts().map(|(expert, rows)| {
-            let [gate_up, down] = &self.experts[expert];
+            let [gate_up, down] = &experts[expert];
             let own_nd = rows_nd.narrow(0, rows.start, rows.end - rows.start);
             let gate_up_ni = gate_up.forward(&own_nd);
             down.forward(&match self.form {
@@ -119,4 +143,25 @@ impl PackedExperts {
         let outputs: Vec<Tensor> = outputs.collect();
         routes.rows.combine(&Tensor::cat(&outputs, 0), &routes.weights_tk)
     }
+}
+
+/// The products of each expert, or this rank's cut of them, for a CPU.
+fn packed_each(
+    weights: &ExpertWeights,
+    cut: &TpCut<'_>,
+    kind: Kind,
+    packed: &mut impl FnMut(&Tensor, Option<Tensor>) -> Result<PackedLinear, rlt_torch::Error>,
+) -> Result<Vec<[PackedLinear; 2]>, rlt_torch::Error> {
+    let products = |expert: i64| {
+        let merged = |tensor| weights.outputs_first(&weights.merged(tensor, expert, Adapter::On));
+        let bias = |tensor| {
+            let bias_eo = weights.bias_of(tensor)?;
+            Some(bias_eo.detach().select(0, expert).to_kind(kind).copy())
+        };
+        let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
+        let down = cut.expert_down(&merged(ExpertTensor::Down));
+        let gate_up = packed(&gate_up, bias(ExpertTensor::GateUp))?;
+        Ok([gate_up, packed(&down, bias(ExpertTensor::Down))?])
+    };
+    (0..weights.router.size()[0]).map(products).collect()
 }

@@ -93,9 +93,6 @@ impl RolloutWeights {
         let decoder = policy.decoder();
         let is_unmerged = !merges && decoder.lora().is_some();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
-        if decoder.config.experts.is_some() && decoder.device().is_cuda() {
-            return Err(failed("the experts".into())(no_kernels_for_experts()));
-        }
         if decoder.config.vision.is_some() && decoder.device().is_cuda() {
             return Err(failed("the vision tower".into())(no_kernels_for_images()));
         }
@@ -346,15 +343,6 @@ impl PackedLayer {
 impl PackedBlock {
     fn num_bytes(&self) -> usize {
         self.gate_up.num_bytes() + self.down.num_bytes()
-    }
-}
-
-/// Why a mixture of experts samples on CPUs alone.
-pub(super) fn no_kernels_for_experts() -> rlt_torch::Error {
-    rlt_torch::Error::Argument {
-        act: "sampling from a mixture of experts",
-        expected: "a CPU, as there are no kernels of experts for GPUs yet".into(),
-        got: "a GPU".into(),
     }
 }
 

@@ -67,11 +67,12 @@ fn read(
     }
     let mut verdicts: Vec<(TokenId, bool)> = Vec::with_capacity(read.drawn.len());
     let mut num_new = 0;
-    for (&(sample, is_longest), drawn) in step.samples.iter().zip(read.drawn) {
+    for ((&(sample, is_longest), drawn), routes) in step.samples.iter().zip(read.drawn).zip(read.routes) {
         if drafts.is_complete(sample) {
             verdicts.push((drawn.token, true));
             continue;
         }
+        drafts.log_routes(sample, routes.into_iter());
         num_new += 1;
         verdicts.push((drawn.token, drafts.push(sample, drawn, is_longest)?));
     }

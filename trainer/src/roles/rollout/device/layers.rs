@@ -1,4 +1,5 @@
-//! The decoder on a device as kernels into given buffers: nine launches a layer, whatever the number of rows.
+//! The decoder on a device as kernels into given buffers: nine launches a layer, whatever the number of rows;
+//! with experts thirteen, and four more for a block beside them.
 //!
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
@@ -19,11 +20,12 @@ use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attentio
 use tch::{Device, Kind, Tensor};
 
 use super::Failure;
+use super::experts::{ExpertBuffers, Mix};
 use super::peers::Peers;
 use crate::model::{DecoderLayer, FeedForward, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Scratch};
-use crate::roles::rollout::weights::{RolloutWeights, no_kernels_for_experts};
+use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
 
 /// A layer's norms, cast; see [`crate::model`] for their places.
 #[derive(Debug)]
@@ -69,6 +71,9 @@ pub(super) struct Inputs {
     /// i32 `[rows]`.
     pub(super) slots: Tensor,
     pub(super) seen: Seen,
+    /// Where digests of the routers' choices are written, i32 `[rows]` for each layer with experts; empty
+    /// where they are not logged.
+    pub(super) routes: Vec<Tensor>,
 }
 
 /// What the rows of a pass attend to.
@@ -97,6 +102,7 @@ pub(super) struct Buffers {
     activated: Tensor,
     /// For products whose adapters are beside them.
     scratch: Scratch,
+    experts: Option<ExpertBuffers>,
     /// For rows that read the paged cache.
     paged: Option<Paged>,
 }
@@ -164,6 +170,8 @@ impl<'a> Model<'a> {
         let (config, frame) = (&self.weights.shard, &self.weights.frame);
         let options = (frame.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
+        let has_block = (0..config.num_layers).any(|layer_idx| config.experts_of(layer_idx).is_none());
+        let dense_width = if has_block { config.intermediate_size } else { 0 };
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
         Buffers {
             residual: empty(config.hidden_size),
@@ -172,9 +180,10 @@ impl<'a> Model<'a> {
             qkv: empty((heads + 2 * kv_heads) * head_dim),
             queries: Tensor::empty([rows as i64, heads as i64, head_dim as i64], options),
             keys: (frame.config.qk_norm == QkNorm::AllHeads).then(|| empty(kv_heads * head_dim)),
-            gate_up: empty(2 * config.intermediate_size),
-            activated: empty(config.intermediate_size),
+            gate_up: empty(2 * dense_width),
+            activated: empty(dense_width),
             scratch: self.scratch(rows),
+            experts: ExpertBuffers::new(rows, config, options),
             paged: None,
         }
     }
@@ -243,14 +252,33 @@ impl<'a> Model<'a> {
         products.output.forward_into(&attended.flatten(1, 2), &buffers.added, on_device)?;
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
-        let FeedForward::Dense(block) = &products.feed_forward else {
-            return Err(no_kernels_for_experts().into());
-        };
+        match (&products.feed_forward, &buffers.experts) {
+            (FeedForward::Experts { experts, beside }, Some(of_experts)) => {
+                let (kernels, activation) = (&self.kernels, self.activation);
+                let digests = inputs.routes.get(self.place_among_experts(layer_idx));
+                Mix { kernels, activation, experts, block: beside.as_ref(), scratch: &buffers.scratch }
+                    .launch(input, of_experts, (digests, &buffers.added))?;
+            }
+            (FeedForward::Dense(block), _) => self.feed_forward(block, input, buffers)?,
+            (FeedForward::Experts { .. }, None) => {
+                let (expected, got) = ("buffers of experts".into(), "those of other layers".into());
+                return Err(Error::Argument { act: "a mixture of experts", expected, got }.into());
+            }
+        }
+        self.block_output(norms.after_mlp.as_ref(), buffers)
+    }
+
+    fn feed_forward(&self, block: &PackedBlock, input: &Tensor, buffers: &Buffers) -> Result<(), Error> {
+        let on_device = (&self.kernels, &buffers.scratch);
         block.gate_up.forward_into(input, &buffers.gate_up, on_device)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
         SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
-        block.down.forward_into(&buffers.activated, &buffers.added, on_device)?;
-        self.block_output(norms.after_mlp.as_ref(), buffers)
+        block.down.forward_into(&buffers.activated, &buffers.added, on_device)
+    }
+
+    /// How many layers before this one have experts.
+    fn place_among_experts(&self, layer_idx: usize) -> usize {
+        (0..layer_idx).filter(|before| self.config().experts_of(*before).is_some()).count()
     }
 
     /// What a block reads: the residual stream with what the last block made, behind its norm where it has
@@ -424,6 +452,7 @@ impl Buffers {
                 inner: self.scratch.inner.as_ref().map(first),
                 heads: self.scratch.heads.as_ref().map(first),
             },
+            experts: self.experts.as_ref().map(|experts| experts.of_rows(rows)),
             paged: self.paged.as_ref().map(|paged| Paged {
                 attended: first(&paged.attended),
                 workspace: paged.workspace.shallow_clone(),

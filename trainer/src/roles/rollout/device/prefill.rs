@@ -34,7 +34,7 @@ impl DeviceDecoder<'_> {
         });
         let (max_queries, max_keys) = (words.max_queries, words.max_keys);
         let seen = CachedSegments { cu_queries, cu_keys, slots: seen_slots, max_queries, max_keys };
-        Ok(Inputs { tokens, positions, slots, seen: Seen::Gathered(seen) })
+        Ok(Inputs { tokens, positions, slots, seen: Seen::Gathered(seen), routes: Vec::new() })
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), Error> {

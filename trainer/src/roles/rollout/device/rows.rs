@@ -22,6 +22,8 @@ pub(super) struct Layout {
     /// Words of a row's seen tokens, a bit for each token of the vocabulary; 0 where nothing is penalised.
     pub(super) seen_words: usize,
     pub(super) block_size: usize,
+    /// Layers whose routers' choices a step leaves to be read.
+    pub(super) route_layers: usize,
 }
 
 /// Arrays of the state with one word a row.
@@ -55,14 +57,24 @@ impl Layout {
         self.tables() + self.max_rows * self.max_blocks
     }
 
-    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, and a word
-    /// that is not 0 once this rank wants the end.
+    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, a word that is
+    /// not 0 once this rank wants the end, and a digest of each row's experts for each layer with some.
     pub(super) fn drawn(&self) -> usize {
         self.seen() + self.max_rows * self.seen_words
     }
 
     pub(super) fn num_drawn_words(&self) -> usize {
-        2 * self.max_rows + 1
+        self.routes() + self.route_layers * self.max_rows
+    }
+
+    /// The word behind the drawn tokens and log-probs.
+    pub(super) fn end_word(&self) -> usize {
+        2 * self.max_rows
+    }
+
+    /// First of the digests `[route_layers, max_rows]`, from [`Self::drawn`] on.
+    pub(super) fn routes(&self) -> usize {
+        self.end_word() + 1
     }
 
     pub(super) fn num_words(&self) -> usize {
@@ -103,7 +115,7 @@ impl Changes {
 
     /// Lets all ranks know, with what this step draws, that this one wants the end.
     pub(super) fn ask_for_end(&mut self, layout: &Layout) {
-        self.write(layout.drawn() + layout.num_drawn_words() - 1, 1);
+        self.write(layout.drawn() + layout.end_word(), 1);
     }
 
     pub(super) fn words(&self) -> &[i32] {

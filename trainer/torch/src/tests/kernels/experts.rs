@@ -161,7 +161,7 @@ fn rows_are_sorted_by_expert_as_on_the_cpu() {
     });
 }
 
-/// Sizes of rows, experts, outputs and inputs: whole vectors and not, more rows than a tile, fewer than experts.
+/// Sizes of rows, experts, outputs and inputs: whole vectors and not, more rows than a tile, few rows.
 const PRODUCTS: [(usize, usize, i64, i64); 5] =
     [(2, 5, 8, 16), (90, 4, 72, 40), (33, 8, 7, 33), (140, 5, 66, 104), (6, 40, 130, 8)];
 

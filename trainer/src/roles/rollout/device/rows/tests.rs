@@ -113,7 +113,7 @@ proptest! {
         let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens: 16 };
         let mut scheduler = Scheduler::new(limits).unwrap();
         requests.iter().for_each(|request| scheduler.add(request).unwrap());
-        let layout = Layout { max_rows: max_concurrent, max_blocks, seen_words: 2, block_size };
+        let layout = Layout { max_rows: max_concurrent, max_blocks, seen_words: 2, block_size, route_layers: 0 };
         let mut rows = Rows::new(layout);
         let mut device = Device { layout, state: rows.empty_state() };
         let ends = |s: &Sequence| s.completion().len() >= (s.seed as usize * 5 + stop_seed) % 16;
@@ -163,7 +163,7 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
         max_new_tokens: 9,
     };
     [3, 20, 40].iter().for_each(|&token| scheduler.add(&request(token)).unwrap());
-    let layout = Layout { max_rows: 4, max_blocks: 4, seen_words: 2, block_size: 4 };
+    let layout = Layout { max_rows: 4, max_blocks: 4, seen_words: 2, block_size: 4, route_layers: 2 };
     let mut rows = Rows::new(layout);
     let mut device = Device { layout, state: rows.empty_state() };
     scheduler.schedule();

@@ -1,0 +1,153 @@
+//! A mixture of experts as kernels into given buffers: seven launches, whatever rows an expert has, and four
+//! more for a feed-forward block beside the experts.
+//!
+//! ```text
+//! router, choice, rows sorted by expert, gate and up of rows, gate, down of rows, sum with what is beside
+//! ```
+//! With tensor parallelism ranks have shards of each expert; the all-reduce of the sums is the caller's.
+//! Shapes: k experts a token, n = rows * k.
+
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_torch::cuda::{CombineRows, GroupedLinear, Kernels, RouteExperts, SortRows, SwiGlu};
+use rlt_torch::{Activation, Error};
+use tch::{Device, Kind, Tensor};
+
+use crate::roles::rollout::experts::PackedExperts;
+use crate::roles::rollout::product::Scratch;
+use crate::roles::rollout::weights::PackedBlock;
+
+/// What the layers with experts write, for a number of rows.
+#[derive(Debug)]
+pub(super) struct ExpertBuffers {
+    /// `[rows, e]`.
+    logits: Tensor,
+    /// i32 `[rows, k]`.
+    choices: Tensor,
+    /// f32 `[rows, k]`.
+    weights: Tensor,
+    /// i32 `[n]`.
+    order: Tensor,
+    inverse: Tensor,
+    /// i32 `[e]`.
+    ends: Tensor,
+    /// `[n, 2 i]`.
+    gate_up: Tensor,
+    /// `[n, i]`.
+    activated: Tensor,
+    /// `[n, d]`.
+    outputs: Tensor,
+    beside: Option<Beside>,
+}
+
+/// What the block beside experts writes.
+#[derive(Debug)]
+struct Beside {
+    gate_up: Tensor,
+    activated: Tensor,
+    /// `[rows, d]`.
+    output: Tensor,
+    /// `[rows, 1]`.
+    gate: Tensor,
+}
+
+impl ExpertBuffers {
+    /// For at most `rows` rows of a model as wide as `shard`; `None` without experts.
+    pub(super) fn new(rows: usize, shard: &ModelConfig, (kind, device): (Kind, Device)) -> Option<Self> {
+        let experts = shard.experts.as_ref()?;
+        let (hidden, width) = (shard.hidden_size, experts.intermediate_size);
+        let (count, per_token) = (experts.num_experts, experts.num_experts_per_token);
+        let n = rows * per_token;
+        let empty = |size: [usize; 2]| Tensor::empty(size.map(|len| len as i64), (kind, device));
+        let ints = |len: usize| Tensor::empty([len as i64], (Kind::Int, device));
+        let of_choices = [rows as i64, per_token as i64];
+        Some(Self {
+            logits: empty([rows, count]),
+            choices: Tensor::empty(of_choices, (Kind::Int, device)),
+            weights: Tensor::empty(of_choices, (Kind::Float, device)),
+            order: ints(n),
+            inverse: ints(n),
+            ends: ints(count),
+            gate_up: empty([n, 2 * width]),
+            activated: empty([n, width]),
+            outputs: empty([n, hidden]),
+            beside: experts.shared_intermediate_size.map(|width| Beside {
+                gate_up: empty([rows, 2 * width]),
+                activated: empty([rows, width]),
+                output: empty([rows, hidden]),
+                gate: empty([rows, 1]),
+            }),
+        })
+    }
+
+    /// The same memory for fewer rows.
+    pub(super) fn of_rows(&self, rows: usize) -> Self {
+        let first = |tensor: &Tensor, len: usize| tensor.narrow(0, 0, len as i64);
+        let n = rows * self.choices.size()[1] as usize;
+        Self {
+            logits: first(&self.logits, rows),
+            choices: first(&self.choices, rows),
+            weights: first(&self.weights, rows),
+            order: first(&self.order, n),
+            inverse: first(&self.inverse, n),
+            ends: self.ends.shallow_clone(),
+            gate_up: first(&self.gate_up, n),
+            activated: first(&self.activated, n),
+            outputs: first(&self.outputs, n),
+            beside: self.beside.as_ref().map(|beside| Beside {
+                gate_up: first(&beside.gate_up, rows),
+                activated: first(&beside.activated, rows),
+                output: first(&beside.output, rows),
+                gate: first(&beside.gate, rows),
+            }),
+        }
+    }
+}
+
+/// The packed weights of a layer with experts, and how it is computed.
+pub(super) struct Mix<'a> {
+    pub(super) kernels: &'a Kernels,
+    pub(super) activation: Activation,
+    pub(super) experts: &'a PackedExperts,
+    /// The block beside them.
+    pub(super) block: Option<&'a PackedBlock>,
+    /// For products whose adapters are beside them.
+    pub(super) scratch: &'a Scratch,
+}
+
+impl Mix<'_> {
+    /// Writes the output of the experts for `input`, `[rows, d]`, and of the block beside them to `out`;
+    /// digests of the choices to `digests`, i32 `[rows]`.
+    pub(super) fn launch(
+        &self,
+        input: &Tensor,
+        buffers: &ExpertBuffers,
+        (digests, out): (Option<&Tensor>, &Tensor),
+    ) -> Result<(), Error> {
+        let Self { kernels, activation, experts, block, scratch } = *self;
+        let ExpertBuffers { logits, choices, weights, order, inverse, ends, .. } = buffers;
+        experts.router().forward_into(input, logits)?;
+        let (rule, bias) = (experts.mixture().rule(), experts.choice_bias());
+        RouteExperts { logits, bias, rule, choices, weights, digests }.launch(kernels)?;
+        SortRows { choices: &choices.view(-1), order, inverse, ends }.launch(kernels)?;
+        let stacked = experts.stacked()?;
+        let (gate_up, places) = (&buffers.gate_up, Some(order));
+        GroupedLinear { rows: input, places, weight: &stacked.gate_up, ends, out: gate_up }
+            .launch(kernels)?;
+        SwiGlu { gate_up, activation, out: &buffers.activated }.launch(kernels)?;
+        let (rows, outputs) = (&buffers.activated, &buffers.outputs);
+        GroupedLinear { rows, places: None, weight: &stacked.down, ends, out: outputs }.launch(kernels)?;
+        let mut combine = CombineRows { rows: outputs, weights, inverse, beside: None, gate: None, out };
+        if let Some((block, buffers)) = block.zip(buffers.beside.as_ref()) {
+            let Beside { gate_up, activated, output, gate } = buffers;
+            block.gate_up.forward_into(input, gate_up, (kernels, scratch))?;
+            SwiGlu { gate_up, activation, out: activated }.launch(kernels)?;
+            block.down.forward_into(activated, output, (kernels, scratch))?;
+            combine.beside = Some(output);
+            if let Some(product) = &experts.shared_gate {
+                product.forward_into(input, gate, (kernels, scratch))?;
+                combine.gate = Some(gate);
+            }
+        }
+        combine.launch(kernels)
+    }
+}

@@ -1,0 +1,75 @@
+//! The weights of a layer's experts side by side, as a GPU's grouped products read them.
+
+use rlt_torch::Error;
+use tch::{Kind, Tensor, no_grad};
+
+use crate::model::tp_shards::TpCut;
+use crate::model::{Adapter, ExpertTensor, ExpertWeights};
+
+/// Weights of all experts, or this rank's shard of each.
+#[derive(Debug)]
+pub(super) struct StackedExperts {
+    /// Gate above up, `[e, 2 i, d]`.
+    pub(super) gate_up: Tensor,
+    /// `[e, d, i]`.
+    pub(super) down: Tensor,
+}
+
+impl StackedExperts {
+    /// Casts the weights to `kind`, adapters folded in, one expert at a time. With `shares` weights that need
+    /// no change stay the model's own.
+    pub(super) fn pack(
+        weights: &ExpertWeights,
+        cut: &TpCut<'_>,
+        (kind, shares): (Kind, bool),
+    ) -> Result<Self, Error> {
+        let stacked = |tensor: ExpertTensor| {
+            let base = weights.unadapted(tensor).filter(|_| cut.is_whole());
+            base.map_or_else(|| each(weights, cut, tensor, kind), |base| own(&base, kind, shares))
+        };
+        let packed = |tensor| no_grad(|| stacked(tensor)).map_err(failed);
+        Ok(Self { gate_up: packed(ExpertTensor::GateUp)?, down: packed(ExpertTensor::Down)? })
+    }
+
+    /// Memory of the weights.
+    pub(super) fn num_bytes(&self) -> usize {
+        [&self.gate_up, &self.down]
+            .map(|weight| weight.numel() * weight.kind().elt_size_in_bytes())
+            .iter()
+            .sum()
+    }
+}
+
+/// All weights at once.
+fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError> {
+    let cast = base.f_to_kind(kind)?.f_contiguous()?;
+    if shares || cast.data_ptr() != base.data_ptr() { Ok(cast) } else { Ok(cast.copy()) }
+}
+
+/// The weights of one expert after the other, so that no second set exists while adapters are folded in.
+fn each(
+    weights: &ExpertWeights,
+    cut: &TpCut<'_>,
+    tensor: ExpertTensor,
+    kind: Kind,
+) -> Result<Tensor, tch::TchError> {
+    let num_experts = weights.router.size()[0];
+    let of = |expert: i64| {
+        let merged = weights.merged(tensor, expert, Adapter::On);
+        match tensor {
+            ExpertTensor::GateUp => cut.expert_gate_up(&merged),
+            ExpertTensor::Down => cut.expert_down(&merged),
+        }
+    };
+    let first = of(0);
+    let size = [&[num_experts], first.size().as_slice()].concat();
+    let stacked = Tensor::f_empty(size, (kind, first.device()))?;
+    for expert in 0..num_experts {
+        stacked.select(0, expert).f_copy_(&of(expert))?;
+    }
+    Ok(stacked)
+}
+
+fn failed(source: tch::TchError) -> Error {
+    Error::Libtorch { act: "packing the experts of a layer", message: source.to_string() }
+}
