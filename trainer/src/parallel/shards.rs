@@ -296,16 +296,16 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// The error of `digest`, or [`RankError`] when a rank is lost.
-    pub(crate) fn is_as_held<E: From<RankError>>(
+    pub(crate) fn matches_shards<E: From<RankError>>(
         &self,
         unit: FsdpUnit,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
-        let mut is_as_held = true;
+        let mut matches_shards = true;
         for flat in self.held(unit).flats() {
-            is_as_held &= flat.is_as_held(&self.ranks, &digest)?;
+            matches_shards &= flat.matches_shards(&self.ranks, &digest)?;
         }
-        Ok(is_as_held)
+        Ok(matches_shards)
     }
 
     /// Starts the all-gather of a sharded unit.
@@ -473,18 +473,18 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// What `digest` fails with, or as [`Self::gather_parameters`].
-    pub(crate) fn gather_as_held<E: From<RankError>>(
+    pub(crate) fn gather_verified<E: From<RankError>>(
         &self,
         unit: FsdpUnit,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<Option<NamedTensors>, E> {
-        let (mut whole, mut is_as_held) = (NamedTensors::new(), true);
+        let (mut whole, mut matches_shards) = (NamedTensors::new(), true);
         for flat in &self.held(unit).trained {
-            let (parameters, as_held) = flat.gather_as_held(&self.ranks, &digest)?;
+            let (parameters, matches) = flat.gather_verified(&self.ranks, &digest)?;
             whole.extend(parameters);
-            is_as_held &= as_held;
+            matches_shards &= matches;
         }
-        Ok(is_as_held.then_some(whole))
+        Ok(matches_shards.then_some(whole))
     }
 
     /// One gathered tensor for each trained parameter of a unit, by name, from this rank's pieces of them,

@@ -331,19 +331,19 @@ impl Flat {
         Ok(self.whole(dtype).buffer.release()?)
     }
 
-    /// See [`super::ShardedParameters::is_as_held`].
-    pub(super) fn is_as_held<E: From<RankError>>(
+    /// See [`super::ShardedParameters::matches_shards`].
+    pub(super) fn matches_shards<E: From<RankError>>(
         &self,
         ranks: &MeshRanks,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
         let whole = self.whole(dtype);
-        let is_as_held = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
+        let matches_shards = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
         if !self.has_others.get() {
-            return Ok(is_as_held);
+            return Ok(matches_shards);
         }
-        let mut others_are_as_held = true;
+        let mut others_match = true;
         for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
             let sent = Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
             let (expected, parts) = match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
@@ -359,10 +359,10 @@ impl Flat {
             };
             for (place, part) in parts.iter().enumerate() {
                 let got = digest(&part.contiguous().view(-1))?.cast_signed();
-                others_are_as_held &= got == expected.int64_value(&[place as i64]);
+                others_match &= got == expected.int64_value(&[place as i64]);
             }
         }
-        Ok(is_as_held && others_are_as_held)
+        Ok(matches_shards && others_match)
     }
 
     /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
@@ -453,16 +453,16 @@ impl Flat {
         self.gather_shards(ranks, &self.shard.values()?)
     }
 
-    /// See [`super::ShardedParameters::gather_as_held`].
-    pub(super) fn gather_as_held<E: From<RankError>>(
+    /// See [`super::ShardedParameters::gather_verified`].
+    pub(super) fn gather_verified<E: From<RankError>>(
         &self,
         ranks: &MeshRanks,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<(NamedTensors, bool), E> {
         let values = self.shard.values().map_err(RankError::from)?;
         let whole = self.gather_whole(ranks, &values)?;
-        let is_as_held = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
-        Ok((self.parameters_in(&whole, ranks)?, is_as_held))
+        let matches_shards = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
+        Ok((self.parameters_in(&whole, ranks)?, matches_shards))
     }
 
     fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {

@@ -71,7 +71,7 @@ impl RolloutWeights {
                 Some(shards) => {
                     let unit = FsdpUnit::Layer(layer_idx);
                     let digest = |tensor: &_| digest_of(&what(), tensor);
-                    Some(shards.gather_as_held(unit, digest)?.ok_or_else(torn)?)
+                    Some(shards.gather_verified(unit, digest)?.ok_or_else(torn)?)
                 }
             };
             let taken = packed.take_adapter(layer, gathered.as_ref(), (options, &self.head_layout));

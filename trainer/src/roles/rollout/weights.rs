@@ -212,7 +212,7 @@ impl Packer<'_> {
     /// Fails unless what has been gathered of a part is what the ranks hold of it.
     fn attest(&self, unit: FsdpUnit) -> Result<(), RolloutError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
-        match shards.is_as_held(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
+        match shards.matches_shards(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
             true => Ok(()),
             false => Err(RolloutError::Torn { unit: unit_name(unit) }),
         }

@@ -137,19 +137,19 @@ fn a_wrong_all_gather_is_detected_by_the_digests_of_all_ranks() {
         let shards = actor.shards().unwrap();
         let mut matches = Vec::new();
         let visited = shards.visit(WeightDtype::Master, |unit| {
-            matches.push(shards.is_as_held(unit, digest)?);
+            matches.push(shards.matches_shards(unit, digest)?);
             // The first number of rank 0's shard, as rank 1 has received it.
             if ranks.rank() == 1 {
                 let (_, leaf) = shards.parameters_of(unit).into_iter().next().unwrap();
                 let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);
             }
-            matches.push(shards.is_as_held(unit, digest)?);
+            matches.push(shards.matches_shards(unit, digest)?);
             Ok::<(), RankError>(())
         });
         visited.unwrap();
         matches
     });
-    assert!(matches[0].iter().all(|is_as_held| *is_as_held));
+    assert!(matches[0].iter().all(|matches_shards| *matches_shards));
     assert!(matches[1].chunks(2).all(|pair| pair == [true, false]), "{:?}", matches[1]);
 }
 

@@ -265,12 +265,12 @@ fn gathered_weights_are_verified_and_leave_with_their_unit() {
             actor.decoder.named_parameters().into_iter().find(is_it).unwrap().1
         };
         let visited = shards.visit(WeightDtype::Master, |unit| {
-            assert!(shards.is_as_held(unit, digest)?, "{unit:?}");
+            assert!(shards.matches_shards(unit, digest)?, "{unit:?}");
             if unit == FsdpUnit::Layer(0) {
                 assert_eq!(leaf().size(), [13, 34]);
                 // A number of the second rank's columns.
                 tch::no_grad(|| drop(leaf().detach().get(3).get(20).fill_(0.25)));
-                assert!(!shards.is_as_held(unit, digest)?, "a changed number of any rank is found");
+                assert!(!shards.matches_shards(unit, digest)?, "a changed number of any rank is found");
             }
             Ok::<(), RankError>(())
         });
