@@ -91,7 +91,7 @@ pub fn unmerged_refusal(
         () if saves_modules => Some("modules that are trained whole (modulesToSave)"),
         () if model.latent.is_some() => Some("latent attention, whose queries absorb weights"),
         () if device == Device::Cuda && model.experts.is_some() => {
-            Some("experts on a GPU, for which there are no kernels yet")
+            Some("experts on a GPU, where no product has an adapter beside it")
         }
         () => None,
     }
