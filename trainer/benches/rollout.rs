@@ -1,7 +1,8 @@
-//! Rollout throughput on a 135M-parameter Llama shape with random weights.
+//! Rollout throughput on a 135M-parameter Llama shape with random weights; `--1b` takes one of 1.1 billion,
+//! whose head is a smaller part of it.
 //!
-//! Alone it runs every load and prints where the time goes. The peer on the same loads is
-//! `peers/generate.py`; both answer `--serve` to `peers/compare.py`.
+//! Alone it runs every load and prints where the time goes. The peers on the same loads are
+//! `peers/generate.py` and `peers/generate_ctranslate2.py`; all answer `--serve` to `peers/compare.py`.
 
 #[path = "training/measure.rs"]
 mod measure;
@@ -36,7 +37,12 @@ fn main() -> anyhow::Result<()> {
     let kind = if measure::has("--bf16") { Kind::BFloat16 } else { Kind::Float };
     let device =
         if measure::has("--cuda") && rlt_torch::load_cuda()? { Device::Cuda(0) } else { Device::Cpu };
-    let config = ModelConfig::from_json(&serde_json::from_str(include_str!("rollout/model.json"))?)?;
+    let shape = if measure::has("--1b") {
+        include_str!("rollout/model-1b.json")
+    } else {
+        include_str!("rollout/model.json")
+    };
+    let config = ModelConfig::from_json(&serde_json::from_str(shape)?)?;
     let loads: Vec<Load> = serde_json::from_str(include_str!("rollout/loads.json"))?;
     let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
     // `--nf4` and `--int8` quantize the base as a job does.
@@ -56,11 +62,12 @@ fn main() -> anyhow::Result<()> {
 fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
     let options = RolloutOptions { max_concurrent: load.max_concurrent, ..RolloutOptions::default() };
     let mut engine = RolloutEngine::new(options);
-    let started = Instant::now();
-    engine.sync_weights(decoder, 0)?;
-    let sync_seconds = started.elapsed().as_secs_f64();
     let requests = requests(decoder, load);
+    // Packing of weights counts: a job packs them anew after each update.
     measure::measured(|| {
+        let started = Instant::now();
+        engine.sync_weights(decoder, 0)?;
+        let sync_seconds = started.elapsed().as_secs_f64();
         engine.generate(decoder, &requests, &NoText, &mut |_| std::ops::ControlFlow::Continue(()))?;
         let stats = engine.stats();
         Ok(json!({

@@ -5,8 +5,12 @@ the seconds that its matrix products alone, or reading the weights once for ever
 import json
 import pathlib
 
+from contests import kind_and_dtype
+
 SHAPE = json.loads((pathlib.Path(__file__).parent.parent / "rollout/model.json").read_text())
-PHASES = ("rollout_seconds", "reference_seconds", "update_seconds", "prefill_seconds", "decode_seconds", "sampling_seconds")
+BYTES = {"fp32": 4, "bf16": 2}
+PHASES = ("rollout_seconds", "reference_seconds", "update_seconds", "sync_seconds", "prefill_seconds", "decode_seconds",
+          "sampling_seconds")
 COUNTS = ("computed_tokens", "new_tokens", "prefilled_tokens", "steps", "micro_batches")
 
 
@@ -19,28 +23,29 @@ def weights():
 
 
 class Machine:
-    def __init__(self, limits):
-        self.limits = limits
+    def __init__(self, limits, dtype):
+        self.limits, self.bytes = limits, BYTES[dtype]
 
     def products(self, body_tokens, head_tokens, passes=1):
         body, head = weights()
         return passes * 2e-9 * (body * body_tokens + head * head_tokens) / self.limits["gflops"]
 
     def reads(self, steps):
-        return 4e-9 * sum(weights()) * steps / self.limits["read_gb_s"]
+        return 1e-9 * self.bytes * sum(weights()) * steps / self.limits["read_gb_s"]
 
 
 def phases(contest, ours, machine):
     """Phase -> (seconds, seconds at best)."""
     # A backward pass has products for inputs and for weights; below an adapter the weights have none.
-    passes = 2 if contest.endswith("-lora") else 3
+    passes = 2 if "-lora-" in contest else 3
     if "rollout_seconds" in ours:
         computed, new = ours["computed_tokens"], ours["new_tokens"]
         return {"rollout": (ours["rollout_seconds"], max(machine.products(new, new), machine.reads(new / 16))),
                 "reference": (ours["reference_seconds"], machine.products(computed, new)),
                 "update": (ours["update_seconds"], machine.products(computed, new, passes))}
     if "prefilled_tokens" in ours:
-        return {"prefill": (ours["prefill_seconds"], machine.products(ours["prefilled_tokens"], 0)),
+        return {"packing of weights": (ours["sync_seconds"], machine.reads(1)),
+                "prefill": (ours["prefill_seconds"], machine.products(ours["prefilled_tokens"], 0)),
                 "decode": (ours["decode_seconds"], max(machine.products(ours["tokens"], ours["tokens"]),
                                                        machine.reads(ours["steps"]))),
                 "sampling": (ours["sampling_seconds"], 0.0)}
@@ -56,7 +61,8 @@ EXPLANATION = (
 
 def where_the_time_goes(contest, ours, limits):
     """A line of Markdown."""
-    parts = phases(contest, ours, Machine(limits))
+    _, dtype = kind_and_dtype(contest)
+    parts = phases(contest, ours, Machine(limits, dtype))
     shares = ", ".join(f"{name} {spent:.2f} s ({spent / ours['seconds']:.0%}; at best {bound:.2f} s)"
                        for name, (spent, bound) in parts.items())
     rest = max(0.0, ours["seconds"] - sum(spent for spent, _ in parts.values()))

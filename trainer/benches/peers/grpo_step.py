@@ -1,29 +1,28 @@
-"""One GRPO step by TRL on the load of the `grpo_step` benchmark.
+"""One GRPO step by TRL on the load of the `grpo_step` benchmark, in micro-batches of a group like ours.
 
-    python grpo_step.py [--tuned] [--lora]
+    python grpo_step.py [--dtype autocast|fp32|medium|bf16] [--keep-activations] [--lora]
 
-As it comes, TRL recomputes activations and multiplies fp32 matrices by libtorch's default. `--tuned` gives each phase its
-best: kept activations, "medium" matrix products outside the rollout (in it they are slower).
+`autocast` is TRL's default, also on a CPU: weights in fp32, products in bfloat16. `medium` multiplies matrices of fp32 in
+bfloat16 where libtorch has it, outside the rollout (in it they are slower); `bf16` has weights and moments in it. As it comes,
+TRL recomputes activations.
 """
 
 import argparse
-import json
-import pathlib
 import random
 import tempfile
 import time
 
 import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import serve
+import shape
 
-BENCHES = pathlib.Path(__file__).parent.parent
 NUM_PROMPTS, NUM_SAMPLES, PROMPT_LEN, NEW_TOKENS = 2, 8, 64, 64
 MAX_STEPS = 1000
+DTYPES = ("autocast", "fp32", "medium", "bf16")
 
 
 class OneStepATurn(TrainerCallback):
@@ -47,16 +46,14 @@ class OneStepATurn(TrainerCallback):
 
 
 class TimedTrainer(GRPOTrainer):
-    def __init__(self, clock, is_tuned, **kwargs):
-        self.clock, self.is_tuned = clock, is_tuned
+    def __init__(self, clock, is_medium, **kwargs):
+        self.clock, self.is_medium = clock, is_medium
         super().__init__(**kwargs)
 
     def _generate(self, prompts):
-        if self.is_tuned:
-            torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision("highest")
         result = self.timed("rollout", super()._generate, prompts)
-        if self.is_tuned:
-            torch.set_float32_matmul_precision("medium")
+        torch.set_float32_matmul_precision("medium" if self.is_medium else "highest")
         return result
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
@@ -72,50 +69,41 @@ class TimedTrainer(GRPOTrainer):
         return result
 
 
-def save_model(folder):
-    config = json.loads((BENCHES / "rollout/model.json").read_text())
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
-    words = {f"t{token}": token for token in range(config["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    last = config["vocab_size"] - 1
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="t0", eos_token=f"t{last}", unk_token="t0")
-    wrapped.padding_side = "left"
-    return wrapped, last
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tuned", action="store_true")
-    parser.add_argument("--lora", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_float32_matmul_precision("medium" if arguments.tuned else "highest")
-    folder = tempfile.TemporaryDirectory()
-    tokenizer, last = save_model(folder.name)
-    prompt = lambda: " ".join(f"t{random.randrange(1, last)}" for _ in range(PROMPT_LEN))
+def trainer_of(arguments, folder, clock):
+    tokenizer, last = shape.save_model(folder)
+    prompt = lambda: " ".join(f"t{random.randrange(2, last)}" for _ in range(PROMPT_LEN))
     lora = None
     if arguments.lora:
         from peft import LoraConfig
 
         lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    tuned = {"gradient_checkpointing": False} if arguments.tuned else {}
     config = GRPOConfig(
-        output_dir=folder.name + "/out", use_cpu=True, bf16=False, report_to="none", save_strategy="no", beta=0.04,
-        per_device_train_batch_size=NUM_PROMPTS * NUM_SAMPLES, num_generations=NUM_SAMPLES, max_steps=MAX_STEPS,
-        max_completion_length=NEW_TOKENS, generation_kwargs={"min_new_tokens": NEW_TOKENS}, logging_steps=MAX_STEPS,
-        disable_tqdm=True, **tuned)
-    clock = {}
-    turns = OneStepATurn(clock)
-    trainer = TimedTrainer(
-        clock, arguments.tuned, model=folder.name, args=config, processing_class=tokenizer, peft_config=lora,
+        output_dir=folder + "/out", use_cpu=True, bf16=arguments.dtype == "autocast", report_to="none", save_strategy="no",
+        beta=0.04, per_device_train_batch_size=NUM_SAMPLES, gradient_accumulation_steps=NUM_PROMPTS,
+        num_generations=NUM_SAMPLES, max_steps=MAX_STEPS, max_completion_length=NEW_TOKENS, logging_steps=MAX_STEPS,
+        generation_kwargs={"min_new_tokens": NEW_TOKENS}, disable_tqdm=True,
+        gradient_checkpointing=not arguments.keep_activations,
+        model_init_kwargs={"dtype": "bfloat16" if arguments.dtype == "bf16" else "float32"})
+    return TimedTrainer(
+        clock, arguments.dtype == "medium", model=folder, args=config, processing_class=tokenizer, peft_config=lora,
         reward_funcs=lambda completions, **_: [random.random() for _ in completions],
-        train_dataset=Dataset.from_list([{"prompt": prompt()} for _ in range(NUM_PROMPTS * MAX_STEPS)]),
-        callbacks=[turns])
-    serve.ready()
-    turns.wait(trainer.control)
-    if not trainer.control.should_training_stop:
-        trainer.train()
+        train_dataset=Dataset.from_list([{"prompt": prompt()} for _ in range(NUM_PROMPTS * MAX_STEPS)]))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dtype", choices=DTYPES, default="autocast")
+    parser.add_argument("--keep-activations", action="store_true")
+    parser.add_argument("--lora", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        clock = {}
+        trainer, turns = trainer_of(arguments, folder, clock), OneStepATurn(clock)
+        trainer.add_callback(turns)
+        serve.ready()
+        turns.wait(trainer.control)
+        if not trainer.control.should_training_stop:
+            trainer.train()
 
 
 main()

@@ -6,14 +6,19 @@ use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::actor::Actor;
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 
+use tch::Kind;
+
 use crate::measure::has;
 use crate::shape::{actor_options, config};
 
 /// Random weights, all of them trained, or with `--lora` an adapter of rank 16 on every linear layer.
-/// Activations are kept, or recomputed with `--checkpointing`.
+/// Activations are kept, or recomputed with `--checkpointing`; `--bf16` computes in bfloat16.
 pub(crate) fn actor() -> anyhow::Result<Actor> {
     let config = config()?;
-    let options = LoadOptions { trainable: !has("--lora"), ..LoadOptions::default() };
+    let compute = if has("--bf16") { Kind::BFloat16 } else { Kind::Float };
+    // A frozen base is kept as it computes, as a job keeps it; trained weights stay in fp32.
+    let storage = if has("--lora") { compute } else { Kind::Float };
+    let options = LoadOptions { trainable: !has("--lora"), storage, compute, ..LoadOptions::default() };
     let mut decoder = Decoder::from_config(&config, 0, &options)?;
     if has("--lora") {
         let lora = LoraConfig {
