@@ -17,6 +17,7 @@ mod open_instruct;
 mod rewards;
 mod settings;
 pub mod shell;
+mod tracking;
 mod trl;
 mod verl;
 

@@ -9,6 +9,7 @@ use crate::key::{Fate, Outcome, Table};
 use crate::launch::Launch;
 use crate::rewards::is_hub_name;
 use crate::settings::Settings;
+use crate::tracking::{self, RunNames};
 
 /// The sections in which settings are at home, by the beginning of their names; `training` has the others.
 const HOMES: [(&str, &str); 13] = [
@@ -65,7 +66,25 @@ pub(crate) fn convert(
     let kept = settings.count("keep_last_n_checkpoints").filter(|count| *count > 0);
     draft.set_some("spec.checkpoint.keep", kept);
     workers(launch, settings, &mut draft);
+    trackers(settings, &mut draft);
     (draft, outcomes)
+}
+
+/// `with_tracking` means W&B, unless `report_to` names others.
+fn trackers(settings: &Settings, draft: &mut Draft) {
+    let names = RunNames {
+        project: settings.text("wandb_project_name").or_else(|| settings.text("wandb_project")),
+        run: settings.text("run_name").or_else(|| settings.text("exp_name")),
+        entity: settings.text("wandb_entity"),
+        ..RunNames::default()
+    };
+    let named = settings.list("report_to");
+    let loggers = match settings.is_true("with_tracking") {
+        true if named.iter().all(|name| name == "all") => vec!["wandb".to_owned()],
+        true => named,
+        false => Vec::new(),
+    };
+    tracking::report_to(&loggers, &names, draft);
 }
 
 /// A template that is named, where it has an equal.
@@ -272,12 +291,10 @@ fn schedule(settings: &Settings, draft: &mut Draft) {
     };
     draft.set("spec.training.schedule.kind", kind);
     draft.set("spec.training.optimizer.weightDecay", settings.number("weight_decay").unwrap_or(0.0));
-    if let Some(ratio) = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0) {
-        draft.remark(
-            "training",
-            format!("the warm-up takes {ratio} of all steps: say `schedule.warmupSteps`."),
-        );
-    }
+    let ratio = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0);
+    draft.set_some("spec.training.schedule.warmupRatio", ratio);
+    let steps = settings.count("warm_up_steps").filter(|steps| *steps > 0 && ratio.is_none());
+    draft.set_some("spec.training.schedule.warmupSteps", steps);
 }
 
 /// Learners and engines share the GPUs here.
@@ -291,9 +308,11 @@ fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.ranksPerWorker", of_machine);
     draft.set("spec.workers.device", "Cuda");
     let sp = settings.count("sequence_parallel_size").unwrap_or(1).max(1);
-    let shard = machines.saturating_mul(of_machine) / sp;
+    let tp = settings.count("tensor_parallel_degree").unwrap_or(1).max(1);
+    let shard = machines.saturating_mul(of_machine) / sp.saturating_mul(tp);
     draft.set_some("spec.workers.mesh.dpShard", Some(shard).filter(|ranks| *ranks > 1));
     draft.set_some("spec.workers.mesh.sp", Some(sp).filter(|ranks| *ranks > 1));
+    draft.set_some("spec.workers.mesh.tp", Some(tp).filter(|ranks| *ranks > 1));
     let tp = settings.count("vllm_tensor_parallel_size").filter(|size| *size > 1);
     draft.set_some("spec.workers.mesh.rolloutTp", tp);
 }

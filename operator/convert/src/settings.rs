@@ -119,8 +119,7 @@ impl Settings {
     /// # Errors
     /// When it is no map in YAML.
     pub fn add_yaml(&mut self, text: &str) -> Result<(), SettingsError> {
-        let tree: Value =
-            serde_saphyr::from_str(text).map_err(|error| SettingsError::Yaml(error.to_string()))?;
+        let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(error.to_string()))?;
         match tree {
             Value::Object(tree) => self.add_map("", tree),
             other => return Err(SettingsError::Yaml(format!("it is {other}"))),
@@ -156,6 +155,12 @@ pub(crate) fn is_true(value: &Value) -> bool {
     }
 }
 
+/// Reads YAML with as many comments as it has: by itself serde_saphyr refuses more than 32 lines at one
+/// place.
+fn read_yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { emit_comments: false })
+}
+
 /// A value as it is written on a command line.
 pub(crate) fn text_of(value: &Value) -> String {
     match value {
@@ -177,7 +182,7 @@ fn parsed(text: &str) -> Value {
         return number;
     }
     let is_structured = trimmed.starts_with(['[', '{', '\'', '"']);
-    let value = if is_structured { serde_saphyr::from_str(&spaced(trimmed)).ok() } else { None };
+    let value = if is_structured { read_yaml(&spaced(trimmed)).ok() } else { None };
     value.unwrap_or_else(|| match trimmed {
         "true" => Value::Bool(true),
         "false" => Value::Bool(false),

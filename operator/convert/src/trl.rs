@@ -9,6 +9,7 @@ use crate::key::{Outcome, Table};
 use crate::launch::Launch;
 use crate::rewards::is_hub_name;
 use crate::settings::Settings;
+use crate::tracking::{self, RunNames};
 
 /// The kinds of job that TRL's trainers are, by the beginning of a script's name; the longest goes first.
 const KINDS: [(&str, &str); 13] = [
@@ -75,7 +76,18 @@ pub(crate) fn convert(
     optimizer(settings, kind, updates, &mut draft);
     evaluation(settings, &mut draft);
     workers(launch, settings, &mut draft);
+    trackers(settings, &mut draft);
     (draft, outcomes)
+}
+
+fn trackers(settings: &Settings, draft: &mut Draft) {
+    let names = RunNames {
+        project: settings.text("project"),
+        run: settings.text("run_name"),
+        entity: None,
+        trackio: settings.text("trackio_space_id").map(|id| tracking::space(&id)),
+    };
+    tracking::report_to(&settings.list("report_to"), &names, draft);
 }
 
 fn model(settings: &Settings, draft: &mut Draft) {
@@ -87,9 +99,29 @@ fn model(settings: &Settings, draft: &mut Draft) {
         Some(path) => draft.set("spec.model.path", path),
         None => draft.remark("model", "model_name_or_path is not set: say `hub.repo` or `path` here."),
     }
-    if !settings.is_true("use_peft") {
-        return;
+    quantization(settings, draft);
+    if settings.is_true("use_peft") {
+        lora(settings, draft);
     }
+}
+
+/// A base in 4 or 8 bits, as bitsandbytes has it; TRL's own type is nf4.
+fn quantization(settings: &Settings, draft: &mut Draft) {
+    let four = match settings.text("bnb_4bit_quant_type").as_deref() {
+        Some("fp4") => "Fp4",
+        _ => "Nf4",
+    };
+    match (settings.is_true("load_in_4bit"), settings.is_true("load_in_8bit")) {
+        (true, _) => draft.set("spec.model.quantization.format", four),
+        (false, true) => draft.set("spec.model.quantization.format", "Int8"),
+        (false, false) => return,
+    }
+    if settings.is_true("load_in_4bit") && settings.is_true("use_bnb_nested_quant") {
+        draft.set("spec.model.quantization.doubleQuantization", true);
+    }
+}
+
+fn lora(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.model.lora.rank", settings.count("lora_r").unwrap_or(16));
     draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(32.0));
     draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.05));
@@ -375,12 +407,7 @@ fn optimizer(settings: &Settings, kind: &str, updates: u64, draft: &mut Draft) {
     let warmup = settings.number("warmup_steps").filter(|steps| *steps > 0.0);
     let share = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0);
     match (warmup, share.or(warmup.filter(|steps| *steps < 1.0))) {
-        (_, Some(ratio)) => {
-            draft.remark(
-                "training",
-                format!("the warm-up takes {ratio} of all steps: say `schedule.warmupSteps`."),
-            );
-        }
+        (_, Some(ratio)) => draft.set("spec.training.schedule.warmupRatio", ratio),
         (Some(_), None) => {
             let steps = settings.count("warmup_steps").map(|steps| steps.div_ceil(updates));
             draft.set_some("spec.training.schedule.warmupSteps", steps);

@@ -10,6 +10,7 @@ use crate::key::{Outcome, Table};
 use crate::launch::Launch;
 use crate::rewards::is_hub_name;
 use crate::settings::{Settings, is_true};
+use crate::tracking::{self, RunNames};
 
 /// verl's own defaults where ours differ or follow from something else: what a script leaves out it means.
 const DEFAULTS: [(&str, &str); 26] = [
@@ -70,6 +71,7 @@ pub(crate) fn convert(
 ) -> (Draft, Vec<Outcome>) {
     let mut draft = Draft::new(name, &HOMES);
     let outcomes = table.apply(settings, &mut draft);
+    trackers(settings, &mut draft);
     if launch.trainer.contains("sft") {
         finish_sft(launch, settings, &mut draft);
         return (draft, outcomes);
@@ -97,6 +99,15 @@ fn with_defaults(settings: &Settings) -> Settings {
     all
 }
 
+fn trackers(settings: &Settings, draft: &mut Draft) {
+    let names = RunNames {
+        project: settings.text("trainer.project_name"),
+        run: settings.text("trainer.experiment_name"),
+        ..RunNames::default()
+    };
+    tracking::report_to(&settings.list("trainer.logger"), &names, draft);
+}
+
 /// A model of the hub by owner and name, or a folder.
 fn model(settings: &Settings, key: &str, draft: &mut Draft) {
     match settings.text(key) {
@@ -106,19 +117,38 @@ fn model(settings: &Settings, key: &str, draft: &mut Draft) {
     }
     let prefix =
         key.strip_suffix("path").or_else(|| key.strip_suffix("partial_pretrain")).unwrap_or_default();
-    lora(settings, prefix, draft);
+    match lora_rank(settings, prefix) {
+        Some(rank) => lora(settings, prefix, rank, draft),
+        None => vision_tower(settings, draft),
+    }
 }
 
-/// An adapter, by the keys of several versions.
-fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
-    let either = |old: &str, new: &str| {
-        settings
-            .get(&format!("{prefix}{old}"))
-            .or_else(|| settings.get(&format!("{prefix}lora.{new}")))
-            .cloned()
+/// verl trains the tower of a model with images unless it is told to freeze it. A script that names neither
+/// tower nor images has a text model.
+fn vision_tower(settings: &Settings, draft: &mut Draft) {
+    let freezes = settings.get("actor_rollout_ref.actor.freeze_vision_tower").map(is_true);
+    let has_images = settings.get("data.image_key").is_some();
+    let training = match freezes {
+        Some(true) => Some("Frozen"),
+        Some(false) => Some("Trained"),
+        None => has_images.then_some("Trained"),
     };
-    let rank = either("lora_rank", "rank").filter(|rank| rank.as_u64().is_some_and(|rank| rank > 0));
-    let Some(rank) = rank else { return };
+    draft.set_some("spec.model.visionTower", training);
+}
+
+/// A setting of an adapter, by the keys of several versions.
+fn of_lora(settings: &Settings, prefix: &str, old: &str, new: &str) -> Option<Value> {
+    let either = settings.get(&format!("{prefix}{old}"));
+    either.or_else(|| settings.get(&format!("{prefix}lora.{new}"))).cloned()
+}
+
+/// The rank of an adapter; `None` where all weights are trained.
+fn lora_rank(settings: &Settings, prefix: &str) -> Option<u64> {
+    of_lora(settings, prefix, "lora_rank", "rank").and_then(|rank| rank.as_u64()).filter(|rank| *rank > 0)
+}
+
+fn lora(settings: &Settings, prefix: &str, rank: u64, draft: &mut Draft) {
+    let either = |old: &str, new: &str| of_lora(settings, prefix, old, new);
     draft.set("spec.model.lora.rank", rank);
     draft.set("spec.model.lora.alpha", either("lora_alpha", "alpha").unwrap_or_else(|| json!(16)));
     let named = |field: &str| {
@@ -129,9 +159,15 @@ fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
         let names = Some(named(field)).filter(|names| !names.is_empty());
         draft.set_some(&format!("spec.model.lora.{own}"), names);
     }
-    draft.set_some("spec.model.lora.adapterPath", either("lora_adapter_path", "adapter_path"));
+    let adapter_path = either("lora_adapter_path", "adapter_path");
+    let continues = adapter_path.is_some();
+    draft.set_some("spec.model.lora.adapterPath", adapter_path);
     merge(settings, prefix, draft);
     megatron_lora(settings, prefix, draft);
+    if continues {
+        // How a fresh adapter would start.
+        draft.remove("spec.model.lora.init");
+    }
 }
 
 /// Whether the rollout folds the adapter in.
@@ -141,7 +177,7 @@ fn merge(settings: &Settings, prefix: &str, draft: &mut Draft) {
         Some(merge) if is_true(merge) => draft.set("spec.model.lora.merge", true),
         Some(_) if settings.text(&format!("{prefix}lora.type")).as_deref() != Some("dora") => draft.remark(
             "model",
-            format!("{key}=false runs on CPUs so far (`lora.merge: false`): the plan chooses."),
+            format!("{key}=false: the plan chooses, unless `lora.merge: false` is said here."),
         ),
         _ => {}
     }
@@ -250,17 +286,9 @@ fn warmup(settings: &Settings, optimizer: &str, draft: &mut Draft) {
     let key = |name: &str| format!("{optimizer}.{name}");
     let steps = settings.count(&key("lr_warmup_steps")).filter(|steps| *steps > 0);
     let ratio = settings.number(&key("lr_warmup_steps_ratio")).filter(|ratio| *ratio > 0.0);
-    match (steps, ratio, settings.count("trainer.total_training_steps")) {
-        (Some(steps), ..) => draft.set("spec.training.schedule.warmupSteps", steps),
-        (None, Some(ratio), Some(total)) => {
-            #[expect(clippy::cast_precision_loss, reason = "a number of steps")]
-            draft.set("spec.training.schedule.warmupSteps", whole((ratio * total as f64).floor()));
-        }
-        (None, Some(ratio), None) => draft.remark(
-            "training",
-            format!("{optimizer}.lr_warmup_steps_ratio={ratio}: say `schedule.warmupSteps`, that share of all steps."),
-        ),
-        (None, None, _) => {}
+    match (steps, ratio) {
+        (Some(steps), _) => draft.set("spec.training.schedule.warmupSteps", steps),
+        (None, ratio) => draft.set_some("spec.training.schedule.warmupRatio", ratio),
     }
 }
 
@@ -289,6 +317,8 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     }
     mesh(draft, "sp", actor, 1);
     mesh(draft, "tp", tp, 1);
+    let experts = settings.count("actor_rollout_ref.actor.megatron.expert_model_parallel_size");
+    mesh(draft, "ep", experts.unwrap_or(1).max(1), 1);
     let logprobs = sp("rollout").unwrap_or(actor);
     mesh(draft, "logprobSp", logprobs, actor);
     let has_reference = settings.is_true("actor_rollout_ref.actor.use_kl_loss")
@@ -350,9 +380,16 @@ fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     draft.set("spec.workers.count", nodes);
     draft.set("spec.workers.ranksPerWorker", gpus);
     draft.set("spec.workers.device", "Cuda");
-    let sp = settings.count("engine.ulysses_sequence_parallel_size").unwrap_or(1).max(1);
-    mesh(draft, "dpShard", (nodes.saturating_mul(gpus) / sp).max(1), 1);
+    let degree = |names: &[&str]| {
+        let said = names.iter().find_map(|name| settings.count(&format!("engine.{name}")));
+        said.unwrap_or(1).max(1)
+    };
+    let sp = degree(&["ulysses_sequence_parallel_size"]);
+    let tp = degree(&["tensor_model_parallel_size", "tp_size", "tp"]);
+    mesh(draft, "dpShard", (nodes.saturating_mul(gpus) / sp.saturating_mul(tp)).max(1), 1);
     mesh(draft, "sp", sp, 1);
+    mesh(draft, "tp", tp, 1);
+    mesh(draft, "ep", degree(&["expert_model_parallel_size", "ep_size", "ep"]), 1);
 }
 
 #[expect(

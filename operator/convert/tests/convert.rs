@@ -127,6 +127,12 @@ fn adapters_of_megatron_become_those_of_transformers_modules() {
         })
     );
     assert!(!conversion.lost().any(|lost| lost.key.contains("lora")));
+    // An adapter that is continued does not start.
+    arguments.push("actor_rollout_ref.model.lora.adapter_path=/adapters/one".to_owned());
+    let continued = convert(&Launch::new(Project::Verl, "main_ppo", &arguments), &[], "test").unwrap();
+    let manifest: serde_json::Value = serde_saphyr::from_str(&continued.manifest).unwrap();
+    let lora = &manifest["spec"]["model"]["lora"];
+    assert_eq!((lora["adapterPath"].as_str(), lora.get("init")), (Some("/adapters/one"), None));
 }
 
 #[test]
@@ -151,7 +157,6 @@ fn modules_that_are_trained_whole_are_those_of_trl_and_open_instruct() {
     }
 }
 
-/// On GPUs, where verl's scripts run, an adapter is folded in so far.
 #[test]
 fn an_adapter_is_merged_where_verl_merges_it_and_otherwise_as_the_plan_finds() {
     let lora = |merge: &str| {
@@ -164,7 +169,26 @@ fn an_adapter_is_merged_where_verl_merges_it_and_otherwise_as_the_plan_finds() {
     };
     assert_eq!(lora("True").0, true);
     let (open, manifest) = lora("False");
-    assert!(open.is_null() && manifest.contains("model.lora.merge=false runs on CPUs so far"), "{manifest}");
+    assert!(open.is_null() && manifest.contains("model.lora.merge=false: the plan chooses"), "{manifest}");
+}
+
+/// verl trains the tower of a model with images by default.
+#[test]
+fn a_vision_tower_is_trained_where_verl_trains_it() {
+    let model = |settings: &str| {
+        let launch = Launch::new(Project::Verl, "main_ppo", &overrides(settings));
+        let conversion = convert(&launch, &[], "test").unwrap();
+        assert_eq!(problems(&conversion), [""; 0], "{}", conversion.manifest);
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        (manifest["spec"]["model"]["visionTower"].clone(), manifest["spec"]["data"]["imagesKey"].clone())
+    };
+    let null = serde_json::Value::Null;
+    assert_eq!(model(""), (null.clone(), null.clone()));
+    assert_eq!(model("data.image_key=pictures"), ("Trained".into(), "pictures".into()));
+    let freeze = "data.image_key=images actor_rollout_ref.actor.freeze_vision_tower=True";
+    assert_eq!(model(freeze), ("Frozen".into(), "images".into()));
+    let adapter = "data.image_key=images actor_rollout_ref.model.lora_rank=8";
+    assert_eq!(model(adapter), (null, "images".into()));
 }
 
 fn converted(project: Project, trainer: &str, settings: &str) -> serde_json::Value {
@@ -172,6 +196,73 @@ fn converted(project: Project, trainer: &str, settings: &str) -> serde_json::Val
     let conversion = convert(&Launch::new(project, trainer, &arguments), &[], "test").unwrap();
     assert_eq!(problems(&conversion), [""; 0], "{}", conversion.manifest);
     serde_saphyr::from_str(&conversion.manifest).unwrap()
+}
+
+/// Loggers that need an address which a script does not name are remarks.
+#[test]
+fn trackers_of_a_script_are_those_of_the_job_under_the_same_names() {
+    let verl = |logger: &str| {
+        let named = format!("trainer.project_name=rl trainer.experiment_name=first trainer.logger={logger}");
+        let launch = Launch::new(Project::Verl, "main_ppo", &overrides(&named));
+        let conversion = convert(&launch, &[], "test").unwrap();
+        assert!(conversion.is_whole() && problems(&conversion).is_empty(), "{}", conversion.manifest);
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        (manifest["spec"]["tracking"].clone(), conversion.manifest)
+    };
+    let wandb = serde_json::json!({"wandb": {"project": "rl", "runName": "first"}});
+    assert_eq!(verl("['console','wandb']").0, wandb);
+    for (logger, remark) in [("mlflow", "`mlflow.url`"), ("swanlab", "swanlab has no equal")] {
+        let (tracking, manifest) = verl(&format!("[console,{logger}]"));
+        assert!(tracking.is_null() && manifest.contains(remark), "{manifest}");
+    }
+    let (tracking, manifest) = verl("['console','tensorboard']");
+    assert!(tracking.is_null() && !manifest.contains("tracking"), "{manifest}");
+    let base = "--model_name_or_path org/base --dataset_name org/data --report_to trackio --run_name first";
+    let trl = converted(Project::Trl, "dpo", &format!("{base} --trackio_space_id Org/my_runs"));
+    let url = "https://org-my-runs.hf.space";
+    assert_eq!(trl["spec"]["tracking"], serde_json::json!({"trackio": {"url": url, "runName": "first"}}));
+    let tulu = "--model_name_or_path org/base --dataset_mixer_list org/data 1.0 --exp_name first --wandb_entity team";
+    let followed = converted(Project::OpenInstruct, "finetune", &format!("{tulu} --with_tracking"));
+    let wandb = serde_json::json!({"wandb": {"entity": "team", "runName": "first"}});
+    assert_eq!(followed["spec"]["tracking"], wandb);
+    assert!(converted(Project::OpenInstruct, "finetune", tulu)["spec"]["tracking"].is_null());
+}
+
+#[test]
+fn a_base_in_few_bits_is_that_of_trl() {
+    let base = "--model_name_or_path org/base --dataset_name org/data --use_peft";
+    let quantization = |flags: &str| {
+        converted(Project::Trl, "sft", &format!("{base} {flags}"))["spec"]["model"]["quantization"].clone()
+    };
+    let nested = serde_json::json!({"format": "Nf4", "doubleQuantization": true});
+    assert_eq!(quantization("--load_in_4bit --use_bnb_nested_quant"), nested);
+    let fp4 = serde_json::json!({"format": "Fp4"});
+    assert_eq!(quantization("--load_in_4bit --bnb_4bit_quant_type fp4"), fp4);
+    assert_eq!(quantization("--load_in_8bit --use_bnb_nested_quant"), serde_json::json!({"format": "Int8"}));
+    assert!(quantization("--bnb_4bit_quant_type fp4").is_null());
+}
+
+#[test]
+fn weights_that_another_trainer_cuts_are_cut_here() {
+    let base = "model.path=org/base data.train_files=/data/a.parquet engine.tensor_model_parallel_size=2";
+    let mesh = |project, trainer, words: String| {
+        let launch = Launch::new(project, trainer, &words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let launch = Launch { processes: Some(8), ..launch };
+        let conversion = convert(&launch, &[], "test").unwrap();
+        assert!(conversion.is_whole(), "{:?}", conversion.lost().collect::<Vec<_>>());
+        let manifest: serde_json::Value = serde_saphyr::from_str(&conversion.manifest).unwrap();
+        manifest["spec"]["workers"]["mesh"].clone()
+    };
+    assert_eq!(
+        mesh(Project::Verl, "sft_trainer", base.to_owned()),
+        serde_json::json!({"dpShard": 4, "tp": 2})
+    );
+    let experts = "actor_rollout_ref.actor.megatron.expert_model_parallel_size=4";
+    let sparse = mesh(Project::Verl, "main_ppo", overrides(experts).join(" "));
+    assert_eq!(sparse, serde_json::json!({"dpShard": 8, "ep": 4, "rolloutTp": 2}));
+    let tulu = "--model_name_or_path org/base --dataset_mixer_list org/data 1.0 --tensor_parallel_degree 2";
+    let cut = mesh(Project::OpenInstruct, "finetune", tulu.to_owned());
+    assert_eq!(cut, serde_json::json!({"dpShard": 4, "tp": 2}));
 }
 
 #[test]
@@ -252,6 +343,7 @@ fn a_setting_that_counts_as_converted_changes_the_manifest() {
         "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora.merge=True",
         "data.truncation=left",
         "data.train_max_samples=100",
+        "actor_rollout_ref.actor.freeze_vision_tower=True",
         "data.apply_chat_template_kwargs.enable_thinking=False",
         "custom_reward_function.path=mine.py",
         "reward.reward_model.enable=True reward.reward_model.model_path=org/rm",
@@ -259,6 +351,10 @@ fn a_setting_that_counts_as_converted_changes_the_manifest() {
         "reward.sandbox_fusion.url=http://sandbox:8080/run_code",
         "trainer.total_training_steps=7",
         "trainer.save_freq=5",
+        "trainer.logger=[console,wandb]",
+        "data.image_key=pictures",
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+        "actor_rollout_ref.actor.megatron.expert_model_parallel_size=2",
     ];
     for change in changes {
         let launch = Launch::new(Project::Verl, "main_ppo", &overrides(change));

@@ -24,7 +24,7 @@ fn check(launches: &[Launch], files: &[String]) -> Result<(), TestCaseError> {
     for launch in launches {
         match convert(launch, files, "test") {
             Ok(conversion) => {
-                let read = serde_saphyr::from_str::<serde_json::Value>(&conversion.manifest);
+                let read = rlt_api::read_yaml::<serde_json::Value>(&conversion.manifest);
                 prop_assert!(read.is_ok(), "{}", conversion.manifest);
             }
             Err(error) => prop_assert!(error.to_string().len() > 10, "{error}"),
