@@ -106,7 +106,7 @@ docs: ## Build the site from docs/: target/site/docs/index.html (compiles mdBook
 	@rm -rf target/site && target/tools/bin/mdbook build docs
 	@grep -ohE '\]\(\.\./[^)#]+' docs/*.md | sed 's/^](\.\.\///' | sort -u | xargs cp -r --parents -t target/site
 
-bench: libtorch ## Measure beside the peers (makes a Python venv for them)
+bench: libtorch ## Measure steps, updates and rollouts beside TRL, transformers and CTranslate2 (makes a Python venv for them)
 	trainer/benches/run.sh
 
 bench-operator: cluster-packages ## Measure jobs beside batch Jobs and JobSets on a cluster of fake nodes

@@ -30,6 +30,7 @@ pub mod status;
 pub mod symptoms;
 mod validate;
 mod warnings;
+mod yaml;
 
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
@@ -44,6 +45,7 @@ pub use reference::reference_markdown;
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
 pub use validate::{Problem, ValidatedJob, check_schema, validate, validate_with};
+pub use yaml::read_yaml;
 
 /// Whether only the operator may set a variable of workers.
 pub fn is_reserved_variable(name: &str) -> bool {

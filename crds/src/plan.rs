@@ -10,11 +10,15 @@
 
 mod batch;
 mod choices;
+mod degrees;
 mod failure;
 mod failure_policy;
 mod fit;
 mod machine;
 mod memory;
+mod mesh;
+mod misfit;
+mod model_check;
 pub mod model_config;
 mod pictures;
 mod restarts;
@@ -26,19 +30,19 @@ use serde::Serialize;
 
 pub use batch::{BatchPlan, concurrent_sequences};
 pub use choices::Choices;
+pub(crate) use degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use failure_policy::{rule_in_words, rule_name};
 pub use fit::{Fit, Misfit as MemoryMisfit, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
+pub use mesh::Mesh;
+pub use misfit::Misfit;
+pub use model_check::{check_device, check_model};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use weight_sync::{WeightSync, unmerged_refusal};
-pub use workers::{
-    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
-    check_device, check_model,
-};
-pub(crate) use workers::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights};
+pub use workers::{EnvironmentVariable, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
@@ -96,7 +100,7 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Parameters {
-    /// Of the model and its adapter.
+    /// Of the model with its vision tower, and of its adapter.
     pub total: u64,
     /// Of the trained parameters.
     pub trainable: u64,
@@ -181,7 +185,8 @@ fn plan_for(
         let model = &model.clone().with_head(spec.algorithm.head());
         let trained = memory::trained(spec, model);
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
-        Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
+        let total = model.parameter_count().total() + model.num_vision_parameters() + adapter;
+        Parameters { total, trainable: trained.num_parameters }
     });
     let adapted = models.policy.as_ref().filter(|_| spec.model.lora.is_some() && spec.algorithm.samples());
     let weight_sync = adapted.map(|model| WeightSync::new(spec, model));

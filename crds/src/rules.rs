@@ -2,6 +2,8 @@
 //! side and share one message. Rules of a single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
+mod batch;
+mod budgets;
 #[cfg(feature = "kube")]
 mod changes;
 mod checkpoint;
@@ -19,6 +21,8 @@ mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
+mod roles;
+mod rollout;
 mod task;
 mod tracking;
 mod training;
@@ -93,15 +97,18 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         preference::RULES,
         reference::RULES,
         reward_model::RULES,
+        rollout::RULES,
+        batch::RULES,
+        budgets::RULES,
+        roles::RULES,
         training::RULES,
         checkpoint::RULES,
         tracking::RULES,
         workers::RULES,
         pod::RULES,
         failure_policy::RULES,
-        parallelism::RULES,
     ];
-    sections.into_iter().flatten()
+    sections.into_iter().chain(parallelism::SECTIONS).flatten()
 }
 
 impl Rule {

@@ -119,6 +119,12 @@ fn text_that_is_not_yaml_is_answered_with_line_and_column() {
 }
 
 #[test]
+fn a_manifest_may_have_as_many_comments_as_people_write() {
+    let comments = "# A field that is explained at length.\n".repeat(500);
+    assert!(validate(&arithmetic_with("spec:\n", &format!("{comments}spec:\n{comments}"))).is_ok());
+}
+
+#[test]
 fn each_type_of_value_is_distinguished() {
     for wrong in ["[1]", "{a: 1}", "true", "text", "1.5", "", "-1", "99999999999999999999"] {
         let answer =

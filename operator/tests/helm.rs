@@ -39,7 +39,15 @@ fn upgrade(cluster: &Cluster, more: &str) {
     );
     let mut helm = cluster.helm().unwrap();
     helm.args(["upgrade", "--install", RELEASE, "charts/rl-operator", "--namespace", RELEASE]);
-    succeed(helm.args(["--create-namespace", "--wait", "--timeout", "120s", "--set", &values]));
+    helm.args(["--create-namespace", "--wait", "--timeout", "300s", "--set", &values]);
+    let output = helm.current_dir(root()).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{helm:?}: {}\n{}\n{}",
+        String::from_utf8_lossy(&output.stderr),
+        kubectl(cluster, &["describe", "pods", "-n", RELEASE]),
+        kubectl(cluster, &["describe", "nodes"])
+    );
 }
 
 /// The quickstart of another name with so many steps.

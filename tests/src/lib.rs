@@ -53,7 +53,7 @@ pub fn workspace_root() -> PathBuf {
 /// What a generator wrote: its style is not ours.
 const GENERATED: &str = "crds/channel/src/messages.rs";
 
-/// Every `.rs` file of the workspace outside of build output, but [`GENERATED`], sorted by path.
+/// Every `.rs` file of the workspace outside of build output, but the generated ones, sorted by path.
 ///
 /// # Errors
 /// When a folder or file of the checkout can not be read.

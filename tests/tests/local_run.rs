@@ -24,12 +24,18 @@ mod examples;
 mod expert_parallel;
 #[path = "local_run/exports.rs"]
 mod exports;
+#[path = "local_run/hub_models.rs"]
+mod hub_models;
 #[path = "local_run/job.rs"]
 mod job;
+#[path = "local_run/kept_adapters.rs"]
+mod kept_adapters;
 #[path = "local_run/memory.rs"]
 mod memory;
 #[path = "local_run/minio.rs"]
 mod minio;
+#[path = "local_run/narrow.rs"]
+mod narrow;
 #[path = "local_run/offload.rs"]
 mod offload;
 #[path = "local_run/pods_of_ranks.rs"]

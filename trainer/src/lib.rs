@@ -11,6 +11,7 @@ pub mod commands;
 pub mod data;
 pub mod model;
 pub mod observe;
+mod panics;
 pub mod parallel;
 pub mod recipes;
 pub mod roles;

@@ -31,6 +31,7 @@ mod lora;
 mod mxfp4;
 mod norms;
 mod ops;
+mod own_projections;
 mod packed;
 mod placed;
 mod products;
@@ -55,8 +56,8 @@ pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;
 pub(crate) use expert_lora::ExpertTensor;
 pub(crate) use expert_parallel::BeforeExperts;
+pub(crate) use experts::ExpertWeights;
 pub use experts::{Choices, ExpertProducts, Mixture, Routes};
-pub(crate) use experts::{ExpertWeights, is_expert_weight};
 pub use export::{Export, ExportOptions};
 pub use latent::{LatentParts, LatentProducts};
 pub(crate) use layer::QueriesKeysValues;
@@ -75,6 +76,7 @@ pub use rope::RopeTables;
 pub(crate) use routes::Counted;
 pub use routes::{RouteCounts, RouteLog, RouteWatch, RoutesOfCompletion};
 pub(crate) use saved_modules::ADAPTED_MODEL;
+pub(crate) use vision::{TowerPass, VisionTower};
 pub use weights::Weights;
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_channel::ModelCommit;
 
-use crate::model::BaseModel;
+use crate::model::{BaseModel, Weights};
 use crate::observe::stop::StopReason;
 use crate::parallel::Ranks;
 use crate::roles::step_context::StepContext;
@@ -102,13 +102,16 @@ pub struct Run {
     /// A warning of a run that continues.
     pub(crate) warning: Option<String>,
     pub(crate) source: ModelOrigin,
+    /// The weights from whose quantization error a fresh adapter starts, until it is known whether there is a
+    /// checkpoint instead.
+    pub(crate) unquantized: Option<Weights>,
     pub(crate) started: Instant,
 }
 
 /// The sources of the models.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelOrigin {
-    /// The model from which the policy was read; `None` for a new one.
+    /// The model that the policy started from; `None` for one that exists nowhere else.
     pub base: Option<BaseModel>,
     /// Dtype in which the policy was stored there.
     pub kind: tch::Kind,

@@ -176,8 +176,10 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
         // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that
         // is cast.
         let own = width * (count.total() + count.per_layer.max(count.head));
-        // The heap is fragmented by up to a layer between allocations.
-        let bound = own + two_parts + 4 * count.per_layer + SLACK;
+        // Whether a layer is gathered before or after the last one is freed is a race, and either of two
+        // layers may leave a hole in the heap that no later allocation fits: peaks are 0, 1 or 2 layers
+        // apart.
+        let bound = own + two_parts + 2 * 4 * count.per_layer + SLACK;
         assert!(bound < own + 4 * count.total(), "a rank that has all of the model is found");
         for peak in peaks(dir.path(), 2, TAKING_OVER) {
             assert!((width * count.total() / 2..=bound).contains(&peak), "{peak} bytes, at most {bound}");

@@ -13,6 +13,8 @@ mod fixture;
 mod life;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/narrow.rs"]
+mod narrow;
 #[path = "rollout/quantized.rs"]
 mod quantized;
 #[path = "rollout/ranks.rs"]

@@ -10,6 +10,8 @@ mod experts_on_device;
 #[path = "rollout/fixture.rs"]
 #[allow(dead_code, unused_imports, reason = "shared with the tests on the CPU, which need more of it")]
 mod fixture;
+#[path = "rollout/images_on_device.rs"]
+mod images_on_device;
 #[path = "fixtures/models.rs"]
 mod models;
 #[path = "rollout/narrow_on_device.rs"]
@@ -20,6 +22,9 @@ mod odd_models_on_device;
 mod ranks;
 #[path = "rollout/tensor_parallel_on_devices.rs"]
 mod tensor_parallel_on_devices;
+#[path = "vision/fixture.rs"]
+#[allow(dead_code, clippy::panic, reason = "shared with the tests on the CPU, which need more of it")]
+mod vision;
 
 use std::path::Path;
 use std::process::Command;

@@ -7,6 +7,10 @@ use std::path::PathBuf;
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
+/// Besides those of AVX-512.
+const AVX512_BF16: [&str; 1] = ["-mavx512bf16"];
+/// Likewise.
+const AMX: [&str; 3] = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"];
 
 fn build() -> cc::Build {
     let mut build = cc::Build::new();
@@ -57,8 +61,18 @@ fn main() {
     // Declarations of the few names of Gloo that c10d's header mentions; libtorch does not include Gloo's
     // headers.
     tensors.include("csrc");
+    // Compilers have known them since 2020.
+    let knows =
+        |flags: &[&str]| x86 && flags.iter().all(|flag| build().is_flag_supported(flag).unwrap_or(false));
+    let (has_avx512_bf16, has_amx) = (knows(&AVX512_BF16), knows(&AMX));
     if x86 {
         tensors.define("RLT_X86", None);
+    }
+    if has_avx512_bf16 {
+        tensors.define("RLT_AVX512_BF16", None);
+    }
+    if has_amx {
+        tensors.define("RLT_AMX", None);
     }
     tensors.file("csrc/tensors.cpp").compile("rlt_tensors");
 
@@ -66,6 +80,12 @@ fn main() {
     if x86 {
         kernels("avx2", &AVX2);
         kernels("avx512", &AVX512);
+    }
+    if has_avx512_bf16 {
+        kernels("avx512_bf16", &[&AVX512[..], &AVX512_BF16[..]].concat());
+    }
+    if has_amx {
+        kernels("amx", &[&AVX512[..], &AMX[..]].concat());
     }
 
     let lib = libtorch.join("lib");

@@ -133,6 +133,34 @@ impl FullPass {
         // Each token predicts one, but the end of a prompt the first token of each of its samples.
         Self { tokens, predicted: (samples * completion).min(tokens + samples), num_passes }
     }
+
+    /// The fullest pass of all updates of the policy, those of a cold start included: its batches may be
+    /// larger, and each of its demonstrations has a prompt of its own.
+    pub(super) fn of_updates(spec: &ResolvedSpec, samples_per_prompt: u64, budget: (u32, u32)) -> Self {
+        let (own, demonstrations) = updated_prompts(spec, budget.1);
+        let own = Self::new(spec, own, samples_per_prompt, budget);
+        let Some(demonstrations) = demonstrations else { return own };
+        let of_cold_start = Self::new(spec, demonstrations, 1, budget);
+        Self {
+            tokens: own.tokens.max(of_cold_start.tokens),
+            predicted: own.predicted.max(of_cold_start.predicted),
+            ..own
+        }
+    }
+}
+
+/// Most prompts of an update that a sequence-parallel group of `sp` ranks has, and most demonstrations of a
+/// cold start where there is one.
+fn updated_prompts(spec: &ResolvedSpec, sp: u32) -> (u64, Option<u64>) {
+    let of = |num: u32| scored_share(spec, num.into(), sp);
+    let cold_start = spec.algorithm.cold_start.as_ref().filter(|cold_start| cold_start.steps > 0);
+    (of(spec.training.prompts_per_update), cold_start.map(|cold_start| of(cold_start.batch_size)))
+}
+
+/// Most prompts whose tokens one rank computes in an update of any kind.
+pub(super) fn most_updated_prompts(spec: &ResolvedSpec) -> u64 {
+    let (own, demonstrations) = updated_prompts(spec, 1);
+    own.max(demonstrations.unwrap_or(0))
 }
 
 fn num_steps(spec: &ResolvedSpec) -> Option<u64> {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::batch::BatchPlan;
 use super::memory::{MemoryPlan, Phase};
 use super::model_config::ModelConfig;
-use super::{Models, workers};
+use super::{Models, model_check};
 use crate::resolved::ResolvedSpec;
 use crate::spec::RolesSpec;
 
@@ -198,7 +198,7 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     let is_legal = |(_, spec): &(String, ResolvedSpec)| {
         let mesh = &spec.workers.mesh;
         spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp * mesh.tp)
-            && workers::check_model(spec, model).is_ok()
+            && model_check::check_model(spec, model).is_ok()
     };
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
 }
@@ -215,5 +215,5 @@ fn tensor_parallel_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(Str
     };
     let degrees =
         degrees.take_while(|degree| *degree <= num_ranks).filter(|degree| num_ranks.is_multiple_of(*degree));
-    degrees.map(with).filter(|(_, spec)| workers::check_model(spec, model).is_ok()).collect()
+    degrees.map(with).filter(|(_, spec)| model_check::check_model(spec, model).is_ok()).collect()
 }

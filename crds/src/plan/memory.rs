@@ -25,21 +25,33 @@
 
 mod activations;
 pub(in crate::plan) mod adapter;
+mod passes;
 mod roles;
 mod rollout;
 mod shards;
+mod terms;
+mod trained;
 mod vision;
+mod widths;
 
 use serde::Serialize;
 
-use super::batch::{BatchPlan, FullPass, scored_share};
+use super::batch::BatchPlan;
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, OffloadSpec};
+use crate::spec::OffloadSpec;
 use activations::Activations;
+use passes::{Pass, cast_of_layer, larger, logprob, normed_weight, update};
 pub(super) use roles::has_critic;
 pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
 use shards::Shards;
+use terms::{kept, on_host, term};
+pub(super) use trained::{Trained, cut, trained};
+use trained::{outer_parameters, trains_head};
+use widths::{
+    dequantized, elements, frozen_width, generates, is_gathered_by_unit, largest_layer, merges, on_gpu,
+};
+pub(super) use widths::{quantized_as, widths_of_sync};
 
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
@@ -130,88 +142,8 @@ pub struct MemoryTerm {
     pub bytes: u64,
 }
 
-/// The trained parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trained {
-    /// Trained parameters.
-    pub(super) num_parameters: u64,
-    /// Elements of the largest trained tensor of a layer.
-    pub(super) largest_of_layer: u64,
-    /// Elements of the largest outside of the layers.
-    pub(super) largest_outside: u64,
-    /// LoRA's inner values of one token over all layers: r for each adapted projection.
-    pub(super) adapter_width: u64,
-    /// Trained parameters of one layer.
-    pub(super) of_one_layer: u64,
-    /// Trained parameters outside of the layers.
-    pub(super) outside: u64,
-}
-
-/// The parameters that a job trains: all, or those of the adapter.
-pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
-    match &spec.model.lora {
-        Some(lora) => with_labels(adapter::trained(lora, model), model),
-        None => Trained {
-            num_parameters: model.parameter_count().total(),
-            largest_of_layer: model.largest_matrix(),
-            largest_outside: (model.vocab_size * model.hidden_size) as u64,
-            adapter_width: 0,
-            of_one_layer: model.parameter_count().per_layer,
-            outside: outer_parameters(model),
-        },
-    }
-}
-
-/// Numbers of embedding, final norm and head.
-fn outer_parameters(model: &ModelConfig) -> u64 {
-    let count = model.parameter_count();
-    count.embedding + count.final_norm + count.head
-}
-
-/// The model as wide as a rank of a training tensor-parallel group has it. Weight sync and rollout read all
-/// of it.
-pub(super) fn cut(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
-    match spec.workers.mesh.tp {
-        1 => model.clone(),
-        tp => model.tp_sharded(tp as usize),
-    }
-}
-
-/// Whether norms are trained; any name beside an adapter counts as one of some: an upper bound.
-fn trains_norms(spec: &ResolvedSpec) -> bool {
-    spec.model.lora.as_ref().is_none_or(|lora| !lora.modules_to_save.is_empty())
-}
-
-/// Whether the head of a language model is trained, with everything else or beside an adapter.
-fn trains_head(spec: &ResolvedSpec, model: &ModelConfig) -> bool {
-    spec.model.lora.as_ref().is_none_or(|lora| adapter::trains_head(lora, model))
-}
-
-/// An adapter beside the head of a classifier, which is trained whole.
-fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
-    let head = if model.head.num_labels() == 0 { 0 } else { model.parameter_count().head };
-    Trained {
-        num_parameters: adapter.num_parameters + head,
-        outside: adapter.outside + head,
-        largest_outside: adapter.largest_outside.max(head),
-        ..adapter
-    }
-}
-
-/// Passes of one role.
-struct Pass {
-    /// Tokens for each of so many ranks.
-    budget: (u32, u32),
-    /// Bytes of a number in which its layers are computed.
-    width: u64,
-}
-
 /// The terms of a role's passes, with its offload.
 type PassTerms<'a> = dyn Fn(&Pass, OffloadSpec) -> Vec<MemoryTerm> + 'a;
-
-fn elements(tensor: &super::model_config::TensorShape) -> u64 {
-    tensor.shape.iter().map(|size| *size as u64).product()
-}
 
 impl MemoryPlan {
     /// Of ranks that each have `memory` bytes of their device, where that is known.
@@ -235,9 +167,7 @@ impl MemoryPlan {
             sp,
             cast_of_layer: cast_of_layer(spec, model, &trained, width),
             casts_head: !is_gathered_by_unit(spec) && trains_head(spec, model),
-            composed: on_gpu(spec),
             largest_trained: trained.largest_of_layer,
-            trains_norms: trains_norms(spec),
         };
         // A critic passes over the same tokens in micro-batches and numbers of its own.
         let critic = roles::has_critic(spec).then(|| training.critic_precision().width());
@@ -272,7 +202,7 @@ impl MemoryPlan {
             let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, whole, alone.width, &of_sync));
             let terms = rollout::terms((spec, memory), whole, batch, &alone, &of_sync);
-            add(Phase::Rollout, [terms, vision::pass(spec, whole)].concat());
+            add(Phase::Rollout, [terms, vision::sampling(spec, whole)].concat());
         }
         if !judges.is_empty() {
             let kept = rollout::kept((spec, memory), whole, batch, &of_sync);
@@ -293,7 +223,7 @@ impl MemoryPlan {
             let gathered = |shards: &Shards| shards.gathered(widest(Some(of_reference.width))).to_vec();
             let of_reference = gathered(&shards.of_degree(mesh.dp_shard_of_reference()));
             let gathered = larger(at_hand(&gathered), of_reference);
-            add(Phase::Logprob, [gathered, vec![reference], scored].concat());
+            add(Phase::Logprob, [gathered, vec![reference], scored, vision::scoring(spec, model)].concat());
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
         // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
@@ -308,7 +238,7 @@ impl MemoryPlan {
         let by_critic = |pass: &Pass, offload| updated(pass, offload, &of_critic);
         let update = fullest(own, training.critic_micro_batch_tokens(), &by_critic);
         let gathered = at_hand(&|shards| shards.gathered_in_update(widest(None)).to_vec());
-        add(Phase::Update, [gathered, gradients.clone(), update].concat());
+        add(Phase::Update, [gathered, gradients.clone(), update, vision::training(spec, model)].concat());
         let moved = at_hand(&|shards| shards.updated(offloads_moments));
         add(Phase::Optimizer, [gradients, moved].concat());
         if !on_gpu(spec) {
@@ -345,87 +275,6 @@ impl PhaseMemory {
     }
 }
 
-/// A term on the computing device.
-fn term(name: &'static str, bytes: u64) -> MemoryTerm {
-    MemoryTerm { name, place: Place::Device, bytes }
-}
-
-/// A term on the host, also with GPUs.
-fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
-    MemoryTerm { name, place: Place::Host, bytes }
-}
-
-/// A term that is resident for the whole run: on the device, or if it is offloaded on the host of a GPU, or
-/// in a file with a CPU.
-fn kept(spec: &ResolvedSpec, name: &'static str, is_offloaded: bool, bytes: u64) -> MemoryTerm {
-    match (is_offloaded, on_gpu(spec)) {
-        (true, true) => on_host(name, bytes),
-        (true, false) => term(name, 0),
-        (false, _) => term(name, bytes),
-    }
-}
-
-/// Bytes of a number of frozen weights, which are kept as they are computed with.
-fn frozen_width(spec: &ResolvedSpec) -> u64 {
-    spec.training.precision.width()
-}
-
-/// Whether completions are sampled, in steps or to be judged.
-fn generates(spec: &ResolvedSpec) -> bool {
-    spec.algorithm.samples() || !spec.rewards.functions.is_empty()
-}
-
-/// Whether the rollout folds the adapter into its weights, where there is one.
-fn merges(spec: &ResolvedSpec) -> bool {
-    spec.model.lora.as_ref().is_none_or(|lora| lora.merge != Some(false))
-}
-
-/// Bytes of a number of what samples, and of the one that is kept and gathered to pack it: below an adapter
-/// as it is computed with.
-pub(super) fn widths_of_sync(spec: &ResolvedSpec) -> (u64, u64) {
-    let kept = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
-    (rollout::width(spec), kept)
-}
-
-/// Whether a rank gathers or prefetches the model unit by unit, in the compute dtype.
-fn is_gathered_by_unit(spec: &ResolvedSpec) -> bool {
-    spec.workers.mesh.is_any_sharded() || spec.training.is_any_offloaded()
-}
-
-/// Numbers of one layer that are cast to the compute dtype: of all projections, or only of the adapter if the
-/// frozen ones need no cast. Shards are gathered in the compute dtype.
-fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
-    if width == FP32 || is_gathered_by_unit(spec) {
-        return 0;
-    }
-    if spec.model.lora.is_some() {
-        return trained.of_one_layer;
-    }
-    largest_layer(model)
-}
-
-/// Numbers of the largest projection, where DoRA takes norms of it.
-fn normed_weight(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
-    if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) { model.largest_matrix() } else { 0 }
-}
-
-/// Numbers of the matrices of the layer that has the most.
-fn largest_layer(model: &ModelConfig) -> u64 {
-    (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
-}
-
-/// The model quantized as the job says; as it is where they disagree, which [`super::check_model`] reports.
-pub(in crate::plan) fn quantized_as(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
-    let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
-    quantized.unwrap_or_else(|_| model.clone())
-}
-
-/// The largest quantized weight while a product of the forward or backward pass reads it.
-fn dequantized(model: &ModelConfig, width: u64) -> MemoryTerm {
-    let largest = if model.quantization.is_some() { model.largest_matrix() } else { 0 };
-    term("dequantized weight", width * largest)
-}
-
 /// The terms that are resident for the whole run.
 fn resident(
     spec: &ResolvedSpec,
@@ -434,7 +283,7 @@ fn resident(
     shards: &Shards,
     batch: &BatchPlan,
 ) -> Vec<MemoryTerm> {
-    let num_parameters = model.parameter_count().total();
+    let num_parameters = model.parameter_count().total() + vision::parameters(spec, model);
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
     // 4 P / s, or below an adapter b P / s and the adapter's 4. For quantized weights their stored bytes.
@@ -459,61 +308,4 @@ fn resident(
     terms.extend(roles::critic(spec, model, trained, shards));
     terms.push(on_host("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step));
     terms
-}
-
-fn on_gpu(spec: &ResolvedSpec) -> bool {
-    spec.workers.device == Device::Cuda
-}
-
-/// A pass under a budget of tokens for each rank of a sequence-parallel group.
-fn logprob(
-    spec: &ResolvedSpec,
-    batch: &BatchPlan,
-    budget: (u32, u32),
-    activations: &Activations<'_>,
-) -> Vec<MemoryTerm> {
-    let share = scored_share(spec, batch.prompts_per_step, activations.sp);
-    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
-    let layers = vec![
-        term("activations", tokens * activations.inference_bytes_per_token()),
-        term("weight casts", activations.cast_bytes_of_one_layer()),
-        activations.norm_temporaries(),
-        dequantized(activations.model, activations.width),
-    ];
-    let head = activations.head(predicted, 1, 1);
-    larger(layers, head)
-}
-
-fn update(
-    spec: &ResolvedSpec,
-    batch: &BatchPlan,
-    (budget, inputs_offloaded): ((u32, u32), bool),
-    (activations, shards): (&Activations<'_>, &Shards),
-) -> Vec<MemoryTerm> {
-    let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
-    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
-    let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
-    let offloaded = if inputs_offloaded && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
-    let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
-    let kept = vec![
-        shards.gradients(of_one_layer),
-        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_offloaded)),
-        on_host("activations", tokens * offloaded),
-        term("weight casts", activations.kept_cast_bytes(checkpointing)),
-    ];
-    let layers = vec![
-        term("recomputed activations", tokens * activations.recomputed_bytes_per_token(checkpointing)),
-        term("activation gradients", tokens * activations.gradient_bytes_per_token()),
-        term("gradient temporaries", activations.gradient_temporaries()),
-        activations.norm_temporaries(),
-        dequantized(activations.model, activations.width),
-    ];
-    let trains_head = u64::from(trains_head(spec, activations.model));
-    [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
-}
-
-/// The larger one of two consecutive moments.
-fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
-    let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
-    if total(&one) >= total(&other) { one } else { other }
 }

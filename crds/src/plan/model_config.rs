@@ -27,7 +27,7 @@ mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
-pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, stored_ranges};
+pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, is_expert_weight, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
 pub use new_tower::{VISION_TOKENS, VisionTokens};
@@ -260,8 +260,7 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// What of the model no kernel for GPUs computes yet; `None` where nothing is. Vision towers are none of
-    /// it.
+    /// What of the model no kernel for GPUs computes yet; `None` where nothing is.
     pub fn cpu_part(&self) -> Option<&'static str> {
         let has = |of: fn(&Experts) -> bool| self.experts.as_ref().is_some_and(of);
         let parts = [

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, QuantizationSpec, TokenizerSpec};
+use crate::spec::{
+    ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, QuantizationSpec, TokenizerSpec, VisionTraining,
+};
 
 /// The model, its source chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -17,9 +19,14 @@ pub struct ResolvedModel {
     /// A chat template that replaces the tokenizer's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
+    /// Folders of adapters that are folded into the weights as these are read.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<String>,
     /// The adapter; `None` to train all weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
+    /// Whether the vision tower is trained with all other weights.
+    pub vision_tower: VisionTraining,
     /// How frozen weights are quantized; `None` as they are stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantization: Option<QuantizationSpec>,
@@ -73,7 +80,9 @@ impl ResolvedModel {
             source,
             tokenizer,
             chat_template: spec.chat_template.clone(),
+            adapters: spec.adapters.clone(),
             lora: spec.lora.clone(),
+            vision_tower: spec.vision_tower,
             quantization: spec.quantization.clone(),
         })
     }

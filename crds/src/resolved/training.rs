@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::presets::Preset;
 use crate::spec::{
     DataSource, DataSpec, DatasetSpec, MatmulPrecision, OffloadSpec, Precision, RLTrainingJobSpec, RolesSpec,
-    RolloutSpec, ScheduleKind, TaskSpec,
+    RolloutSpec, ScheduleKind, ScheduleSpec, TaskSpec,
 };
 
 /// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
@@ -65,10 +65,42 @@ pub struct ResolvedOptimizer {
 pub struct ResolvedSchedule {
     /// Its shape after the warm-up.
     pub kind: ScheduleKind,
-    /// Steps over which it rises linearly from 0.
-    pub warmup_steps: u64,
+    /// How long it rises linearly from 0.
+    #[serde(flatten)]
+    pub warmup: Warmup,
     /// Its last value as a part of the peak.
     pub min_ratio: f64,
+}
+
+/// How long the learning rate rises.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum Warmup {
+    /// So many steps.
+    #[serde(rename = "warmupSteps")]
+    Steps(u64),
+    /// Such a part of all steps, 0 to 1.
+    #[serde(rename = "warmupRatio")]
+    Ratio(f64),
+}
+
+impl Warmup {
+    fn resolve(spec: &ScheduleSpec) -> Self {
+        spec.warmup_ratio.map_or(Self::Steps(spec.warmup_steps), Self::Ratio)
+    }
+
+    /// Its steps in a training of `num_steps`, at least one of which is left at the peak.
+    pub fn num_steps(self, num_steps: u64) -> u64 {
+        match self {
+            Self::Steps(steps) => steps,
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "a part of a number of steps"
+            )]
+            Self::Ratio(ratio) => ((num_steps as f64 * ratio) as u64).min(num_steps.saturating_sub(1)),
+        }
+    }
 }
 
 /// How long the training lasts.
@@ -119,7 +151,7 @@ impl ResolvedTraining {
             },
             schedule: ResolvedSchedule {
                 kind: spec.schedule.kind.unwrap_or(preset.schedule),
-                warmup_steps: spec.schedule.warmup_steps,
+                warmup: Warmup::resolve(&spec.schedule),
                 min_ratio: spec.schedule.min_ratio,
             },
             max_grad_norm: spec.max_grad_norm,

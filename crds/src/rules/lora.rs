@@ -70,6 +70,17 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.model.lora",
+        at: "init",
+        reads: &["init", "adapterPath"],
+        message: "the adapter of adapterPath has started already: init has no effect beside it",
+        cel: || "!has(self.adapterPath) || self.init == 'Peft'".into(),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| lora.adapter_path.is_none() || lora.init == LoraInit::Peft)
+        }),
+        allowed: Some(|_| "Peft".into()),
+    },
+    Rule {
+        scope: "spec.model.lora",
         at: "excludePattern",
         reads: &["excludePattern", "excludeModules"],
         message: "give excludeModules or excludePattern, not both",
@@ -122,6 +133,22 @@ pub(super) const RULES: &[Rule] = &[
             })
         }),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.model",
+        at: "lora.vlmLora",
+        reads: &["lora.vlmLora", "architecture.vision"],
+        message: "Vision and Both adapt the vision tower of a model that has one",
+        cel: || {
+            "!has(self.lora) || self.lora.vlmLora == 'Text' || !has(self.architecture) || \
+             has(self.architecture.vision)"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let has_tower = spec.model.architecture.as_ref().is_none_or(|shape| shape.vision.is_some());
+            has_tower || lora(spec, |lora| !lora.vlm_lora.adapts_vision())
+        }),
+        allowed: Some(|_| "Text".into()),
     },
     Rule {
         scope: "spec.model.lora",

@@ -1,7 +1,7 @@
 //! The rules of `spec.model`.
 
 use super::{Check, Rule, divisors};
-use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec};
+use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec, VisionTraining};
 
 fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) -> bool {
     spec.model.architecture.as_ref().is_none_or(holds)
@@ -9,6 +9,10 @@ fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) 
 
 fn tokenizer(spec: &RLTrainingJobSpec, holds: fn(&TokenizerSpec) -> bool) -> bool {
     spec.model.tokenizer.as_ref().is_none_or(holds)
+}
+
+fn is_frozen(spec: &RLTrainingJobSpec) -> bool {
+    spec.model.vision_tower == VisionTraining::Frozen
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -45,6 +49,15 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| {
             spec.model.architecture.is_some() || tokenizer(spec, |tokenizer| tokenizer.characters.is_none())
         }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.model",
+        at: "adapters",
+        reads: &["adapters", "architecture"],
+        message: "adapters were trained on a model of path or hub: a new model has none",
+        cel: || "!has(self.adapters) || self.adapters.size() == 0 || !has(self.architecture)".into(),
+        holds: Check::Spec(|spec| spec.model.adapters.is_empty() || spec.model.architecture.is_none()),
         allowed: None,
     },
     Rule {
@@ -92,6 +105,26 @@ pub(super) const RULES: &[Rule] = &[
         cel: || "(has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads) % 2 == 0".into(),
         holds: Check::Spec(|spec| architecture(spec, |shape| shape.head_width().is_multiple_of(2))),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.model",
+        at: "visionTower",
+        reads: &["visionTower", "architecture.vision"],
+        message: "Trained needs a model with a vision tower",
+        cel: || {
+            "self.visionTower == 'Frozen' || !has(self.architecture) || has(self.architecture.vision)".into()
+        },
+        holds: Check::Spec(|spec| is_frozen(spec) || architecture(spec, |shape| shape.vision.is_some())),
+        allowed: Some(|_| "Frozen".into()),
+    },
+    Rule {
+        scope: "spec.model",
+        at: "visionTower",
+        reads: &["visionTower", "lora"],
+        message: "below an adapter all weights are frozen: lora.vlmLora adapts the vision tower",
+        cel: || "self.visionTower == 'Frozen' || !has(self.lora)".into(),
+        holds: Check::Spec(|spec| is_frozen(spec) || spec.model.lora.is_none()),
+        allowed: Some(|_| "Frozen".into()),
     },
     Rule {
         scope: "spec.model.architecture",

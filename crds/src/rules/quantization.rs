@@ -2,7 +2,7 @@
 
 use super::{Check, Rule};
 use crate::plan::model_config::BLOCK_SIZES;
-use crate::spec::{QuantizationFormat, QuantizationSpec, RLTrainingJobSpec};
+use crate::spec::{LoraInit, QuantizationFormat, QuantizationSpec, RLTrainingJobSpec};
 
 fn quantization(spec: &RLTrainingJobSpec, holds: fn(&QuantizationSpec) -> bool) -> bool {
     spec.model.quantization.as_ref().is_none_or(holds)
@@ -29,6 +29,18 @@ pub(super) const RULES: &[Rule] = &[
             spec.model.quantization.is_none() || !has_dora
         }),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.model",
+        at: "lora.init",
+        reads: &["quantization", "lora.init"],
+        message: "init Loftq starts from what quantization takes from the weights: model.quantization must be given",
+        cel: || "!has(self.lora) || self.lora.init != 'Loftq' || has(self.quantization)".into(),
+        holds: Check::Spec(|spec| {
+            let is_loftq = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
+            !is_loftq || spec.model.quantization.is_some()
+        }),
+        allowed: Some(|_| "Peft, Gaussian, Orthogonal, Xavier".into()),
     },
     Rule {
         scope: "spec.model",

@@ -5,6 +5,16 @@ use crate::spec::{
     ArithmeticOperator, COUNTING_QUESTION, DataSpec, RLTrainingJobSpec, TaskKind, TaskSpec, VisionSpec,
 };
 
+/// The digits, and what a task asks with.
+fn needed_characters(task: &TaskSpec) -> String {
+    let operators = task.operators.iter().map(|operator| operator.symbol());
+    let asked: String = match task.kind {
+        TaskKind::Arithmetic => ['='].into_iter().chain(operators).collect(),
+        TaskKind::CountingPictures => COUNTING_QUESTION.to_owned(),
+    };
+    format!("0123456789{asked}")
+}
+
 /// Every operator and unordered pair of operands from 0 on.
 fn num_problems(task: &TaskSpec) -> u64 {
     let num_operands = u64::from(task.max_operand) + 1;
@@ -184,13 +194,13 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| {
             let alphabet = spec.model.tokenizer.as_ref().and_then(|tokenizer| tokenizer.characters.as_ref());
             let (Some(task), Some(alphabet)) = (&spec.data.task, alphabet) else { return true };
-            let operators = task.operators.iter().map(|operator| operator.symbol());
-            let asked: String = match task.kind {
-                TaskKind::Arithmetic => ['='].into_iter().chain(operators).collect(),
-                TaskKind::CountingPictures => COUNTING_QUESTION.to_owned(),
-            };
-            "0123456789".chars().chain(asked.chars()).all(|symbol| alphabet.contains(symbol))
+            needed_characters(task).chars().all(|symbol| alphabet.contains(symbol))
         }),
-        allowed: None,
+        allowed: Some(|spec| {
+            spec.data
+                .task
+                .as_ref()
+                .map_or_else(String::new, |task| format!("at least {:?}", needed_characters(task)))
+        }),
     },
 ];

@@ -17,6 +17,11 @@ pub enum LoraInit {
     Orthogonal,
     /// Megatron's default: A normal with standard deviation sqrt(2 / (inputs + rank)), B zero.
     Xavier,
+    /// LoftQ (<https://arxiv.org/abs/2310.08659>), one iteration: the scaled product is the best
+    /// approximation of what quantization took from a weight, so that training starts nearer to the model in
+    /// 16 bits. The reference policy is the quantized base alone. Only where the job quantizes the weights;
+    /// modules that stay in 16 bits, and a critic's adapter, start as by `Peft`.
+    Loftq,
 }
 
 /// Where an adapter's dropout is.
@@ -27,6 +32,30 @@ pub enum DropoutPosition {
     Before,
     /// Of outputs of B.
     After,
+}
+
+/// Which part of a vision-language model gets adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VlmLora {
+    /// The text model.
+    #[default]
+    Text,
+    /// The vision tower with its mergers.
+    Vision,
+    /// Both.
+    Both,
+}
+
+impl VlmLora {
+    /// Whether the text model gets some.
+    pub fn adapts_text(self) -> bool {
+        self != Self::Vision
+    }
+
+    /// Whether the vision tower gets some.
+    pub fn adapts_vision(self) -> bool {
+        self != Self::Text
+    }
 }
 
 /// Low-rank adaptation (<https://arxiv.org/abs/2106.09685>) with PEFT's names.
@@ -61,6 +90,11 @@ pub struct LoraSpec {
     /// learning rate.
     #[schemars(range(min = 1e-3, max = 1000.0))]
     pub learning_rate_ratio: f64,
+    /// Which part of a vision-language model gets adapters: of its linear layers `targetModules` and what
+    /// excludes some choose. Named after the option `vlm_lora` of scripts that fine-tune such models. The
+    /// vision tower has linear layers in its blocks (such as `attn.qkv`) and in its mergers (such as
+    /// `merger.mlp.0`).
+    pub vlm_lora: VlmLora,
     /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
     /// Empty only beside `targetParameters`. Megatron's names, such as `linear_qkv`, stand for theirs.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
@@ -92,10 +126,10 @@ pub struct LoraSpec {
     pub dropout: f64,
     /// Where dropout is: before A, or after B as Megatron's `dropout_position: post`.
     pub dropout_position: DropoutPosition,
-    /// How the matrices start.
+    /// How the matrices start; not beside `adapterPath`.
     pub init: LoraInit,
     /// A PEFT adapter folder to start from instead of `init`; targets, `dora` and, unless it is resized,
-    /// ranks and alphas must agree with it.
+    /// ranks and alphas must agree with it. The reference policy is the base without this adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub adapter_path: Option<String>,
@@ -120,6 +154,7 @@ impl Default for LoraSpec {
             alpha_pattern: BTreeMap::new(),
             dora: false,
             learning_rate_ratio: 1.0,
+            vlm_lora: VlmLora::Text,
             target_modules: vec!["all-linear".into()],
             target_pattern: None,
             target_parameters: Vec::new(),

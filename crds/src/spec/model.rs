@@ -26,6 +26,16 @@ pub struct ModelSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 65536))]
     pub chat_template: Option<String>,
+    /// Whether the vision tower of a vision-language model, with its mergers, is trained with all other
+    /// weights. Adapters of it are `lora.vlmLora`.
+    #[serde(default)]
+    pub vision_tower: VisionTraining,
+    /// Folders of PEFT adapters that are folded into the weights as these are read: every role that starts
+    /// from the model starts from the sum, the reference policy too. They stay as they are; what is trained
+    /// comes on top.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), inner(length(min = 1, max = 4096)))]
+    pub adapters: Vec<String>,
     /// Train low-rank adapters on frozen weights instead of all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
@@ -33,6 +43,16 @@ pub struct ModelSpec {
     /// quantized is read as it is, also without this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<QuantizationSpec>,
+}
+
+/// What becomes of the weights of a vision tower.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VisionTraining {
+    /// They stay as they are.
+    #[default]
+    Frozen,
+    /// They are trained as all others.
+    Trained,
 }
 
 /// A model of the Hugging Face hub.
@@ -182,8 +202,9 @@ pub struct ExpertsSpec {
     pub per_token: u32,
 }
 
-/// A vision tower beside the decoder. Its weights are drawn and stay as they are, so that the features of an
-/// image are a fixed random projection of its pixels. Images keep their size up to 1,003,520 pixels.
+/// A vision tower beside the decoder. Its weights are drawn; unless `visionTower: Trained` they stay as they
+/// are, and the features of an image are a fixed random projection of its pixels. Images keep their size up
+/// to 1,003,520 pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VisionSpec {

@@ -320,6 +320,10 @@ pub struct ScheduleSpec {
     /// Steps over which it rises linearly from 0.
     #[schemars(range(min = 0, max = 100000000))]
     pub warmup_steps: u64,
+    /// The same as a part of all steps, rounded down, in place of `warmupSteps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub warmup_ratio: Option<f64>,
     /// Its last value as a part of the peak (`Cosine` and `Linear`).
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_ratio: f64,

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 
 use super::problem::Problem;
+use crate::yaml::read_yaml;
 
 /// A parsed text.
 pub(super) struct Source {
@@ -18,7 +19,7 @@ pub(super) struct Source {
 impl Source {
     /// Parses one YAML document. Duplicate keys are refused.
     pub(super) fn parse(yaml: &str) -> Result<Self, Box<Problem>> {
-        match serde_saphyr::from_str::<Spanned<Node>>(yaml) {
+        match read_yaml::<Spanned<Node>>(yaml) {
             Ok(root) => Ok(Self { value: root.value.to_value(), root }),
             Err(error) => {
                 let (line, column) = error.location().map(place).unzip();

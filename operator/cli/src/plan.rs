@@ -35,7 +35,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         plan::check_model(job.spec(), model).context("fit the model to the workers")?;
     }
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
-    let manifest: Value = serde_saphyr::from_str(&manifest).context("read the manifest")?;
+    let manifest: Value = rlt_api::read_yaml(&manifest).context("read the manifest")?;
     if args.server {
         return server::ask(args, manifest, (&job, &models));
     }

@@ -82,7 +82,7 @@ impl Args {
 }
 
 fn privileges(yaml: &str) -> Result<Privileges, String> {
-    serde_saphyr::from_str(yaml).map_err(|error| error.to_string())
+    rlt_api::read_yaml(yaml).map_err(|error| error.to_string())
 }
 
 fn defaults(yaml: &str) -> Result<Defaults, String> {

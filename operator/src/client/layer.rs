@@ -19,7 +19,7 @@ use super::{CALL_TIMEOUT, Call, Closed, Limiter, Turn};
 use crate::lease::Term;
 use crate::metrics::Metrics;
 
-/// Puts [`ApiService`] around a client's service.
+/// Puts the service that accounts for calls around a client's service.
 #[derive(Clone, Debug)]
 pub struct ApiLayer {
     limiter: Limiter,

@@ -1,10 +1,9 @@
-//! `rlt-trainer score` and `generate` on an exported model, and models of the hub.
+//! `rlt-trainer score` and `generate` on an exported model.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use rlt_tests::hub_server::{COMMIT, HubServer, REPO};
 use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, small_model, tiny_with};
@@ -123,40 +122,6 @@ fn messages_go_through_the_chat_template_of_the_model() {
     let lines = [json!({ "id": 1, "messages": messages }), json!({ "id": 1, "prompt": "1+2=" })];
     let completions = lines_of("generate", &model, &options, &lines);
     assert_eq!(completions[0], completions[1]);
-}
-
-#[test]
-fn a_run_on_a_model_of_the_hub_records_its_commit_and_names_it_as_the_base() {
-    let files = fs::read_dir(small_model()).unwrap().map(|entry| entry.unwrap());
-    let files = files.filter(|entry| entry.path().is_file());
-    let files =
-        files.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()));
-    let server = HubServer::start(files.collect()).unwrap();
-    let place = Place::new();
-    let hub = json!({ "repo": REPO, "endpoint": server.endpoint() });
-    let model = json!({ "architecture": null, "tokenizer": null, "hub": hub, "lora": { "rank": 2 } });
-    let changes = json!({ "model": model, "training": { "steps": 1 } });
-    let path = place.write(&tiny_with(changes));
-    let mut trainer = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-    trainer.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
-    trainer.env("HF_HOME", place.file("hub"));
-    Ended::of(trainer.output().unwrap()).expect(0, &[]);
-    let document =
-        |name: &str| -> Value { serde_json::from_slice(&fs::read(place.run(name)).unwrap()).unwrap() };
-    assert_eq!(document("model.json"), json!({ "repo": REPO, "commit": COMMIT }));
-    let adapter = document("export/adapter/adapter_config.json");
-    assert_eq!((&adapter["base_model_name_or_path"], &adapter["revision"]), (&json!(REPO), &json!(COMMIT)));
-    let export = || {
-        let mut export = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-        export.arg("export").arg(place.run("")).env("HF_HOME", place.file("hub"));
-        Ended::of(export.output().unwrap())
-    };
-    export().expect(0, &["step 1"]);
-    // The manifest's revision may mean another commit by now.
-    for broken in ["{", r#"{"repo": "owner/name"}"#] {
-        fs::write(place.run("model.json"), broken).unwrap();
-        export().expect(2, &["read which commit the run's model is of from", "model.json"]);
-    }
 }
 
 #[test]

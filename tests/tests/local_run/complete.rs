@@ -99,6 +99,23 @@ fn every_step_is_logged_once_under_documented_names() {
     }
 }
 
+/// Of 5 steps, which follow from an epoch of 10 prompts, 0.5 are 2.
+#[test]
+fn a_warm_up_may_be_a_part_of_steps_that_follow_from_epochs() {
+    let rates = |schedule: Value| {
+        let place = Place::new();
+        let changes = json!({
+            "data": { "maxTrainPrompts": 10 },
+            "training": { "steps": null, "epochs": 1, "promptsPerStep": 2, "evaluateEvery": 0, "schedule": schedule }
+        });
+        place.train(&tiny_with(changes)).expect(0, &[]);
+        place.steps().iter().map(|step| step["actor/lr"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let by_ratio = rates(json!({ "kind": "Linear", "warmupSteps": 0, "warmupRatio": 0.5 }));
+    assert_eq!(by_ratio, rates(json!({ "kind": "Linear", "warmupSteps": 2 })));
+    assert!(by_ratio.len() == 5 && by_ratio[0] < by_ratio[1] && by_ratio[1] < by_ratio[2], "{by_ratio:?}");
+}
+
 #[test]
 fn a_run_that_is_complete_is_not_run_again() {
     let place = Place::new();

@@ -17,7 +17,7 @@ fn export_in(place: &Place, options: &[&str], environment: &[(&str, &str)]) -> E
     Ended::of(command.output().unwrap())
 }
 
-fn export(place: &Place, options: &[&str]) -> Ended {
+pub(crate) fn export(place: &Place, options: &[&str]) -> Ended {
     export_in(place, options, &[])
 }
 
@@ -67,6 +67,19 @@ fn a_model_sharded_over_ranks_is_exported_with_and_without_its_adapter() {
     for (name, content) in files(&place.run("export/adapter")) {
         assert!(exported.get(&name) == Some(&content), "{name} differs");
     }
+}
+
+/// The adapter is merged into the quantized weights that it was trained on, also by the command.
+#[test]
+fn a_quantized_model_is_exported_as_its_run_does() {
+    let place = Place::new();
+    let changes = json!({
+        "model": { "lora": { "rank": 2, "init": "Loftq" }, "quantization": { "format": "Nf4" } },
+        "training": { "steps": 1 },
+    });
+    place.train(&on_files(small_model(), changes)).expect(0, &[]);
+    export(&place, &[]).expect(0, &[]);
+    assert!(files(&place.run("exports/step-000001")) == files(&place.run("export")), "merged weights differ");
 }
 
 #[test]

@@ -12,6 +12,10 @@ use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
 /// How far the estimate may be from the peak.
 const TOLERANCE: f64 = 0.15;
 
+/// GiB of the estimate that a job need not take: how much code and how many buffers the libraries of products
+/// keep depends on the CPU.
+const PRODUCTS: f64 = 20.0 / 1024.0;
+
 /// The estimate of `rlctl plan` for the job in `manifest`, run from `folder`, in GiB.
 pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
@@ -32,10 +36,10 @@ pub(crate) fn measured(folder: &Path) -> f64 {
 #[track_caller]
 pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     let measured = measured(folder);
-    let ratio = estimate / measured;
+    let range = measured * (1.0 - TOLERANCE)..=measured * (1.0 + TOLERANCE) + PRODUCTS;
     assert!(
-        (ratio - 1.0).abs() <= TOLERANCE,
-        "{name}: {estimate:.3} GiB are {ratio:.3} of {measured:.3} GiB"
+        range.contains(&estimate),
+        "{name}: {estimate:.3} GiB are estimated, {measured:.3} GiB were taken"
     );
 }
 
@@ -85,6 +89,60 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
     ];
     for (name, changes) in jobs {
         let mut manifest = large();
+        merge(&mut manifest["spec"], changes);
+        train_as_estimated(name, &Place::new(), &manifest);
+    }
+}
+
+/// Its batches hold more tokens than an update, each prompt with an answer of its own.
+#[test]
+fn a_cold_start_of_larger_batches_is_estimated() {
+    let mut manifest = large();
+    merge(
+        &mut manifest["spec"],
+        json!({
+            "algorithm": { "coldStart": { "steps": 2, "batchSize": 64 } },
+            "rollout": { "samplesPerPrompt": 2, "maxCompletionTokens": 8 },
+            "training": { "promptsPerStep": 1 },
+        }),
+    );
+    train_as_estimated("a cold start", &Place::new(), &manifest);
+}
+
+/// Pictures of 64 tokens, a patch of 8 x 8 pixels each, and a tower that weighs as much as the rest.
+/// Completions are so short that a micro-batch has the pictures of a whole step.
+#[test]
+fn the_estimate_is_met_with_images_and_a_tower_frozen_trained_or_adapted() {
+    let architecture = json!({
+        "family": "Qwen25Vl", "numKvHeads": null, "maxPositionEmbeddings": 128,
+        "vision": { "hiddenSize": 256, "numLayers": 6, "numHeads": 4, "patchSize": 8, "mergeSize": 2 },
+    });
+    let pictures = json!({
+        "task": {
+            "kind": "CountingPictures", "pictures": { "cells": 8, "cellPixels": 16, "maxCount": 64 }, "numTrain": 64,
+            "maxOperand": null, "operators": null, "zeroPadded": null,
+        },
+        "maxPromptTokens": 80,
+    });
+    let jobs = [
+        ("a frozen tower", json!({})),
+        ("a frozen tower in half precision", json!({ "training": { "precision": "Bf16" } })),
+        ("a trained tower", json!({ "model": { "visionTower": "Trained" } })),
+        (
+            "a trained tower whose images are computed again",
+            json!({ "model": { "visionTower": "Trained" }, "training": { "activationCheckpointing": true } }),
+        ),
+        ("an adapter of text and tower", json!({ "model": { "lora": { "rank": 16, "vlmLora": "Both" } } })),
+    ];
+    for (name, changes) in jobs {
+        let mut manifest = large();
+        let model =
+            json!({ "architecture": architecture, "tokenizer": { "characters": "0123456789 howmany?" } });
+        let short = json!({ "maxCompletionTokens": 8 });
+        merge(
+            &mut manifest["spec"],
+            json!({ "model": model, "data": pictures, "rollout": short, "training": { "steps": 2 } }),
+        );
         merge(&mut manifest["spec"], changes);
         train_as_estimated(name, &Place::new(), &manifest);
     }

@@ -30,6 +30,26 @@ pub(crate) fn train(count: u32, changes: &Value) -> Place {
     place
 }
 
+/// Each of two jobs, given with their ranks, goes on from a checkpoint of the other as one does that is never
+/// interrupted.
+#[track_caller]
+pub(crate) fn assert_resume_each_other(jobs: [(u32, Value); 2]) {
+    let part = |of: usize, steps: u64| {
+        let (count, mut changes) = jobs[of].clone();
+        merge(&mut changes, json!({ "training": { "steps": steps } }));
+        on(count, &changes)
+    };
+    let whole = Place::new();
+    whole.train(&part(0, 3)).expect(0, &[]);
+    for (first, second) in [(0, 1), (1, 0)] {
+        let place = Place::new();
+        place.train(&part(first, 2)).expect(0, &[]);
+        place.train(&part(second, 3)).expect(0, &["resuming after step 2"]);
+        let difference = difference(&whole, &place);
+        assert!(difference < TOLERANCE, "{first} before {second}: {difference}");
+    }
+}
+
 fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {
     let bytes = place.weights();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -145,6 +145,23 @@ fn an_adapter_with_dropout_is_resumed() {
     prolong(&lora());
 }
 
+/// Before the first update the policy already differs from its reference, the quantized base alone. A resumed
+/// run reads the adapter, and decomposes nothing.
+#[test]
+fn an_adapter_that_corrects_quantization_is_resumed() {
+    let mut loftq = json!({
+        "model": { "lora": { "rank": 4, "init": "Loftq" }, "quantization": { "format": "Nf4" } },
+        "algorithm": { "kl": { "coefficient": 0.1 } }
+    });
+    let first_kl = |run: &Place| run.steps()[0]["actor/kl_loss"].as_f64();
+    for workers in [json!({}), json!({ "ranksPerWorker": 2, "mesh": { "dpShard": 2 } })] {
+        merge(&mut loftq, json!({ "workers": workers }));
+        let (whole, resumed) = prolonged(&loftq);
+        assert_same_run(&whole, &resumed);
+        assert!(first_kl(&whole) > Some(1e-7), "{:?}", first_kl(&whole));
+    }
+}
+
 #[test]
 fn an_adaptive_kl_in_the_reward_is_resumed() {
     prolong(&json!({ "algorithm": { "kl": {

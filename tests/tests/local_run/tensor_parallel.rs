@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge};
-use crate::ranks::{TOLERANCE, difference, on, train};
+use crate::ranks::{TOLERANCE, assert_resume_each_other, difference, on, train};
 
 /// A dense model with a critic and a frozen reference.
 fn dense(changes: &Value) -> Value {
@@ -75,17 +75,10 @@ fn an_adapter_beside_its_base_is_sampled_with_as_on_one_rank() {
 
 #[test]
 fn any_mesh_resumes_from_a_checkpoint_of_any_other() {
-    let steps = |steps: u64| json!({ "training": { "steps": steps } });
-    let meshes = [(1, json!({})), (4, json!({ "tp": 2, "dpShard": 2 }))];
-    let whole = train(1, &dense(&steps(3)));
-    for (first, second) in [(0, 1), (1, 0)] {
-        let place = Place::new();
-        let part = |of: usize, num: u64| on(meshes[of].0, &on_mesh(&meshes[of].1, &steps(num)));
-        place.train(&part(first, 2)).expect(0, &[]);
-        place.train(&part(second, 3)).expect(0, &["resuming after step 2"]);
-        let difference = difference(&whole, &place);
-        assert!(difference < TOLERANCE, "{first} before {second}: {difference}");
-    }
+    assert_resume_each_other([
+        (1, dense(&json!({}))),
+        (4, on_mesh(&json!({ "tp": 2, "dpShard": 2 }), &json!({}))),
+    ]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use image::{Rgb, RgbImage};
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, merge, tiny_with};
@@ -137,17 +138,142 @@ fn demonstrations_with_images_teach_what_only_the_image_says() {
     assert!(reward("held_out_reward_after") > 0.9, "{result}");
 }
 
+/// How many B matrices of the vision tower an exported adapter has; all have changed, as they start at zero.
+fn trained_in_tower(adapter: &Path) -> usize {
+    let bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let of_tower = |name: &str| name.contains("model.visual.") && name.contains("lora_B");
+    let matrices: Vec<_> = tensors.iter().filter(|(name, _)| of_tower(name)).collect();
+    for (name, matrix) in &matrices {
+        assert!(matrix.data().iter().any(|byte| *byte != 0), "{name}");
+    }
+    matrices.len()
+}
+
 #[test]
-fn an_adapter_of_the_text_is_trained_on_two_ranks_as_on_one() {
-    let train = |ranks: u32| {
+fn an_adapter_of_text_and_tower_is_trained_on_two_ranks_as_on_one() {
+    let train = |workers: Value| {
         let place = Place::new();
         let (model, rows) = (model(&place), rows(&place));
-        let changes = json!({ "model": { "lora": { "rank": 4 } }, "workers": { "count": ranks } });
+        // The tower's gradients are small, and the optimizer enlarges their roundings to the learning rate.
+        let changes = json!({
+            "model": { "lora": { "rank": 4, "vlmLora": "Both" } },
+            "training": { "optimizer": { "learningRate": 0.001 } },
+            "workers": workers,
+        });
         place.train(&job(&model, &rows, changes)).expect(0, &[]);
         place
     };
-    let difference = crate::ranks::difference(&train(1), &train(2));
+    let one = train(json!({ "count": 1 }));
+    // Two blocks of five linear layers, and two of the merger.
+    assert_eq!(trained_in_tower(&one.run("export/adapter")), 12);
+    for workers in [json!({ "count": 2 }), json!({ "count": 2, "mesh": { "dpShard": 2 } })] {
+        let difference = crate::ranks::difference(&one, &train(workers));
+        assert!(difference < crate::ranks::TOLERANCE, "{difference}");
+    }
+}
+
+#[test]
+fn an_adapter_of_the_tower_is_resumed_and_continued() {
+    let train = |place: &Place, steps: u64, more: Value| {
+        let (model, rows) = (place.file("model"), place.file("rows.jsonl"));
+        let mut changes = json!({
+            "model": { "lora": { "rank": 4, "dropout": 0.1, "vlmLora": "Vision" } },
+            "training": { "steps": steps, "activationCheckpointing": true },
+        });
+        merge(&mut changes, more);
+        place.train(&job(&model, &rows, changes))
+    };
+    let place = || {
+        let place = Place::new();
+        let (_, _) = (model(&place), rows(&place));
+        place
+    };
+    let (whole, resumed) = (place(), place());
+    train(&whole, 4, json!({})).expect(0, &[]);
+    train(&resumed, 2, json!({})).expect(0, &[]);
+    train(&resumed, 4, json!({})).expect(0, &["resuming after step 2"]);
+    crate::resume::assert_same_run(&whole, &resumed);
+    let adapter = whole.run("export/adapter");
+    assert_eq!(trained_in_tower(&adapter), 12);
+    let continued = place();
+    train(&continued, 1, json!({ "model": { "lora": { "adapterPath": adapter } } })).expect(0, &[]);
+    let text = json!({ "model": { "lora": { "adapterPath": adapter, "vlmLora": "Text" } } });
+    train(&place(), 1, text).expect(78, &["expected modules of Text (vlmLora), got of Vision"]);
+}
+
+/// With a reference, whose tower is that of the start, and a critic, whose tower is trained too.
+#[test]
+fn a_trained_tower_is_resumed_and_is_the_same_on_two_ranks() {
+    let train = |place: &Place, steps: u64, more: Value| {
+        let mut changes = json!({
+            "model": { "visionTower": "Trained" },
+            "algorithm": { "kind": "PPO", "kl": { "placement": "Loss", "coefficient": 0.1 } },
+            "training": { "steps": steps, "optimizer": { "learningRate": 0.0005 } },
+        });
+        merge(&mut changes, more);
+        place.train(&job(&place.file("model"), &place.file("rows.jsonl"), changes))
+    };
+    let place = || {
+        let place = Place::new();
+        let (_, _) = (model(&place), rows(&place));
+        place
+    };
+    let (whole, resumed) = (place(), place());
+    train(&whole, 4, json!({})).expect(0, &[]);
+    train(&resumed, 2, json!({})).expect(0, &[]);
+    train(&resumed, 4, json!({})).expect(0, &["resuming after step 2"]);
+    crate::resume::assert_same_run(&whole, &resumed);
+    let exported = |place: &Place| fs::read(place.run("export/model.safetensors")).unwrap();
+    let (before, after) = (fs::read(whole.file("model/model.safetensors")).unwrap(), exported(&whole));
+    let tower = |bytes: &[u8]| {
+        let tensors = SafeTensors::deserialize(bytes).unwrap();
+        let of_tower = tensors
+            .iter()
+            .filter(|(name, _)| name.starts_with("visual."))
+            .map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec()));
+        of_tower.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let (before, after) = (tower(&before), tower(&after));
+    assert!(before.keys().eq(after.keys()) && before.iter().all(|(name, own)| *own != after[name]));
+    let sharded = json!({ "workers": { "count": 2, "mesh": { "dpShard": 2 } } });
+    let offload = json!({ "parameters": true, "optimizer": true, "activations": true });
+    let offloaded = json!({ "training": { "activationCheckpointing": true, "offload": offload } });
+    for changes in [json!({ "workers": { "count": 2 } }), sharded.clone(), offloaded] {
+        let many = place();
+        train(&many, 4, changes.clone()).expect(0, &[]);
+        let difference = crate::ranks::difference(&whole, &many);
+        assert!(difference < crate::ranks::TOLERANCE, "{changes}: {difference}");
+        // From the checkpoint, by one process.
+        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+        Ended::of(command.arg("export").arg(many.run("")).output().unwrap()).expect(0, &["step 4"]);
+        assert!(fs::read(many.run("exports/step-000004/model.safetensors")).unwrap() == exported(&many));
+    }
+    // A checkpoint of one process goes on in shards.
+    let widened = place();
+    train(&widened, 2, json!({})).expect(0, &[]);
+    train(&widened, 4, sharded).expect(0, &["resuming after step 2"]);
+    let difference = crate::ranks::difference(&whole, &widened);
     assert!(difference < crate::ranks::TOLERANCE, "{difference}");
+}
+
+/// The tower of the example is new: its adapter sees pictures from the first step.
+#[test]
+fn the_example_trains_an_adapter_of_its_new_tower() {
+    let example = rlt_tests::workspace_root().join("examples/vision/job.yaml");
+    let example = fs::read_to_string(example).unwrap();
+    let lora = "    lora: {rank: 4, vlmLora: Both}\n    architecture:\n";
+    let steps = [("steps: 150", "steps: 3"), ("steps: 60", "steps: 2"), ("warmupSteps: 5", "warmupSteps: 1")];
+    let manifest = steps.iter().fold(example, |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replace(from, to)
+    });
+    let place = Place::new();
+    fs::write(place.file("job.yaml"), manifest.replace("    architecture:\n", lora)).unwrap();
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    Ended::of(command.args(["run", "job.yaml"]).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
+    // One block of five linear layers, and two of the merger.
+    assert_eq!(trained_in_tower(&place.file("runs/vision/export/adapter")), 7);
 }
 
 #[test]

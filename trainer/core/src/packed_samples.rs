@@ -9,9 +9,10 @@
 //! u64   bytes of each name, and of each sample's text, answer and message; `u64::MAX` where it has none
 //! u8    these texts in UTF-8
 //! ```
-//! Numbers are little endian and keep every bit. Nothing is padded: see [`num_bytes`].
+//! Numbers are little endian and keep every bit. Nothing is padded: see [`num_bytes`]. Names ascend and each
+//! is of some part, the parts of a sample ascend: samples have one array, and other bytes are refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::vec::IntoIter;
 
 use crate::types::{Completion, FinishReason, Reward, RewardStatus};
@@ -60,6 +61,24 @@ pub enum PackedSamplesError {
     Text {
         /// Which text.
         field: &'static str,
+    },
+    /// A sample without a text; an empty one has the length 0.
+    #[error("{field}: expected a length, got none")]
+    Missing {
+        /// Which text.
+        field: &'static str,
+    },
+    /// Names, or the parts of a sample, do not ascend.
+    #[error("{field}: expected each once, in ascending order")]
+    Order {
+        /// Which ones.
+        field: &'static str,
+    },
+    /// A name of no part.
+    #[error("names of reward parts: expected the names of the samples' parts, got {name:?} beside them")]
+    Unused {
+        /// The name.
+        name: String,
     },
     /// Bytes follow the last text.
     #[error("expected nothing after the last text, got {got} bytes")]
@@ -154,7 +173,35 @@ impl Columns {
         columns.text_lens =
             reader.take("lengths of texts", num_samples.saturating_mul(3), u64::from_le_bytes)?;
         columns.names = name_lens.map(|len| reader.text("a name", len)).collect::<Result<_, _>>()?;
+        columns.check_names()?;
         Ok(columns)
+    }
+
+    /// Whether each part has a name, and the names are those that [`pack`] finds again.
+    fn check_names(&self) -> Result<(), PackedSamplesError> {
+        if !self.names.is_sorted_by(|name, next| name < next) {
+            return Err(PackedSamplesError::Order { field: "names of reward parts" });
+        }
+        let used: BTreeSet<usize> = self.part_names.as_slice().iter().map(|name| *name as usize).collect();
+        let below = self.names.len() as u32;
+        if let Some(got) = self.part_names.as_slice().iter().copied().find(|name| *name >= below) {
+            return Err(PackedSamplesError::Code { field: "the name of a reward part", below, got });
+        }
+        match self.names.iter().enumerate().find(|(place, _)| !used.contains(place)) {
+            Some((_, name)) => Err(PackedSamplesError::Unused { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The next reward parts, so many.
+    fn parts(&mut self, num_parts: usize) -> Result<BTreeMap<String, f64>, PackedSamplesError> {
+        let of_sample = self.part_names.as_slice().get(..num_parts).unwrap_or_default();
+        if !of_sample.is_sorted_by(|name, next| name < next) {
+            return Err(PackedSamplesError::Order { field: "reward parts of a sample" });
+        }
+        let named = self.part_names.by_ref().zip(self.part_values.by_ref()).take(num_parts);
+        // Each has a name: see `check_names`.
+        Ok(named.filter_map(|(name, value)| Some((self.names.get(name as usize)?.clone(), value))).collect())
     }
 
     /// The next sample, of so many tokens and reward parts.
@@ -163,6 +210,7 @@ impl Columns {
         reader: &mut Reader<'_>,
         (num_tokens, num_parts): (usize, usize),
     ) -> Result<(Completion, Reward), PackedSamplesError> {
+        let parts = self.parts(num_parts)?;
         let mut text = |field| match self.text_lens.next().unwrap_or(ABSENT) {
             ABSENT => Ok(None),
             len => reader.text(field, len).map(Some),
@@ -170,19 +218,13 @@ impl Columns {
         let completion = Completion {
             tokens: self.tokens.by_ref().take(num_tokens).collect(),
             rollout_logprobs: self.logprobs.by_ref().take(num_tokens).collect(),
-            text: text("a text")?.unwrap_or_default(),
+            text: text("a text")?.ok_or(PackedSamplesError::Missing { field: "a text" })?,
             finish_reason: decoded("a finish reason", self.finish_reasons.next(), &FINISH_REASONS)?,
         };
-        let below = self.names.len() as u32;
-        let part = |(got, value): (u32, f64)| match self.names.get(got as usize) {
-            Some(name) => Ok((name.clone(), value)),
-            None => Err(PackedSamplesError::Code { field: "the name of a reward part", below, got }),
-        };
-        let named = self.part_names.by_ref().zip(self.part_values.by_ref()).take(num_parts);
         let reward = Reward {
             score: self.scores.next().unwrap_or_default(),
             value: self.values.next().unwrap_or_default(),
-            parts: named.map(part).collect::<Result<_, _>>()?,
+            parts,
             answer: text("an answer")?,
             status: decoded("a reward's status", self.statuses.next(), &STATUSES)?,
             message: text("a message")?,

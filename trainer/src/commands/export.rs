@@ -4,22 +4,21 @@
 
 mod choose;
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
-use rlt_api::resolved::{ModelSource, ResolvedSpec};
-use rlt_api::spec::{ExportDtype, HubSpec};
-use serde::Deserialize;
+use rlt_api::resolved::ResolvedSpec;
+use rlt_api::spec::ExportDtype;
 
 pub use self::choose::Step;
 use crate::commands::worker::read_manifest;
-use crate::model::hub::{self, push};
-use crate::model::{BaseModel, Decoder, ExportOptions};
+use crate::model::hub::push;
+use crate::model::{Decoder, ExportOptions};
 use crate::run::error::TrainError;
 use crate::run::finish::export_kind;
+use crate::run::setup::hub_models::base_model;
 use crate::run::setup::{load_tokenizer, model, source_kind};
 use crate::storage::checkpoint::Checkpoint;
 use crate::storage::run_folder::{EXPORTS, RunFolder};
@@ -129,14 +128,6 @@ pub enum ExportError {
         /// Why.
         source: push::PushError,
     },
-    /// The run's record of its model cannot be read.
-    #[error("read which commit the run's model is of from {path}", path = path.display())]
-    ModelRecord {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
     /// The hub did not take it.
     #[error("failed to push to hub:{repository}; the export is in {folder}", folder = folder.display())]
     Push {
@@ -216,7 +207,7 @@ fn write(
     args: &ExportArgs,
     output: &Path,
 ) -> Result<(), ExportError> {
-    let (model_dir, base) = base_model(spec, folder)?.unzip();
+    let (model_dir, base) = base_model(spec, folder.root())?.unzip();
     let tokenizer = load_tokenizer(spec, model_dir.as_deref())?;
     let decoder = model::whole_policy(spec, model_dir.as_deref(), &tokenizer)?;
     read_trained(&decoder, checkpoint)?;
@@ -232,7 +223,7 @@ fn write(
             decoder.export(output, &ExportOptions { merge_lora: true, dtype }).map_err(TrainError::from)?;
         }
         Layout::Peft => {
-            let base = base.ok_or(ExportError::NoBase)?;
+            let base = base.filter(|_| spec.model.adapters.is_empty()).ok_or(ExportError::NoBase)?;
             decoder.save_adapter(output, Some(&base)).map_err(TrainError::from)?;
         }
     }
@@ -245,39 +236,4 @@ fn read_trained(decoder: &Decoder, checkpoint: &Checkpoint) -> Result<(), TrainE
         checkpoint.load_into(&name, &weight.detach())?;
     }
     Ok(())
-}
-
-/// The folder that the run's model was read from, and its name for others; `None` for a new model. One of the
-/// hub is fetched at the commit that the run read.
-fn base_model(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<(PathBuf, BaseModel)>, ExportError> {
-    match &spec.model.source {
-        ModelSource::Path(path) => {
-            Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
-        }
-        ModelSource::Hub(hub) => {
-            let revision = recorded_commit(folder)?.unwrap_or_else(|| hub.revision.clone());
-            let model = hub::fetch(&HubSpec { revision, ..hub.clone() }, None).map_err(TrainError::from)?;
-            let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
-            Ok(Some((model.dir, base)))
-        }
-        ModelSource::Architecture(_) => Ok(None),
-    }
-}
-
-/// The commit that the run recorded; `None` where it recorded nothing.
-fn recorded_commit(folder: &RunFolder) -> Result<Option<String>, ExportError> {
-    #[derive(Deserialize)]
-    struct Record {
-        commit: String,
-    }
-    let path = folder.root().join("model.json");
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(source) if source.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(ExportError::ModelRecord { path, source }),
-    };
-    match serde_json::from_str::<Record>(&text) {
-        Ok(record) => Ok(Some(record.commit)),
-        Err(error) => Err(ExportError::ModelRecord { path, source: error.into() }),
-    }
 }

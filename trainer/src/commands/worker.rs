@@ -213,7 +213,7 @@ const CONTINUABLE: [&[&str]; 11] = [
 
 /// The fields that must be equal for a resume, as text.
 fn identity(manifest: &str) -> String {
-    let Ok(mut value) = serde_saphyr::from_str::<serde_json::Value>(manifest) else {
+    let Ok(mut value) = rlt_api::read_yaml::<serde_json::Value>(manifest) else {
         return manifest.to_owned();
     };
     for path in CONTINUABLE {

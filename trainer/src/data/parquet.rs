@@ -1,6 +1,7 @@
 //! Rows of parquet files, by the row interface: no Arrow in between.
 
 use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use serde_json::{Map, Value};
 
 use super::rows::{Place, Row, Rows};
 use super::{DataError, RowLocation};
+use crate::panics;
 
 /// All rows in file order; nested columns become objects and lists.
 pub(super) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
@@ -31,7 +33,7 @@ pub(super) struct RowsFrom {
 impl RowsFrom {
     pub(super) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
-        let reader = SerializedFileReader::new(file).map_err(|source| broken(path, 0, source))?;
+        let reader = decoded(|| SerializedFileReader::new(file)).map_err(|source| broken(path, 0, source))?;
         let mut rows = Self { path: Arc::clone(path), reader, next_group: 0, group: None, number: 0 };
         while let Some(group) = rows.reader.metadata().row_groups().get(rows.next_group) {
             let behind = rows.number + group.num_rows().unsigned_abs();
@@ -54,10 +56,26 @@ impl RowsFrom {
     }
 
     fn next_group(&mut self) -> Result<ReaderIter, ParquetError> {
-        let group = self.reader.get_row_group(self.next_group)?;
         let schema = self.reader.metadata().file_metadata().schema_descr_ptr();
+        let group = decoded(|| {
+            let group = self.reader.get_row_group(self.next_group)?;
+            TreeBuilder::new().as_iter(schema, &*group)
+        })?;
         self.next_group += 1;
-        TreeBuilder::new().as_iter(schema, &*group)
+        Ok(group)
+    }
+
+    /// The next row of the group that is being read. Dates that no calendar has panic on their way to JSON.
+    fn next_of_group(&mut self) -> Option<Result<Value, ParquetError>> {
+        let group = self.group.as_mut()?;
+        let row = || Ok(group.next().transpose()?.map(|row| row.to_json_value()));
+        decoded(row).transpose()
+    }
+
+    /// Reads no further: behind a fault nothing of the file can be trusted.
+    fn end(&mut self) {
+        self.next_group = self.reader.num_row_groups();
+        self.group = None;
     }
 }
 
@@ -66,13 +84,16 @@ impl Iterator for RowsFrom {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(row) = self.group.as_mut().and_then(Iterator::next) {
+            if let Some(row) = self.next_of_group() {
                 self.number += 1;
                 let location = RowLocation { file: Some(Arc::clone(&self.path)), number: self.number };
-                return Some(match row.map(|row| row.to_json_value()) {
+                return Some(match row {
                     Ok(Value::Object(fields)) => Ok(Row { location, fields }),
                     Ok(_) => Ok(Row { location, fields: Map::new() }),
-                    Err(source) => Err(DataError::Parquet { location, source }),
+                    Err(source) => {
+                        self.end();
+                        Err(DataError::Parquet { location, source })
+                    }
                 });
             }
             if self.next_group >= self.reader.num_row_groups() {
@@ -81,13 +102,20 @@ impl Iterator for RowsFrom {
             match self.next_group() {
                 Ok(group) => self.group = Some(group),
                 Err(source) => {
-                    self.next_group = self.reader.num_row_groups();
-                    self.group = None;
+                    self.end();
                     return Some(Err(broken(&self.path, self.number + 1, source)));
                 }
             }
         }
     }
+}
+
+/// What `work` decodes. The decoder asserts some of what a damaged file says of itself: a panic of it is a
+/// fault of the file like any other, and what panicked is read no more.
+fn decoded<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        Err(ParquetError::General(format!("the decoder panicked: {}", panics::message(&*panic))))
+    })
 }
 
 fn broken(path: &Arc<Path>, number: u64, source: ParquetError) -> DataError {

@@ -65,7 +65,7 @@ impl BaseWeight {
     pub(crate) fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let bias = bias.map(|bias| bias.to_kind(x.kind()));
         match self {
-            Self::Dense(weight) => x.linear(&weight.to_kind(x.kind()), bias),
+            Self::Dense(weight) => rlt_torch::linear(x, &weight.to_kind(x.kind()), bias.as_ref()),
             Self::Quantized(weight) => weight.matrix.linear(x, bias.as_ref()),
         }
     }
@@ -109,6 +109,14 @@ impl BaseWeight {
                 names: weight.names.clone(),
                 matrix: weight.matrix.map(of_quantized),
             })),
+        }
+    }
+
+    /// One that is not quantized.
+    pub(super) fn as_dense(&self) -> Option<&Tensor> {
+        match self {
+            Self::Dense(weight) => Some(weight),
+            Self::Quantized(_) => None,
         }
     }
 

@@ -23,7 +23,7 @@ use super::error::ModelError;
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Numbers that are read at a time.
-const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
+pub(super) const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
 
 /// The weight files of a model folder, headers read.
 #[derive(Debug)]
@@ -96,6 +96,11 @@ impl WeightFiles {
     /// The folder, or the one file.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The names of all tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
     }
 
     /// The shape of a tensor that is stored.

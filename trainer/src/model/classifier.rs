@@ -27,7 +27,7 @@ pub struct Classifier {
 }
 
 impl Classifier {
-    /// Reads a model folder, see [`Weights::open_classifier`].
+    /// Reads a model folder, see `Weights::open_classifier`.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.

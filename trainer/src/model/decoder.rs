@@ -1,6 +1,5 @@
 //! A whole decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
@@ -12,8 +11,7 @@ use super::error::ModelError;
 use super::layer::{DecoderLayer, LayerContext};
 use super::lora::LoraConfig;
 use super::ops;
-use super::packed::{PackedImages, PackedInput};
-use super::placed::PlacedFeatures;
+use super::packed::PackedInput;
 use super::projection::Adapter;
 use super::rope::{RopeTables, Ropes};
 use super::saved_modules::SavedModules;
@@ -55,9 +53,8 @@ pub struct Decoder {
     pub(crate) lora: Option<LoraConfig>,
     /// What is trained whole beside an adapter.
     pub(crate) saved: SavedModules,
-    /// Of a vision-language model, frozen and the same for all roles; `None` in an outline until
-    /// [`Self::read_vision`].
-    pub(crate) vision: Option<Rc<VisionTower>>,
+    /// Of a vision-language model; `None` in an outline until [`Self::read_vision`].
+    pub(crate) vision: Option<VisionTower>,
     /// The file with the weights of a frozen copy.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
 }
@@ -76,32 +73,23 @@ impl Decoder {
     }
 
     /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, and the features of
-    /// images in the places of their tokens.
-    ///
-    /// # Panics
-    /// When there are images and the tower was never read ([`Self::read_vision`]).
-    pub fn embed_input(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
-        let embedded_td = self.embed(&input.tokens, adapter);
-        match self.placed_features(input) {
+    /// images, which `context` has, in the places of their tokens.
+    pub(crate) fn embed_input(&self, input: &PackedInput, context: &LayerContext) -> Tensor {
+        let embedded_td = self.embed(&input.tokens, context.adapter);
+        match &context.features {
             Some(features) => features.in_place_of(&embedded_td),
             None => embedded_td,
         }
-    }
-
-    fn placed_features(&self, input: &PackedInput) -> Option<PlacedFeatures> {
-        let PackedImages { images, places } = input.images.as_ref()?;
-        let features = self.image_features(images);
-        Some(PlacedFeatures::new(places.shallow_clone(), &features, self.config.hidden_size))
     }
 
     /// The features of images, one below the other, [tokens of images, k * hidden] in the compute dtype: what
     /// replaces the embedding of a token, then what is added after the first layer, the second and so on.
     ///
     /// # Panics
-    /// As [`Self::embed_input`].
-    pub fn image_features(&self, images: &[Arc<PromptImage>]) -> Tensor {
+    /// When the tower was never read ([`Self::read_vision`]).
+    pub fn image_features(&self, images: &[Arc<PromptImage>], adapter: Adapter) -> Tensor {
         assert!(self.vision.is_some(), "images before a decoder whose vision tower was not read");
-        let features = self.vision.iter().map(|tower| tower.features(images));
+        let features = self.vision.iter().map(|tower| tower.features(images, adapter));
         Tensor::cat(&features.collect::<Vec<_>>(), 0)
     }
 
@@ -117,7 +105,7 @@ impl Decoder {
         &self.layers
     }
 
-    /// The context of the layers in one forward pass over `input`, without dropout.
+    /// The context of the layers in one forward pass over `input`, without dropout and images' features.
     pub fn context(&self, input: &PackedInput, adapter: Adapter) -> LayerContext {
         LayerContext {
             rope: self.rope(&input.position_ids),
@@ -129,16 +117,11 @@ impl Decoder {
             dropout_seed: None,
             router: None,
             routes: None,
-            features: self.features_after_layers(input),
+            features: None,
         }
     }
 
-    fn features_after_layers(&self, input: &PackedInput) -> Option<PlacedFeatures> {
-        let vision = self.config.vision.as_ref().filter(|vision| vision.features_per_token() > 1);
-        vision.and_then(|_| self.placed_features(input))
-    }
-
-    /// Rotary tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
+    /// Rotary tables for `position_ids`, `i64 [tokens]`, or by time, height and width `i64 [3, tokens]`.
     pub fn rope(&self, position_ids: &Tensor) -> RopeTables {
         self.ropes.at(position_ids, self.options.compute)
     }
@@ -160,8 +143,9 @@ impl Decoder {
 
     /// Embedding, all layers and final norm in one differentiable pass: [tokens, hidden].
     pub fn hidden_states(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
-        let context = self.context(input, adapter);
-        let embedded = self.embed_input(input, adapter);
+        let features = self.placed_features(input, adapter);
+        let context = LayerContext { features, ..self.context(input, adapter) };
+        let embedded = self.embed_input(input, &context);
         let last = self.layers.iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context));
         self.final_norm(&last, adapter)
     }
@@ -170,7 +154,7 @@ impl Decoder {
     /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
     pub fn logits(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let weight_vd = self.head_weight(adapter).to_kind(self.options.compute);
-        self.capped(hidden_td.linear(&weight_vd, None::<Tensor>))
+        self.capped(rlt_torch::linear(hidden_td, &weight_vd, None))
     }
 
     /// Logits after the softcap, rounded once as by the chunked head; the same tensor without a cap.
@@ -226,6 +210,8 @@ impl Decoder {
         if let Some(head) = &self.head {
             parameters.push((self.config.head_name().to_owned(), head.shallow_clone()));
         }
+        let tower = self.vision.iter().filter(|tower| tower.is_own);
+        parameters.extend(tower.flat_map(VisionTower::parameters));
         if let Some(bias) = &self.head_bias {
             parameters.push((SCORE_BIAS.to_owned(), bias.shallow_clone()));
         }

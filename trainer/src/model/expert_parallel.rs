@@ -15,7 +15,8 @@ use rlt_torch::ExpertRows;
 use tch::Tensor;
 
 use super::experts::Routes;
-use super::layer::{DecoderLayer, FeedForward, LayerContext, OwnProjections, Projections, routed};
+use super::layer::{DecoderLayer, FeedForward, LayerContext, Projections, routed};
+use super::own_projections::OwnProjections;
 use super::projection::Adapter;
 
 /// What the first part makes.

@@ -64,7 +64,7 @@ pub trait ExpertProducts {
     fn mixture(&self) -> Mixture;
     /// The router's logits [t, e], in the compute dtype or wider.
     fn scores(&self, normed_td: &Tensor) -> Tensor;
-    /// The bias of scores for the choice only, f32 [e].
+    /// The bias of scores for the choice only, `f32 [e]`.
     fn choice_bias(&self) -> Option<&Tensor>;
     /// Gets each batch of routes once.
     fn observe(&self, routes: &Routes);
@@ -203,12 +203,6 @@ const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 /// The names of biases inside the module: of the router, of gate and up, of down.
 const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"];
 
-/// Whether a parameter, of any role, holds the weights of all experts of a layer, `[e, ..]`: neither the
-/// router nor an adapter.
-pub(crate) fn is_expert_weight(name: &str) -> bool {
-    name.contains(".mlp.experts.") && !name.contains(".lora_")
-}
-
 /// Router and experts of one layer.
 #[derive(Debug)]
 pub(crate) struct ExpertWeights {
@@ -329,7 +323,7 @@ impl ExpertWeights {
         };
         let kind = self.mixture.router_kind(normed_td.kind());
         let bias = self.biases.as_ref().map(|[bias, ..]| bias.to_kind(kind));
-        normed_td.to_kind(kind).linear(&router.to_kind(kind), bias)
+        rlt_torch::linear(&normed_td.to_kind(kind), &router.to_kind(kind), bias.as_ref())
     }
 
     /// Weights of all experts or of one as they are multiplied with, outputs before inputs; a view.

@@ -18,6 +18,7 @@ use super::error::ModelError;
 use super::expert_lora::ExpertTensor;
 use super::experts::ExpertWeights;
 use super::load::outline;
+use super::lora::is_of_tower;
 use super::projection::{Adapter, Projection};
 use super::vision;
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
@@ -64,17 +65,19 @@ impl Decoder {
             .flat_map(|layer| layer.projections())
             .map(|projection| (format!("{}.weight", projection.name), projection))
             .collect();
-        let of_part = |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx;
+        let of_part =
+            |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx && !is_of_tower(name);
         let mut saved = if merge_lora { self.saved_by_base(layer_idx) } else { BTreeMap::new() };
         let parameters = self.base_parameters().into_iter().filter(of_part);
         let parameters = parameters.map(|(name, base)| match saved.remove(&name) {
             Some((saved, _)) => (name, saved),
             None => (name, base),
         });
-        let parameters = parameters.map(|(name, tensor)| match reads {
-            Reads::Values => (name, tensor),
-            Reads::Shapes => (name, outline(&tensor.size(), (tensor.kind(), Device::Cpu))),
-        });
+        let read = |tensor: Tensor| match reads {
+            Reads::Values => tensor,
+            Reads::Shapes => outline(&tensor.size(), (tensor.kind(), Device::Cpu)),
+        };
+        let parameters = parameters.map(|(name, tensor)| (name, read(tensor)));
         let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
         let experts = layer_idx.and_then(|layer_idx| self.layers[layer_idx].experts());
@@ -108,7 +111,10 @@ impl Decoder {
             }
         };
         let tower = self.vision.iter().filter(|_| layer_idx.is_none()).flat_map(|tower| tower.tensors());
-        let tower = tower.map(|(name, tensor)| (name, StoredAs::new(tensor, None, dtype)));
+        let tower = tower.map(|(name, tensor, linear)| {
+            let merged = linear.map(|linear| Merged::Projection(linear, adapter));
+            (name, StoredAs::new(read(tensor), merged, dtype))
+        });
         let stored = parameters.flat_map(stored).chain(tower);
         stored.map(|(name, weight)| (vision::stored_name(&self.config, name), weight)).collect()
     }

@@ -12,6 +12,7 @@ use super::layer::DecoderLayer;
 use super::load::outline;
 use super::projection::{Adapter, Projection};
 use super::saved_modules::SavedModules;
+use super::vision::VisionTower;
 
 impl Decoder {
     /// The same weights in memory of their own, without adapter and without gradients, in the dtype
@@ -41,7 +42,8 @@ impl Decoder {
         of_quantized: fn(&Tensor) -> Tensor,
     ) -> Self {
         let options = LoadOptions { storage, compute, trainable: false, ..self.options };
-        Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of, of_quantized) }
+        let head = self.head.as_ref().map(&of);
+        Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
     /// The shapes of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
@@ -53,7 +55,13 @@ impl Decoder {
     }
 
     fn computing_in(self, compute: Kind) -> Self {
-        Self { options: LoadOptions { compute, ..self.options }, ..self }
+        let options = LoadOptions { compute, ..self.options };
+        self.with_options(options)
+    }
+
+    fn with_options(self, options: LoadOptions) -> Self {
+        let vision = self.vision.map(|tower| tower.computing_in(options.compute));
+        Self { options, vision, ..self }
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors,
@@ -80,7 +88,7 @@ impl Decoder {
             ropes: self.ropes.shallow_clone(),
             lora: None,
             saved: SavedModules::default(),
-            vision: self.vision.clone(),
+            vision: self.vision.as_ref().map(VisionTower::base),
             offload_file: None,
         }
     }
@@ -88,7 +96,8 @@ impl Decoder {
     /// Quantized weights keep their dtypes, and are frozen.
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
-        Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
+        let vision = self.vision.as_ref().map(|tower| tower.of_role(&of));
+        Self { layers, vision, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
     /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder`, from where they
@@ -118,8 +127,10 @@ impl Decoder {
     }
 
     fn weights_mut(&mut self) -> Vec<&mut Tensor> {
-        let Self { embedding, layers, norm, head, .. } = self;
+        let Self { embedding, layers, norm, head, vision, .. } = self;
         let mut weights: Vec<&mut Tensor> = [embedding, norm].into_iter().chain(head).collect();
+        let tower = vision.iter_mut().filter(|tower| tower.is_own);
+        weights.extend(tower.flat_map(VisionTower::tensors_mut));
         for layer in layers {
             weights.extend(layer.norms.iter_mut().map(|norm| &mut norm.weight));
             weights.extend(&mut layer.sinks);

@@ -18,6 +18,8 @@ use rlt_api::spec::{HubDatasetSpec, HubSpec};
 pub use dataset_files::DatasetFilesError;
 use snapshot::Listed;
 pub use snapshot::SnapshotError;
+#[cfg(test)]
+pub(crate) use snapshot::is_of_model;
 
 /// The file whose head may say which files make a data set.
 const README: &str = "README.md";
@@ -113,15 +115,16 @@ impl HubError {
 }
 
 /// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; cached files are
-/// not fetched again.
+/// not fetched again. Of a commit whose files are all there, the hub need not answer.
 ///
 /// # Errors
 /// [`HubError`], by the step that failed.
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
     let (owner, name) = split_id(&spec.repo);
     let repository = client(spec, cache_dir)?.model(owner, name);
-    let commit = repository.info().revision(&spec.revision).send().map(|info| info.sha);
-    let snapshot = Snapshot::at(commit, ("models", spec), repository, cache_dir)?;
+    let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
+    let commit = commit_of(spec, resolve)?;
+    let snapshot = Snapshot::at(commit, ("models", &spec.repo), repository, cache_dir);
     let listed = snapshot.list()?;
     snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
@@ -134,8 +137,9 @@ pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubEr
 pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<HubDataset, HubError> {
     let (owner, name) = split_id(&spec.repo);
     let repository = client(&spec.repository(), cache_dir)?.dataset(owner, name);
-    let commit = repository.info().revision(&spec.revision).send().map(|info| info.sha);
-    let snapshot = Snapshot::at(commit, ("datasets", &spec.repository()), repository, cache_dir)?;
+    let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
+    let commit = commit_of(&spec.repository(), resolve)?;
+    let snapshot = Snapshot::at(commit, ("datasets", &spec.repo), repository, cache_dir);
     let listed = snapshot.list()?;
     let unknown = |source| HubError::DatasetFiles {
         repo: spec.repo.clone(),
@@ -164,6 +168,22 @@ fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubE
     builder.build_sync().map_err(failed)
 }
 
+/// The commit that the revision of `spec` names, which the hub is asked for unless it is one.
+fn commit_of(
+    spec: &HubSpec,
+    resolve: impl FnOnce() -> Result<Option<String>, HFError>,
+) -> Result<String, HubError> {
+    let HubSpec { repo, revision, .. } = spec.clone();
+    if is_commit(&revision) {
+        return Ok(revision);
+    }
+    match resolve().map(Option::unwrap_or_default) {
+        Ok(commit) if is_commit(&commit) => Ok(commit),
+        Ok(got) => Err(HubError::NoCommit { repo, revision, got }),
+        Err(source) => Err(HubError::Resolve { repo, revision, source: Box::new(source) }),
+    }
+}
+
 /// A repository at a commit, and where its files are here.
 struct Snapshot<T: RepoType> {
     repo: String,
@@ -173,29 +193,36 @@ struct Snapshot<T: RepoType> {
 }
 
 impl<T: RepoType + Sync> Snapshot<T> {
-    /// At the commit to which the hub has resolved the revision of `spec`; `kind` is `models` or `datasets`.
+    /// `kind` is `models` or `datasets`.
     fn at(
-        commit: Result<Option<String>, HFError>,
-        (kind, spec): (&str, &HubSpec),
+        commit: String,
+        (kind, repo): (&str, &str),
         repository: HFRepositorySync<T>,
         cache_dir: Option<&Path>,
-    ) -> Result<Self, HubError> {
-        let HubSpec { repo, revision, .. } = spec.clone();
-        let commit = match commit {
-            Ok(commit) => commit.unwrap_or_default(),
-            Err(source) => return Err(HubError::Resolve { repo, revision, source: Box::new(source) }),
-        };
-        if !is_commit(&commit) {
-            return Err(HubError::NoCommit { repo, revision, got: commit });
-        }
+    ) -> Self {
         let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
         let folder = format!("{kind}--{}", repo.replace('/', "--"));
         let dir = cache_dir.join(folder).join("snapshots").join(&commit);
-        Ok(Self { repo, repository, commit, dir })
+        Self { repo: repo.to_owned(), repository, commit, dir }
     }
 
+    /// The files of the commit. If the hub does not answer, those that it listed when the cache got them: a
+    /// run whose files are all here continues without it.
     fn list(&self) -> Result<Vec<Listed>, HubError> {
-        snapshot::list(&self.repository, &self.commit).map_err(|source| self.failed(source))
+        match snapshot::list(&self.repository, &self.commit) {
+            Ok(listed) => {
+                snapshot::keep_listing(&self.dir, &listed);
+                Ok(listed)
+            }
+            Err(error @ SnapshotError::Hub { .. }) => {
+                let Some(listed) = snapshot::kept_listing(&self.dir) else { return Err(self.failed(error)) };
+                let (repo, commit) = (&self.repo, &self.commit);
+                let cause = &error as &dyn std::error::Error;
+                tracing::warn!(error = cause, repo, commit, "the hub does not answer, its cache is used");
+                Ok(listed)
+            }
+            Err(error) => Err(self.failed(error)),
+        }
     }
 
     fn fetch<'a>(&self, files: impl Iterator<Item = &'a Listed>) -> Result<(), HubError> {

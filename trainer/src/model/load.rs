@@ -1,7 +1,6 @@
 //! From weights, of a Hugging Face folder or drawn, to a [`Decoder`].
 
 use std::path::Path;
-use std::rc::Rc;
 
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
@@ -61,8 +60,18 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
     pub fn read_vision(&mut self, weights: &Weights) -> Result<(), ModelError> {
-        self.vision = VisionTower::read(weights, &self.options)?.map(Rc::new);
+        self.vision = VisionTower::read(weights, &self.options)?;
         Ok(())
+    }
+
+    /// Trains the vision tower, if there is one, with all other weights. What was read of it stays.
+    pub fn train_vision(&mut self) {
+        self.vision = self.vision.take().map(VisionTower::trained);
+    }
+
+    /// Gives an outline the shapes of a vision tower that is trained with all other weights.
+    pub fn outline_vision(&mut self) {
+        self.vision = VisionTower::outline(&self.config, &self.options);
     }
 
     /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until it

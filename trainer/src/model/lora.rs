@@ -10,8 +10,10 @@
 mod adapter;
 pub(super) mod dora;
 mod experts;
+pub(super) mod folded;
 mod from_weights;
 mod init;
+mod loftq;
 mod patterns;
 mod resize;
 mod serving;
@@ -20,8 +22,8 @@ mod targets;
 use std::collections::BTreeMap;
 
 use rlt_api::ExitCode;
-use rlt_api::plan::model_config::ProjectionShape;
-use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec};
+use rlt_api::plan::model_config::{ModelConfig, ProjectionShape, TOWER};
+use rlt_api::spec::{DropoutPosition, LoraInit, LoraSpec, VlmLora};
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
@@ -43,7 +45,9 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
     pub rank_stabilized: bool,
-    /// Which linear layers get an adapter.
+    /// Which part of a vision-language model gets an adapter.
+    pub parts: VlmLora,
+    /// Which linear layers of it.
     pub targets: ModuleMatch,
     /// Parameters of experts and routers that get an adapter, whole names or their ends after a dot.
     pub target_parameters: Vec<String>,
@@ -154,6 +158,12 @@ pub enum LoraError {
         /// What is there.
         got: String,
     },
+    /// An adapter of a vision tower that the model does not have.
+    #[error("attaching an adapter: vlmLora: expected Text, as the model has no vision tower, got {got:?}")]
+    NoTower {
+        /// What is to get an adapter.
+        got: VlmLora,
+    },
     /// A name means no module that can be trained whole.
     #[error(
         "attaching an adapter: modulesToSave: {name:?} is not the end of {available}, or is that of a linear layer, \
@@ -171,6 +181,15 @@ pub enum LoraError {
          \"embed_tokens\", which trains both, got \"lm_head\" alone"
     )]
     TiedHead,
+    /// There is nothing that LoftQ could start from.
+    #[error(
+        "attaching an adapter: init: Loftq starts from what quantization takes from weights: expected a model that \
+         model.quantization quantizes, got {got}"
+    )]
+    NothingQuantized {
+        /// What is there.
+        got: &'static str,
+    },
     /// There is an adapter already.
     #[error("attaching an adapter: the model has one already")]
     AlreadyAttached,
@@ -191,6 +210,14 @@ pub enum LoraError {
         expected: String,
         /// What is there.
         got: String,
+    },
+    /// Codes cannot take an adapter in.
+    #[error(
+        "folding the adapter of {dir} into the model: expected weights in 16 or 32 bits, got quantized ones", dir = dir.display()
+    )]
+    QuantizedBase {
+        /// The adapter.
+        dir: PathBuf,
     },
     /// A file of the adapter could not be read or written, or a tensor in it does not fit.
     #[error(transparent)]
@@ -219,6 +246,7 @@ impl LoraConfig {
             rank: spec.rank as usize,
             alpha: spec.alpha,
             rank_stabilized: spec.rank_stabilized,
+            parts: spec.vlm_lora,
             targets: choose(&spec.target_modules, &spec.target_pattern)
                 .unwrap_or_else(|| ModuleMatch::Names(Vec::new())),
             target_parameters: spec.target_parameters.clone(),
@@ -270,6 +298,7 @@ impl Decoder {
     pub(crate) fn attach_lora_outline(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
         let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
+            self.check_loftq(&config)?;
             self.attach(&config, seed)?;
             return config.patterns.check_used(&self.adapted_names());
         };
@@ -302,7 +331,10 @@ impl Decoder {
         if config.rank == 0 {
             return Err(LoraError::BadRank { expected: "a rank of at least 1", got: 0 });
         }
-        let available = self.projection_names();
+        if config.parts.adapts_vision() && self.vision.is_none() {
+            return Err(LoraError::NoTower { got: config.parts });
+        }
+        let available = self.projection_names(config.parts);
         let config = &config.clone().in_own_names(&available);
         let matched = targets::matched(config, &available)?;
         self.check_expert_targets(config)?;
@@ -340,15 +372,28 @@ impl Decoder {
         self.lora.as_ref()
     }
 
-    fn projection_names(&self) -> Vec<String> {
-        let projections = self.layers.iter().flat_map(|layer| &layer.projections);
-        projections.map(|projection| projection.name.clone()).collect()
+    /// Every linear layer that may have an adapter: those of the text model, then those of a vision tower.
+    pub(crate) fn projections(&self) -> impl Iterator<Item = &Projection> {
+        self.layers.iter().flat_map(|layer| &layer.projections).chain(self.tower_projections())
+    }
+
+    /// Those of a vision tower.
+    pub(super) fn tower_projections(&self) -> impl Iterator<Item = &Projection> {
+        self.vision.iter().flat_map(|tower| &tower.projections)
+    }
+
+    /// The names of the linear layers of some parts.
+    fn projection_names(&self, parts: VlmLora) -> Vec<String> {
+        let is_meant = |projection: &&Projection| match is_of_tower(&projection.name) {
+            true => parts.adapts_vision(),
+            false => parts.adapts_text(),
+        };
+        self.projections().filter(is_meant).map(|projection| projection.name.clone()).collect()
     }
 
     /// The modules and parameters that have adapters.
     fn adapted_names(&self) -> Vec<String> {
-        let projections = self.layers.iter().flat_map(|layer| &layer.projections);
-        let projections = projections.filter(|projection| projection.lora.is_some());
+        let projections = self.projections().filter(|projection| projection.lora.is_some());
         let experts = self.layers.iter().filter_map(|layer| layer.experts());
         let parameters = experts.flat_map(|experts| {
             let router = experts.router_lora.is_some().then(|| experts.router_name());
@@ -357,21 +402,31 @@ impl Decoder {
         projections.map(|projection| projection.name.clone()).chain(parameters).collect()
     }
 
-    /// Outputs and inputs of every projection, by its full name.
     fn projection_sizes(&self) -> BTreeMap<String, [i64; 2]> {
-        let of_layer = |layer_idx: usize| {
-            let named = move |shape: ProjectionShape| {
-                let size = [shape.out_features, shape.in_features].map(|width| width as i64);
-                (format!("model.layers.{layer_idx}.{}", shape.name), size)
-            };
-            self.config.projections(layer_idx).into_iter().map(named)
-        };
-        (0..self.layers.len()).flat_map(of_layer).collect()
+        projection_sizes(&self.config)
     }
 
     fn projections_mut(&mut self) -> impl Iterator<Item = &mut Projection> {
-        self.layers.iter_mut().flat_map(|layer| &mut layer.projections)
+        let of_text = self.layers.iter_mut().flat_map(|layer| &mut layer.projections);
+        of_text.chain(self.vision.iter_mut().flat_map(|tower| &mut tower.projections))
     }
+}
+
+/// Whether a module or parameter is the vision tower's.
+pub(crate) fn is_of_tower(name: &str) -> bool {
+    name.starts_with(TOWER)
+}
+
+/// Outputs and inputs of every projection of the text model, by its full name.
+fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
+    let of_layer = |layer_idx: usize| {
+        let named = move |shape: ProjectionShape| {
+            let size = [shape.out_features, shape.in_features].map(|width| width as i64);
+            (format!("model.layers.{layer_idx}.{}", shape.name), size)
+        };
+        config.projections(layer_idx).into_iter().map(named)
+    };
+    (0..config.num_layers).flat_map(of_layer).collect()
 }
 
 /// PEFT's names of a projection's two matrices.

@@ -1,5 +1,5 @@
-//! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, with weights cast to the
-//! dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
+//! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, which round weights
+//! to the dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
 
 use rlt_api::plan::model_config::{HiddenActivation, NormKind};
 use rlt_torch::Activation;
@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 /// Root-mean-square norm over the last dim of `x`; `offset` is added to the weight.
 pub(super) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> Tensor {
-    rlt_torch::rms_norm(x, &weight_d.to_kind(x.kind()), eps, offset)
+    rlt_torch::rms_norm(x, weight_d, eps, offset)
 }
 
 /// Mean-and-variance norm over the last dim of `x`, in f32, times the weight `[width]` or `[heads, width]`;

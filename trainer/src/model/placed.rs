@@ -5,7 +5,7 @@
 use tch::Tensor;
 
 /// Features of the tokens of images: the first row of each replaces its embedding, the others are added
-/// after layers, the second after the first layer (Qwen3-VL's DeepStack). They have no gradient.
+/// after layers, the second after the first layer (Qwen3-VL's DeepStack).
 #[derive(Debug)]
 pub(crate) struct PlacedFeatures {
     /// i64 [n].

@@ -89,7 +89,7 @@ pub struct ProjectionWeights {
     /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor, or its
     /// dequantized numbers.
     pub weight: Tensor,
-    /// [out_features] in the storage dtype.
+    /// `[out_features]` in the storage dtype.
     pub bias: Option<Tensor>,
 }
 
@@ -102,6 +102,16 @@ impl ProjectionWeights {
 }
 
 impl Projection {
+    /// The very weights, without the adapter.
+    pub(super) fn without_adapter(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            weight: self.weight.map(Tensor::shallow_clone, Tensor::shallow_clone),
+            bias: self.bias.as_ref().map(Tensor::shallow_clone),
+            lora: None,
+        }
+    }
+
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and
     /// their gradients have the storage dtype. Without `dropout` nothing is dropped.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
@@ -175,7 +185,7 @@ impl LoraPair {
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();
-        let inner_of = |x: &Tensor| x.linear(&self.a.to_kind(kind), None::<Tensor>) * self.scaling;
+        let inner_of = |x: &Tensor| rlt_torch::linear(x, &self.a.to_kind(kind), None) * self.scaling;
         let dropout = dropout.filter(|_| self.dropout > 0.0);
         let kept = match (dropout, self.dropout_position) {
             (Some(dropout), DropoutPosition::After) => {

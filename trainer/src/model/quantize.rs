@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use rlt_api::plan::model_config::{ModelConfig, QuantizedPart, QuantizedTensor};
+use rlt_api::plan::model_config::{ModelConfig, Quantization, QuantizedPart, QuantizedTensor};
 use rlt_core::tensor_shard::TensorShard;
 use rlt_torch::{QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -57,17 +57,13 @@ impl QuantizedParts {
         (tensor_shard, values): (&TensorShard<'_>, &Tensor),
         read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
-        let failed = |source| ModelError::Torch {
-            tensor: part.tensor.name.clone(),
-            device: "the CPU".to_owned(),
-            source,
-        };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let is_last = last.as_ref().is_some_and(|(module, _)| *module == part.module);
         if !is_last && let Some(quantization) = config.quantization_of(&part.module) {
             *last = None;
             let layout = layout_of(quantization, Kind::Float);
-            *last = Some((part.module.clone(), quantized(part, layout, read)?));
+            let size = part.size.map(|width| width as i64);
+            *last = Some((part.module.clone(), quantized((&part.module, size), layout, read)?));
         }
         let Some((_, matrix)) = &*last else { return Ok(()) };
         let nested = matrix.nested.as_ref();
@@ -80,20 +76,45 @@ impl QuantizedParts {
         let Some(whole) = whole else { return Ok(()) };
         let (start, len) = (tensor_shard.range.start as i64, tensor_shard.range.len() as i64);
         let copied = no_grad(|| values.detach().f_copy_(&whole.f_reshape([-1])?.f_narrow(0, start, len)?));
-        copied.map(drop).map_err(failed)
+        copied.map(drop).map_err(failed(part.tensor.name.clone()))
     }
 }
 
-/// Reads the weight and quantizes it.
+/// Reads the weight of a module, [out, in], and quantizes it.
 fn quantized(
-    part: &PartOf,
+    (module, size): (&str, [i64; 2]),
     layout: QuantLayout,
     read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<QuantizedMatrix, ModelError> {
-    let name = format!("{}.weight", part.module);
-    let size = part.size.map(|width| width as i64);
-    let failed = |source| ModelError::Torch { tensor: name.clone(), device: "the CPU".to_owned(), source };
-    let weight = Tensor::f_empty(size, (layout.stored, Device::Cpu)).map_err(failed)?;
-    read(&TensorShard::whole(&name, &size), &weight.view(-1))?;
+    let weight = dense((module, size), layout.stored, read)?;
     Ok(QuantizedMatrix::quantize(&weight, layout)?)
+}
+
+/// What quantization takes from the weight of a module: the weight less the quantized one, f32 on the CPU.
+pub(super) fn error(
+    quantization: &Quantization,
+    (module, size): (&str, [i64; 2]),
+    read: impl Fn(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+) -> Result<Tensor, ModelError> {
+    let quantized = quantized((module, size), layout_of(quantization, Kind::Float), &read)?;
+    let weight = dense((module, size), Kind::Float, read)?;
+    let difference = no_grad(|| weight.f_sub(&quantized.dequantize(Kind::Float)));
+    difference.map_err(failed(format!("{module}.weight")))
+}
+
+/// The weight of a module as `read` returns it, on the CPU.
+fn dense(
+    (module, size): (&str, [i64; 2]),
+    kind: Kind,
+    read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
+) -> Result<Tensor, ModelError> {
+    let name = format!("{module}.weight");
+    let weight = Tensor::f_empty(size, (kind, Device::Cpu)).map_err(failed(name.clone()))?;
+    read(&TensorShard::whole(&name, &size), &weight.view(-1))?;
+    Ok(weight)
+}
+
+/// The error for a `tensor` that libtorch fails with on the CPU.
+fn failed(tensor: String) -> impl FnOnce(tch::TchError) -> ModelError {
+    move |source| ModelError::Torch { tensor, device: "the CPU".to_owned(), source }
 }

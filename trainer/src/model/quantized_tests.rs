@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::spec::{Precision, QuantizationFormat, QuantizationSpec};
+use rlt_api::spec::{LoraInit, LoraSpec, Precision, QuantizationFormat, QuantizationSpec};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::*;
@@ -107,6 +107,75 @@ fn an_adapter_on_quantized_weights_computes_and_learns_as_in_peft() {
     }
 }
 
+/// A quantized model whose adapter starts as by LoftQ.
+fn loftq(name: &str, rank: u32, alpha: f64) -> Decoder {
+    let weights = Weights::open(&folder("dense")).unwrap();
+    let weights = weights.quantized(Some(&spec(name)), Precision::Fp32).unwrap();
+    let mut decoder = Decoder::from_weights(&weights, &LoadOptions::default()).unwrap();
+    let lora = LoraSpec { rank, alpha, init: LoraInit::Loftq, ..LoraSpec::default() };
+    decoder.attach_lora_spec(&lora, 1).unwrap();
+    let started: BTreeMap<_, _> =
+        decoder.adapter_from_error(&weights, |_| true).unwrap().into_iter().collect();
+    // A module that is not quantized starts as by PEFT.
+    for (name, matrix) in decoder.trainable_parameters() {
+        if let Some(start) = started.get(&name) {
+            no_grad(|| matrix.detach().copy_(start));
+        }
+    }
+    decoder
+}
+
+/// How far the log-probs of a model are from those of the dense one.
+fn distance_to_dense(decoder: &Decoder, adapter: Adapter) -> f64 {
+    let tokens: Vec<u32> = (2..22).collect();
+    let log_probs = |decoder: &Decoder, adapter| {
+        let hidden_td = decoder.hidden_states(&PackedInput::new(&[&tokens], Device::Cpu), adapter);
+        decoder.logits(&hidden_td, adapter).to_kind(Kind::Float).log_softmax(-1, Kind::Float)
+    };
+    let dense = Decoder::load(&folder("dense"), &LoadOptions::default()).unwrap();
+    no_grad(|| log_probs(decoder, adapter) - log_probs(&dense, Adapter::Off)).norm().double_value(&[])
+}
+
+#[test]
+fn loftq_starts_nearer_to_the_dense_model_than_the_quantized_base_whatever_the_scaling() {
+    for name in ALL {
+        let quantized = distance_to_dense(&loftq(name, 4, 8.0), Adapter::Off);
+        // Rank 64 is all that a matrix of 64 inputs has; the scaling is in A and B.
+        let [of_32, at_scaling_4, whole] = [(32, 32.0), (32, 128.0), (64, 16.0)]
+            .map(|(rank, alpha)| distance_to_dense(&loftq(name, rank, alpha), Adapter::On));
+        assert!(of_32 < 0.7 * quantized, "{name}: {of_32} beside {quantized}");
+        assert!((at_scaling_4 / of_32 - 1.0).abs() < 1e-3, "{name}: {at_scaling_4} beside {of_32}");
+        assert!(whole < 1e-2 * quantized, "{name}: {whole} beside {quantized}");
+    }
+}
+
+/// What remains of the error is what a singular value decomposition leaves: no other start is nearer.
+#[test]
+fn loftq_s_product_is_the_best_approximation_of_the_quantization_error() {
+    let (decoder, dense) = (loftq("nf4", 5, 40.0), load("dense"));
+    let [quantized, dense] =
+        [&decoder, &dense].map(|one| one.layers().iter().flat_map(DecoderLayer::projections));
+    for (projection, dense) in quantized.zip(dense) {
+        let lora = projection.lora.as_ref().unwrap();
+        let error = no_grad(|| dense.weight.wide_numbers() - projection.weight.wide_numbers());
+        let rest = no_grad(|| &error - lora.b.matmul(&lora.a) * lora.scaling).norm().double_value(&[]);
+        let (_, singular, _) = error.svd(true, true);
+        let least = singular.narrow(0, 5, singular.size()[0] - 5).norm().double_value(&[]);
+        assert!((rest / least - 1.0).abs() < 1e-3, "{}: {rest} beside {least}", projection.name);
+    }
+}
+
+#[test]
+fn loftq_needs_weights_that_are_quantized_here() {
+    let lora = LoraSpec { init: LoraInit::Loftq, ..LoraSpec::default() };
+    for (name, got) in
+        [("dense", "a model that is not quantized"), ("nf4", "a model that is stored quantized")]
+    {
+        let error = load(name).attach_lora_spec(&lora, 1).unwrap_err().to_string();
+        assert!(error.contains("init: Loftq") && error.ends_with(got), "{error}");
+    }
+}
+
 /// The same numbers, dense.
 fn dense(decoder: &Decoder) -> Decoder {
     let dir = tempfile::tempdir().unwrap();
@@ -120,7 +189,7 @@ fn an_adapter_learns_to_the_bit_what_it_learns_on_the_dequantized_model() {
         let mut quantized = quantized(name);
         let mut dense = dense(&quantized);
         for decoder in [&mut quantized, &mut dense] {
-            decoder.attach_lora(&LoraConfig::from_spec(&rlt_api::spec::LoraSpec::default()), 1).unwrap();
+            decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec::default()), 1).unwrap();
             tch::manual_seed(3);
             for (_, matrix) in decoder.trainable_parameters() {
                 no_grad(|| matrix.shallow_clone().copy_(&(matrix.randn_like() * 0.1)));

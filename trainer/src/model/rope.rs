@@ -84,6 +84,11 @@ impl Ropes {
         self.dim_order.as_ref()
     }
 
+    /// Which of three axes of positions turns each pair, i64 [head_dim / 2]; `None` where positions have one.
+    pub(crate) fn axes(&self) -> Option<&Tensor> {
+        self.axes.as_ref()
+    }
+
     /// Tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
     pub(crate) fn at(&self, position_ids: &Tensor, compute: Kind) -> RopeTables {
         let by_pair = |frequencies: &Frequencies| match (&self.axes, position_ids.dim()) {

@@ -18,7 +18,8 @@
 use tch::Tensor;
 
 use super::decoder::Decoder;
-use super::layer::{DecoderLayer, LayerContext, OwnProjections, QueriesKeysValues};
+use super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
+use super::own_projections::OwnProjections;
 use super::projection::Adapter;
 use super::tp_cuts::ParameterCuts;
 

@@ -6,32 +6,42 @@
 //! patches [p, pixels] -> patch embedding -> blocks (rotary by row and column, windows) -> merger [n, hidden]
 //!                           + positions        `-> mergers of some blocks [n, hidden] each
 //! ```
-//! The tower is frozen: it has no gradients, belongs to no optimizer, and every rank has the whole of it. So
-//! the features of an image stay the same for a whole run, and are kept by the image's digest. Never here:
-//! files of pixels, positions of tokens.
+//! By default the weights are frozen, every rank has the whole of them, and all roles share them; linear
+//! layers may then have adapters, which are trained. Or the weights are parameters of their decoder, trained
+//! and sharded as all others. Features of numbers that never change are kept by the image's digest for a
+//! whole run; those of trained ones are kept by a [`VisionTower::snapshot`] alone. Never here: files of
+//! pixels, positions of tokens.
 //!
 //! Shapes: p patches of an image, n = p / merge^2 tokens, d the tower's width.
 
 mod attention;
 mod block;
+mod copies;
+mod forward;
 mod kept;
 mod order;
+mod pass;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use rlt_api::plan::model_config::{ModelConfig, TOWER, VisionBlocks, VisionConfig};
+use rlt_api::plan::model_config::{ModelConfig, TOWER, TensorShape, VisionBlocks, VisionConfig};
 use rlt_core::images::PromptImage;
 use rlt_core::tensor_shard::TensorShard;
-use tch::{Kind, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
-use self::block::Block;
+use self::forward::Forward;
 use self::kept::KeptFeatures;
-use self::order::{PatchOrder, Units};
-use super::decoder::LoadOptions;
+pub(crate) use self::pass::TowerPass;
+use super::base_weight::BaseWeight;
+use super::decoder::{LoadOptions, NamedTensors};
 use super::error::ModelError;
+use super::load::outline;
+use super::projection::{Adapter, Projection};
 use super::weights::Weights;
 
 /// The name of a tensor as models were published: the tower under `visual.`, the text model under `model.`.
@@ -60,9 +70,18 @@ pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
 pub(crate) struct VisionTower {
     config: VisionConfig,
     options: LoadOptions,
-    /// Every tensor by its name on disk, in the order of the configuration.
-    tensors: Vec<(String, Tensor)>,
-    kept: RefCell<KeptFeatures>,
+    /// The linear layers of blocks and mergers.
+    pub(super) projections: Vec<Projection>,
+    /// Every other tensor by its name on disk: patch embedding, positions and norms.
+    others: NamedTensors,
+    /// Names of all tensors, in the order of the configuration.
+    names: Vec<String>,
+    /// Whether the weights are parameters of the decoder: trained ones, and the copies of other roles.
+    pub(super) is_own: bool,
+    /// Features of numbers that do not change, of the base shared with the towers of other roles.
+    kept: Rc<RefCell<KeptFeatures>>,
+    /// Whether trained numbers stay as they are for as long as this exists.
+    is_snapshot: bool,
 }
 
 impl VisionTower {
@@ -71,123 +90,151 @@ impl VisionTower {
     /// # Errors
     /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
     pub(crate) fn read(weights: &Weights, options: &LoadOptions) -> Result<Option<Self>, ModelError> {
-        let model: &ModelConfig = weights.config();
-        let Some(config) = model.vision.clone() else { return Ok(None) };
-        let mut tensors = Vec::new();
-        for tensor in model.vision_tensors() {
-            let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
+        let read = |(name, shape): (String, Vec<i64>)| {
             let values = Tensor::f_empty(&shape, (options.storage, options.device)).map_err(|source| {
-                ModelError::Torch {
-                    tensor: tensor.name.clone(),
-                    device: format!("{:?}", options.device),
-                    source,
-                }
+                ModelError::Torch { tensor: name.clone(), device: format!("{:?}", options.device), source }
             })?;
-            weights.fill(&TensorShard::whole(&tensor.name, &shape), &values.view(-1))?;
-            tensors.push((tensor.name, values));
-        }
-        let options = LoadOptions { trainable: false, ..*options };
-        Ok(Some(Self { config, options, tensors, kept: RefCell::default() }))
+            weights.fill(&TensorShard::whole(&name, &shape), &values.view(-1))?;
+            Ok((name, values))
+        };
+        let tensors = shapes(weights.config()).map(read).collect::<Result<_, ModelError>>()?;
+        Ok(Self::of_tensors(weights.config(), options, tensors))
     }
 
-    /// Every tensor by its name on disk.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor)> + '_ {
-        self.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()))
+    /// The shapes of a tower whose weights are trained, see [`super::Decoder::outline`]; `None` where the
+    /// model has none.
+    pub(crate) fn outline(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
+        let numbers = (options.storage, options.device);
+        let tensors = shapes(model).map(|(name, shape)| (name, outline(&shape, numbers))).collect();
+        Self::of_tensors(model, options, tensors).map(Self::trained)
+    }
+
+    fn of_tensors(model: &ModelConfig, options: &LoadOptions, tensors: NamedTensors) -> Option<Self> {
+        let config = model.vision.clone()?;
+        let names = tensors.iter().map(|(name, _)| name.clone()).collect();
+        let linears: BTreeSet<String> = model.vision_linears().map(|linear| linear.name).collect();
+        let (projections, others) = split(tensors, &linears);
+        Some(Self {
+            config,
+            options: LoadOptions { trainable: false, ..*options },
+            projections,
+            others,
+            names,
+            is_own: false,
+            kept: Rc::default(),
+            is_snapshot: false,
+        })
+    }
+
+    /// The same, whose weights are trained.
+    pub(crate) fn trained(self) -> Self {
+        for (_, mut tensor) in self.parameters() {
+            let _ = tensor.requires_grad_(true);
+        }
+        Self { is_own: true, ..self }
+    }
+
+    /// Drops the features that are kept, after weights have changed.
+    pub(crate) fn forget(&self) {
+        *self.kept.borrow_mut() = KeptFeatures::default();
+    }
+
+    /// Whether linear layers have adapters.
+    pub(crate) fn is_adapted(&self) -> bool {
+        self.projections.iter().any(|projection| projection.lora.is_some())
+    }
+
+    /// Whether passes of the decoder that has it train weights or adapters.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.is_adapted() || self.trains_weights()
+    }
+
+    fn trains_weights(&self) -> bool {
+        self.others.iter().any(|(_, tensor)| tensor.requires_grad())
+    }
+
+    /// Every tensor of the base by its name on disk.
+    pub(super) fn parameters(&self) -> NamedTensors {
+        self.tensors().map(|(name, tensor, _)| (name, tensor)).collect()
+    }
+
+    /// Every tensor of the base, to be replaced.
+    pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        let linears = self.projections.iter_mut();
+        let linears = linears.flat_map(|own| own.weight.tensors_mut().into_iter().chain(&mut own.bias));
+        linears.chain(self.others.iter_mut().map(|(_, tensor)| tensor))
+    }
+
+    /// The same, and the linear layer whose weight it is.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Projection>)> + '_ {
+        self.names.iter().filter_map(|name| {
+            if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
+                return Some((name.clone(), tensor.shallow_clone(), None));
+            }
+            let (module, part) = name.rsplit_once('.')?;
+            let projection = self.projections.iter().find(|projection| projection.name == module)?;
+            match part {
+                "weight" => {
+                    Some((name.clone(), projection.weight.as_dense()?.shallow_clone(), Some(projection)))
+                }
+                _ => Some((name.clone(), projection.bias.as_ref()?.shallow_clone(), None)),
+            }
+        })
     }
 
     /// The features of images, one below the other, `[n, k * hidden]` in the compute dtype, k being
-    /// [`VisionConfig::features_per_token`]. Those of an image that was requested before are read again.
-    pub(crate) fn features(&self, images: &[Arc<PromptImage>]) -> Tensor {
-        let features: Vec<Tensor> = images.iter().map(|image| self.features_of(image)).collect();
+    /// [`VisionConfig::features_per_token`]. Those that stay the same are computed once.
+    pub(crate) fn features(&self, images: &[Arc<PromptImage>], adapter: Adapter) -> Tensor {
+        let features: Vec<Tensor> = images.iter().map(|image| self.features_of(image, adapter)).collect();
         Tensor::cat(&features, 0)
     }
 
     /// The same of one image.
-    pub(crate) fn features_of(&self, image: &PromptImage) -> Tensor {
+    pub(crate) fn features_of(&self, image: &PromptImage, adapter: Adapter) -> Tensor {
+        let forward = Forward { tower: self, adapter, dropout: None };
+        let compute = || no_grad(|| forward.compute(image));
+        if !self.keeps(adapter) {
+            return compute();
+        }
         if let Some(features) = self.kept.borrow_mut().get(image.digest) {
             return features;
         }
-        let features = no_grad(|| self.compute(image));
+        let features = compute();
         self.kept.borrow_mut().insert(image.digest, &features);
         features
     }
 
-    fn compute(&self, image: &PromptImage) -> Tensor {
-        let order = PatchOrder::new(&self.config, image.grid);
-        let patches = Tensor::from_slice(&image.patches).view([image.grid.num_patches() as i64, -1]);
-        let patches = patches.to_device(self.options.device).to_kind(self.options.compute);
-        let units = order.to_device(self.options.device);
-        let mut hidden_pd = self.with_positions(units.sort(&self.embed(&patches)), &units);
-        let rotary = units.rotary(&self.config);
-        let mut added = Vec::new();
-        for block_idx in 0..self.config.depth {
-            let sees = if self.config.sees_all(block_idx) { &units.frames } else { &units.windows };
-            hidden_pd = Block { tower: self, block_idx }.forward(&hidden_pd, &rotary, sees);
-            if let Some(idx) = self.config.deepstack_blocks.iter().position(|block| *block == block_idx) {
-                added.push(self.merge(&format!("deepstack_merger_list.{idx}"), &hidden_pd));
-            }
-        }
-        added.insert(0, self.merge("merger", &hidden_pd));
-        units.restore(&Tensor::cat(&added, 1))
-    }
-
-    /// Patches `[p, pixels]` to `[p, d]`.
-    fn embed(&self, patches: &Tensor) -> Tensor {
-        let weight = self.tensor("patch_embed.proj.weight").flatten(1, -1);
-        patches.linear(&weight, self.find("patch_embed.proj.bias"))
-    }
-
-    /// Adds the positions of patches, where the tower has a table of them.
-    fn with_positions(&self, hidden_pd: Tensor, units: &Units) -> Tensor {
-        match self.config.position_side {
-            Some(side) => {
-                let positions = units.positions(&self.tensor("pos_embed.weight"), side as i64);
-                &hidden_pd + positions.to_kind(hidden_pd.kind())
-            }
-            None => hidden_pd,
+    /// Whether features are kept: those of numbers that do not change while this exists.
+    fn keeps(&self, adapter: Adapter) -> bool {
+        let with_adapter = adapter == Adapter::On && self.is_adapted();
+        match self.is_snapshot {
+            true => with_adapter == self.is_adapted(),
+            false => !with_adapter && !self.trains_weights(),
         }
     }
+}
 
-    /// Patches of a token side by side through two linear layers: `[p, d]` to `[n, hidden]`. The mergers of
-    /// inner blocks normalise the patches of a token together.
-    fn merge(&self, merger: &str, hidden_pd: &Tensor) -> Tensor {
-        let names = self.config.blocks.names();
-        let norm = format!("{merger}.{}", names.merger_norm);
-        let width = self.config.merged_width() as i64;
-        let merged = match merger {
-            "merger" => self.norm(&norm, hidden_pd).view([-1, width]),
-            _ => self.norm(&norm, &hidden_pd.view([-1, width])),
-        };
-        let [first, second] = names.merger_linears.map(|linear| format!("{merger}.{linear}"));
-        self.linear(&second, &self.linear(&first, &merged).gelu("none"))
-    }
+/// Names and shapes of all tensors.
+fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
+    let shape = |tensor: TensorShape| (tensor.name, tensor.shape.into_iter().map(|dim| dim as i64).collect());
+    model.vision_tensors().into_iter().map(shape)
+}
 
-    fn linear(&self, name: &str, x: &Tensor) -> Tensor {
-        x.linear(&self.tensor(&format!("{name}.weight")), Some(self.tensor(&format!("{name}.bias"))))
-    }
-
-    /// A layer norm where the tower has biases of norms, else an RMS norm.
-    fn norm(&self, name: &str, x: &Tensor) -> Tensor {
-        const EPS: f64 = 1e-6;
-        let weight = self.tensor(&format!("{name}.weight"));
-        match self.find(&format!("{name}.bias")) {
-            Some(bias) => x.layer_norm(weight.size(), Some(&weight), Some(&bias), EPS, false),
-            None => {
-                // As transformers rounds: normalised in fp32, then times the weight in the dtype of `x`.
-                let wide = if x.kind() == Kind::Double { x.shallow_clone() } else { x.to_kind(Kind::Float) };
-                let mean = wide.square().mean_dim([-1i64].as_slice(), true, None);
-                weight * (&wide * (mean + EPS).rsqrt()).to_kind(x.kind())
+/// The linear layers, by the names of their modules, and what else there is.
+fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Projection>, NamedTensors) {
+    let (mut projections, mut others) = (Vec::<Projection>::new(), NamedTensors::new());
+    for (name, tensor) in tensors {
+        match name.rsplit_once('.') {
+            Some((module, "weight")) if linears.contains(module) => {
+                let weight = BaseWeight::Dense(tensor);
+                projections.push(Projection { name: module.to_owned(), weight, bias: None, lora: None });
             }
+            Some((module, "bias")) if linears.contains(module) => {
+                // A bias follows its weight.
+                projections.last_mut().iter_mut().for_each(|last| last.bias = Some(tensor.shallow_clone()));
+            }
+            _ => others.push((name, tensor)),
         }
     }
-
-    /// A weight in the compute dtype. The names are those of the configuration, all of which were read.
-    fn tensor(&self, name: &str) -> Tensor {
-        self.find(name).unwrap_or_else(|| Tensor::empty([0], (self.options.compute, self.options.device)))
-    }
-
-    fn find(&self, name: &str) -> Option<Tensor> {
-        let found = self.tensors.iter().find(|(full, _)| full.strip_prefix(TOWER) == Some(name));
-        found.map(|(_, tensor)| tensor.to_kind(self.options.compute))
-    }
+    (projections, others)
 }

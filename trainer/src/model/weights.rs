@@ -9,16 +9,19 @@ use rlt_api::plan::model_config::{
 use rlt_api::spec::{Precision, QuantizationSpec};
 use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
-use tch::{Tensor, no_grad};
+use tch::kind::FLOAT_CPU;
+use tch::{Device, Kind, Tensor, no_grad};
 
-use super::checkpoint::{WeightFiles, read_json};
+use super::checkpoint::{CHUNK, WeightFiles, read_json};
 use super::decoder::layer_idx;
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
+use super::lora::LoraError;
+use super::lora::folded::FoldedAdapter;
 use super::mxfp4;
 use super::quant_state;
-use super::quantize::QuantizedParts;
+use super::quantize::{self, QuantizedParts};
 use super::vision;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -39,6 +42,8 @@ pub struct Weights {
     stored: BTreeMap<String, Vec<TensorShape>>,
     quantized: QuantizedParts,
     source: Source,
+    /// What is added to the stored weights.
+    adapters: Vec<FoldedAdapter>,
 }
 
 #[derive(Debug)]
@@ -99,7 +104,21 @@ impl Weights {
             }
             fresh @ Source::Fresh { .. } => fresh,
         };
-        Self::new(self.config.with_head(head), source)
+        Self { adapters: self.adapters, ..Self::new(self.config.with_head(head), source) }
+    }
+
+    /// The same with the PEFT adapters of these folders folded in, in this order.
+    ///
+    /// # Errors
+    /// [`LoraError`] when one is not for linear layers of this model, or the weights are stored quantized.
+    pub fn with_adapters<'a>(mut self, dirs: impl Iterator<Item = &'a Path>) -> Result<Self, LoraError> {
+        for dir in dirs {
+            if self.config.quantization.as_ref().is_some_and(|quantization| quantization.is_stored) {
+                return Err(LoraError::QuantizedBase { dir: dir.to_owned() });
+            }
+            self.adapters.push(FoldedAdapter::open(dir, &self.config)?);
+        }
+        Ok(self)
     }
 
     /// The same quantized as a job says, from weights in `precision` unless files hold them quantized.
@@ -115,7 +134,7 @@ impl Weights {
         if let Some(quantization) = config.quantization.as_mut().filter(|own| !own.is_stored) {
             quantization.stored = Some(precision);
         }
-        Ok(Self::new(config, self.source))
+        Ok(Self { adapters: self.adapters, ..Self::new(config, self.source) })
     }
 
     /// The same where `pad` is the token that fills, unless the configuration names one.
@@ -159,7 +178,7 @@ impl Weights {
         let tower = config.vision_tensors().into_iter().map(|tensor| (tensor.name.clone(), vec![tensor]));
         let stored = stored.chain(tower).collect();
         let quantized = QuantizedParts::new(&config);
-        Self { config, stored, quantized, source }
+        Self { config, stored, quantized, source, adapters: Vec::new() }
     }
 
     /// The model's configuration.
@@ -194,14 +213,45 @@ impl Weights {
         }
     }
 
-    /// The same of a weight that is not quantized, or before it is.
+    /// The same of a weight that is not quantized, or before it is. With adapters the sum is rounded once.
     fn fill_dense(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
+        if !self.adapters.iter().any(|adapter| adapter.changes(tensor_shard.name)) {
+            return self.fill_as_stored(tensor_shard, values);
+        }
+        for chunk in tensor_shard.chunks(CHUNK) {
+            let len = chunk.range.len() as i64;
+            let sum = Tensor::zeros([len], (Kind::Float, Device::Cpu));
+            self.fill_as_stored(&chunk, &sum)?;
+            self.adapters.iter().try_for_each(|adapter| adapter.add_to(&chunk, &sum))?;
+            let start = (chunk.range.start - tensor_shard.range.start) as i64;
+            no_grad(|| values.narrow(0, start, len).copy_(&sum));
+        }
+        Ok(())
+    }
+
+    /// The same without adapters.
+    fn fill_as_stored(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let stored = self.stored.get(tensor_shard.name).map(Vec::as_slice);
         match stored {
             Some(stored) if stored.len() > 1 || stored[0].name != tensor_shard.name => {
                 self.fill_from(stored, tensor_shard, values)
             }
             _ => self.fill_alone(tensor_shard, values),
+        }
+    }
+
+    /// What quantization takes from the weight [out, in] of a module, f32 on the CPU; zeros where it is not
+    /// quantized here.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    pub(super) fn quantization_error(&self, module: &str, size: [i64; 2]) -> Result<Tensor, ModelError> {
+        match self.config.quantization_of(module).filter(|quantization| !quantization.is_stored) {
+            Some(quantization) => {
+                let read = |whole: &TensorShard<'_>, values: &Tensor| self.fill_dense(whole, values);
+                quantize::error(quantization, (module, size), read)
+            }
+            None => Ok(Tensor::zeros(size, FLOAT_CPU)),
         }
     }
 

@@ -25,8 +25,11 @@
 //! [`visit`]: ShardedParameters::visit
 
 mod flat;
+mod gradients;
 mod own;
 mod place;
+mod unit;
+mod unsharded;
 mod values;
 mod whole;
 
@@ -34,107 +37,19 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_torch::collectives::Pending;
+use rlt_api::plan::model_config::is_expert_weight;
 use rlt_torch::{OffloadStorage, TensorFile};
-use tch::{Kind, Tensor, no_grad};
+use tch::Tensor;
 
 use self::flat::Flat;
+use self::gradients::Scattering;
 pub(crate) use self::place::copy_tensor_shard;
-use self::place::{OwnExperts, Share};
+pub use self::unit::FsdpUnit;
+use self::unit::{UnitParameters, own_experts};
 pub use self::whole::WeightDtype;
 use super::{EpGroup, MeshRanks, RankError, TpGroup};
 use crate::model::tp_cuts::ParameterCuts;
-use crate::model::{Decoder, NamedTensors, is_expert_weight};
-
-/// An FSDP unit: parameters that are gathered together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FsdpUnit {
-    /// Embedding, final norm and head.
-    Outer,
-    /// A decoder layer.
-    Layer(usize),
-}
-
-impl FsdpUnit {
-    /// The index of the layer; `None` for the outer unit.
-    pub fn layer_idx(self) -> Option<usize> {
-        match self {
-            Self::Outer => None,
-            Self::Layer(layer_idx) => Some(layer_idx),
-        }
-    }
-}
-
-/// The parameters of one unit: matrices, which are gathered in the compute dtype, and vectors, such as a
-/// norm's weights, which layers use in the master dtype. If both dtypes are equal there is one buffer.
-#[derive(Debug)]
-struct UnitParameters {
-    trained: Vec<Flat>,
-    /// Several roles may compute with the same frozen parameters.
-    frozen: Vec<Rc<Flat>>,
-}
-
-impl UnitParameters {
-    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one; of
-    /// experts' weights those of `experts`, and of weights that are cut the rank's part.
-    fn new(
-        parameters: NamedTensors,
-        (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
-        compute: Kind,
-        mut place: Option<&mut OffloadStorage>,
-    ) -> Result<Self, RankError> {
-        let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
-            let (of_experts, parameters): (NamedTensors, NamedTensors) =
-                parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
-            let (cut, parameters): (NamedTensors, NamedTensors) = parameters
-                .into_iter()
-                .partition(|(name, _)| cuts.is_some_and(|cuts| cuts.of(name).is_some()));
-            // Codes of quantized weights are gathered as they are.
-            let (codes, parameters): (NamedTensors, NamedTensors) =
-                parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
-            let [matrices, vectors] = by_use(parameters, compute);
-            let [cut_matrices, cut_vectors] = by_use(cut, compute);
-            let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
-            let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
-            let own = cuts.map_or(Share::Whole, Share::Cut);
-            let parts = [
-                (codes, Share::Whole, exact[0]),
-                (matrices, Share::Whole, compute),
-                (cut_matrices, own, compute),
-                (of_experts, experts.map_or(Share::Whole, Share::Experts), compute),
-                (cut_vectors, own, exact[1]),
-                (vectors, Share::Whole, exact[2]),
-            ];
-            let flat =
-                |(parameters, share, kind)| Flat::new(parameters, (ranks, share), kind, place.as_deref_mut());
-            parts.into_iter().map(flat).filter_map(Result::transpose).collect()
-        };
-        let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
-        Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
-    }
-
-    fn flats(&self) -> impl Iterator<Item = &Flat> {
-        self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
-    }
-}
-
-/// Matrices, which layers use in the dtype `compute`, and vectors, of which they make exact use.
-fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
-    let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
-    let (matrices, vectors) = parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
-    [matrices, vectors]
-}
-
-/// A reduce-scatter of gradients in flight.
-#[derive(Debug)]
-struct Scattering {
-    unit: FsdpUnit,
-    /// The index of the buffer among the unit's trained ones.
-    flat_idx: usize,
-    /// This rank's shard of the result, `[n / dp_shard]`.
-    own: Tensor,
-    pending: Pending,
-}
+use crate::model::{Decoder, NamedTensors};
 
 /// Parameters of the layers, first to last, and of the outer unit.
 pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
@@ -270,156 +185,6 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Calls `read` for every unit while it is unsharded in `dtype`, all of it, in the order of
-    /// [`Self::units`]; the next one is prefetched meanwhile. Collective.
-    ///
-    /// # Errors
-    /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.
-    pub fn visit<E: From<RankError>>(
-        &self,
-        dtype: WeightDtype,
-        mut read: impl FnMut(FsdpUnit) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let units: Vec<FsdpUnit> = self.units().collect();
-        for (idx, unit) in units.iter().enumerate() {
-            self.unshard_as(*unit, dtype)?;
-            self.gather_others(*unit)?;
-            units.get(idx + 1).map_or(Ok(()), |next| self.prefetch_as(*next, dtype))?;
-            read(*unit)?;
-            self.reshard(*unit)?;
-        }
-        Ok(())
-    }
-
-    /// Whether an unsharded unit equals the shards of the replica's ranks, by the `digest` of each shard.
-    /// Collective.
-    ///
-    /// # Errors
-    /// The error of `digest`, or [`RankError`] when a rank is lost.
-    pub(crate) fn matches_shards<E: From<RankError>>(
-        &self,
-        unit: FsdpUnit,
-        digest: impl Fn(&Tensor) -> Result<u64, E>,
-    ) -> Result<bool, E> {
-        let mut matches_shards = true;
-        for flat in self.held(unit).flats() {
-            matches_shards &= flat.matches_shards(&self.ranks, &digest)?;
-        }
-        Ok(matches_shards)
-    }
-
-    /// Starts the all-gather of a sharded unit.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost or memory is short.
-    pub fn prefetch(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.prefetch_as(unit, WeightDtype::Compute)
-    }
-
-    /// Waits until a unit is unsharded in the compute dtype.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost or memory is short.
-    pub fn unshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.unshard_as(unit, WeightDtype::Compute)
-    }
-
-    /// Waits until a unit is unsharded in the master dtype of the shards, all of it.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost or memory is short.
-    pub fn unshard_master(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.unshard_as(unit, WeightDtype::Master)?;
-        self.gather_others(unit)
-    }
-
-    fn gather_others(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.gather_others(&self.ranks))
-    }
-
-    fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(|flat| flat.prefetch(&self.ranks, dtype))
-    }
-
-    fn unshard_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
-        self.prefetch_as(unit, dtype)?;
-        self.held(unit).flats().try_for_each(Flat::unshard)
-    }
-
-    /// Frees the unsharded parameters of a unit.
-    ///
-    /// # Errors
-    /// [`RankError::Shards`] when libtorch cannot.
-    pub fn reshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        self.held(unit).flats().try_for_each(Flat::reshard)
-    }
-
-    /// Gives the trained parameters of a unit gradients of zero, for a backward pass to add to.
-    pub fn begin_gradient(&self, unit: FsdpUnit) {
-        self.held(unit).trained.iter().for_each(Flat::begin_gradient);
-    }
-
-    /// Starts the reduce-scatter of a unit's gradients.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost.
-    pub fn end_gradient(&self, unit: FsdpUnit) -> Result<(), RankError> {
-        for (flat_idx, flat) in self.held(unit).trained.iter().enumerate() {
-            let Some(gradient) = flat.take_gradient() else { continue };
-            self.settle()?;
-            let own = flat.shard().zeros_like();
-            let pending = flat.own_ranks(&self.ranks).reduce_scatter(&own, &gradient)?;
-            self.scattering.replace(Some(Scattering { unit, flat_idx, own, pending }));
-        }
-        Ok(())
-    }
-
-    /// Waits for all gradients and all-reduces them over the replicas: the pieces' gradients are then those
-    /// of all ranks.
-    ///
-    /// # Errors
-    /// [`RankError`] when a rank is lost.
-    pub fn finish_gradients(&self) -> Result<(), RankError> {
-        self.settle()?;
-        // Rows of all ranks reach an expert, so that its gradient is that of the whole group.
-        let (of_experts, others): (Vec<&Flat>, Vec<&Flat>) =
-            self.trained().partition(|flat| flat.is_of_experts());
-        for flats in [others, of_experts] {
-            let Some(first) = flats.first() else { continue };
-            let gradients: Vec<Tensor> = flats.iter().map(|flat| flat.gradient_shard()).collect();
-            first.own_ranks(&self.ranks).all_reduce_over_replicas(&gradients)?;
-        }
-        self.sum_over_tensor_parallel()?;
-        self.trained().for_each(Flat::hand_over_gradient);
-        Ok(())
-    }
-
-    /// All-reduces the gradients of whole parameters of which each rank of the tensor-parallel group has a
-    /// summand, in one call. They have the same places on all of its ranks.
-    fn sum_over_tensor_parallel(&self) -> Result<(), RankError> {
-        let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else { return Ok(()) };
-        let whole = self.trained().filter(|flat| !flat.is_cut());
-        let gradients: Vec<Tensor> =
-            whole.flat_map(|flat| flat.gradients_of(|name| cuts.is_summed(name))).collect();
-        if gradients.is_empty() {
-            return Ok(());
-        }
-        let all = Tensor::cat(&gradients, 0);
-        group.all_reduce(&all)?;
-        let mut start = 0;
-        for gradient in &gradients {
-            let len = gradient.numel() as i64;
-            no_grad(|| gradient.shallow_clone().copy_(&all.narrow(0, start, len)));
-            start += len;
-        }
-        Ok(())
-    }
-
-    /// Frees the gradients, after the optimizer has dropped those of the pieces.
-    pub fn clear_gradients(&self) {
-        self.trained().for_each(Flat::clear_gradient);
-    }
-
     /// The norm over the replica, from the norms `norm_of` of some of this rank's pieces: each number of the
     /// model counts once. The same bits on all ranks.
     ///
@@ -514,27 +279,6 @@ impl ShardedParameters {
             FsdpUnit::Layer(layer_idx) => &self.layers[layer_idx],
         }
     }
-
-    /// Waits for the reduce-scatter in flight, and adds its result to the gradient shard.
-    fn settle(&self) -> Result<(), RankError> {
-        if let Some(Scattering { unit, flat_idx, own, pending }) = self.scattering.take() {
-            pending.wait()?;
-            self.held(unit).trained[flat_idx].add_to_gradient(&own);
-        }
-        Ok(())
-    }
-}
-
-/// The experts of a decoder that this rank has; `None` without expert parallelism, or without experts.
-fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
-    let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
-        return Ok(None);
-    };
-    let (shard, num_experts) = (ranks.group.shard(), experts.num_experts);
-    if !num_experts.is_multiple_of(shard.num_shards) {
-        return Err(RankError::Experts { num_experts, ep: shard.num_shards });
-    }
-    Ok(Some(OwnExperts { shard, num_experts }))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
 //! ```
 //! This file is the actor's head; the loop over micro-batches and updates is in [`crate::roles::learner`],
-//! the schedule over layers in [`layer_schedule`]. The reference policy is the same weights with the adapter
+//! the schedule over layers in `layer_schedule`. The reference policy is the same weights with the adapter
 //! off. Losses and batches are defined in `rlt-core`. Ranks of a sequence-parallel group each do this for
 //! their shard of the tokens; log-probs and gradients are then summed over ranks.
 //!
@@ -16,6 +16,7 @@ mod classifier;
 mod gradients;
 mod in_stream;
 pub(crate) mod layer_schedule;
+mod loftq;
 mod micro_batch;
 mod placed_images;
 pub(crate) mod probe;

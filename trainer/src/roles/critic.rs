@@ -5,7 +5,7 @@
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
 //! A token's value is that of the state in which it was chosen, so it is read at the position that predicts
-//! it. Returns are computed in `rlt-core`; [`learn`] updates the critic on a batch, by the loop of
+//! it. Returns are computed in `rlt-core`; `learn` updates the critic on a batch, by the loop of
 //! [`crate::roles::learner`].
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.

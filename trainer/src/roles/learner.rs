@@ -121,7 +121,7 @@ impl TrainingPass<'_> {
             embedding_gradient: outer_gradients.wants_embedding(),
             offload_to: self.offload_inputs_to,
         };
-        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
+        let tape = layer_schedule::forward(model, &micro_batch.input, &mut context, keep)?;
         model.begin_outer_gradient();
         let (grad_normed_td, made) = {
             let normed_td = tape.normed_td.detach();

@@ -46,6 +46,7 @@ mod routes;
 mod runner;
 mod sampler;
 mod stacked_experts;
+mod tp_projections;
 mod unmerged;
 mod weights;
 mod wide_heads;

@@ -12,7 +12,7 @@ use tch::{Tensor, no_grad};
 
 use crate::model::NamedTensors;
 use crate::observe::phases::memory;
-use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters};
+use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor_shard};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
@@ -49,12 +49,15 @@ pub(crate) enum ApplyError {
 }
 
 impl Trainable<'_> {
-    /// All-reduces the gradients, so that each rank applies the whole gradient.
+    /// All-reduces the gradients, so that each rank applies the whole gradient. On any number of ranks a
+    /// parameter without a gradient has one of zeros, such as a vision tower in a batch without images.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
         match self.shards {
             Some(shards) => shards.finish_gradients(),
-            None if self.ranks.size() == 1 => Ok(()),
-            None => self.ranks.all_reduce_tensors(&self.optimizer.gradients()),
+            None => {
+                let gradients = self.optimizer.gradients();
+                if self.ranks.size() == 1 { Ok(()) } else { self.ranks.all_reduce_tensors(&gradients) }
+            }
         }
     }
 
@@ -159,6 +162,25 @@ impl Trainable<'_> {
             tensors.extend(counts);
         }
         Ok(tensors)
+    }
+
+    /// Overwrites the parameters that `values` has by name, whole and the same ones on every rank.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when offloaded parameters cannot be fetched or put back.
+    pub(crate) fn overwrite(&self, values: &BTreeMap<String, Tensor>) -> Result<(), RankError> {
+        let Some(shards) = self.shards else {
+            let parameters = self.optimizer.parameters().into_iter();
+            let with_values = parameters.filter_map(|(name, leaf)| Some((leaf, values.get(&name)?)));
+            no_grad(|| with_values.for_each(|(leaf, values)| leaf.detach().copy_(values)));
+            return Ok(());
+        };
+        shards.fill_trained(|tensor_shard, piece| {
+            if let Some(whole) = values.get(tensor_shard.name) {
+                copy_tensor_shard(tensor_shard, whole, piece);
+            }
+            Ok(())
+        })
     }
 
     /// Loads from a checkpoint what [`Self::parts`] or [`Self::tensors`] returned, each rank its own shard.

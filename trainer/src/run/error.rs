@@ -41,11 +41,11 @@ pub enum TrainError {
     #[error("failed to read the data")]
     Data(#[from] DataError),
     #[error(
-        "failed to read {}, which says at which commits the run read data sets of the hub: restore the file, or start \
+        "failed to read {}, which says at which commits the run read models or data sets of the hub: restore the file, or start \
          afresh with --overwrite",
         path.display()
     )]
-    DataRecord { path: std::path::PathBuf, source: serde_json::Error },
+    HubRecord { path: std::path::PathBuf, source: serde_json::Error },
     #[error("failed to go through the data")]
     Loader(#[from] LoaderError),
     #[error("failed to prepare the rewards")]
@@ -145,7 +145,7 @@ impl TrainError {
             Self::Tokenizer(error) => error.exit_code(),
             Self::RunFolder(_) | Self::ModelConfig(_) | Self::Misfit(_) => ExitCode::BadConfig,
             Self::Probe(ProbeError::Differs { .. }) => ExitCode::BadConfig,
-            Self::Data(_) | Self::DataRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
+            Self::Data(_) | Self::HubRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig
             }
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,

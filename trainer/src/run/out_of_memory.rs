@@ -4,10 +4,10 @@
 //! libtorch says so wherever it allocates, by an error or, inside of a model's pass, by a panic; both are
 //! caught at the top of a run, and reported with the active phase.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::observe::phases;
+use crate::panics;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 
@@ -78,15 +78,11 @@ pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Resu
             let found = error.causes().find_map(|cause| found(&cause.to_string()));
             Err(found.unwrap_or(error))
         }
-        Err(panic) => match text_of(&*panic).and_then(found) {
+        Err(panic) => match found(panics::message(&*panic)) {
             Some(error) => Err(error),
             None => resume_unwind(panic),
         },
     }
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> Option<&str> {
-    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
 #[cfg(test)]
@@ -121,6 +117,6 @@ mod tests {
         let other = explained(|| Err::<(), _>(TrainError::NoTokenizer)).unwrap_err();
         assert!(matches!(other, TrainError::NoTokenizer));
         let panic = catch_unwind(|| explained_panic("sizes do not fit")).unwrap_err();
-        assert!(text_of(&*panic).unwrap().contains("sizes do not fit"));
+        assert!(panics::message(&*panic).contains("sizes do not fit"));
     }
 }

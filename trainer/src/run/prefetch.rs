@@ -9,17 +9,19 @@ use std::path::{Path, PathBuf};
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
 
 use super::error::TrainError;
+use super::setup::hub_models::pinned;
 use crate::model::hub;
 use crate::roles::reward::RewardModels;
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Fetches and reads all of it; returns how many bytes were read.
+/// Fetches and reads all that the run in the folder `root` reads; returns how many bytes that were.
 ///
 /// # Errors
 /// When a model cannot be fetched. A file that cannot be read is left to the ranks.
-pub(crate) fn prefetch(spec: &ResolvedSpec) -> Result<u64, TrainError> {
+pub(crate) fn prefetch(spec: &ResolvedSpec, root: &Path) -> Result<u64, TrainError> {
+    let spec = pinned(spec, root)?;
     let policy = match &spec.model.source {
         ModelSource::Path(path) => Some(PathBuf::from(path)),
         ModelSource::Hub(hub) => Some(hub::fetch(hub, None)?.dir),

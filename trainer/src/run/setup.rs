@@ -4,9 +4,10 @@
 
 pub(crate) mod datasets;
 mod device;
+pub(crate) mod hub_models;
 pub(crate) mod model;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,6 @@ use tch::{Device, Kind};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
 use crate::data::{Data, TrainingRows};
-use crate::model::BaseModel;
 use crate::observe::stop::StopRequest;
 use crate::parallel::{RankError, Ranks};
 use crate::roles::Roles;
@@ -66,7 +66,8 @@ pub fn setup(
     let ranks = pass_ranks.updates.of_all_places();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
     // The leader downloads, the others use the cache.
-    let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
+    let (model_dir, base_model) =
+        ranks.leader_first(|| hub_models::model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
     if ranks.is_leader() {
@@ -86,7 +87,7 @@ pub fn setup(
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let meshes = model::RoleMeshes::of(&spec, &actor)?;
     let reference = model::reference(&spec, &actor, &folder, &meshes)?;
-    let folders = model::reward_model_folders(&spec, &ranks)?;
+    let folders = model::reward_model_folders(&spec, &ranks, &folder)?;
     let reward_models = model::reward_models(&spec, &folders, &tokenizer, (&actor, &meshes), &folder)?;
     let checkpoints = checkpoint_store(&spec, &folder, &ranks)?;
     let saving = Saving::prepare(&ranks, &checkpoints)?;
@@ -116,9 +117,11 @@ pub fn setup(
         recipes: choose(&spec),
         source: ModelOrigin {
             commits: [model::commits(&spec, model_dir.as_deref(), &folders), located.commits()].concat(),
-            base: base_model,
+            // The sum of a model and adapters is in no other folder.
+            base: base_model.filter(|_| spec.model.adapters.is_empty()),
             kind: source_kind(model_dir.as_deref()),
         },
+        unquantized: roles.actor.actor.decoder.starts_from_error().then_some(weights),
         saver: saver.committing_after_sampling(),
         num_steps,
         job,
@@ -278,30 +281,6 @@ impl PassRanks {
     }
 }
 
-/// The folder that the model is read from, and its name for others; `None` for a new model.
-fn model_folder(
-    spec: &ResolvedSpec,
-    folder: &RunFolder,
-    ranks: &Ranks,
-) -> Result<Option<(PathBuf, BaseModel)>, TrainError> {
-    match &spec.model.source {
-        ModelSource::Path(path) => {
-            Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
-        }
-        ModelSource::Hub(hub) => {
-            let model = crate::model::hub::fetch(hub, None)?;
-            // The commit of the revision: the run can be repeated with exactly these weights.
-            let record = serde_json::json!({ "repo": hub.repo, "commit": model.commit });
-            if ranks.is_leader() {
-                folder.write_json("model.json", &record)?;
-            }
-            let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
-            Ok(Some((model.dir, base)))
-        }
-        ModelSource::Architecture(_) => Ok(None),
-    }
-}
-
 /// Numbers in which the model's folder keeps its weights; fp32 for a new model.
 pub(crate) fn source_kind(model_dir: Option<&Path>) -> Kind {
     let config = model_dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
@@ -390,7 +369,7 @@ fn engine_options(
 }
 
 fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
-    let ResolvedSchedule { kind, warmup_steps, min_ratio } = spec.training.schedule;
+    let ResolvedSchedule { kind, warmup, min_ratio } = spec.training.schedule;
     Schedule {
         learning_rate: spec.training.optimizer.learning_rate,
         decay: match kind {
@@ -398,7 +377,7 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
             spec::ScheduleKind::Cosine => Decay::Cosine,
             spec::ScheduleKind::Linear => Decay::Linear,
         },
-        warmup_steps,
+        warmup_steps: warmup.num_steps(num_steps),
         num_steps,
         min_ratio,
     }

@@ -165,8 +165,15 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 /// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
 pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
     let (checkpoint, notes) = find_together(run)?;
-    let resumed_after =
-        checkpoint.as_ref().map(|checkpoint| restore(run, roles, data, checkpoint)).transpose()?;
+    let unquantized = run.unquantized.take();
+    let resumed_after = match (&checkpoint, unquantized) {
+        (Some(checkpoint), _) => Some(restore(run, roles, data, checkpoint)?),
+        (None, Some(weights)) => {
+            roles.actor.actor.start_from_error::<TrainError>(&weights)?;
+            None
+        }
+        (None, None) => None,
+    };
     if run.ranks.is_leader() {
         run.context.watch_mut().open(&run.job.spec().tracking, &run.folder, resumed_after);
         run.saver.borrow().report();

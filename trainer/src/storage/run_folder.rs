@@ -61,7 +61,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 14] = [
+const CONTENT: [&str; 15] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -72,7 +72,8 @@ const CONTENT: [&str; 14] = [
     "export",
     EXPORTS,
     "result.json",
-    "model.json",
+    MODEL_RECORD,
+    REWARD_MODELS_RECORD,
     DATA_RECORD,
     "reference-logprobs",
     WARNINGS,
@@ -80,6 +81,12 @@ const CONTENT: [&str; 14] = [
 
 /// Where checkpoints are exported, by their step, unless the user names a folder.
 pub(crate) const EXPORTS: &str = "exports";
+
+/// At which commit the policy's model of the hub was read.
+pub(crate) const MODEL_RECORD: &str = "model.json";
+
+/// At which commits reward models of the hub were read, by the names of their functions.
+pub(crate) const REWARD_MODELS_RECORD: &str = "reward-models.json";
 
 /// At which commits data sets of the hub were read.
 pub(crate) const DATA_RECORD: &str = "data.json";

@@ -18,7 +18,7 @@ use crate::fixture::*;
 const UNMERGED: [&str; 7] = ["llama", "qwen2", "gemma", "phi3", "mixtral", "qwen3-moe", "qwen2-moe"];
 
 /// With the adapter beside its base.
-fn unmerged() -> RolloutOptions {
+pub(crate) fn unmerged() -> RolloutOptions {
     RolloutOptions { merge_lora: false, ..options() }
 }
 

@@ -46,10 +46,16 @@ fn clock() -> f64 {
 
 /// The best of some rounds of two ways, run in turn: a neighbour's noise only ever adds.
 fn compare(name: &str, flops: f64, ours: impl FnMut(), composed: impl FnMut()) {
-    compare_rounds(ROUNDS, name, flops, ours, composed);
+    compare_rounds(ROUNDS, name, flops, ours, ("ATen", composed));
 }
 
-fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(), mut composed: impl FnMut()) {
+fn compare_rounds(
+    rounds: usize,
+    name: &str,
+    flops: f64,
+    mut ours: impl FnMut(),
+    (peer, mut composed): (&str, impl FnMut()),
+) {
     let mut times = [Vec::new(), Vec::new()];
     // CPU time is accounted in ticks of some milliseconds: short work is repeated until a tick matters
     // little.
@@ -70,7 +76,7 @@ fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(),
     let [a, b] = times.map(best);
     let rate =
         |ms: f64| if flops > 0.0 { format!("{:7.1} GFLOP/s", flops / ms / 1e6) } else { " ".repeat(15) };
-    println!("{name:34} ours {a:8.3} ms {}   ATen {b:8.3} ms {}   {:5.2}x", rate(a), rate(b), b / a);
+    println!("{name:34} ours {a:8.3} ms {}   {peer} {b:8.3} ms {}   {:5.2}x", rate(a), rate(b), b / a);
 }
 
 /// ATen's attention, segment by segment.
@@ -232,10 +238,34 @@ fn linear() {
     }
 }
 
-/// Products of all layers, whose weights are more than caches hold, beside bfloat16's.
-fn quantized() {
+/// The weights of all layers of a model of 135M parameters, which are more than caches hold, in bfloat16.
+fn layers() -> impl Iterator<Item = Tensor> {
     let shapes = [[576, 576], [192, 576], [192, 576], [576, 576], [1536, 576], [1536, 576], [576, 1536]];
-    let layers = || (0..30).flat_map(|_| shapes).map(|shape| randn(&shape).to_kind(Kind::BFloat16));
+    (0..30).flat_map(move |_| shapes).map(|shape| randn(&shape).to_kind(Kind::BFloat16))
+}
+/// Of the same.
+const LAYER_NUMBERS: i64 = 106_168_320;
+
+/// Products in bfloat16, packed for decoding and as given for training, beside libtorch's.
+fn bf16() {
+    let weights: Vec<Tensor> = layers().collect();
+    for rows in [1, 4, 16, 64, 256, 1136] {
+        let pack = |weight: &Tensor| PackedLinear::new(weight, None, rows, None);
+        let Ok(packed) = weights.iter().map(pack).collect::<Result<Vec<_>, _>>() else { continue };
+        let inputs = [576, 1536].map(|width| randn(&[rows, width]).to_kind(Kind::BFloat16));
+        let input = |weight: &Tensor| &inputs[usize::from(weight.size()[1] == 1536)];
+        let flops = 2.0 * (rows * LAYER_NUMBERS) as f64;
+        let plain = || weights.iter().for_each(|weight| drop(input(weight).linear(weight, None::<&Tensor>)));
+        let of_packed =
+            || packed.iter().zip(&weights).for_each(|(layer, weight)| drop(layer.forward(input(weight))));
+        let given = || weights.iter().for_each(|weight| drop(rlt_torch::linear(input(weight), weight, None)));
+        compare(&format!("linear layers x{rows}, bf16, packed"), flops, of_packed, plain);
+        compare(&format!("linear layers x{rows}, bf16"), flops, given, plain);
+    }
+}
+
+/// Products of all layers beside bfloat16's.
+fn quantized() {
     for (format, nested) in [(QuantFormat::Nf4, false), (QuantFormat::Nf4, true), (QuantFormat::Int8, false)]
     {
         let layout = QuantLayout { format, block_size: 64, nested, stored: Kind::BFloat16 };
@@ -247,13 +277,13 @@ fn quantized() {
             let inputs = [576, 1536].map(|width| randn(&[rows, width]).to_kind(Kind::BFloat16));
             let input = |width: i64| &inputs[usize::from(width == 1536)];
             let widths: Vec<i64> = weights.iter().map(|weight| weight.size()[1]).collect();
-            let flops = 2.0 * (rows * 106_168_320) as f64;
+            let flops = 2.0 * (rows * LAYER_NUMBERS) as f64;
             let ours =
                 || weights.iter().for_each(|weight| drop(weight.product(input(weight.size()[1]), None)));
             let composed =
                 || packed.iter().zip(&widths).for_each(|(weight, width)| drop(weight.forward(input(*width))));
             let name = format!("{format:?}{} x{rows}, bf16", if nested { " nested" } else { "" });
-            compare(&name, flops, ours, composed);
+            compare_rounds(ROUNDS, &name, flops, ours, ("bf16", composed));
         }
     }
 }
@@ -318,7 +348,7 @@ fn head() {
             &format!("head forward+backward, chunk {chunk}"),
             flops,
             || chunked(chunk),
-            &mut dense,
+            ("ATen", &mut dense),
         );
     }
     let peak_of = |run: &mut dyn FnMut()| {
@@ -372,11 +402,12 @@ fn main() {
     for precision in [MatmulPrecision::Highest, MatmulPrecision::Medium] {
         let effective = rlt_torch::set_float32_matmul_precision(precision);
         println!("float32 products: {effective:?}");
-        let parts: [(&str, fn()); 8] = [
+        let parts: [(&str, fn()); 9] = [
             ("layer", layer),
             ("attention", attention),
             ("rows", rows),
             ("linear", linear),
+            ("bf16", bf16),
             ("quantized", quantized),
             ("decoding", decoding),
             ("head", head),

@@ -76,7 +76,7 @@ Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, doub
   a.q_t = q.stride(0), a.q_h = q.stride(1), a.k_t = k.stride(0), a.k_h = k.stride(1);
   a.v_t = v.stride(0), a.v_h = v.stride(1), a.num_tokens = q.size(0), a.heads = q.size(1);
   a.kv_heads = k.size(1), a.dim = q.size(2), a.window = window, a.scale = float(scale);
-  a.softcap = float(softcap);
+  a.softcap = float(softcap), a.aligned = has_one_order(a.dtype);
   return a;
 }
 
@@ -350,7 +350,7 @@ Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor&
   PagedAttention a{};
   a.dtype = dtype_of(q), a.block_size = k_cache.size(1), a.heads = q.size(1), a.kv_heads = k_cache.size(2);
   a.dim = q.size(2), a.window = by.window, a.scale = float(by.scale), a.softcap = float(by.softcap);
-  a.block_tables = tables, a.context_lens = context_lens;
+  a.block_tables = tables, a.context_lens = context_lens, a.as_packed = has_one_order(a.dtype);
   const Tensor sinks = sinks_in_float(by.sinks_if_any(), a.heads);
   a.sinks = data_of(sinks);
   for (int64_t b = 0; b < num_queries; ++b) {

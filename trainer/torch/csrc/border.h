@@ -51,4 +51,18 @@ inline int64_t num_rows(const at::Tensor& t) { return t.size(-1) == 0 ? 0 : t.nu
 // Rows a thread should take at least, so that a parallel region costs less than it saves.
 inline int64_t grain(int64_t width) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, width)); }
 
+// Launches a kernel of rows on a CUDA device (`launch` in device_rows.rs): false with a message, which ends in a NUL.
+using LaunchRows = bool (*)(int32_t kernel, at::Tensor* const* tensors, size_t num_tensors, const double* numbers,
+                            size_t num_numbers, char* message, size_t message_bytes);
+constexpr size_t MESSAGE_BYTES = 512;
+
+// The row operations of fused.cpp on a CUDA device, in fused_cuda.cpp.
+bool device_takes(const at::Tensor& t);
+bool device_takes_norm(const at::Tensor& x, const at::Tensor& weight);
+at::Tensor device_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, double offset,
+                           LaunchRows launcher);
+at::Tensor device_gated(const at::Tensor& gate, const at::Tensor& up, int64_t activation, LaunchRows launcher);
+at::Tensor device_gated_packed(const at::Tensor& packed, int64_t activation, LaunchRows launcher);
+at::Tensor device_rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, LaunchRows launcher);
+
 }  // namespace rlt

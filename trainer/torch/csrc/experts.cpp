@@ -56,7 +56,7 @@ struct GroupedLinearFunction : torch::autograd::Function<GroupedLinearFunction> 
     Tensor x = x_any.contiguous(), y = at::empty({x.size(0), weight.size(1)}, x.options());
     for_each_expert(ends, [&](int64_t expert, int64_t start, int64_t len) {
       Tensor rows = y.narrow(0, start, len);
-      at::mm_out(rows, x.narrow(0, start, len), weight.select(0, expert).t());
+      product_into(rows, x.narrow(0, start, len), weight.select(0, expert));
     });
     ctx->save_for_backward({x, weight});
     ctx->saved_data["ends"] = ends;

@@ -16,7 +16,6 @@ namespace {
 
 // Which kernel, with its operands; see `Launch` in device_experts.rs.
 enum Kernel : int32_t { LINEAR, GRADIENT_OF_ROWS, GRADIENT_OF_WEIGHT, COMBINE };
-constexpr size_t MESSAGE_BYTES = 512;
 using Launch = bool (*)(int32_t kernel, Tensor* first, Tensor* second, Tensor* ints, Tensor* out, char* message,
                         size_t message_bytes);
 

@@ -1,6 +1,6 @@
 // Differentiable fused row operations: one reading of memory forward and one backward, and only what the
-// backward needs is kept. Tensors that are not on the CPU take the same formula through ATen, where autograd
-// differentiates it.
+// backward needs is kept. On CUDA devices our kernels compute them (fused_cuda.cpp); other tensors take the
+// same formula through ATen, where autograd differentiates it.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -61,9 +61,11 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset) {
-  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), "rms_norm of ", x.sizes(),
-              " expected a weight of one dim and the same width, got ", weight.sizes());
+Tensor rms_norm(const Tensor& x, const Tensor& weight_any, double eps, double offset, LaunchRows launcher) {
+  TORCH_CHECK(x.dim() >= 1 && weight_any.dim() == 1 && x.size(-1) == weight_any.size(0), "rms_norm of ", x.sizes(),
+              " expected a weight of one dim and the same width, got ", weight_any.sizes());
+  if (device_takes_norm(x, weight_any)) return device_rms_norm(x, weight_any, eps, offset, launcher);
+  const Tensor weight = weight_any.to(x.scalar_type());
   if (kernel_ready(x)) return RmsNormFunction::apply(x, weight, eps, offset);
   Tensor wide = x.to(at::kFloat);
   Tensor normed = wide * at::rsqrt(wide.pow(2).mean(-1, true) + eps);
@@ -131,19 +133,21 @@ struct GatedPackedFunction : torch::autograd::Function<GatedPackedFunction> {
   }
 };
 
-Tensor gated(const Tensor& gate, const Tensor& up, int64_t activation) {
+Tensor gated(const Tensor& gate, const Tensor& up, int64_t activation, LaunchRows launcher) {
   TORCH_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type() && gate.dim() >= 1,
               "gated activation expected gate and up alike, got ", gate.sizes(), " and ", up.sizes());
   if (kernel_ready(gate) && gate.dim() <= 3) return GatedFunction::apply(gate, up, activation);
+  if (device_takes(gate)) return device_gated(gate, up, activation, launcher);
   return (activation == 0 ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
 }
 
-Tensor gated_packed(const Tensor& packed, int64_t activation) {
+Tensor gated_packed(const Tensor& packed, int64_t activation, LaunchRows launcher) {
   TORCH_CHECK(packed.dim() >= 1 && packed.size(-1) % 2 == 0, "gated activation expected an even width, got ",
               packed.sizes());
   if (kernel_ready(packed) && packed.dim() <= 3) return GatedPackedFunction::apply(packed, activation);
+  if (device_takes(packed)) return device_gated_packed(packed, activation, launcher);
   const int64_t width = packed.size(-1) / 2;
-  return gated(packed.narrow(-1, 0, width), packed.narrow(-1, width, width), activation);
+  return gated(packed.narrow(-1, 0, width), packed.narrow(-1, width, width), activation, launcher);
 }
 
 struct RopeFunction : torch::autograd::Function<RopeFunction> {
@@ -168,13 +172,14 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
+Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin, LaunchRows launcher) {
   TORCH_CHECK(x.dim() == 3 && cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == x.size(0) &&
                   x.size(2) % 2 == 0 && (cos.size(1) == x.size(2) || cos.size(1) == x.size(2) / 2),
               "rope of ", x.sizes(),
               " expected cos and sin of one row a token and the head's width or half of it, got ",
               cos.sizes(), " and ", sin.sizes());
   if (kernel_ready(x)) return RopeFunction::apply(x, cos.detach(), sin.detach());
+  if (device_takes(x)) return device_rope(x, cos.detach(), sin.detach(), launcher);
   const int64_t half = x.size(2) / 2;
   const bool full = cos.size(1) == x.size(2);
   Tensor c = (full ? cos : at::cat({cos, cos}, 1)).unsqueeze(1),
@@ -187,16 +192,16 @@ Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 }  // namespace rlt
 
 extern "C" {
-char* rlt_rms_norm(Tensor* x, Tensor* weight, double eps, double offset, Tensor** out) {
-  return rlt::guarded([&] { *out = rlt::owned(rlt::rms_norm(*x, *weight, eps, offset)); });
+char* rlt_rms_norm(Tensor* x, Tensor* weight, double eps, double offset, rlt::LaunchRows launcher, Tensor** out) {
+  return rlt::guarded([&] { *out = rlt::owned(rlt::rms_norm(*x, *weight, eps, offset, launcher)); });
 }
-char* rlt_gated_activation(Tensor* gate, Tensor* up, int64_t activation, Tensor** out) {
-  return rlt::guarded([&] { *out = rlt::owned(rlt::gated(*gate, *up, activation)); });
+char* rlt_gated_activation(Tensor* gate, Tensor* up, int64_t activation, rlt::LaunchRows launcher, Tensor** out) {
+  return rlt::guarded([&] { *out = rlt::owned(rlt::gated(*gate, *up, activation, launcher)); });
 }
-char* rlt_gated_activation_packed(Tensor* packed, int64_t activation, Tensor** out) {
-  return rlt::guarded([&] { *out = rlt::owned(rlt::gated_packed(*packed, activation)); });
+char* rlt_gated_activation_packed(Tensor* packed, int64_t activation, rlt::LaunchRows launcher, Tensor** out) {
+  return rlt::guarded([&] { *out = rlt::owned(rlt::gated_packed(*packed, activation, launcher)); });
 }
-char* rlt_apply_rope(Tensor* x, Tensor* cos, Tensor* sin, Tensor** out) {
-  return rlt::guarded([&] { *out = rlt::owned(rlt::rope(*x, *cos, *sin)); });
+char* rlt_apply_rope(Tensor* x, Tensor* cos, Tensor* sin, rlt::LaunchRows launcher, Tensor** out) {
+  return rlt::guarded([&] { *out = rlt::owned(rlt::rope(*x, *cos, *sin, launcher)); });
 }
 }

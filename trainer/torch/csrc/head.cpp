@@ -73,7 +73,7 @@ void gradient_composed(Tensor logits, const ChunkRows& rows, const Distribution&
 
 void chunk_forward(const Tensor& hidden, const Tensor& weight, Tensor logits, const ChunkRows& rows,
                    const Distribution& by) {
-  at::mm_out(logits, hidden, weight.t());
+  product_into(logits, hidden, weight);
   if (!kernel_ready(logits)) return statistics_composed(logits, rows, by);
   const HeadRow a = head_row(logits, rows, by);
   at::parallel_for(0, logits.size(0), 1, [&](int64_t b, int64_t e) { kernels().head_statistics(a, b, e); });

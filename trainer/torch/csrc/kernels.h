@@ -69,6 +69,7 @@ struct Attention {
   int64_t q_t, q_h, k_t, k_h, v_t, v_h;              // strides of token and head
   int64_t num_tokens, heads, kv_heads, dim, window;  // window 0: none
   float scale;
+  bool aligned;        // stretches of keys end at multiples of their length, also in a window
   float softcap;       // scores s count as softcap tanh(s / softcap); 0: as they are
   const float* sinks;  // [H], a score of each head that has no key and no value; null: none
   void* out;           // [T, H, D] contiguous
@@ -104,6 +105,7 @@ struct PagedAttention {
   const void *k_cache, *v_cache;  // [num_blocks, block_size, K, D] contiguous
   int64_t block_size, heads, kv_heads, dim, window;
   float scale;
+  bool as_packed;                      // sums in the order of Attention; bfloat16 and AVX-512 alone
   float softcap;                       // as of Attention
   const float* sinks;                  // as of Attention
   const int32_t* const* block_tables;  // one row per query
@@ -145,6 +147,47 @@ struct QuantizedLinear {
   float* y;  // [num_rows, out] contiguous
 };
 
+// The same in bfloat16. Inputs, outputs and bias are contiguous.
+struct QuantizedBf16Linear {
+  Quantized weight;
+  const uint16_t* x;  // [num_rows, in]
+  const float* bias;  // null: none
+  int64_t num_rows, in, out;
+  uint16_t* inputs;  // x as the kernel reads it, `quantized_inputs` numbers
+  uint16_t* y;       // [num_rows, out]
+};
+
+// y = x W^T + bias in bfloat16. `in` is a multiple of LOT; x, W, bias and y are contiguous. W is
+// packed as [panels][lots][2][LOT / 2][16][2], with zeros behind the last output, before or by the product itself.
+struct Bf16Linear {
+  static constexpr int64_t PANEL = 32, LOT = 32;
+  const uint16_t* x;       // [num_rows, in]
+  const uint16_t* weight;  // [out, in]; null where `panels` has it
+  const uint16_t* panels;  // null where `weight` has it
+  const float* bias;       // null: none
+  int64_t num_rows, in, out;
+  int64_t item_rows, item_panels;  // of an item; rows are a multiple of 32 unless they are all
+  uint16_t* y;                     // [num_rows, out]
+};
+
+// Products in bfloat16 by the instructions for them: AMX's tiles, or the products of pairs of AVX512_BF16.
+struct Bf16Kernels {
+  // Panels [begin, end) of `weight`, from `to` on.
+  void (*pack_panels)(const Bf16Linear&, int64_t begin, int64_t end, uint16_t* to);
+  int64_t (*items)(const Bf16Linear&);
+  // Numbers of scratch that a thread needs, at a multiple of 64 bytes.
+  int64_t (*scratch)(const Bf16Linear&);
+  void (*product)(const Bf16Linear&, float* scratch, int64_t begin, int64_t end);
+  // Whether these kernels multiply with such a weight of `in` inputs.
+  bool (*fits_quantized)(const Quantized&, int64_t in);
+  int64_t (*quantized_inputs)(const QuantizedBf16Linear&);
+  void (*pack_quantized_inputs)(const QuantizedBf16Linear&);
+  int64_t (*quantized_items)(const QuantizedBf16Linear&);
+  // As `scratch`.
+  int64_t (*quantized_scratch)(const QuantizedBf16Linear&);
+  void (*quantized_product)(const QuantizedBf16Linear&, float* scratch, int64_t begin, int64_t end);
+};
+
 struct AdamW {
   float *param, *m, *v;
   const float* grad;
@@ -179,11 +222,17 @@ struct Kernels {
   void (*dequantize)(const Quantized&, int64_t num, void* out, Dtype, int64_t begin, int64_t end);
   void (*adamw)(const AdamW&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const void*, Dtype, int64_t begin, int64_t end);
+  const Bf16Kernels* bf16;  // null: this CPU has none
 };
 
 // The best table this CPU runs, or the one chosen by select_kernels.
 const Kernels& kernels();
-// Returns false when the CPU or the build lacks `isa` ("baseline", "avx2", "avx512"; null: the best).
+// Those of the table in use, or else the best of this CPU, for weights that were packed for them; null: it has none.
+const Bf16Kernels* bf16_kernels();
+// Whether rollout and training add up numbers of this dtype in the same order, so that a token has the same bits
+// in both: in bfloat16 on CPUs with instructions for it.
+bool has_one_order(Dtype dtype);
+// Returns false when the CPU or the build lacks `isa` ("baseline", "avx2", "avx512", "avx512_bf16", "amx"; null: the best).
 bool select_kernels(const char* isa);
 
 }  // namespace rlt

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <optional>
 #include <vector>
@@ -106,7 +107,7 @@ Tensor dequantized(const QuantizedWeight& w, at::ScalarType compute) {
 struct QuantizedLinearFunction : torch::autograd::Function<QuantizedLinearFunction> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x,
                         std::shared_ptr<QuantizedWeight> weight, const std::optional<Tensor>& bias) {
-    Tensor y = at::linear(x, dequantized(*weight, x.scalar_type()), bias);
+    Tensor y = product(x, dequantized(*weight, x.scalar_type()), bias);
     // Not saved as autograd's tensors: with FSDP their memory is freed and gathered in between.
     ctx->saved_data["weight"] =
         c10::IValue::make_capsule(c10::make_intrusive<Held>(std::move(weight)));
@@ -137,6 +138,27 @@ void check_input(const Tensor& x, const QuantizedParts& w) {
 // Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
 constexpr int64_t QUANTIZED_PARALLEL_COST = 1 << 17;
 
+uint16_t* bits_of(const Tensor& t) { return static_cast<uint16_t*>(t.data_ptr()); }
+
+// In bfloat16, where the CPU has instructions for it.
+Tensor product_in_bf16(const Tensor& x, const Quantized& q, int64_t num_outputs, const float* bias) {
+  const Bf16Kernels& bf16 = *kernels().bf16;
+  QuantizedBf16Linear a{};
+  a.weight = q, a.num_rows = x.size(0), a.in = x.size(1), a.out = num_outputs;
+  Tensor y = at::empty({a.num_rows, a.out}, x.options()), inputs = at::empty({bf16.quantized_inputs(a)}, x.options());
+  a.x = bits_of(x), a.inputs = bits_of(inputs), a.y = bits_of(y), a.bias = bias;
+  bf16.pack_quantized_inputs(a);
+  // Unpacking takes as long as multiplying with 16 rows.
+  const int64_t item_cost = std::max<int64_t>(1, 32 * a.in * (1 + std::min<int64_t>(a.num_rows, 256) / 16));
+  at::parallel_for(0, bf16.quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
+                   [&](int64_t b, int64_t e) {
+                     // libtorch's allocator aligns to 64 bytes.
+                     const auto scratch = c10::GetCPUAllocator()->allocate(size_t(bf16.quantized_scratch(a)) * sizeof(float));
+                     bf16.quantized_product(a, static_cast<float*>(scratch.get()), b, e);
+                   });
+  return y;
+}
+
 Tensor quantized_product(const Tensor& x_any, const QuantizedWeight& w, const Tensor* bias) {
   const auto compute = x_any.scalar_type();
   if (!kernel_ready(x_any)) {
@@ -144,15 +166,18 @@ Tensor quantized_product(const Tensor& x_any, const QuantizedWeight& w, const Te
   }
   const Quantized q = kernel_view(w, compute);
   const Tensor x = x_any.contiguous();
+  const Tensor wide_bias = bias ? bias->to(at::kFloat).contiguous() : Tensor();
+  const float* biases = bias ? wide_bias.data_ptr<float>() : nullptr;
+  const Bf16Kernels* bf16 = kernels().bf16;
+  if (compute == at::kBFloat16 && bf16 && bf16->fits_quantized(q, w.parts.num_inputs))
+    return product_in_bf16(x, q, w.parts.num_outputs, biases);
   QuantizedLinear a{};
   a.weight = q, a.in = w.parts.num_inputs, a.out = w.parts.num_outputs, a.num_rows = x.size(0);
   a.x_row = kernels().spread_len(a.in);
   const auto numbers = at::TensorOptions().dtype(at::kFloat);
   Tensor spread = at::empty({a.num_rows, a.x_row}, numbers), y = at::empty({a.num_rows, a.out}, numbers);
   kernels().spread_rows(q, x.data_ptr(), dtype_of(x), a.in, spread.data_ptr<float>(), 0, a.num_rows);
-  const Tensor wide_bias = bias ? bias->to(at::kFloat).contiguous() : Tensor();
-  a.x = spread.data_ptr<float>(), a.y = y.data_ptr<float>();
-  a.bias = bias ? wide_bias.data_ptr<float>() : nullptr;
+  a.x = spread.data_ptr<float>(), a.y = y.data_ptr<float>(), a.bias = biases;
   const int64_t item_cost = std::max<int64_t>(1, 4 * a.in * std::min<int64_t>(a.num_rows, 64));
   at::parallel_for(0, kernels().quantized_items(a), std::max<int64_t>(1, QUANTIZED_PARALLEL_COST / item_cost),
                    [&](int64_t b, int64_t e) {

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::device_experts::Launch;
+use crate::device_rows::LaunchRows;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -126,6 +127,21 @@ unsafe extern "C" {
         bias: *mut C_tensor,
         out: *mut *mut C_tensor,
     ) -> Outcome;
+    pub(crate) fn rlt_linear(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_has_one_order() -> bool;
+    pub(crate) fn rlt_pack_bf16(weight: *mut C_tensor, out: *mut *mut C_tensor) -> Outcome;
+    pub(crate) fn rlt_linear_of_bf16_panels(
+        x: *mut C_tensor,
+        panels: *mut C_tensor,
+        num_outputs: i64,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
     pub(crate) fn rlt_pack_linear(weight: *mut C_tensor, rows_hint: i64, out: *mut *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_packed_linear(
         x: *mut C_tensor,
@@ -155,17 +171,20 @@ unsafe extern "C" {
         weight: *mut C_tensor,
         eps: f64,
         offset: f64,
+        launch: LaunchRows,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_gated_activation(
         gate: *mut C_tensor,
         up: *mut C_tensor,
         activation: i64,
+        launch: LaunchRows,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_gated_activation_packed(
         packed: *mut C_tensor,
         activation: i64,
+        launch: LaunchRows,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_gather_rows(
@@ -208,6 +227,7 @@ unsafe extern "C" {
         x: *mut C_tensor,
         cos: *mut C_tensor,
         sin: *mut C_tensor,
+        launch: LaunchRows,
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_varlen_attention(

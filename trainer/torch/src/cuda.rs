@@ -21,6 +21,7 @@ mod norm;
 mod operand;
 mod quantized;
 mod rope;
+mod rows;
 mod sampling;
 mod stream;
 
@@ -42,6 +43,7 @@ pub use libraries::{CudaLibrary, cuda_libraries};
 pub use norm::RmsNormResidual;
 pub use quantized::{Dequantize, QUANTIZED_FEW_ROWS, QUANTIZED_PARTS, QuantizedLinear, QuantizedRows};
 pub use rope::RopeAndWriteKv;
+pub use rows::{GatedRows, NormRows, RopeRows};
 pub use sampling::{SAMPLING_ROW_WORDS, Sample, SamplingRow, sampling_workspace_bytes};
 pub use stream::{Event, Stream, StreamScope};
 

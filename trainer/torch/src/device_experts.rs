@@ -99,10 +99,8 @@ pub(crate) unsafe extern "C" fn launch(
     // SAFETY: each becomes another reference to the same tensor, which is dropped here.
     let tensors = [first, second, ints, out].map(|tensor| unsafe { Tensor::clone_from_ptr(tensor) });
     let Err(error) = launched(kernel, &tensors) else { return true };
-    let text = error.into_message();
-    let len = text.len().min(message_bytes.saturating_sub(1));
-    // SAFETY: the caller's buffer is longer than `len`, and filled with zeros.
-    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), message.cast::<u8>(), len) };
+    // SAFETY: as this function's caller promises.
+    unsafe { error.write_to(message, message_bytes) };
     false
 }
 

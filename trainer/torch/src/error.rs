@@ -1,5 +1,7 @@
 //! The errors of this crate. There is no recovery here.
 
+use std::ffi::c_char;
+
 use crate::collectives::CollectiveError;
 
 /// A failed act of this crate.
@@ -113,6 +115,21 @@ impl Error {
         match self {
             Self::Libtorch { message, .. } => message,
             other => other.to_string(),
+        }
+    }
+
+    /// Writes the message into a buffer of C++, as much as fits, with a NUL behind it.
+    ///
+    /// # Safety
+    /// `buffer` has `bytes` bytes.
+    pub(crate) unsafe fn write_to(self, buffer: *mut c_char, bytes: usize) {
+        let text = self.into_message();
+        let Some(room) = bytes.checked_sub(1) else { return };
+        let len = text.len().min(room);
+        // SAFETY: the buffer is longer than `len`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), len);
+            *buffer.add(len) = 0;
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPU
-//! each is one kernel forward and one backward in float arithmetic (f32 and bf16 storage); elsewhere ATen
-//! computes the same formula.
+//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On
+//! CPUs (f32 and bf16) and GPUs (f16 too) each is one kernel forward and one backward in float arithmetic,
+//! on a GPU with a sum behind that of a norm; for other numbers ATen computes the same formula.
 
 use crate::border::{
     raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
 };
+use crate::device_rows::launch;
 use crate::error::or_panic;
 use tch::Tensor;
 
@@ -32,16 +33,17 @@ impl Activation {
 
 /// `x / sqrt(mean(x^2) + eps) * (weight_offset + weight)` over the last dim, statistics in float32.
 ///
-/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`; the
-/// result has x's dtype. Roundings are those of transformers: with `weight_offset` 0 (Llama) the normed value
-/// is rounded to x's dtype before it is multiplied by the weight, with 1 (Gemma) the product is.
+/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`,
+/// rounded to x's dtype, which the result has; the gradient of the weight has the weight's. Roundings are
+/// those of transformers: with `weight_offset` 0 (Llama) the normed value is rounded to x's dtype before
+/// it is multiplied by the weight, with 1 (Gemma) the product is.
 ///
 /// # Panics
 /// When the widths differ.
 pub fn rms_norm(x_td: &Tensor, weight_d: &Tensor, eps: f64, weight_offset: f64) -> Tensor {
     or_panic(tensor_from("rms_norm", |out| {
-        // SAFETY: borrowed tensors and a place for the result.
-        unsafe { rlt_rms_norm(raw(x_td), raw(weight_d), eps, weight_offset, out) }
+        // SAFETY: borrowed tensors, a function of the declared type and a place for the result.
+        unsafe { rlt_rms_norm(raw(x_td), raw(weight_d), eps, weight_offset, launch, out) }
     }))
 }
 
@@ -54,8 +56,8 @@ pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> T
         return gate.gelu("none") * up;
     }
     or_panic(tensor_from("gated_activation", |out| {
-        // SAFETY: borrowed tensors and a place for the result.
-        unsafe { rlt_gated_activation(raw(gate), raw(up), activation.code(), out) }
+        // SAFETY: borrowed tensors, a function of the declared type and a place for the result.
+        unsafe { rlt_gated_activation(raw(gate), raw(up), activation.code(), launch, out) }
     }))
 }
 
@@ -69,8 +71,8 @@ pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tens
         return gate.gelu("none") * up;
     }
     or_panic(tensor_from("gated_activation_packed", |out| {
-        // SAFETY: a borrowed tensor and a place for the result.
-        unsafe { rlt_gated_activation_packed(raw(gate_up), activation.code(), out) }
+        // SAFETY: a borrowed tensor, a function of the declared type and a place for the result.
+        unsafe { rlt_gated_activation_packed(raw(gate_up), activation.code(), launch, out) }
     }))
 }
 
@@ -83,7 +85,7 @@ pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tens
 /// When shapes do not fit.
 pub fn apply_rope(x_thd: &Tensor, cos_td: &Tensor, sin_td: &Tensor) -> Tensor {
     or_panic(tensor_from("apply_rope", |out| {
-        // SAFETY: borrowed tensors and a place for the result.
-        unsafe { rlt_apply_rope(raw(x_thd), raw(cos_td), raw(sin_td), out) }
+        // SAFETY: borrowed tensors, a function of the declared type and a place for the result.
+        unsafe { rlt_apply_rope(raw(x_thd), raw(cos_td), raw(sin_td), launch, out) }
     }))
 }

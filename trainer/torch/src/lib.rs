@@ -23,6 +23,7 @@ pub mod collectives;
 pub mod cuda;
 mod device_experts;
 mod device_head;
+mod device_rows;
 mod device_segments;
 mod error;
 mod experts;
@@ -57,7 +58,7 @@ pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
 pub use head::{PerChunk, TokenDistribution, head_forward, head_forward_backward};
 pub use host_calls::HostCalls;
-pub use linear::PackedLinear;
+pub use linear::{PackedLinear, has_one_order, linear};
 pub use memory::{
     DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes, peak_rss_bytes,
     release_free_memory, reset_peak_device_bytes, reset_peak_rss, reuse_large_buffers, rss_bytes,

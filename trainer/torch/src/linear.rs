@@ -1,16 +1,42 @@
-//! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by
-//! the same weight many times, and packing at each call would cost more than the product. No autograd.
+//! Linear layers. [`linear`] is that of training, with gradients. [`PackedLinear`] has its weight packed once
+//! for the CPU's matrix kernels: decoding multiplies few rows by the same weight many times, and packing at
+//! each call would cost more than the product.
 //!
-//! Float32 weights use our kernel, which reads them once for up to a dozen rows (at 16 rows of a 135M model
-//! 2.7 times faster than oneDNN's packed product) and gives each row the same bits in any batch and with any
-//! number of threads. Bfloat16 weights use oneDNN, which has the CPU's bfloat16 products.
+//! Packed float32 weights use our kernel, which reads them once for up to a dozen rows (at 16 rows of a 135M
+//! model 2.7 times faster than oneDNN's packed product) and gives each row the same bits in any batch and
+//! with any number of threads. In bfloat16, where the CPU has AVX512_BF16 or AMX, one kernel computes both,
+//! and a row has the same bits in training, in a prefill and in decoding. On other CPUs bfloat16 is oneDNN's,
+//! whose sums depend on the number of rows.
 
-use crate::border::{raw, rlt_linear_of_panels, rlt_pack_linear, rlt_packed_linear, tensor_from};
+use crate::border::{
+    raw, rlt_has_one_order, rlt_linear, rlt_linear_of_bf16_panels, rlt_linear_of_panels, rlt_pack_bf16,
+    rlt_pack_linear, rlt_packed_linear, tensor_from,
+};
+use crate::error::or_panic;
 use crate::{Block, Error};
 use tch::{Device, Kind, Tensor};
 
 /// Outputs side by side in a panel (`LinearPanels::PANEL` of the kernels).
 const PANEL: i64 = 32;
+
+/// `x weight^T + bias` for `x` `[.., in]` and a weight `[out, in]` of one dtype, with gradients. In bfloat16
+/// on a CPU with AVX512_BF16 or AMX a row has the bits that [`PackedLinear`] gives it, in any batch.
+///
+/// # Panics
+/// When shapes or dtypes do not fit.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    or_panic(tensor_from("a linear layer", |out| {
+        // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
+        unsafe { rlt_linear(raw(x), raw(weight), bias.map_or(std::ptr::null_mut(), raw), out) }
+    }))
+}
+
+/// Whether this CPU adds up numbers of `kind` in the same order in rollout and in training, so that a token
+/// has the same bits in both: in bfloat16 with AVX512_BF16 or AMX. On a GPU this says nothing.
+pub fn has_one_order(kind: Kind) -> bool {
+    // SAFETY: reads what the CPU has.
+    kind == Kind::BFloat16 && unsafe { rlt_has_one_order() }
+}
 
 /// A frozen linear layer in the layout its device multiplies fastest.
 #[derive(Debug)]
@@ -25,6 +51,8 @@ pub struct PackedLinear {
 enum Weight {
     /// Float32 in panels of outputs, `[panels, in, panel]`.
     Panels { panels: Tensor, num_outputs: i64 },
+    /// Bfloat16 in panels of pairs of inputs, `[panels, in, panel]` with the inputs padded.
+    Bf16Panels { panels: Tensor, num_outputs: i64, num_inputs: i64 },
     /// oneDNN's own layout, opaque to everything else.
     Packed(Tensor),
     /// As given: on devices and dtypes that oneDNN does not pack.
@@ -61,6 +89,11 @@ impl PackedLinear {
             return Ok(PackedLinear { weight, bias, rows_hint });
         }
         let packable = on_cpu && weight.kind() == Kind::BFloat16;
+        if packable && has_one_order(weight.kind()) {
+            let weight =
+                Weight::Bf16Panels { panels: pack_bf16(weight)?, num_outputs: size[0], num_inputs: size[1] };
+            return Ok(PackedLinear { weight, bias: bias.map(Tensor::detach), rows_hint });
+        }
         let mut layer = PackedLinear {
             weight: Weight::Plain(plain),
             bias: bias.map(Tensor::detach),
@@ -87,7 +120,7 @@ impl PackedLinear {
     /// # Panics
     /// When the width or dtype of `x` is not the layer's.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        crate::error::or_panic(self.multiply(x))
+        or_panic(self.multiply(x))
     }
 
     /// Writes `x weight^T + bias` for `x` `[rows, in]` to `out` `[rows, out]`: one product, nothing is
@@ -113,7 +146,7 @@ impl PackedLinear {
     /// Outputs.
     pub fn num_outputs(&self) -> i64 {
         match &self.weight {
-            Weight::Panels { num_outputs, .. } => *num_outputs,
+            Weight::Panels { num_outputs, .. } | Weight::Bf16Panels { num_outputs, .. } => *num_outputs,
             Weight::Packed(weight) | Weight::Plain(weight) => weight.size()[0],
         }
     }
@@ -130,8 +163,10 @@ impl PackedLinear {
 
     /// Bytes of the weight as it is here.
     pub fn num_bytes(&self) -> usize {
-        let (Weight::Panels { panels: weight, .. } | Weight::Packed(weight) | Weight::Plain(weight)) =
-            &self.weight;
+        let (Weight::Panels { panels: weight, .. }
+        | Weight::Bf16Panels { panels: weight, .. }
+        | Weight::Packed(weight)
+        | Weight::Plain(weight)) = &self.weight;
         weight.numel() * weight.kind().elt_size_in_bytes()
     }
 
@@ -143,6 +178,20 @@ impl PackedLinear {
                 // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
                 unsafe { rlt_linear_of_panels(raw(x), raw(panels), *num_outputs, bias, out) }
             }),
+            Weight::Bf16Panels { panels, num_outputs, num_inputs } => {
+                if x.size().last() != Some(num_inputs) {
+                    return Err(Error::Argument {
+                        act: "a packed linear layer",
+                        expected: format!("a tensor [.., {num_inputs}]"),
+                        got: format!("{:?}", x.size()),
+                    });
+                }
+                tensor_from("a packed linear layer", |out| {
+                    let bias = self.bias.as_ref().map_or(std::ptr::null_mut(), raw);
+                    // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
+                    unsafe { rlt_linear_of_bf16_panels(raw(x), raw(panels), *num_outputs, bias, out) }
+                })
+            }
             Weight::Packed(packed) => tensor_from("a packed linear layer", |out| {
                 let bias = self.bias.as_ref().map_or(std::ptr::null_mut(), raw);
                 // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
@@ -165,6 +214,13 @@ fn pack_panels(weight: &Tensor, block: Option<&mut Block>) -> Result<Tensor, Err
         Some(block) => block.keep(&panels),
         None => Ok(panels.contiguous()),
     }
+}
+
+fn pack_bf16(weight: &Tensor) -> Result<Tensor, Error> {
+    tensor_from("packing a linear layer", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pack_bf16(raw(weight), out) }
+    })
 }
 
 fn pack(weight: &Tensor, rows_hint: i64) -> Result<Tensor, Error> {

@@ -116,7 +116,8 @@ pub fn set_num_threads(num_threads: usize) {
     tch::set_num_threads(i32::try_from(num_threads.max(1)).unwrap_or(i32::MAX));
 }
 
-/// The instruction set of the kernels in use: `avx512`, `avx2` or `baseline`.
+/// The instruction set of the kernels in use: `amx` and `avx512_bf16` (both with AVX-512), `avx512`,
+/// `avx2` or `baseline`.
 pub fn kernel_isa() -> String {
     // SAFETY: a constant NUL-terminated name of a static table.
     unsafe { CStr::from_ptr(rlt_kernels_isa()) }.to_string_lossy().into_owned()

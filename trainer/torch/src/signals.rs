@@ -39,6 +39,8 @@ fn set(signals: &[c_int], takes: bool) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     /// SIGWINCH, which has no handler here and ends no process.
@@ -62,8 +64,16 @@ mod tests {
         .join()
         .unwrap();
         let name = |thread: &str| std::fs::read_to_string(format!("{thread}/comm")).unwrap_or_default();
-        let threads = std::fs::read_dir("/proc/self/task").unwrap();
-        let mut threads = threads.map(|thread| thread.unwrap().path().display().to_string());
-        assert!(threads.any(|thread| name(&thread).trim() == SIGNALS_THREAD && takes(&thread)));
+        let one_takes = || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap();
+            let mut threads = threads.map(|thread| thread.unwrap().path().display().to_string());
+            threads.any(|thread| name(&thread).trim() == SIGNALS_THREAD && takes(&thread))
+        };
+        // It takes its name when it runs.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !one_takes() {
+            assert!(Instant::now() < deadline, "no thread takes signals");
+            std::thread::yield_now();
+        }
     }
 }

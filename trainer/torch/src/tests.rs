@@ -20,7 +20,7 @@ static ISA: Mutex<()> = Mutex::new(());
 /// another.
 fn on_every_isa(body: impl Fn()) {
     let _guard: MutexGuard<'_, ()> = ISA.lock().unwrap_or_else(PoisonError::into_inner);
-    for isa in ["baseline", "avx2", "avx512"] {
+    for isa in ["baseline", "avx2", "avx512", "avx512_bf16", "amx"] {
         if crate::precision::select_kernels(isa) {
             body();
         }

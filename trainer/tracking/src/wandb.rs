@@ -3,7 +3,7 @@
 //! ```text
 //! FOLDER/offline-run-<date>_<time>-<id>/run-<id>.wandb
 //! ```
-//! The file is a log in blocks ([`log_file`]) of messages ([`messages`]): header, run, then a history
+//! The file is a log in blocks (`log_file`) of messages (`messages`): header, run, then a history
 //! record and the summary for each step, and the exit once the run has ended. It follows from
 //! `metrics.jsonl` alone: when a run resumes it is written again.
 //!

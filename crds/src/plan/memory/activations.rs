@@ -1,8 +1,7 @@
 //! The activations of a pass: which tensors of a decoder layer are alive, per token.
 //!
-//! The layer is the one of the trainer's `model/layer.rs`, on a CPU of fused kernels, on a GPU of libtorch's
-//! operators, whose graph keeps more: an RMS norm its input in fp32 and, where its weight is trained, what
-//! that multiplies; the gated activation that of the gate.
+//! The layer is the one of the trainer's `model/layer.rs`, of fused kernels on CPUs and GPUs: an RMS norm
+//! keeps its input and a factor of each row, the gated activation gate and up.
 //!
 //! ```text
 //! x -> norm -> q, k, v -> rope -> attention -> output -> + x -> norm -> gate, up -> gated -> down -> +
@@ -11,6 +10,9 @@
 use super::{FP32, MemoryTerm, term};
 use crate::plan::HEAD_CHUNK_TOKENS;
 use crate::plan::model_config::{ModelConfig, QkNorm};
+
+/// Tensors of a feed-forward block that its backward pass needs: gate, up and their product.
+const NUM_GATED: u64 = 3;
 
 /// A model's activations in a precision.
 #[derive(Clone, Copy, Debug)]
@@ -28,12 +30,8 @@ pub(super) struct Activations<'a> {
     pub(super) cast_of_layer: u64,
     /// Whether the head is cast, too.
     pub(super) casts_head: bool,
-    /// Whether layers are of libtorch's operators, as on GPUs.
-    pub(super) composed: bool,
     /// Elements of the largest tensor of a layer that is trained.
     pub(super) largest_trained: u64,
-    /// Whether norms are trained, with everything else.
-    pub(super) trains_norms: bool,
 }
 
 impl Activations<'_> {
@@ -80,13 +78,12 @@ impl Activations<'_> {
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
         let attention = queries + 2 * self.exchanged_keys() + outputs;
         let num_norms = self.num_norms();
-        let numbers =
-            num_norms * hidden + attention + self.num_gated() * feed_forward + self.expert_rows(hidden);
+        let numbers = num_norms * hidden + attention + NUM_GATED * feed_forward + self.expert_rows(hidden);
         let numbers = numbers + self.latents(queries);
         let statistics = self.model.num_heads as u64 + num_norms;
         let adapters = self.adapter_width / self.num_layers().max(1);
-        let norms = self.norm_bytes(hidden, num_norms * hidden) + self.head_norm_bytes(queries + keys);
-        self.width * (numbers + adapters) + norms + FP32 * statistics
+        let middle = hidden + self.head_norm_inputs(queries + keys);
+        self.width * (numbers + adapters + middle) + FP32 * statistics
     }
 
     /// Activations of latent attention for each token: both latents before and behind their norms, keys and
@@ -108,24 +105,9 @@ impl Activations<'_> {
         })
     }
 
-    /// Tensors of a feed-forward block that its backward pass needs: gate, up and their product, of
-    /// libtorch's operators also the activation of the gate.
-    fn num_gated(&self) -> u64 {
-        if self.composed { 4 } else { 3 }
-    }
-
-    /// Activations of norms besides their outputs: of the residual stream's, `middle` numbers that no other
-    /// operator keeps. In fp32 an input is kept as it is, else by libtorch's operators a wide copy of each of
-    /// the `inputs`.
-    fn norm_bytes(&self, middle: u64, inputs: u64) -> u64 {
-        let is_wide = self.composed && self.width != FP32;
-        let kept = if is_wide { FP32 * inputs } else { self.width * middle };
-        kept + if self.composed && self.trains_norms { self.width * inputs } else { 0 }
-    }
-
-    /// The same of norms of q and k, where the model has some.
-    fn head_norm_bytes(&self, inputs: u64) -> u64 {
-        if self.model.qk_norm == QkNorm::None { 0 } else { self.norm_bytes(inputs, inputs) }
+    /// The inputs of norms of q and k, where the model has some: no other operator keeps them.
+    fn head_norm_inputs(&self, inputs: u64) -> u64 {
+        if self.model.qk_norm == QkNorm::None { 0 } else { inputs }
     }
 
     /// Activations of all layers: their inputs (b L h) and, without checkpointing, everything in them; and
@@ -155,24 +137,20 @@ impl Activations<'_> {
     }
 
     /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of
-    /// the normed hidden states, of the block's input twice before both are added, of gate, up and their
-    /// product (b (4h + 3f)); or of an all-to-all beside the residual stream's: by heads, concatenated, sent
-    /// and received.
+    /// gate, up and their product, and of the block's input (b (2h + 3f)); or of an all-to-all beside the
+    /// residual stream's: by heads, concatenated, sent and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
         self.width
-            * (4 * hidden + 3 * feed_forward + self.expert_rows(hidden)).max(hidden + 4 * self.exchanged())
+            * (2 * hidden + 3 * feed_forward + self.expert_rows(hidden)).max(hidden + 4 * self.exchanged())
     }
 
     /// The widest moment of a layer without gradients: the residual stream and the normed input beside either
     /// gate, up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's
-    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received. libtorch's
-    /// operators have the stream's middle and the gate's activation as well (b (4h + 4f)).
+    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
-        let num_hidden = if self.composed { 4 } else { 3 };
-        let feed_forward_block =
-            num_hidden * hidden + self.num_gated() * feed_forward + self.expert_rows(hidden);
+        let feed_forward_block = 3 * hidden + NUM_GATED * feed_forward + self.expert_rows(hidden);
         let attention_block =
             2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged() + self.latents(queries);
         self.width * feed_forward_block.max(attention_block)

@@ -24,16 +24,37 @@ struct Pairs {
     per_token: u64,
 }
 
+impl Pairs {
+    fn num_parameters(&self) -> u64 {
+        self.rank * self.num * (self.inputs + self.outputs) + self.magnitudes
+    }
+
+    /// Numbers of the larger matrix.
+    fn largest(&self) -> u64 {
+        self.rank * self.num * self.inputs.max(self.outputs)
+    }
+
+    /// Of a linear layer with so many outputs and inputs.
+    fn of_linear(lora: &LoraSpec, name: &str, [outputs, inputs]: [usize; 2]) -> Self {
+        let magnitudes = if lora.dora { outputs as u64 } else { 0 };
+        let (inputs, outputs) = (inputs as u64, outputs as u64);
+        Self { num: 1, rank: rank_of(lora, name), magnitudes, inputs, outputs, per_token: 1 }
+    }
+}
+
 /// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
 /// all: an upper bound.
 pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let adapter = pairs_of_layers(lora, model);
     let saved = Saved::new(lora, model);
+    let of_tower = pairs_of_tower(lora, model);
+    let tower = of_tower.iter().map(Pairs::num_parameters).sum::<u64>();
+    let largest = of_tower.iter().map(Pairs::largest).max().unwrap_or(0);
     Trained {
-        num_parameters: adapter.num_parameters + saved.outside + saved.layers,
+        num_parameters: adapter.num_parameters + saved.outside + saved.layers + tower,
         of_one_layer: adapter.of_one_layer + saved.of_one_layer,
-        outside: saved.outside,
-        largest_outside: saved.largest_outside,
+        outside: saved.outside + tower,
+        largest_outside: saved.largest_outside.max(largest),
         ..adapter
     }
 }
@@ -81,12 +102,11 @@ pub(super) fn trains_head(lora: &LoraSpec, model: &ModelConfig) -> bool {
 fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let of_layer = |layer_idx| {
         pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
-            let Pairs { num, rank, magnitudes, inputs, outputs, per_token } = pairs;
             Trained {
-                num_parameters: sum.num_parameters + rank * num * (inputs + outputs) + magnitudes,
-                largest_of_layer: sum.largest_of_layer.max(rank * num * inputs.max(outputs)),
+                num_parameters: sum.num_parameters + pairs.num_parameters(),
+                largest_of_layer: sum.largest_of_layer.max(pairs.largest()),
                 // The input of the scaling by magnitudes is kept beside its output.
-                adapter_width: sum.adapter_width + rank * per_token + magnitudes,
+                adapter_width: sum.adapter_width + pairs.rank * pairs.per_token + pairs.magnitudes,
                 ..sum
             }
         })
@@ -181,23 +201,39 @@ fn products_together(model: &ModelConfig, layer_idx: usize) -> Vec<Vec<Projectio
     products.into_values().collect()
 }
 
-/// Whether a linear layer has an adapter.
+/// The pairs of a vision tower's linear layers.
+fn pairs_of_tower(lora: &LoraSpec, model: &ModelConfig) -> Vec<Pairs> {
+    let linears = model.vision_linears().filter(|_| lora.vlm_lora.adapts_vision());
+    let adapted = linears.filter(|linear| is_chosen(lora, &linear.name));
+    adapted.map(|linear| Pairs::of_linear(lora, &linear.name, [linear.shape[0], linear.shape[1]])).collect()
+}
+
+/// What the adapter of a vision tower adds to a patch in a pass: its inner values, over all linear layers.
+pub(super) fn width_in_tower(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    pairs_of_tower(lora, model).iter().map(|pair| pair.rank + pair.magnitudes).sum()
+}
+
+/// Numbers of the adapter of a vision tower.
+pub(super) fn numbers_in_tower(lora: &LoraSpec, model: &ModelConfig) -> u64 {
+    pairs_of_tower(lora, model).iter().map(Pairs::num_parameters).sum()
+}
+
+/// Whether a linear layer of the text model has an adapter.
 fn is_target(lora: &LoraSpec, module: &str) -> bool {
+    lora.vlm_lora.adapts_text() && is_chosen(lora, module)
+}
+
+/// Whether names choose a linear layer.
+fn is_chosen(lora: &LoraSpec, module: &str) -> bool {
     let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
     (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
 }
 
 fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
+    let of_layer = |name: &str| format!("model.layers.{layer_idx}.{name}");
     let projections = model.projections(layer_idx).into_iter().filter(|one| is_target(lora, one.name));
-    let rank = |name: &str| rank_of(lora, &format!("model.layers.{layer_idx}.{name}"));
-    let projections = projections.map(|projection| Pairs {
-        num: 1,
-        rank: rank(projection.name),
-        magnitudes: if lora.dora { projection.out_features as u64 } else { 0 },
-        inputs: projection.in_features as u64,
-        outputs: projection.out_features as u64,
-        per_token: 1,
-    });
+    let projections = projections
+        .map(|one| Pairs::of_linear(lora, &of_layer(one.name), [one.out_features, one.in_features]));
     let parameters = model.experts_of(layer_idx).into_iter().flat_map(|experts| {
         let per_token = experts.num_experts_per_token as u64;
         experts.adaptable(model.hidden_size).map(move |(name, size)| (name, size, per_token))
@@ -209,7 +245,7 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
     });
     let parameters = parameters.map(|(name, [num, outputs, inputs], per_token)| Pairs {
         num,
-        rank: rank(name),
+        rank: rank_of(lora, &of_layer(name)),
         magnitudes: 0,
         inputs,
         outputs,

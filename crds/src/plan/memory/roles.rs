@@ -3,13 +3,17 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term};
+use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term, vision};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
+use crate::spec::LoraInit;
 
 const REFERENCE: &str = "reference weights";
+/// Matrices that a singular value decomposition has in memory: the matrix, LAPACK's copy of it, both factors,
+/// and work space for at most four.
+const DECOMPOSITION: u64 = 8;
 
 /// A rank reads, initializes or copies its own shard of the weights, with 8 bytes of the host for each number
 /// in flight. An adapter is initialized whole; a reference is in memory before it is written to a file, and
@@ -27,9 +31,17 @@ pub(super) fn loading(
     let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
     // A weight is quantized whole, in the numbers that compute.
     let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
+    let starts_from_error = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
+    // The matrices that ranks exchange are those of the whole adapter.
+    let decomposed = DECOMPOSITION * model.largest_matrix() + adapter;
+    let decomposed = if quantizes && starts_from_error { FP32 * decomposed } else { 0 };
+    // Their product and the sum.
+    let folded = if spec.model.adapters.is_empty() { 0 } else { read };
     let mut terms = vec![
         on_host("weights being read", read),
+        on_host("adapters being folded in", folded),
         on_host("weight being quantized", quantized),
+        on_host("quantization error being decomposed", decomposed),
         term("whole adapter", FP32 * (adapter - shards.shard_of(adapter))),
         reference_read(spec, model, shards),
         shards.fetched(),
@@ -55,7 +67,7 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
 /// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
-    let part = shards.shard_of_model(model.parameter_count().total());
+    let part = shards.shard_of_model(model.parameter_count().total() + vision::parameters(spec, model));
     if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 
@@ -133,9 +145,7 @@ pub(super) fn judging(
         sp: 1,
         cast_of_layer: 0,
         casts_head: false,
-        composed: on_gpu(spec),
         largest_trained: 0,
-        trains_norms: false,
     };
     let of_token = |model| pass(model).inference_bytes_per_token();
     vec![

@@ -6,7 +6,7 @@
 use super::activations::Activations;
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term,
+    FP32, MemoryTerm, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term, vision,
 };
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
@@ -110,7 +110,8 @@ pub(super) fn kept(
 ) -> Vec<MemoryTerm> {
     let (shard, width) = (tp_shard(spec, model), width(spec));
     let brought = brought(spec, (model, &shard), width, shards);
-    [brought, vec![kv_cache((spec, memory), &shard, batch, width)]].concat()
+    let cache = kv_cache((spec, memory), &shard, batch, width);
+    [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
 }
 
 /// What is packed of the base, and stays between rollouts, where an adapter is beside it.
@@ -128,20 +129,21 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     packed
 }
 
-/// What a sync packs and a rollout frees: all weights, or the adapter beside a base that stays.
+/// What a sync packs or copies and a rollout frees: all weights, or the adapter beside a base that stays.
 fn brought(
     spec: &ResolvedSpec,
     (model, shard): (&ModelConfig, &ModelConfig),
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
+    let packed = match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
         None => weights((model, shard), width, shards),
         Some(lora) if on_gpu(spec) => {
             vec![term("rollout adapter", width * adapter::numbers_on_gpu(lora, model))]
         }
         Some(lora) => vec![term("rollout adapter", width * adapter::packed_numbers(lora, model))],
-    }
+    };
+    [packed, vec![vision::copied(spec, model)]].concat()
 }
 
 /// The packed weights; with sharded parameters also the embeddings of the whole model (b v h) and copies of

@@ -74,7 +74,7 @@ impl ExpertShards {
 impl Shards {
     pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
         let count = model.parameter_count();
-        let outer = outer_parameters(model);
+        let outer = outer_parameters(spec, model);
         let has_adapter = spec.model.lora.is_some();
         let saved_outside = if has_adapter { trained.outside } else { 0 };
         let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };

@@ -1,43 +1,171 @@
-//! What a vision tower takes: its weights on every rank, the features of images that it keeps, and one pass
-//! over the largest image.
+//! What a vision tower takes: frozen weights on every rank, the features of images that are kept, one pass
+//! over the largest image, and the passes that train it or its adapters. Trained weights are counted with all
+//! others.
 //!
 //! Legend: p patches of an image, d and f widths of the tower and of its feed-forward blocks, b bytes of a
 //! number.
 
-use super::{FP32, MemoryTerm, frozen_width, term};
+use super::{FP32, MemoryTerm, adapter, elements, frozen_width, is_gathered_by_unit, on_host, roles, term};
 use crate::plan::KEPT_FEATURES_BYTES;
-use crate::plan::model_config::ModelConfig;
+use crate::plan::batch;
+use crate::plan::model_config::{ModelConfig, VisionBlocks, VisionConfig};
 use crate::plan::pictures::Pictures;
 use crate::resolved::ResolvedSpec;
+use crate::spec::VisionTraining;
 
-/// Weights, b each as those of the text model are kept, features of the images used last, and the patches
-/// of generated pictures. How many images a data set has, and of which sizes, is not known here.
+/// Weights that are frozen, b each as those of the text model are kept, features of the images used last by
+/// numbers that stay, and the patches of generated pictures.
 pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let width = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
     let Some(vision) = &model.vision else { return Vec::new() };
-    let tower = term("vision tower", width * model.num_vision_parameters());
-    let Some(pictures) = Pictures::of(spec) else {
-        return vec![tower, term("image features", KEPT_FEATURES_BYTES)];
-    };
-    let tokens = pictures.num_tokens(vision);
-    let width = (vision.features_per_token() * model.hidden_size) as u64;
-    let features = pictures.num_different * tokens * FP32 * width;
-    let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
-    let patches = pictures.num_rows * tokens * merged * FP32 * vision.patch_width() as u64;
-    vec![tower, term("image features", features.min(KEPT_FEATURES_BYTES)), term("pictures", patches)]
+    let shared = model.num_vision_parameters() - parameters(spec, model);
+    let is_constant = !trains_tower(spec) || spec.algorithm.reads_reference();
+    let features = if is_constant { kept_features(spec, model) } else { 0 };
+    let patches = Pictures::of(spec).map(|pictures| {
+        let num_patches = pictures.num_rows * pictures.num_tokens(vision) * merged(vision);
+        num_patches * FP32 * vision.patch_width() as u64
+    });
+    vec![
+        term("vision tower", width * shared),
+        term("image features", features),
+        on_host("pictures", patches.unwrap_or(0)),
+    ]
+}
+
+/// Bytes of features that are kept at most. How many images a data set has, and of which sizes, is not known
+/// here unless they are generated.
+fn kept_features(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    let Some(vision) = &model.vision else { return 0 };
+    let generated =
+        |pictures: Pictures| pictures.num_different * pictures.num_tokens(vision) * features(vision, model);
+    Pictures::of(spec).map_or(KEPT_FEATURES_BYTES, generated).min(KEPT_FEATURES_BYTES)
 }
 
 /// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it,
 /// three of what is inside a feed-forward block, and the features. Nothing is kept for a backward pass.
 /// Rotations are fp32.
-pub(super) fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
-    let Some(vision) = &model.vision else { return Vec::new() };
-    let merged = (vision.spatial_merge_size * vision.spatial_merge_size) as u64;
+fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let tokens = u64::from(spec.data.max_prompt_tokens);
-    let patches = tokens * merged;
-    let [d, f, pixels] =
-        [vision.hidden_size, vision.intermediate_size, vision.patch_width()].map(|width| width as u64);
-    let numbers = 8 * d + (6 * d).max(3 * f);
-    let features = tokens * FP32 * (vision.features_per_token() * model.hidden_size) as u64;
-    vec![term("tower activations", patches * (2 * FP32 * pixels + FP32 * numbers) + features)]
+    let bytes = model.vision.as_ref().map(|vision| {
+        tokens * merged(vision) * (2 * FP32 * vision.patch_width() as u64 + FP32 * temporaries(vision))
+            + tokens * features(vision, model)
+    });
+    vec![term(ACTIVATIONS, bytes.unwrap_or(0))]
+}
+
+/// The same pass in the rollout, and what the engine keeps of it.
+pub(super) fn sampling(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+    [vec![kept_in_rollout(spec, model)], pass(spec, model)].concat()
+}
+
+/// Features by the rollout's version of a tower that is trained or adapted, until completions are judged.
+pub(super) fn kept_in_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> MemoryTerm {
+    let bytes = if trains_tower(spec) { kept_features(spec, model) } else { 0 };
+    term("image features of the rollout", bytes)
+}
+
+/// The numbers of a tower that is trained or adapted which weight sync copies.
+pub(super) fn copied(spec: &ResolvedSpec, model: &ModelConfig) -> MemoryTerm {
+    let adapter = spec.model.lora.as_ref().map_or(0, |lora| adapter::numbers_in_tower(lora, model));
+    let numbers = adapter + parameters(spec, model);
+    term("tower in the rollout", if is_gathered_by_unit(spec) { FP32 * numbers } else { 0 })
+}
+
+/// Numbers of a tower that is trained as a part of the model; none of one that is frozen.
+pub(super) fn parameters(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    if trains_weights(spec) { model.num_vision_parameters() } else { 0 }
+}
+
+/// Those of its largest tensor.
+pub(super) fn largest(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    let tensors = model.vision_tensors().into_iter().filter(|_| trains_weights(spec));
+    tensors.map(|tensor| elements(&tensor)).max().unwrap_or(0)
+}
+
+fn trains_weights(spec: &ResolvedSpec) -> bool {
+    spec.model.vision_tower == VisionTraining::Trained
+}
+
+/// The same pass of the actor before an update, where features are of trained numbers and not kept.
+pub(super) fn scoring(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+    if trains_tower(spec) { pass(spec, model) } else { Vec::new() }
+}
+
+/// The larger of the passes that train the towers of actor and critic.
+pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
+    let Some(vision) = model.vision.as_ref().filter(|_| trains_tower(spec)) else { return Vec::new() };
+    let training = &spec.training;
+    // Each prompt is in a pass once. Images of files fill it at most.
+    let of_prompt =
+        Pictures::of(spec).map_or(spec.data.max_prompt_tokens.into(), |pictures| pictures.num_tokens(vision));
+    let of_images = batch::most_updated_prompts(spec) * of_prompt;
+    let own = (training.max_tokens_per_micro_batch, training.precision);
+    let critic =
+        roles::has_critic(spec).then(|| (training.critic_micro_batch_tokens(), training.critic_precision()));
+    let bytes = [Some(own), critic].into_iter().flatten().map(|(in_pass, precision)| {
+        training_bytes(spec, (model, vision), of_images.min(in_pass.into()), precision.width())
+    });
+    vec![term(ACTIVATIONS, bytes.max().unwrap_or(0))]
+}
+
+/// A forward and backward pass that trains the tower: what its blocks and mergers keep of each patch, with
+/// activation checkpointing of one image at a time, else of `in_pass` tokens of images, what one image needs
+/// while it is computed, and the features with their gradient. Trained weights are cast once for all images,
+/// or gathered so.
+fn training_bytes(
+    spec: &ResolvedSpec,
+    (model, vision): (&ModelConfig, &VisionConfig),
+    in_pass: u64,
+    width: u64,
+) -> u64 {
+    let image = u64::from(spec.data.max_prompt_tokens).min(in_pass);
+    let recomputes = spec.training.activation_checkpointing.unwrap_or(false);
+    let kept = if recomputes { image } else { in_pass };
+    let of_adapter = spec.model.lora.as_ref().map_or(0, |lora| adapter::width_in_tower(lora, model));
+    let of_patch = kept_of_patch(vision, width) + width * of_adapter;
+    let of_image = FP32 * (temporaries(vision) + vision.patch_width() as u64);
+    let features = 2 * in_pass * features(vision, model);
+    let is_cast = width != FP32 && !is_gathered_by_unit(spec);
+    let casts = if is_cast { width * parameters(spec, model) } else { 0 };
+    merged(vision) * (kept * of_patch + image * of_image) + features + casts
+}
+
+/// Bytes that a backward pass needs of a patch: its pixels, of each block both norms with the inputs of
+/// linear layers behind them, queries, keys, values and twice what attention makes of them, and the numbers
+/// inside its feed-forward block; of each merger its norm, the inputs of its two layers and what is between.
+fn kept_of_patch(vision: &VisionConfig, width: u64) -> u64 {
+    let [d, f] = [vision.hidden_size, vision.intermediate_size].map(|width| width as u64);
+    // An RMS norm keeps its input in fp32, and what it multiplies with its weight.
+    let (norm, inner) = match vision.blocks {
+        VisionBlocks::Plain => (width, 3),
+        VisionBlocks::Positioned => (width, 2),
+        VisionBlocks::Gated => (FP32 + width, 4),
+    };
+    let block = d * (2 * (norm + width) + 5 * width) + f * inner * width;
+    let merger = d * (norm + 3 * width);
+    let pixels = width * vision.patch_width() as u64;
+    pixels + vision.depth as u64 * block + vision.features_per_token() as u64 * merger
+}
+
+const ACTIVATIONS: &str = "tower activations";
+
+/// Whether passes carry gradients into the tower.
+fn trains_tower(spec: &ResolvedSpec) -> bool {
+    trains_weights(spec) || spec.model.lora.as_ref().is_some_and(|lora| lora.vlm_lora.adapts_vision())
+}
+
+/// Patches of a token.
+fn merged(vision: &VisionConfig) -> u64 {
+    (vision.spatial_merge_size * vision.spatial_merge_size) as u64
+}
+
+/// Numbers of a patch in a block that keeps nothing.
+fn temporaries(vision: &VisionConfig) -> u64 {
+    let [d, f] = [vision.hidden_size, vision.intermediate_size].map(|width| width as u64);
+    8 * d + (6 * d).max(3 * f)
+}
+
+/// Bytes of a token's features.
+fn features(vision: &VisionConfig, model: &ModelConfig) -> u64 {
+    FP32 * (vision.features_per_token() * model.hidden_size) as u64
 }

@@ -17,6 +17,12 @@ use super::routing::Routing;
 use super::shapes::{ParameterShape, ProjectionShape, TensorShape};
 use super::{ModelConfig, ModelConfigError};
 
+/// Whether a parameter, of any role, holds the weights of all experts of a layer, `[E, ..]`: neither the
+/// router nor an adapter.
+pub fn is_expert_weight(name: &str) -> bool {
+    name.contains(".mlp.experts.") && !name.contains(".lora_")
+}
+
 /// The experts of a model, the same number in each layer that has some.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Experts, LatentAttention, ModelConfig, QkNorm};
+use super::{Experts, LatentAttention, ModelConfig, QkNorm, is_expert_weight};
 
 /// Which projections of a layer are one tensor in a checkpoint, one below the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -273,8 +273,8 @@ impl ModelConfig {
     /// Weights of all experts of the model, and of one layer that has some; routers are none of them.
     pub fn expert_weights(&self) -> (u64, u64) {
         let Some(layers) = self.experts.as_ref().map(|experts| &experts.layers) else { return (0, 0) };
-        let is_of_expert = |parameter: &ParameterShape| parameter.name.contains(".mlp.experts.");
         let size = |parameter: ParameterShape| parameter.shape.iter().product::<usize>() as u64;
+        let is_of_expert = |parameter: &ParameterShape| is_expert_weight(&parameter.name);
         let all: u64 = self.parameters().into_iter().filter(is_of_expert).map(size).sum();
         let num_layers = layers.iter().filter(|has_experts| **has_experts).count() as u64;
         (all, all.checked_div(num_layers).unwrap_or(0))

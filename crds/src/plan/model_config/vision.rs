@@ -106,6 +106,17 @@ impl ModelConfig {
         self.vision.as_ref().map_or_else(Vec::new, |vision| vision.tensors(self.hidden_size))
     }
 
+    /// The linear layers of the vision tower, those of blocks and mergers, by the names of their modules, of
+    /// the shape [outputs, inputs].
+    pub fn vision_linears(&self) -> impl Iterator<Item = TensorShape> + use<> {
+        let is_linear = |tensor: &TensorShape| tensor.shape.len() == 2 && !tensor.name.contains("pos_embed");
+        let module = |tensor: TensorShape| {
+            let name = tensor.name.strip_suffix(".weight")?.to_owned();
+            Some(TensorShape { name, ..tensor })
+        };
+        self.vision_tensors().into_iter().filter(is_linear).filter_map(module)
+    }
+
     /// Parameters of the vision tower, which [`Self::parameter_count`] does not count.
     pub fn num_vision_parameters(&self) -> u64 {
         let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>() as u64;

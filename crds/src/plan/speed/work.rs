@@ -44,7 +44,7 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
     let (flops, bytes) = match (device, kind) {
         (Device::Cuda, Kind::Products) => (0.5, 0.8),
         (Device::Cuda, Kind::Sampling | Kind::Stream) => (0.6, 0.8),
-        (_, Kind::Products) => (0.65, 0.8),
+        (_, Kind::Products) => (0.75, 0.8),
         (_, Kind::Sampling | Kind::Stream) => (0.8, 0.8),
     };
     Efficiency { flops, bytes }

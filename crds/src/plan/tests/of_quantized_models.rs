@@ -66,6 +66,24 @@ fn codes_and_scales_are_counted_by_the_byte() {
     assert_eq!(skipped - nf4, 2 * down - down / 2 - 4 * down / 64);
 }
 
+#[test]
+fn a_start_from_the_quantization_error_takes_the_memory_of_a_decomposition_and_the_whole_adapter() {
+    let held = |init: &str| {
+        let mut spec = spec();
+        spec["model"] = json!({
+            "path": "/models/smollm2", "lora": {"rank": 8, "init": init}, "quantization": {"format": "Nf4"}
+        });
+        spec["workers"] = json!({"device": "Cpu"});
+        let policy = ModelConfig::from_json(&config()).unwrap();
+        let models = Models { policy: Some(policy), reward: Vec::new() };
+        let memory = plan(&validate(&manifest(&spec)).unwrap(), &models).memory.unwrap();
+        bytes(&memory, Phase::Loading, "quantization error being decomposed")
+    };
+    let adapter = 30 * 8 * ((576 + 576) * 2 + (576 + 192) * 2 + (576 + 1536) * 3);
+    assert_eq!(held("Loftq"), 4 * (8 * 1536 * 576 + adapter));
+    assert_eq!(held("Peft"), 0);
+}
+
 /// The base and its packed weights; embeddings, which keep 16 bits, are a fifth of this model.
 #[test]
 fn a_base_of_135m_in_nf4_takes_a_third_of_its_bfloat16_size() {

@@ -170,7 +170,7 @@ fn a_roofline_follows_the_machine() {
     assert!(again.speed.unwrap().update_mfu < 0.85 * h100.update_mfu);
 }
 
-/// The machine of a report, as its limits were measured beside it, in fp32.
+/// The machine of a report, as its limits were measured beside it, in the contest's dtype.
 fn measured(gigaflops: f64, gigabytes: f64) -> Machine {
     let fp32 = 1e9 * gigaflops;
     Machine {
@@ -210,21 +210,19 @@ fn on_cpus_the_prediction_is_within_a_third_of_the_measurement() {
         &serde_json::from_str(include_str!("../../../../trainer/benches/rollout/model.json")).unwrap(),
     )
     .unwrap();
-    let reports = [
-        include_str!("../../../../trainer/benches/reports/llama-135m_fp32_amd-epyc-2-cores_2026-11-21.md"),
-        include_str!("../../../../trainer/benches/reports/llama-135m_fp32_amd-epyc-2-cores_2026-11-22.md"),
-    ];
-    for (report, contest) in reports.iter().flat_map(|report| [(report, "grpo-full"), (report, "grpo-lora")])
-    {
+    let report =
+        include_str!("../../../../trainer/benches/reports/llama-135m_amd-epyc-avx512-bf16-2-cores.md");
+    for contest in ["grpo-full-fp32", "grpo-lora-fp32", "grpo-full-bf16", "grpo-lora-bf16"] {
         // The benchmark's step: 2 prompts of 64 tokens, 8 samples of 64 tokens each, one update.
         let mut spec = spec();
         spec["data"]["maxPromptTokens"] = 64.into();
         spec["rollout"] = json!({"samplesPerPrompt": 8, "maxCompletionTokens": 64});
         spec["training"]["promptsPerStep"] = 2.into();
         spec["algorithm"]["kind"] = "GRPO".into();
-        if contest.ends_with("lora") {
+        if contest.contains("lora") {
             spec["model"]["lora"] = json!({"rank": 16});
         }
+        spec["training"]["precision"] = if contest.ends_with("bf16") { "Bf16" } else { "Fp32" }.into();
         let job = validate(&manifest(&spec)).unwrap();
         let (gigaflops, gigabytes) = limits(report, contest);
         let models = Models { policy: Some(model.clone()), reward: Vec::new() };

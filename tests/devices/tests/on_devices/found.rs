@@ -171,7 +171,7 @@ fn a_device_that_no_kernel_is_built_for_is_refused_with_the_list_before_any_work
 /// Errors that the driver also logs as Xid: of ECC, and a launch that failed for no cause of the program's.
 #[test]
 fn a_device_that_fails_ends_the_run_with_a_cause_that_avoids_its_node() {
-    for (failure, words) in [("900:214", "uncorrectable ECC error"), ("40:719", "launch failure")] {
+    for (failure, words) in [("300:214", "uncorrectable ECC error"), ("40:719", "launch failure")] {
         let failing = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_FAILURE", failure);
         let (code, said) = refused(&json!({ "device": "Cuda" }), &failing);
         let cause = FailureCause::from_exit_code(code.unwrap()).unwrap();

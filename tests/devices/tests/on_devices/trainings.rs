@@ -129,6 +129,44 @@ fn any_number_of_ranks_with_devices_equals_one_rank() {
     }
 }
 
+/// A new model with a tower learns from pictures, with demonstrations first: features in place of embeddings,
+/// positions of three axes, and windows (Qwen2.5-VL) or features that layers add (Qwen3-VL).
+#[test]
+fn trainings_with_images_on_one_device_and_on_two_give_the_cpus_numbers() {
+    for (family, changes) in [
+        ("Qwen25Vl", json!({ "model": { "lora": { "rank": 4, "vlmLora": "Both" } } })),
+        ("Qwen3Vl", json!({ "model": { "visionTower": "Trained" } })),
+        ("Qwen2Vl", json!({})),
+    ] {
+        let pictures = json!({
+            "model": {
+                "architecture": {
+                    "family": family, "numHeads": 4, "maxPositionEmbeddings": 64,
+                    "vision": { "hiddenSize": 32, "numLayers": 2, "numHeads": 2, "patchSize": 4, "mergeSize": 2 }
+                },
+                "tokenizer": { "characters": "0123456789 howmany?" }
+            },
+            "data": {
+                "task": {
+                    "kind": "CountingPictures", "operators": null, "maxOperand": null,
+                    "pictures": { "cells": 2, "cellPixels": 8, "maxCount": 4 }
+                },
+                "maxPromptTokens": 20
+            },
+            // A tower's gradients are small: steps that enlarge a rounding less.
+            "algorithm": { "coldStart": { "steps": 2, "batchSize": 4, "learningRate": 0.0003 } },
+            "training": { "optimizer": { "learningRate": 0.0003 } },
+            "rollout": { "maxCompletionTokens": 2 }
+        });
+        let job = |count: u32| merged(&[on_ranks(count), pictures.clone(), changes.clone()]);
+        let cpu = Run::new(0, &job(1));
+        assert_same(&cpu, &Run::new(1, &job(1)), TOLERANCE, &format!("{family} on a device"));
+        let sharded = json!({ "workers": { "mesh": { "dpShard": 2 } } });
+        let two = merged(&[job(2), sharded]);
+        assert_same(&cpu, &Run::new(2, &two), TOLERANCE, &format!("{family} on two devices"));
+    }
+}
+
 fn used_devices(peaks: &[u64]) -> usize {
     peaks.iter().filter(|bytes| **bytes > 0).count()
 }

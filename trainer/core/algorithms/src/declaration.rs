@@ -1,6 +1,6 @@
 //! Declarations of formulas: name in manifests, documentation, and parameters with their ranges.
 //!
-//! [`formula!`] declares one formula as the struct of its parameters. `register!` lists the formulas of a
+//! `formula!` declares one formula as the struct of its parameters. `register!` lists the formulas of a
 //! family, and generates the enum of their names (for the custom resource) and the enum of the formulas
 //! themselves.
 
@@ -119,7 +119,7 @@ impl ParameterType for Option<f64> {
     }
 }
 
-/// The declaration of a formula by [`formula!`].
+/// The declaration of a formula by `formula!`.
 pub trait Declared: Sized {
     /// Its name in manifests.
     const NAME: &'static str;

@@ -1,7 +1,7 @@
 //! The formulas that manifests choose by name, each declared once: losses, advantage estimators, KL
 //! estimators, reward functions.
 //!
-//! A file holds a formula, its parameters with their ranges, and its documentation ([`formula!`],
+//! A file holds a formula, its parameters with their ranges, and its documentation (`formula!`,
 //! [`reward::DeclaredReward`]). One line in the list of its family registers it: [`loss::PolicyLoss`],
 //! [`advantage::AdvantageEstimator`], [`reward::RewardKind`]. The choices of the custom resource, its schema,
 //! its validation rules, the field reference, and the way from a manifest to the formula follow from that.

@@ -91,7 +91,7 @@ proptest! {
         bytes in groups().prop_flat_map(|groups| mutated(vec![pack(&groups).unwrap()])),
     ) {
         if let Ok(groups) = unpack(&bytes) {
-            prop_assert_eq!(pack(&groups).unwrap().len(), bytes.len());
+            prop_assert_eq!(pack(&groups).unwrap(), &bytes[..]);
         }
     }
 }
@@ -127,8 +127,35 @@ fn lengths_and_numbers_that_do_not_fit_are_named() {
     assert_eq!(changed(numbers + 1, 9), "a reward's status: expected a number below 4, got 9");
     assert_eq!(changed(numbers + 2, 4), "the name of a reward part: expected a number below 1, got 4");
     assert_eq!(changed(bytes.len() - 1, 0xff), "an answer: expected UTF-8, got other bytes");
+    assert_eq!(changed(numbers + 2 + 12 + 8 + 7, 0x80), "a text: expected 9223372036854775812 bytes, got 6");
     let mut uneven = one_sample();
     uneven[0][0].0.rollout_logprobs.pop();
     let error = pack(&uneven).unwrap_err();
     assert_eq!(error.to_string(), "rollout log-probs: expected lengths with the sum 3, got 2");
+}
+
+#[test]
+fn samples_have_one_array_of_bytes_and_every_other_is_refused() {
+    let mut groups = one_sample();
+    let parts = &mut groups[0][0].1.parts;
+    *parts = [("a".to_owned(), 1.0), ("b".to_owned(), 2.0)].into();
+    let bytes = pack(&groups).unwrap();
+    let changed = |changes: &[(usize, u8)]| {
+        let mut bytes = bytes.clone();
+        changes.iter().for_each(|(place, byte)| bytes[*place] = *byte);
+        unpack(&bytes).unwrap_err().to_string()
+    };
+    let part_names = 40 + 16 + 16 + 24 + 16 + 2;
+    let text_lens = part_names + 2 * (4 + 8) + 2 * 8;
+    let names = text_lens + 3 * 8;
+    assert_eq!(&bytes[names..names + 2], b"ab");
+    let order = "expected each once, in ascending order";
+    assert_eq!(changed(&[(names, b'c')]), format!("names of reward parts: {order}"));
+    assert_eq!(changed(&[(names, b'b')]), format!("names of reward parts: {order}"));
+    let swapped = [(part_names, 1), (part_names + 4, 0)];
+    assert_eq!(changed(&swapped), format!("reward parts of a sample: {order}"));
+    let unused = "names of reward parts: expected the names of the samples' parts, got \"b\" beside them";
+    assert_eq!(changed(&[(part_names + 4, 0)]), unused);
+    let absent: Vec<(usize, u8)> = (text_lens..text_lens + 8).map(|place| (place, 0xff)).collect();
+    assert_eq!(changed(&absent), "a text: expected a length, got none");
 }

@@ -123,6 +123,7 @@ fn drawn(
         params: &Tensor::from_slice(&all).view([rows, SAMPLING_ROW_WORDS as i64]).to_device(GPU),
         steps: &ints(&(0..rows as i32).collect::<Vec<_>>()),
         seen: params.has_penalty().then_some(&seen),
+        banned: &[],
         workspace: &Tensor::empty([floats as i64], (Kind::Float, GPU)),
         tokens: &tokens,
         logprobs: &logprobs,
@@ -147,8 +148,9 @@ impl Row {
     fn new(logits: &Tensor, params: &SamplingParams, history: &[u32]) -> Self {
         let plain = logits.to_kind(Kind::Double);
         let logprobs = (&plain / params.logprob_temperature()).log_softmax(-1, Kind::Double);
+        // In one copy: a tensor's iterator takes a call for each of the vocabulary's tokens.
         let mut logits = vec![0.0_f32; plain.numel()];
-        logits.iter_mut().zip(plain.iter::<f64>().into_iter().flatten()).for_each(|(to, x)| *to = x as f32);
+        plain.to_kind(Kind::Float).copy_data(&mut logits, plain.numel());
         apply_repetition_penalty(&mut logits, history, params.repetition_penalty);
         let penalised = Tensor::from_slice(&logits) / params.temperature.max(f64::MIN_POSITIVE);
         let probs = penalised.softmax(-1, Kind::Float);

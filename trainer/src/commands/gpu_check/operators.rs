@@ -51,7 +51,7 @@ const OPERATORS: [(&str, Operator); 14] = [
 ];
 
 /// Our own operators, each with its formula.
-const OWN: [(&str, Operator, Operator); 6] = [
+const OWN: [(&str, Operator, Operator); 9] = [
     (
         "own experts",
         |x, y| experts::output(experts::by_kernels, x, y),
@@ -67,31 +67,69 @@ const OWN: [(&str, Operator, Operator); 6] = [
         |x, y| experts::gradient_of_weights(experts::by_kernels, x, y),
         |x, y| experts::gradient_of_weights(experts::by_formula, x, y),
     ),
+    ("own rms_norm", own::norm, formula::norm),
+    ("own rms_norm, gradients", |x, y| gradients(own::norm, x, y), |x, y| gradients(formula::norm, x, y)),
+    ("own gated_activation", own::gated, formula::gated),
     (
-        "own rms_norm",
-        |x, y| rms_norm(x, &y.get(0), 1e-6, 0.0),
-        |x, y| {
-            let mean = x.square().mean_dim([-1_i64].as_slice(), true, None::<Kind>);
-            x * (mean + 1e-6).rsqrt() * y.get(0)
-        },
+        "own gated_activation, gradients",
+        |x, y| gradients(own::gated, x, y),
+        |x, y| gradients(formula::gated, x, y),
     ),
-    ("own gated_activation", |x, y| gated_activation(x, y, Activation::Silu), |x, y| x.silu() * y),
-    (
-        "own apply_rope",
-        |x, y| apply_rope(&x.view([24, 4, 16]), &angles(y).cos(), &angles(y).sin()).view([24, 64]),
-        |x, y| {
-            let x = x.view([24, 4, 16]);
-            let halves = x.chunk(2, -1);
-            let rotated = Tensor::cat(&[&-&halves[1], &halves[0]], -1);
-            let (cos, sin) = (angles(y).cos().unsqueeze(1), angles(y).sin().unsqueeze(1));
-            (&x * cos + rotated * sin).view([24, 64])
-        },
-    ),
+    ("own apply_rope", own::rope, formula::rope),
+    ("own apply_rope, gradient", |x, y| gradients(own::rope, x, y), |x, y| gradients(formula::rope, x, y)),
 ];
+
+/// Our row operations of a decoder layer.
+mod own {
+    use super::{Activation, Tensor, angles, apply_rope, gated_activation, rms_norm};
+
+    pub(super) fn norm(x: &Tensor, y: &Tensor) -> Tensor {
+        rms_norm(x, &y.get(0), 1e-6, 0.0)
+    }
+
+    pub(super) fn gated(x: &Tensor, y: &Tensor) -> Tensor {
+        gated_activation(x, y, Activation::Silu)
+    }
+
+    pub(super) fn rope(x: &Tensor, y: &Tensor) -> Tensor {
+        apply_rope(&x.view([24, 4, 16]), &angles(y).cos(), &angles(y).sin()).view([24, 64])
+    }
+}
+
+/// The same by operators of libtorch.
+mod formula {
+    use super::{Kind, Tensor, angles};
+
+    pub(super) fn norm(x: &Tensor, y: &Tensor) -> Tensor {
+        let mean = x.square().mean_dim([-1_i64].as_slice(), true, None::<Kind>);
+        x * (mean + 1e-6).rsqrt() * y.get(0)
+    }
+
+    pub(super) fn gated(x: &Tensor, y: &Tensor) -> Tensor {
+        x.silu() * y
+    }
+
+    pub(super) fn rope(x: &Tensor, y: &Tensor) -> Tensor {
+        let x = x.view([24, 4, 16]);
+        let halves = x.chunk(2, -1);
+        let rotated = Tensor::cat(&[-&halves[1], halves[0].shallow_clone()], -1);
+        let (cos, sin) = (angles(y).cos().unsqueeze(1), angles(y).sin().unsqueeze(1));
+        (&x * cos + rotated * sin).view([24, 64])
+    }
+}
+
+/// The gradients of an operator's output, weighed by other numbers, by `x` and by `y` where it has one:
+/// `[48, 64]`.
+fn gradients(of: Operator, x: &Tensor, y: &Tensor) -> Tensor {
+    let [x, y] = [x, y].map(|input| input.detach().copy().set_requires_grad(true));
+    (of(&x, &y) * y.detach().flip([0])).sum(None::<Kind>).backward();
+    let gradient = |leaf: &Tensor| if leaf.grad().defined() { leaf.grad() } else { leaf.zeros_like() };
+    tch::no_grad(|| Tensor::cat(&[gradient(&x), gradient(&y)], 0))
+}
 
 /// An angle for each position and pair of a head's numbers, the same for both halves: `[24, 16]`.
 fn angles(y: &Tensor) -> Tensor {
-    let half = y.narrow(-1, 0, 8);
+    let half = y.detach().narrow(-1, 0, 8);
     Tensor::cat(&[&half, &half], -1)
 }
 

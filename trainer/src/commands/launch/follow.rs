@@ -115,7 +115,8 @@ impl Pod<'_> {
     /// Preloads models and libraries while it waits for ranks.
     fn wait_as_spare(&mut self) -> Result<Next, LaunchError> {
         let (follower, spec) = (self.follower.clone(), self.job.spec().clone());
-        let load = move || match prefetch::prefetch(&spec) {
+        let folder = self.args.root(self.job);
+        let load = move || match prefetch::prefetch(&spec, &folder) {
             Ok(bytes) => {
                 tracing::info!(
                     megabytes = bytes >> 20,

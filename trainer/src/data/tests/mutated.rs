@@ -3,6 +3,9 @@
 
 use std::path::Path;
 
+use ::parquet::data_type::Int32Type;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 use rlt_mutations::{cases, mutated};
 use serde_json::json;
@@ -32,6 +35,43 @@ fn check_rows(name: &str, bytes: &[u8]) -> Result<(), TestCaseError> {
         prop_assert!(is_empty || said.contains(name), "{said}");
     }
     Ok(())
+}
+
+#[test]
+fn a_parquet_file_whose_decoder_panics_is_refused_by_its_name() {
+    let whole = fs::read(folder("data").join("sums.parquet")).unwrap();
+    let (name, rows) = ("rows.parquet", Files::new("rows.parquet", ""));
+    // What the file says of its columns, such as where each begins: Thrift in front of its length and `PAR1`.
+    let metadata_len = u32::from_le_bytes(whole[whole.len() - 8..][..4].try_into().unwrap()) as usize;
+    let metadata = whole.len() - 8 - metadata_len;
+    let refused = (metadata..metadata + 300).filter_map(|at| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        fs::write(rows.path(name), bytes).unwrap();
+        rows.prompts().err()
+    });
+    let causes = refused.filter_map(|error| {
+        assert!(error.to_string().contains(name), "{error}");
+        std::error::Error::source(&error).map(ToString::to_string)
+    });
+    assert!(causes.filter(|cause| cause.contains("the decoder panicked: column start")).count() > 0);
+}
+
+#[test]
+fn a_date_that_no_calendar_has_is_refused_by_its_row() {
+    let (name, rows) = ("rows.parquet", Files::new("rows.parquet", ""));
+    let schema = parse_message_type("message rows { required int32 day (DATE); }").unwrap();
+    let file = fs::File::create(rows.path(name)).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int32Type>().write_batch(&[i32::MAX], None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+    let error = rows.prompts().unwrap_err();
+    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap();
+    assert!(error.to_string().contains(name) && cause.contains("the decoder panicked"), "{error}: {cause}");
 }
 
 proptest! {

@@ -301,3 +301,16 @@ fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
     fs::write(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::hub::is_of_model;
+
+    #[test]
+    fn every_file_that_an_export_copies_is_fetched_from_the_hub() {
+        for name in COPIED.into_iter().chain(["additional_chat_templates/tools.jinja"]) {
+            assert!(is_of_model(name), "{name}");
+        }
+    }
+}

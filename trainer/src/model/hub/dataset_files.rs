@@ -137,7 +137,7 @@ fn configs(readme: &str) -> Result<Vec<Config>, DatasetFilesError> {
         return Ok(Vec::new());
     }
     let wrong = |message: String| DatasetFilesError::Readme { message };
-    let head: Head = serde_saphyr::from_str(head).map_err(|error| wrong(error.to_string()))?;
+    let head: Head = rlt_api::read_yaml(head).map_err(|error| wrong(error.to_string()))?;
     Ok(head.configs)
 }
 

@@ -10,20 +10,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hf_hub::repository::{RepoTreeEntry, RepoType};
 use hf_hub::{HFError, HFRepositorySync};
+use serde::{Deserialize, Serialize};
 
-/// The files of a model: weights, configuration, tokenizer and chat template, but no code and no other
-/// formats. All of it is at the top; a star matches any letters.
-const WANTED: [&str; 9] = [
+/// The files of a model: weights, configuration, tokenizer, chat templates and image processor, but no code
+/// and no other formats. A star matches any letters but `/`.
+const WANTED: [&str; 13] = [
     "config.json",
     "generation_config.json",
     "model.safetensors.index.json",
     "model*.safetensors",
     "tokenizer*.json",
+    "tokenizer.model",
     "special_tokens_map.json",
+    "added_tokens.json",
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*.jinja",
+    "*processor_config.json",
 ];
+/// In the snapshot's folder: the list of the commit's files, as the hub gave it.
+const LISTING: &str = ".listing.json";
 /// Files that a repository may list.
 const MAX_FILES: usize = 100_000;
 /// Files that are fetched at the same time.
@@ -72,7 +79,7 @@ pub enum SnapshotError {
 }
 
 /// A file of a repository.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
     /// Its path in the repository, which leads below the folder that it is joined to.
     pub(super) name: String,
@@ -96,8 +103,7 @@ pub(super) fn fetch<'a, T: RepoType + Sync>(
         loop {
             let idx = next.fetch_add(1, Ordering::Relaxed);
             let Some(file) = missing.get(idx) else { return Ok(()) };
-            let beside = dir.join(format!(".fetching-{}-{idx}", std::process::id()));
-            fetch_file(repository, commit, (dir, &beside), file)?;
+            fetch_file(repository, commit, dir, file)?;
         }
     };
     std::thread::scope(|scope| {
@@ -136,22 +142,46 @@ pub(super) fn list<T: RepoType>(
     Ok(listed)
 }
 
-/// Fetches one file of the snapshot `dir` into the folder `beside`, and gives it its name once it is whole.
+/// Fetches one file of the snapshot `dir`, and gives it its name once it is whole. Pods may share the folder,
+/// and processes of different pods have the same ids: until then it is in a folder of its own.
 fn fetch_file<T: RepoType>(
     repository: &HFRepositorySync<T>,
     commit: &str,
-    (dir, beside): (&Path, &Path),
+    dir: &Path,
     file: &Listed,
 ) -> Result<(), SnapshotError> {
     let name = &file.name;
+    let beside = tempfile::Builder::new().prefix(".fetching-").tempdir_in(dir);
+    let beside = beside.map_err(failed("create a folder in", dir))?;
     let fetched =
-        repository.download_file().filename(name).revision(commit).local_dir(beside.to_owned()).send();
-    let fetched = fetched
-        .map_err(|source| SnapshotError::Hub { act: format!("fetching {name}"), source: Box::new(source) })
-        .and_then(|_| keep(&beside.join(name), &dir.join(name), file));
-    // The error that matters is the one above.
-    let _ = fs::remove_dir_all(beside);
+        repository.download_file().filename(name).revision(commit).local_dir(beside.path().to_owned()).send();
     fetched
+        .map_err(|source| SnapshotError::Hub { act: format!("fetching {name}"), source: Box::new(source) })
+        .and_then(|_| keep(&beside.path().join(name), &dir.join(name), file))
+}
+
+/// Keeps the list of the files of a commit, which never changes, in its snapshot. A cache that cannot be
+/// written may still be read.
+pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
+    if kept_listing(dir).as_deref() == Some(listed) {
+        return;
+    }
+    let keep = || -> std::io::Result<()> {
+        fs::create_dir_all(dir)?;
+        let mut file = tempfile::Builder::new().prefix(".listing-").tempfile_in(dir)?;
+        serde_json::to_writer(&mut file, listed)?;
+        file.persist(dir.join(LISTING))?;
+        Ok(())
+    };
+    if let Err(error) = keep() {
+        tracing::debug!(%error, "the list of files in {} is not kept", dir.display());
+    }
+}
+
+/// The kept list; `None` where there is none, or one that no hub could have given.
+pub(super) fn kept_listing(dir: &Path) -> Option<Vec<Listed>> {
+    let listed: Vec<Listed> = serde_json::from_slice(&fs::read(dir.join(LISTING)).ok()?).ok()?;
+    (listed.len() <= MAX_FILES && listed.iter().all(|file| is_below(&file.name))).then_some(listed)
 }
 
 fn keep(fetched: &Path, path: &Path, file: &Listed) -> Result<(), SnapshotError> {
@@ -176,14 +206,15 @@ fn is_below(path: &str) -> bool {
 }
 
 /// Whether a model is read from the file of this name.
-pub(super) fn is_of_model(name: &str) -> bool {
+pub(crate) fn is_of_model(name: &str) -> bool {
     let fits = |pattern: &str| match pattern.split_once('*') {
         Some((begin, end)) => {
-            name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
+            let middle = name.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end));
+            middle.is_some_and(|middle| !middle.contains('/'))
         }
         None => name == pattern,
     };
-    !name.contains('/') && WANTED.iter().any(|pattern| fits(pattern))
+    WANTED.iter().any(|pattern| fits(pattern))
 }
 
 #[cfg(test)]
@@ -202,9 +233,14 @@ mod tests {
 
     #[test]
     fn of_a_repository_only_what_a_model_is_read_from_is_wanted() {
-        for name in
-            ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "chat_template.jinja"]
-        {
+        for name in [
+            "config.json",
+            "model.safetensors",
+            "model-00001-of-00002.safetensors",
+            "chat_template.jinja",
+            "additional_chat_templates/tools.jinja",
+            "preprocessor_config.json",
+        ] {
             assert!(is_of_model(name), "{name}");
         }
         for name in

@@ -56,6 +56,47 @@ fn a_branch_becomes_a_commit_and_its_files_a_model() {
 }
 
 #[test]
+fn a_commit_whose_files_are_all_in_the_cache_needs_no_hub() {
+    let (_, files) = tiny_model();
+    let hub = HubServer::start(files).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let fetched = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap();
+    // Nothing listens on a port of nobody.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let at = |revision: &str| HubSpec { endpoint: Some(format!("http://{closed}")), ..spec(&hub, revision) };
+    assert_eq!(fetch(&at(COMMIT), Some(cache.path())).unwrap(), fetched);
+    let error = fetch(&at("main"), Some(cache.path())).unwrap_err();
+    assert!(matches!(error, HubError::Resolve { .. }), "a branch may have moved: {error:?}");
+    std::fs::remove_file(fetched.dir.join("config.json")).unwrap();
+    let error = fetch(&at(COMMIT), Some(cache.path())).unwrap_err();
+    assert_eq!(error.exit_code(), ExitCode::RetryableIo);
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("config.json"), "{error:?}");
+    std::fs::write(fetched.dir.join(".listing.json"), r#"[{"name": "../config.json", "num_bytes": 1}]"#)
+        .unwrap();
+    let error = fetch(&at(COMMIT), Some(cache.path())).unwrap_err();
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("listing"), "{error:?}");
+}
+
+#[test]
+fn caches_that_share_a_folder_get_whole_files_whoever_fetches_at_the_same_time() {
+    let (_, files) = tiny_model();
+    let hub = HubServer::start(files.clone()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let dirs: Vec<PathBuf> = std::thread::scope(|scope| {
+        let fetch = || fetch(&spec(&hub, "main"), Some(cache.path())).unwrap().dir;
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(fetch)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (name, content) in files.iter().filter(|(name, _)| is_of_model(name)) {
+        assert_eq!(&std::fs::read(dirs[0].join(name)).unwrap(), content, "{name}");
+    }
+    let unfinished = std::fs::read_dir(&dirs[0])
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(".fetching-"));
+    assert_eq!(unfinished.count(), 0);
+}
+
+#[test]
 fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed() {
     for name in
         ["chat_template/../../../../precious", "../../../../precious", "/tmp/precious", "chat_template/.."]
@@ -126,7 +167,9 @@ fn of_a_data_set_the_files_of_one_split_are_fetched_and_kept() {
     let again = fetch_dataset(&dataset(&hub, None, "train"), Some(cache.path())).unwrap();
     assert_eq!((again, hub.downloads().len()), (fetched, 3));
     let left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+    let is_hidden = |name: &&std::ffi::OsString| name.to_string_lossy().starts_with('.');
+    let hidden: Vec<_> = left.iter().filter(is_hidden).collect();
+    assert_eq!(hidden, [".listing.json"], "nothing half fetched is left");
 }
 
 #[test]

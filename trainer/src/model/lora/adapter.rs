@@ -1,42 +1,28 @@
 //! Adapters on disk in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
 
+mod config;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rlt_api::plan::model_config::{OutputHead, ParameterShape, TensorShape};
-use rlt_api::spec::{DropoutPosition, LoraInit};
-use serde_json::{Value, json};
+use rlt_api::plan::model_config::{OutputHead, ParameterShape, TOWER, TensorShape};
+use rlt_api::spec::VlmLora;
 use tch::Tensor;
 
-use super::{LoraConfig, LoraError, ModuleMatch, Patterns, dora, experts, peft_names};
+use super::{LoraError, dora, experts, is_of_tower, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
-use crate::model::decoder::{self, Decoder};
+use crate::model::decoder::{self, Decoder, NamedTensors};
 use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, in_size, write_json};
+use crate::model::projection::Projection;
 use crate::model::saved_modules::ADAPTED_MODEL;
+use crate::model::vision;
 use crate::model::weights::{EMBEDDING, HEAD, is_label_head};
+use config::adapter_config;
+pub(super) use config::{continued, read_adapter_config};
 
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
-/// The version of PEFT whose layout adapters are written in.
-const PEFT_VERSION: &str = "0.21.2";
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
-
-/// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
-/// false or empty.
-const UNSUPPORTED: [&str; 12] = [
-    "use_qalora",
-    "use_bdlora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "layers_to_transform",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "velora_config",
-];
 
 /// The model that an adapter belongs to, as PEFT names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +39,8 @@ impl Decoder {
     /// # Errors
     /// [`LoraError`] with the file and the field or tensor.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), LoraError> {
-        let config = read_adapter_config(dir)?;
+        let mut config = read_adapter_config(dir)?;
+        config.parts = adapted_parts(dir)?.unwrap_or_default();
         self.attach(&config, 0)?;
         self.allocate_modules_to_save();
         self.read_adapter_weights(dir)
@@ -176,8 +163,7 @@ impl Decoder {
             sizes.entry(format!("{ADAPTED_MODEL}{HEAD}")).or_insert(embedding);
         }
         let whole = self.projection_sizes();
-        let adapted = self.layers.iter().flat_map(|layer| &layer.projections);
-        for (projection, lora) in adapted.filter_map(|one| Some((one, one.lora.as_ref()?))) {
+        for (projection, lora) in self.projections().filter_map(|one| Some((one, one.lora.as_ref()?))) {
             let Some([outputs, inputs]) = whole.get(&projection.name).copied() else { continue };
             let [name_a, name_b] = peft_names(&projection.name);
             sizes.insert(name_a, vec![lora.a.size()[0], inputs]);
@@ -189,21 +175,24 @@ impl Decoder {
     /// Every matrix of the adapter under PEFT's name.
     pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = self.saved_parameters(None);
+        parameters.extend(self.tower_projections().flat_map(adapter_of));
         for (layer_idx, layer) in self.layers.iter().enumerate() {
-            for projection in &layer.projections {
-                if let Some(lora) = &projection.lora {
-                    let [name_a, name_b] = peft_names(&projection.name);
-                    parameters.push((name_a, lora.a.shallow_clone()));
-                    parameters.push((name_b, lora.b.shallow_clone()));
-                    let magnitudes = lora.magnitudes.iter().map(Tensor::shallow_clone);
-                    parameters.extend(magnitudes.map(|values| (dora::peft_name(&projection.name), values)));
-                }
-            }
+            parameters.extend(layer.projections.iter().flat_map(adapter_of));
             parameters.extend(layer.experts().into_iter().flat_map(ExpertWeights::adapter_parameters));
             parameters.extend(self.saved_parameters(Some(layer_idx)));
         }
         parameters
     }
+}
+
+/// The matrices of a linear layer's adapter, where it has one, under PEFT's names.
+fn adapter_of(projection: &Projection) -> NamedTensors {
+    let Some(lora) = &projection.lora else { return NamedTensors::new() };
+    let [name_a, name_b] = peft_names(&projection.name);
+    let magnitudes = lora.magnitudes.iter().map(Tensor::shallow_clone);
+    let magnitudes = magnitudes.map(|values| (dora::peft_name(&projection.name), values));
+    let pair = [(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())];
+    pair.into_iter().chain(magnitudes).collect()
 }
 
 /// An adapter's folder that is being written, one part of the model after the other: only the current part is
@@ -263,8 +252,25 @@ impl<'a> AdapterExport<'a> {
 /// The matrices of the adapter in `dir`.
 pub(super) fn open_weights(dir: &Path) -> Result<WeightFiles, LoraError> {
     let mut files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
-    files.rename(without_language_model);
+    files.rename(own_name);
     Ok(files)
+}
+
+/// The parts of a vision-language model whose linear layers the adapter in `dir` adapts; `None` where it
+/// adapts none.
+pub(super) fn adapted_parts(dir: &Path) -> Result<Option<VlmLora>, LoraError> {
+    let files = open_weights(dir)?;
+    let is_of_tower = |name: &str| name.strip_prefix(ADAPTED_MODEL).is_some_and(is_of_tower);
+    let (mut text, mut vision) = (false, false);
+    for name in files.names().filter(|name| name.contains(".lora_")) {
+        *(if is_of_tower(name) { &mut vision } else { &mut text }) = true;
+    }
+    Ok(match (text, vision) {
+        (true, true) => Some(VlmLora::Both),
+        (false, true) => Some(VlmLora::Vision),
+        (true, false) => Some(VlmLora::Text),
+        (false, false) => None,
+    })
 }
 
 /// What transformers calls the text model beside a vision tower, in memory.
@@ -272,10 +278,17 @@ const LANGUAGE_MODEL: &str = "model.language_model.";
 /// Parts of the text model.
 const OF_LANGUAGE_MODEL: [&str; 3] = ["layers.", "embed_tokens", "norm"];
 
+/// What transformers calls the vision tower, in memory.
+const VISION_TOWER: &str = "model.visual.";
+
 /// The name of a module or matrix as PEFT has it, which adapts what transformers has in memory.
 fn stored_name(decoder: &Decoder, name: &str) -> String {
     if decoder.config.vision.is_none() {
         return name.to_owned();
+    }
+    let (start, module) = name.split_at(name.strip_prefix(ADAPTED_MODEL).map_or(0, |_| ADAPTED_MODEL.len()));
+    if let Some(of_tower) = module.strip_prefix(TOWER) {
+        return format!("{start}{VISION_TOWER}{of_tower}");
     }
     OF_LANGUAGE_MODEL.iter().fold(name.to_owned(), |name, part| {
         name.replace(&format!("model.{part}"), &format!("{LANGUAGE_MODEL}{part}"))
@@ -283,203 +296,9 @@ fn stored_name(decoder: &Decoder, name: &str) -> String {
 }
 
 /// The same name here.
-fn without_language_model(name: &str) -> String {
-    name.replace(LANGUAGE_MODEL, "model.")
-}
-
-/// Reads `adapter_config.json`, refusing by name what would change the numbers and is not implemented.
-fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
-    let path = dir.join(CONFIG_FILE);
-    let document = read_json(&path)?;
-    let bad = |field: &str, expected: &str| LoraError::BadConfig {
-        path: path.clone(),
-        field: field.to_owned(),
-        expected: expected.to_owned(),
-        got: document.get(field).map_or_else(|| "nothing".to_owned(), Value::to_string),
-    };
-    if document["peft_type"] != "LORA" {
-        return Err(bad("peft_type", "\"LORA\""));
+fn own_name(name: &str) -> String {
+    match name.strip_prefix(ADAPTED_MODEL) {
+        Some(module) => format!("{ADAPTED_MODEL}{}", vision::published_name(module)),
+        None => vision::published_name(name),
     }
-    if document.get("bias").is_some_and(|bias| bias != "none") {
-        return Err(bad("bias", "\"none\""));
-    }
-    if let Some(field) = UNSUPPORTED.into_iter().find(|field| is_set(&document[*field])) {
-        return Err(bad(field, "nothing, as it is not supported"));
-    }
-    let modules = |field: &str| module_match(&document[field]).map_err(|expected| bad(field, expected));
-    let patterns = Patterns::read(&document).map_err(|(field, expected)| bad(field, expected))?;
-    Ok(LoraConfig {
-        rank: document["r"].as_u64().ok_or_else(|| bad("r", "an integer above 0"))? as usize,
-        alpha: document["lora_alpha"].as_f64().ok_or_else(|| bad("lora_alpha", "a number"))?,
-        rank_stabilized: document["use_rslora"].as_bool().unwrap_or(false),
-        targets: match modules("target_modules")? {
-            Some(targets) => targets,
-            // Experts alone.
-            None if is_set(&document["target_parameters"]) => ModuleMatch::Names(Vec::new()),
-            None => return Err(bad("target_modules", "names or a pattern")),
-        },
-        target_parameters: match module_match(&document["target_parameters"]) {
-            Ok(Some(ModuleMatch::Names(names))) => names,
-            Ok(None) => Vec::new(),
-            _ => return Err(bad("target_parameters", "a list of names, or null")),
-        },
-        exclude: modules("exclude_modules")?,
-        dropout: document["lora_dropout"].as_f64().unwrap_or(0.0),
-        init: LoraInit::Peft,
-        patterns,
-        dora: document["use_dora"].as_bool().unwrap_or(false),
-        dropout_position: DropoutPosition::Before,
-        modules_to_save: match module_match(&document["modules_to_save"]) {
-            Ok(Some(ModuleMatch::Names(names))) => names,
-            Ok(None) => Vec::new(),
-            _ => return Err(bad("modules_to_save", "a list of names, or null")),
-        },
-    })
-}
-
-fn is_set(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(entries) => !entries.is_empty(),
-        _ => true,
-    }
-}
-
-fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
-    const EXPECTED: &str = "a list of names, a pattern, or null";
-    match value {
-        Value::Null => Ok(None),
-        Value::String(name) if name.eq_ignore_ascii_case("all-linear") => Ok(Some(ModuleMatch::AllLinear)),
-        Value::String(pattern) => Ok(Some(ModuleMatch::Pattern(pattern.clone()))),
-        Value::Array(items) if items.is_empty() => Ok(None),
-        Value::Array(items) => {
-            let names = items.iter().map(|item| item.as_str().map(without_language_model));
-            Ok(Some(ModuleMatch::Names(names.collect::<Option<_>>().ok_or(EXPECTED)?)))
-        }
-        _ => Err(EXPECTED),
-    }
-}
-
-/// What the adapter in `dir` was stored as, which the spec's `config` continues: both have magnitudes or
-/// none, and ranks and scalings are the same unless it `is_resized`.
-pub(super) fn continued(dir: &Path, config: &LoraConfig, is_resized: bool) -> Result<LoraConfig, LoraError> {
-    let stored = read_adapter_config(dir)?;
-    let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
-        path: dir.join(CONFIG_FILE),
-        field: field.to_owned(),
-        expected,
-        got,
-    };
-    if stored.dora != config.dora {
-        return Err(disagree("use_dora", config.dora.to_string(), stored.dora.to_string()));
-    }
-    if is_resized {
-        return Ok(stored);
-    }
-    if stored.rank != config.rank {
-        return Err(disagree("r", config.rank.to_string(), stored.rank.to_string()));
-    }
-    if stored.scaling() != config.scaling() {
-        let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
-        return Err(disagree("lora_alpha", scaling(config), scaling(&stored)));
-    }
-    if stored.modules_beside() != config.modules_beside() {
-        let names = |config: &LoraConfig| format!("{:?}", config.modules_beside());
-        return Err(disagree("modules_to_save", names(config), names(&stored)));
-    }
-    if let Some((field, [expected, got])) = config.patterns.first_difference(&stored.patterns) {
-        return Err(disagree(field, expected, got));
-    }
-    Ok(stored)
-}
-
-/// The adapted modules as PEFT is to find them. In a mixture of experts it takes `all-linear` and patterns
-/// for every expert, too, so that there modules are named: by their last names where these mean the same.
-fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
-    if decoder.config.vision.is_some() {
-        // A name such as `up_proj` is the tower's, too.
-        let adapted = decoder.layers.iter().flat_map(|layer| &layer.projections);
-        let adapted = adapted.filter(|projection| projection.lora.is_some());
-        return adapted.map(|projection| stored_name(decoder, &projection.name)).collect();
-    }
-    match &config.targets {
-        ModuleMatch::Names(names) if names.is_empty() => Value::Null,
-        ModuleMatch::Names(names) => json!(names),
-        ModuleMatch::AllLinear | ModuleMatch::Pattern(_) if decoder.config.experts.is_some() => {
-            let projections = || decoder.layers.iter().flat_map(|layer| &layer.projections);
-            let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
-            let adapted = || projections().filter(|one| one.lora.is_some());
-            let kinds: BTreeSet<String> = adapted().map(|one| last(&one.name)).collect();
-            let others = projections().filter(|one| one.lora.is_none());
-            if others.into_iter().any(|one| kinds.contains(&last(&one.name))) {
-                return adapted().map(|one| one.name.clone()).collect();
-            }
-            json!(kinds)
-        }
-        ModuleMatch::AllLinear => json!("all-linear"),
-        ModuleMatch::Pattern(pattern) => json!(pattern),
-    }
-}
-
-/// What PEFT trains beside an adapter, and does not adapt, as it is to find it.
-fn saved_modules(decoder: &Decoder, config: &LoraConfig) -> Vec<String> {
-    let head = (decoder.config.head != OutputHead::Vocabulary).then(|| "score".to_owned());
-    let is_tied = decoder.config.tie_word_embeddings;
-    let names = config.modules_beside().into_iter().filter(|name| !(is_tied && *name == "lm_head"));
-    if decoder.config.vision.is_none() {
-        return names.map(str::to_owned).chain(head).collect();
-    }
-    // A name such as `norm` is the tower's, too.
-    let all = decoder.parts().flat_map(|layer_idx| decoder.saved_by_base(layer_idx).into_keys());
-    let module = |name: String| stored_name(decoder, name.strip_suffix(".weight").unwrap_or(&name));
-    all.map(module).chain(head).collect()
-}
-
-impl LoraConfig {
-    /// The names of modules that are trained whole, but for a classifier's head, in the order of text.
-    fn modules_beside(&self) -> BTreeSet<&str> {
-        let names = self.modules_to_save.iter().map(String::as_str);
-        names.filter(|name| !is_label_head(&format!("{name}.weight"))).collect()
-    }
-}
-
-fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&BaseModel>) -> Value {
-    let head = decoder.config.head;
-    let modules = |choice: &ModuleMatch| match choice {
-        ModuleMatch::AllLinear => json!("all-linear"),
-        ModuleMatch::Names(names) => json!(names),
-        ModuleMatch::Pattern(pattern) => json!(pattern),
-    };
-    let saved = saved_modules(decoder, config);
-    // Of tied weights PEFT trains the embedding, which the head follows.
-    let keeps_tied =
-        decoder.config.tie_word_embeddings && saved.iter().any(|name| name.ends_with("embed_tokens"));
-    let mut document = json!({
-        "peft_type": "LORA",
-        "peft_version": PEFT_VERSION,
-        "task_type": match head {
-            OutputHead::Vocabulary => "CAUSAL_LM",
-            OutputHead::Sequence => "SEQ_CLS",
-            OutputHead::Tokens => "TOKEN_CLS",
-        },
-        "modules_to_save": Some(&saved).filter(|names| !names.is_empty()),
-        "ensure_weight_tying": keeps_tied,
-        "base_model_name_or_path": base_model.map(|base| &base.name_or_path),
-        "revision": base_model.and_then(|base| base.revision.as_ref()),
-        "r": config.rank,
-        "lora_alpha": config.alpha,
-        "use_rslora": config.rank_stabilized,
-        "lora_dropout": config.dropout,
-        "target_modules": saved_targets(decoder, config),
-        "exclude_modules": config.exclude.as_ref().map(modules),
-        "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
-        "bias": "none",
-        "fan_in_fan_out": false,
-        "use_dora": config.dora,
-        "init_lora_weights": true,
-        "inference_mode": true,
-    });
-    config.patterns.write(&mut document);
-    document
 }

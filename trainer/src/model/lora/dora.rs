@@ -13,7 +13,7 @@ use tch::{Kind, Tensor, no_grad};
 use crate::model::projection::{Dropout, LoraPair, Projection};
 
 /// PEFT's name of the magnitudes of a projection.
-pub(super) fn peft_name(projection: &str) -> String {
+pub(in crate::model) fn peft_name(projection: &str) -> String {
     format!("base_model.model.{projection}.lora_magnitude_vector")
 }
 

@@ -120,7 +120,9 @@ fn matrices(
     let values = match init {
         LoraInit::Gaussian => random.normal(num_values, 1.0 / rank as f64),
         LoraInit::Xavier => random.normal(num_values, (2.0 / (inputs as f64 + rank as f64)).sqrt()),
-        LoraInit::Peft | LoraInit::Orthogonal => random.uniform(num_values, (inputs as f64).powf(-0.5)),
+        LoraInit::Peft | LoraInit::Orthogonal | LoraInit::Loftq => {
+            random.uniform(num_values, (inputs as f64).powf(-0.5))
+        }
     };
     let b = Tensor::zeros([outputs, num_rows], (Kind::Float, Device::Cpu));
     (Tensor::from_slice(&values).reshape([num_rows, inputs]), b)

@@ -18,7 +18,7 @@ impl Decoder {
             return;
         }
         self.start_modules_to_save();
-        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
+        for projection in self.projections() {
             let Some(lora) = &projection.lora else { continue };
             if let Some(magnitudes) = &lora.magnitudes {
                 no_grad(|| {
@@ -31,7 +31,8 @@ impl Decoder {
     /// Those parameters of a layer, or outside of the layers, whose weights are here, with their values.
     pub(crate) fn adapter_from_weights(&self, layer_idx: Option<usize>) -> NamedTensors {
         let layer = layer_idx.map(|layer_idx| &self.layers[layer_idx]);
-        let projections = layer.into_iter().flat_map(|layer| &layer.projections);
+        let of_tower = self.tower_projections().filter(|_| layer_idx.is_none());
+        let projections = layer.into_iter().flat_map(|layer| &layer.projections).chain(of_tower);
         let magnitudes = projections.filter_map(|projection| {
             let lora = projection.lora.as_ref().filter(|lora| lora.magnitudes.is_some())?;
             Some((dora::peft_name(&projection.name), dora::magnitudes(lora, &projection.weight.numbers())))

@@ -21,7 +21,10 @@ pub(super) fn matrices(
     let shaped_a = |values: Vec<f32>| Tensor::from_slice(&values).reshape([rank, in_features]);
     match init {
         // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in).
-        LoraInit::Peft => (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b()),
+        // Modules that stay in 16 bits keep it.
+        LoraInit::Peft | LoraInit::Loftq => {
+            (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b())
+        }
         LoraInit::Xavier => {
             let std = (2.0 / (in_features as f64 + rank as f64)).sqrt();
             (shaped_a(random_a.normal(num_a, std)), zero_b())

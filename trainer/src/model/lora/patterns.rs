@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use rlt_api::spec::LoraSpec;
 
-use super::LoraError;
+use super::{LoraError, targets};
 
 /// Regular expressions, each of a whole name or of its end after a dot; of several that match the first
 /// counts.
@@ -96,9 +96,9 @@ fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T
 }
 
 fn is_match(pattern: &str, name: &str) -> Result<bool, LoraError> {
-    let bad = |source| LoraError::BadPattern { pattern: pattern.to_owned(), source: Box::new(source) };
-    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(bad)?;
-    regex.is_match(name).map_err(bad)
+    let bad = |source| LoraError::BadPattern { pattern: pattern.to_owned(), source };
+    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
+    targets::is_match(&regex, name).map_err(bad)
 }
 
 fn entries<T>(

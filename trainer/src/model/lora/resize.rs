@@ -27,7 +27,7 @@ impl Decoder {
             let stored = files.read(&name)?;
             no_grad(|| saved.shallow_clone().copy_(&stored));
         }
-        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
+        for projection in self.projections() {
             let Some(lora) = &projection.lora else { continue };
             let [name_a, name_b] = peft_names(&projection.name);
             let (_, scaling) = stored.rank_and_scaling(&projection.name)?;
@@ -48,7 +48,7 @@ impl Decoder {
             shape: tensor.size().iter().map(|dim| *dim as usize).collect(),
         };
         let mut shapes: Vec<TensorShape> = self.saved_in_all_units().into_iter().map(whole).collect();
-        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
+        for projection in self.projections() {
             let Some(lora) = &projection.lora else { continue };
             let (rank, _) = stored.rank_and_scaling(&projection.name)?;
             let [name_a, name_b] = peft_names(&projection.name);

@@ -25,8 +25,11 @@ impl Decoder {
         ];
         let refused = refused.into_iter().filter(|(is_so, _)| *is_so).map(|(_, why)| why.to_owned());
         let rank = config.patterns.ranks.iter().map(|(_, rank)| *rank).fold(config.rank, usize::max);
+        let adapts_tower = self.tower_projections().any(|projection| projection.lora.is_some());
+        let tower = adapts_tower
+            .then(|| "it adapts no vision tower without `--enable-tower-connector-lora`".to_owned());
         let flag = (rank > MAX_RANK_OF_VLLM).then(|| format!("it needs `--max-lora-rank {rank}`"));
-        refused.chain(flag).collect()
+        refused.chain(tower).chain(flag).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use fancy_regex::Regex;
 
 use rlt_api::spec::modules_of_megatron;
 
-use super::{LoraConfig, LoraError};
+use super::{LoraConfig, LoraError, is_of_tower};
 
 /// A choice among the linear layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,16 +107,22 @@ fn select<'a>(choice: &ModuleMatch, available: &'a [String]) -> Result<BTreeSet<
             }
         }
         ModuleMatch::Pattern(pattern) => {
-            let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source: Box::new(source) };
-            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(bad)?;
+            let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source };
+            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(|error| bad(Box::new(error)))?;
             for module in available {
-                if regex.is_match(module).map_err(bad)? {
+                if is_match(&regex, module).map_err(bad)? {
                     selected.insert(module.as_str());
                 }
             }
         }
     }
     Ok(selected)
+}
+
+/// Whether `regex` matches a module's name: as checkpoints have it, or of a vision tower as transformers has
+/// it in memory.
+pub(super) fn is_match(regex: &Regex, module: &str) -> Result<bool, Box<fancy_regex::Error>> {
+    Ok(regex.is_match(module)? || (is_of_tower(module) && regex.is_match(&format!("model.{module}"))?))
 }
 
 /// The last parts of all names, each once.

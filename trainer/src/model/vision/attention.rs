@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 /// Cosines and sines of each patch, f32 `[p, 1, w]`.
 #[derive(Debug)]
@@ -18,9 +18,9 @@ impl Rotary {
     /// Of heads `w` wide, for patches at `rows` and `columns` of their frame, i64 `[p]`.
     pub(super) fn new([rows, columns]: [&Tensor; 2], width: i64) -> Self {
         const THETA: f64 = 10_000.0;
-        let exponents =
-            Tensor::arange_start_step(0, width / 2, 2, (Kind::Float, Device::Cpu)) / (width / 2) as f64;
-        let frequencies = Tensor::pow_scalar(THETA, &exponents).reciprocal().to_device(rows.device());
+        let numbers = (Kind::Float, rows.device());
+        let exponents = Tensor::arange_start_step(0, width / 2, 2, numbers) / (width / 2) as f64;
+        let frequencies = Tensor::pow_scalar(THETA, &exponents).reciprocal();
         let angles =
             [rows, columns].map(|place| place.to_kind(Kind::Float).unsqueeze(-1) * frequencies.unsqueeze(0));
         let half = Tensor::cat(&angles, -1);
@@ -46,18 +46,20 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    /// Of the lengths of stretches, end to end.
-    pub(super) fn new(lengths: &[usize], device: Device) -> Self {
+    /// Of patches that [`Self::patches_by_length`] gives, as tensors.
+    pub(super) fn new(by_length: impl Iterator<Item = (Tensor, i64)>) -> Self {
+        Self { by_length: by_length.collect() }
+    }
+
+    /// The patches of all stretches of a length, for stretches of `lengths` end to end.
+    pub(super) fn patches_by_length(lengths: &[usize]) -> BTreeMap<usize, Vec<i64>> {
         let mut patches: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
         let mut start = 0;
         for length in lengths {
             patches.entry(*length).or_default().extend(start as i64..(start + length) as i64);
             start += length;
         }
-        let of_length = |(length, patches): (usize, Vec<i64>)| {
-            (Tensor::from_slice(&patches).to_device(device), length as i64)
-        };
-        Self { by_length: patches.into_iter().map(of_length).collect() }
+        patches
     }
 }
 

@@ -4,32 +4,32 @@
 use rlt_api::plan::model_config::VisionBlocks;
 use tch::Tensor;
 
-use super::VisionTower;
 use super::attention::{Rotary, Spans, attend};
+use super::forward::Forward;
 
 /// A block by its number.
 pub(super) struct Block<'a> {
-    pub(super) tower: &'a VisionTower,
+    pub(super) pass: Forward<'a>,
     pub(super) block_idx: usize,
 }
 
 impl Block<'_> {
     /// From `[p, d]` to `[p, d]`; patches see those of their own span.
     pub(super) fn forward(&self, hidden_pd: &Tensor, rotary: &Rotary, spans: &Spans) -> Tensor {
-        let tower = self.tower;
-        let normed_pd = tower.norm(&self.name("norm1"), hidden_pd);
-        let num_heads = tower.config.num_heads as i64;
-        let qkv = tower.linear(&self.name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
+        let pass = &self.pass;
+        let normed_pd = pass.norm(&self.name("norm1"), hidden_pd);
+        let num_heads = pass.tower.config.num_heads as i64;
+        let qkv = pass.linear(&self.name("attn.qkv"), &normed_pd).unflatten(-1, [3, num_heads, -1]);
         let [q_phw, k_phw, v_phw] = [0, 1, 2].map(|part| qkv.select(1, part));
         let attended = attend([&rotary.turn(&q_phw), &rotary.turn(&k_phw), &v_phw], spans);
-        let hidden_pd = hidden_pd + tower.linear(&self.name("attn.proj"), &attended.flatten(1, 2));
-        let normed_pd = tower.norm(&self.name("norm2"), &hidden_pd);
+        let hidden_pd = hidden_pd + pass.linear(&self.name("attn.proj"), &attended.flatten(1, 2));
+        let normed_pd = pass.norm(&self.name("norm2"), &hidden_pd);
         hidden_pd + self.feed_forward(&normed_pd)
     }
 
     fn feed_forward(&self, x: &Tensor) -> Tensor {
-        let linear = |name: &str, x: &Tensor| self.tower.linear(&self.name(&format!("mlp.{name}")), x);
-        match self.tower.config.blocks {
+        let linear = |name: &str, x: &Tensor| self.pass.linear(&self.name(&format!("mlp.{name}")), x);
+        match self.pass.tower.config.blocks {
             VisionBlocks::Plain => {
                 let inner = linear("fc1", x);
                 // The quick GELU.

@@ -1,4 +1,4 @@
-//! A cache of image features by digest, up to a size: the tower is frozen, so that they never change.
+//! A cache of image features by digest, up to a size, of a tower whose numbers do not change.
 
 use std::collections::{HashMap, VecDeque};
 

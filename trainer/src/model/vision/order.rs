@@ -52,15 +52,22 @@ impl PatchOrder {
         Self { tokens, windows, frames, places, size, patches_per_token: (merge * merge) as i64 }
     }
 
-    /// The same as tensors.
+    /// The same as tensors, by one copy.
     pub(super) fn to_device(&self, device: Device) -> Units {
-        let tokens = Tensor::from_slice(&self.tokens).to_device(device);
+        let [windows, frames] = [&self.windows, &self.frames].map(|spans| Spans::patches_by_length(spans));
+        let first = [&self.tokens, &self.places[0], &self.places[1]].into_iter();
+        let arrays: Vec<&[i64]> =
+            first.chain(windows.values()).chain(frames.values()).map(Vec::as_slice).collect();
+        let mut uploaded = rlt_torch::upload(&arrays, device).into_iter();
+        // As many tensors as arrays.
+        let mut next = || uploaded.next().unwrap_or_else(|| Tensor::empty([0], (Kind::Int64, device)));
+        let tokens = next();
         Units {
             inverse: tokens.argsort(0, false),
             tokens,
-            windows: Spans::new(&self.windows, device),
-            frames: Spans::new(&self.frames, device),
-            places: self.places.each_ref().map(|places| Tensor::from_slice(places).to_device(device)),
+            places: [next(), next()],
+            windows: Spans::new(windows.keys().map(|length| (next(), *length as i64))),
+            frames: Spans::new(frames.keys().map(|length| (next(), *length as i64))),
             size: self.size.map(|patches| patches as i64),
             patches_per_token: self.patches_per_token,
         }
@@ -101,7 +108,8 @@ impl Units {
         let mut sum = None::<Tensor>;
         for (row, row_weight) in &rows {
             for (column, column_weight) in &columns {
-                let found = table.index_select(0, &(row * side + column));
+                // Its gradient adds up in the same order in every run.
+                let found = Tensor::embedding(table, &(row * side + column), -1, false, false);
                 let part = found * (row_weight * column_weight).unsqueeze(1);
                 sum = Some(sum.map_or_else(|| part.shallow_clone(), |sum| sum + &part));
             }

@@ -26,11 +26,30 @@ fn image(digest: u64) -> Arc<PromptImage> {
 #[test]
 fn an_image_goes_through_the_tower_once_however_often_prompts_name_it() {
     let tower = tower();
-    let first = tower.features_of(&image(1));
+    let first = tower.features_of(&image(1), Adapter::On);
     assert_eq!(first.size(), [2, 16]);
     // Of another sample of the group, or in another epoch, where the row was read again.
-    assert_eq!(tower.features_of(&image(1)).data_ptr(), first.data_ptr());
-    let other = tower.features_of(&image(2));
+    assert_eq!(tower.features_of(&image(1), Adapter::On).data_ptr(), first.data_ptr());
+    let other = tower.features_of(&image(2), Adapter::On);
     assert_ne!(other.data_ptr(), first.data_ptr());
     assert!(other.equal(&first));
+}
+
+/// Of a tower that is trained features are kept for the rollout's version of it alone.
+#[test]
+fn features_of_trained_weights_are_computed_in_every_pass_and_kept_for_a_snapshot() {
+    let tower = tower().trained();
+    let pass = || tower.features_of(&image(1), Adapter::On);
+    let first = pass();
+    assert_ne!(pass().data_ptr(), first.data_ptr());
+    let snapshot = || tower.snapshot(|_, own| own.detach());
+    let kept = snapshot();
+    let [one, again] = [(); 2].map(|()| kept.features_of(&image(1), Adapter::On));
+    assert!(one.data_ptr() == again.data_ptr() && one.equal(&first));
+    for (_, mut weight) in tower.parameters() {
+        let _ = no_grad(|| weight.g_mul_scalar_(1.5));
+    }
+    assert!(!pass().equal(&first));
+    assert!(snapshot().features_of(&image(1), Adapter::On).equal(&pass()), "another version keeps its own");
+    assert!(tower.cast().unwrap().features_of(&image(1), Adapter::On).equal(&pass()));
 }

@@ -97,7 +97,7 @@ impl Run {
 
 fn read_manifest(path: &Path) -> Value {
     let text = fs::read_to_string(path).unwrap_or_default();
-    serde_saphyr::from_str(&text).unwrap_or_default()
+    rlt_api::read_yaml(&text).unwrap_or_default()
 }
 
 /// Processor, memory and GPUs as Linux describes them; unknown parts are left out.

@@ -16,6 +16,11 @@
 //! part of it, sharded over the ranks of its place. All experts, and all of a weight, are gathered only where
 //! a role reads the model, see [`Flat::gather_others`].
 
+mod copies;
+mod gradients;
+mod unsharded;
+mod verified;
+
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -24,11 +29,10 @@ use rlt_core::tensor_shard::{CutShard, TensorShard};
 use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use self::gradients::Gradients;
 use super::own::OwnShard;
 use super::place::{Place, Share, places, ranges, sizes};
-use super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
-use crate::model::NamedTensors;
-use crate::model::tp_cuts::{PlaceCuts, part_of};
+use super::whole::{UnshardState, WeightDtype, Whole};
 use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -51,15 +55,6 @@ pub(super) struct Flat {
     is_cut: bool,
     /// Whether leaves are those of all experts, or all of each weight.
     has_others: Cell<bool>,
-}
-
-/// Memory of gradients, which exist while an update gathers them.
-#[derive(Debug, Default)]
-struct Gradients {
-    /// `[padded_len]`, while a backward pass adds to it.
-    whole: Option<Tensor>,
-    /// `[shard_len]`, summed over all passes so far.
-    shard: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -148,42 +143,6 @@ impl Flat {
     /// Whether other ranks of the tensor-parallel group have other parts of these.
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut
-    }
-
-    /// Makes the leaves of an unsharded unit those of all experts, and all of each weight that is cut, until
-    /// it is resharded. Collective.
-    pub(super) fn gather_others(&self, ranks: &MeshRanks) -> Result<(), RankError> {
-        if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
-            return Ok(());
-        }
-        for Parameter { leaf, place, .. } in &self.parameters {
-            let all = self.with_others(leaf, place, ranks)?;
-            no_grad(|| leaf.shallow_clone().set_data(&all));
-        }
-        self.has_others.set(true);
-        Ok(())
-    }
-
-    /// All of a parameter from what this rank has of it.
-    fn with_others(&self, own: &Tensor, place: &Place, ranks: &MeshRanks) -> Result<Tensor, RankError> {
-        match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
-            (Some(group), ..) => group.all_gather(own),
-            (None, Some(group), Some(cuts)) => {
-                let padding = cuts.longest(&place.whole_size) - own.numel() as i64;
-                let own = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
-                Ok(cuts.join(&group.all_gather(&own)?, &place.whole_size))
-            }
-            _ => Ok(own.shallow_clone()),
-        }
-    }
-
-    /// Lets the leaves be views of this rank's buffer again.
-    fn drop_others(&self, whole: &Whole) {
-        if self.has_others.take() {
-            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
-                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
-            }
-        }
     }
 
     /// This rank's shard, whose values can be read unless they are offloaded.
@@ -276,218 +235,6 @@ impl Flat {
 
     fn whole(&self, dtype: WeightDtype) -> &Whole {
         self.compute.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.master)
-    }
-
-    /// Starts to gather the whole, unless it is unsharded or being gathered in at least this dtype.
-    pub(super) fn prefetch(&self, ranks: &MeshRanks, wanted: WeightDtype) -> Result<(), RankError> {
-        let wanted = if self.compute.is_some() { wanted } else { WeightDtype::Master };
-        let present = self.state.borrow().dtype();
-        if present >= Some(wanted) {
-            return Ok(());
-        }
-        self.reshard()?;
-        let ranks = self.own_ranks(ranks);
-        let whole = self.whole(wanted);
-        whole.buffer.take()?;
-        if self.compute.is_some() {
-            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
-                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
-            }
-        }
-        let fill = self.start_gather(ranks, whole.buffer.tensor())?;
-        self.state.replace(UnshardState::Prefetch(wanted, fill));
-        Ok(())
-    }
-
-    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<PendingFill, RankError> {
-        if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
-            let is_as_stored = whole.kind() == self.shard().kind();
-            let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
-            return Ok(PendingFill::Fetched(coming));
-        }
-        let values = self.shard.values()?;
-        let sent = no_grad(|| values.detach().to_kind(whole.kind()));
-        Ok(PendingFill::Gathered(ranks.all_gather(whole, &sent)?))
-    }
-
-    pub(super) fn unshard(&self) -> Result<(), RankError> {
-        let Some(dtype) = self.state.borrow().dtype() else { return Ok(()) };
-        match self.state.replace(UnshardState::Unsharded(dtype)) {
-            UnshardState::Prefetch(_, fill) => fill.complete(self.whole(dtype).buffer.tensor()),
-            UnshardState::Resharded | UnshardState::Unsharded(_) => Ok(()),
-        }
-    }
-
-    pub(super) fn reshard(&self) -> Result<(), RankError> {
-        let dtype = match self.state.replace(UnshardState::Resharded) {
-            UnshardState::Resharded => return Ok(()),
-            UnshardState::Prefetch(dtype, fill) => {
-                fill.give_up()?;
-                dtype
-            }
-            UnshardState::Unsharded(dtype) => dtype,
-        };
-        self.drop_others(self.whole(dtype));
-        Ok(self.whole(dtype).buffer.release()?)
-    }
-
-    /// See [`super::ShardedParameters::matches_shards`].
-    pub(super) fn matches_shards<E: From<RankError>>(
-        &self,
-        ranks: &MeshRanks,
-        digest: impl Fn(&Tensor) -> Result<u64, E>,
-    ) -> Result<bool, E> {
-        let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
-        let whole = self.whole(dtype);
-        let matches_shards = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
-        if !self.has_others.get() {
-            return Ok(matches_shards);
-        }
-        let mut others_match = true;
-        for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
-            let sent = Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
-            let (expected, parts) = match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
-                (Some(group), ..) => {
-                    let parts = leaf.detach().chunk(group.shard().num_shards as i64, 0);
-                    (group.all_gather(&sent)?, parts)
-                }
-                (None, Some(group), Some(PlaceCuts { of_places, .. })) => {
-                    let parts = of_places.iter().map(|cut| part_of(cut, &leaf.detach())).collect();
-                    (group.all_gather(&sent)?.view(-1), parts)
-                }
-                _ => continue,
-            };
-            for (place, part) in parts.iter().enumerate() {
-                let got = digest(&part.contiguous().view(-1))?.cast_signed();
-                others_match &= got == expected.int64_value(&[place as i64]);
-            }
-        }
-        Ok(matches_shards && others_match)
-    }
-
-    /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
-    fn equals_shards<E: From<RankError>>(
-        &self,
-        whole: &Tensor,
-        ranks: &MeshRanks,
-        digest: impl Fn(&Tensor) -> Result<u64, E>,
-    ) -> Result<bool, E> {
-        let held = self.shard.in_place().map_err(RankError::from)?;
-        let sent = no_grad(|| held.detach().to_kind(whole.kind()));
-        let device = self.shard().device();
-        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
-        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
-        ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
-        for shard in 0..ranks.dp_shard() {
-            let Range { start, end } = self.layout.range(shard);
-            let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
-            if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    pub(super) fn begin_gradient(&self) {
-        let whole = match self.is_whole() {
-            true => self.gradient_shard(),
-            false => Tensor::zeros([self.layout.padded_len() as i64], self.dtype()),
-        };
-        for Parameter { leaf, place, .. } in &self.parameters {
-            rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
-        }
-        self.gradients.borrow_mut().whole = Some(whole);
-    }
-
-    /// The whole gradient, `[padded_len]`, which the leaves lose; `None` where it is this rank's own.
-    pub(super) fn take_gradient(&self) -> Option<Tensor> {
-        let whole = self.gradients.borrow_mut().whole.take()?;
-        self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
-        (!self.is_whole()).then_some(whole)
-    }
-
-    /// Adds `[shard_len]` to this rank's gradient.
-    pub(super) fn add_to_gradient(&self, own: &Tensor) {
-        let mut gradients = self.gradients.borrow_mut();
-        match &mut gradients.shard {
-            Some(shard) => no_grad(|| drop(shard.g_add_(own))),
-            None => gradients.shard = Some(own.shallow_clone()),
-        }
-    }
-
-    /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
-    pub(super) fn gradient_shard(&self) -> Tensor {
-        let mut gradients = self.gradients.borrow_mut();
-        gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
-    }
-
-    /// Makes the gradient that of the pieces.
-    pub(super) fn hand_over_gradient(&self) {
-        let gradient = self.gradient_shard();
-        for Parameter { place, piece, .. } in &self.parameters {
-            rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));
-        }
-    }
-
-    pub(super) fn clear_gradient(&self) {
-        *self.gradients.borrow_mut() = Gradients::default();
-    }
-
-    /// See [`super::ShardedParameters::gather`].
-    pub(super) fn gather(
-        &self,
-        ranks: &MeshRanks,
-        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
-    ) -> Result<Vec<(String, Tensor)>, RankError> {
-        let shard = Tensor::zeros([self.layout.shard_len() as i64], self.dtype());
-        for Parameter { name, place, .. } in &self.parameters {
-            if let Some(piece) = piece_of(name) {
-                no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
-            }
-        }
-        self.gather_shards(ranks, &shard)
-    }
-
-    /// The parameters themselves, whole and by name, in memory of their own.
-    pub(super) fn gather_parameters(&self, ranks: &MeshRanks) -> Result<Vec<(String, Tensor)>, RankError> {
-        self.gather_shards(ranks, &self.shard.values()?)
-    }
-
-    /// See [`super::ShardedParameters::gather_verified`].
-    pub(super) fn gather_verified<E: From<RankError>>(
-        &self,
-        ranks: &MeshRanks,
-        digest: impl Fn(&Tensor) -> Result<u64, E>,
-    ) -> Result<(NamedTensors, bool), E> {
-        let values = self.shard.values().map_err(RankError::from)?;
-        let whole = self.gather_whole(ranks, &values)?;
-        let matches_shards = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
-        Ok((self.parameters_in(&whole, ranks)?, matches_shards))
-    }
-
-    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {
-        self.parameters_in(&self.gather_whole(ranks, shard)?, ranks)
-    }
-
-    fn gather_whole(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Tensor, RankError> {
-        let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
-        self.own_ranks(ranks).all_gather(&whole, shard)?.wait()?;
-        Ok(whole)
-    }
-
-    /// This rank's gradients of the parameters that `is_wanted`, `[len]` each, as views.
-    pub(super) fn gradients_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Tensor> {
-        let gradient = self.gradient_shard();
-        let wanted = self.own_parameters().filter(|parameter| is_wanted(&parameter.name));
-        wanted.map(|Parameter { place, .. }| place.in_shard(&gradient, &self.own)).collect()
-    }
-
-    /// The parameters in a buffer, with what other ranks have of experts and of weights that are cut.
-    fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
-        let one = |Parameter { name, place, .. }: &Parameter| {
-            Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))
-        };
-        self.parameters.iter().map(one).collect()
     }
 
     fn dtype(&self) -> (Kind, Device) {

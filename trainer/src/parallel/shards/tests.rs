@@ -3,6 +3,7 @@
 mod adapter_sync;
 mod configs;
 mod expert_parallel;
+mod loftq;
 mod offloaded;
 mod saved;
 mod saved_modules;

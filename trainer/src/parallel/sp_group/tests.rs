@@ -422,8 +422,8 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         // Each rank runs its tokens as if they were all there are.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
-        let context = actor.decoder.context(&input, Adapter::On);
-        let inert_td = layer_schedule::infer(alone, &input, &context).unwrap();
+        let mut context = actor.decoder.context(&input, Adapter::On);
+        let inert_td = layer_schedule::infer(alone, &input, &mut context).unwrap();
         sample.compare(&inert_td, &whole_td, (&ranks, "spec.workers.mesh.sp"))
     });
     for outcome in outcomes {

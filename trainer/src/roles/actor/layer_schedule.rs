@@ -43,7 +43,7 @@ use tch::{Tensor, no_grad};
 use self::experts::RemoteExperts;
 use self::kept::{Held, SavedLayer};
 use self::pass::LayerPass;
-use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput};
+use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup, TensorParallel};
 
 /// A decoder for one pass: whole on this rank, or sharded.
@@ -83,10 +83,10 @@ impl<'a> Model<'a> {
     }
 
     /// The input of the first layer, `[t, d]`, without a gradient.
-    fn embed(&self, input: &PackedInput, adapter: Adapter) -> Result<Tensor, RankError> {
+    fn embed(&self, input: &PackedInput, context: &LayerContext) -> Result<Tensor, RankError> {
         no_grad(|| match self.tensor_parallel() {
-            Some(tp) => tensor::embed(self.decoder, input, adapter, tp),
-            None => Ok(self.decoder.embed_input(input, adapter)),
+            Some(tp) => tensor::embed(self.decoder, input, context.adapter, tp),
+            None => Ok(self.decoder.embed_input(input, context)),
         })
     }
 
@@ -214,21 +214,25 @@ pub(crate) struct Keep<'a> {
 #[derive(Debug)]
 pub(crate) struct Tape {
     layers: Vec<SavedLayer>,
+    /// Of images whose features want a gradient.
+    tower: Option<TowerPass>,
     norm_input_td: Tensor,
     /// Hidden states after the final norm, `[t, d]`, with the final norm's graph behind them.
     pub normed_td: Tensor,
 }
 
 /// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass lasts until
-/// [`Model::leave`].
+/// [`Model::leave`]. `context` gets the features of images.
 pub(crate) fn infer(
     model: Model<'_>,
     input: &PackedInput,
-    context: &LayerContext,
+    context: &mut LayerContext,
 ) -> Result<Tensor, RankError> {
     no_grad(|| {
         model.enter()?;
-        let mut hidden_td = model.embed(input, context.adapter)?;
+        context.features = model.decoder.placed_features(input, context.adapter);
+        let context = &*context;
+        let mut hidden_td = model.embed(input, context)?;
         model.forward(false, |layer| {
             hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.groups())?.output_td;
             Ok(())
@@ -238,21 +242,24 @@ pub(crate) fn infer(
 }
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph or only its input. The pass
-/// lasts until [`Model::leave`].
+/// lasts until [`Model::leave`]. `context` gets the features of images.
 pub(crate) fn forward(
     model: Model<'_>,
     input: &PackedInput,
-    context: &LayerContext,
+    context: &mut LayerContext,
     keep: Keep<'_>,
 ) -> Result<Tape, RankError> {
     model.enter()?;
-    let mut hidden_td = model.embed(input, context.adapter)?;
+    let (features, tower) = model.decoder.trained_features(input, context, keep.inputs_only);
+    context.features = features;
+    let context = &*context;
+    let mut hidden_td = model.embed(input, context)?;
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
     // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not
     // make it.
-    let mut wants_input_gradient = keep.embedding_gradient;
+    let mut wants_input_gradient = keep.embedding_gradient || tower.is_some();
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
@@ -269,12 +276,12 @@ pub(crate) fn forward(
     })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
     let normed_td = model.decoder.final_norm(&norm_input_td, context.adapter);
-    Ok(Tape { layers, norm_input_td, normed_td })
+    Ok(Tape { layers, tower, norm_input_td, normed_td })
 }
 
 /// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
-/// parameters accumulate theirs; the gradient of the embedded tokens is returned where the embedding is
-/// trained.
+/// parameters accumulate theirs, and so do those of a vision tower; the gradient of the embedded tokens is
+/// returned where the first layer's input wants one.
 pub(crate) fn backward_through(
     model: Model<'_>,
     tape: Tape,
@@ -282,7 +289,7 @@ pub(crate) fn backward_through(
     grad_normed_td: &Tensor,
 ) -> Result<Option<Tensor>, RankError> {
     backward(&tape.normed_td, grad_normed_td);
-    let Tape { mut layers, norm_input_td, normed_td } = tape;
+    let Tape { mut layers, tower, norm_input_td, normed_td } = tape;
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
     let mut next = layers.pop().map(SavedLayer::prefetch).transpose()?;
@@ -296,5 +303,8 @@ pub(crate) fn backward_through(
         }
         Ok(())
     })?;
+    if let Some(tower) = tower {
+        tower.backward(model.decoder, grad_td.as_ref());
+    }
     Ok(grad_td)
 }

@@ -88,7 +88,8 @@ impl Sample {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
         let input = PackedInput::shard_of_layout(&self.tokens, layout, part, model.decoder.device());
-        let hidden_td = layer_schedule::infer(model, &input, &model.decoder.context(&input, Adapter::On))?;
+        let mut context = model.decoder.context(&input, Adapter::On);
+        let hidden_td = layer_schedule::infer(model, &input, &mut context)?;
         model.leave()?;
         Ok(hidden_td)
     }

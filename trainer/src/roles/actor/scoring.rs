@@ -134,7 +134,7 @@ fn of_micro_batch<const N: usize>(
 ) -> Result<TokenNumbers<N>, ActorError> {
     let mut context = model.decoder.context(&micro_batch.input, adapter);
     context.routes = routes.map(|routes| routes.watch(micro_batch));
-    let normed_td = layer_schedule::infer(model, &micro_batch.input, &context)?;
+    let normed_td = layer_schedule::infer(model, &micro_batch.input, &mut context)?;
     routes.iter().for_each(|routes| routes.add(context.routes.take()));
     let numbers = no_grad(|| {
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
@@ -192,7 +192,7 @@ impl Actor {
         Ok(TokenScores { logprobs, entropies })
     }
 
-    /// Scores the micro-batches of [`Self::passes`] that this rank has, without gradients: all completion
+    /// Scores the micro-batches of `passes` that this rank has, without gradients: all completion
     /// tokens of each on every rank of its stream.
     ///
     /// # Errors

@@ -19,6 +19,7 @@ impl FrozenPolicy {
     /// # Errors
     /// [`RankError`] when a rank is lost, or the file in which the weights are cannot be written.
     pub fn follow(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
+        self.decoder.forget_images();
         if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
             return own.fill_beside_role(
                 of_actor,

@@ -259,7 +259,7 @@ impl RewardModel {
             let read: Vec<&Reading> = pass.iter().map(|idx| &readings[*idx]).collect();
             let tokens: Vec<&[TokenId]> = read.iter().map(|reading| reading.tokens.as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
-            let normed_td = layer_schedule::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
+            let normed_td = layer_schedule::infer(model, &input, &mut decoder.context(&input, Adapter::Off))?;
             model.leave()?;
             let (positions, counts) = self.positions(&read);
             let numbers_kn = no_grad(|| self.classifier.numbers_of(&normed_td, &positions));

@@ -5,7 +5,6 @@
 //! never return are counted; beyond [`MAX_ABANDONED`] none is replaced, and samples without a thread fail at
 //! once. A step therefore ends in bounded time with any functions.
 
-use std::any::Any;
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +17,7 @@ use rlt_core::reward::{Sample, Verdict, Verdicts, WeightedPart};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 
 use super::RewardFunctions;
+use crate::panics;
 
 /// Threads that may hang at the same time before no more are started.
 const MAX_ABANDONED: usize = 64;
@@ -223,7 +223,7 @@ impl Worker {
             let (Verdict { status: own, value, message }, found) = match outcome {
                 Ok(judged) => judged,
                 Err(payload) => {
-                    let message = said(format!("panicked: {}", panic_text(&*payload)));
+                    let message = said(format!("panicked: {}", panics::message(&*payload)));
                     return Ok(without_value(RewardStatus::Infra, message));
                 }
             };
@@ -272,11 +272,6 @@ impl Worker {
 
 fn without_value(status: RewardStatus, message: String) -> Reward {
     Reward { score: 0.0, value: 0.0, parts: Default::default(), answer: None, status, message: Some(message) }
-}
-
-fn panic_text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 /// Nothing behind these locks can be left half-changed by a panic.

@@ -26,6 +26,7 @@ use std::collections::{HashMap, VecDeque};
 
 use rlt_core::engine::Sequence;
 use rlt_core::sampling::SamplingParams;
+use rlt_core::types::TokenId;
 use rlt_torch::Error;
 use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
@@ -36,13 +37,14 @@ use rlt_torch::cuda::{
 use tch::{Device, Kind, Tensor};
 
 use super::RolloutError;
+use super::images::RequestImages;
 use super::kv_cache::KvCache;
 use super::sampler::Drawn;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model, Seen};
 use peers::Peers;
-use rows::{Layout, PerRow, Rows};
+use rows::{Layout, OfRequest, PerRow, Rows};
 use scores::Scores;
 
 /// Steps that are under way at the same time: one that runs, and the next one.
@@ -55,6 +57,9 @@ pub(super) struct DeviceDecoder<'a> {
     stream: Stream,
     layout: Layout,
     rows: Rows,
+    images: RequestImages<'a>,
+    /// Tokens that are never drawn.
+    banned: Vec<TokenId>,
     /// i32 words, see [`Layout`].
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
@@ -173,7 +178,7 @@ impl<'a> DeviceDecoder<'a> {
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        bounds: &Bounds,
+        (bounds, images): (&Bounds, RequestImages<'a>),
     ) -> Result<Self, Failure> {
         let Device::Cuda(device) = weights.frame.device() else {
             let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
@@ -234,6 +239,8 @@ impl<'a> DeviceDecoder<'a> {
             stream,
             layout,
             rows,
+            images,
+            banned: weights.banned(),
         })
     }
 
@@ -247,8 +254,12 @@ impl<'a> DeviceDecoder<'a> {
         let place = self.num_steps % STEPS_UNDER_WAY;
         self.num_steps += 1;
         self.sequence = self.model.peers.as_ref().map_or(0, Peers::begin);
-        let parameters = |sequence: &Sequence| sampling_words(sequence.seed, params(sequence));
-        let mut changes = self.rows.follow(running, &parameters);
+        let images = &self.images;
+        let of_request = |sequence: &Sequence| OfRequest {
+            sampling: sampling_words(sequence.seed, params(sequence)),
+            position_offset: images.position_offset(sequence.request_idx),
+        };
+        let mut changes = self.rows.follow(running, &of_request);
         if self.wants_end {
             changes.ask_for_end(&self.layout);
         }
@@ -344,6 +355,7 @@ impl<'a> DeviceDecoder<'a> {
             params: &pass.params,
             steps: &pass.steps,
             seen: pass.seen.as_ref(),
+            banned: &self.banned,
             workspace: &self.sampling_workspace,
             tokens: &pass.tokens,
             logprobs: &pass.logprobs,
@@ -381,6 +393,8 @@ impl<'a> DeviceDecoder<'a> {
             inputs: Inputs {
                 tokens: per_row(PerRow::Token),
                 positions: per_row(PerRow::Position),
+                images: None,
+                has_axes: false,
                 slots: per_row(PerRow::Slot),
                 seen: Seen::Paged {
                     context_lens: context_lens.shallow_clone(),

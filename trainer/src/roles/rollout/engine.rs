@@ -205,12 +205,12 @@ impl RolloutEngine {
         let mut drafts = Drafts::new(requests, &eos_token_ids, detokenizer, on_finish);
         let mut watch = Watch { done: RolloutProgress::default(), progress };
         let ranks = self.ranks.as_deref();
+        let images = RequestImages::new(&weights.frame, requests)?;
         if weights.frame.device().is_cuda() {
             let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, &bounds)?;
+            let decoder = device::DeviceDecoder::new(weights, cache, (&bounds, images))?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
         } else {
-            let images = RequestImages::new(&weights.frame, requests)?;
             let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
             run(&mut runner, &mut scheduler, &mut drafts, (&mut stats, &mut watch, ranks))?;
         }
@@ -274,18 +274,14 @@ fn run(
     (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&TpGroup>),
 ) -> Result<(), RolloutError> {
     let requests = drafts.requests();
-    // A placeholder token has no image in a completion.
-    let banned = runner.weights.frame.config.vision.as_ref().map(|vision| {
-        [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token]
-    });
-    let banned = banned.as_ref().map_or([].as_slice(), |banned| banned);
+    let banned = runner.weights.banned();
     while !scheduler.is_idle() {
         let logits_bv = run_step(scheduler, runner, stats)?;
         let running = scheduler.running();
         let params: Vec<&SamplingParams> =
             running.iter().map(|s| &requests[s.request_idx].sampling).collect();
         let drawn =
-            timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, banned))?;
+            timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params, &banned))?;
         let routes = runner.routes.take();
         for (row, sequence) in running.iter().enumerate() {
             drafts.log_routes(sequence.sample(), routes.iter().map(|digests| digests[row]));

@@ -5,7 +5,7 @@
 //! in any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
-use rlt_torch::{Block, PackedLinear};
+use rlt_torch::{Block, PackedLinear, has_one_order};
 use tch::{Kind, Tensor};
 
 use super::product::Product;
@@ -20,7 +20,7 @@ use crate::model::{
 #[derive(Debug)]
 enum Packed {
     /// Gate above up, and down, of each.
-    Each(Vec<[PackedLinear; 2]>),
+    Each(Vec<[ExpertProduct; 2]>),
     /// Those of all, on a GPU.
     Stacked(StackedExperts),
 }
@@ -86,7 +86,7 @@ impl PackedExperts {
 
     pub(super) fn num_bytes(&self) -> usize {
         let experts = match &self.experts {
-            Packed::Each(experts) => experts.iter().flatten().map(PackedLinear::num_bytes).sum(),
+            Packed::Each(experts) => experts.iter().flatten().map(|product| product.packed.num_bytes()).sum(),
             Packed::Stacked(stacked) => stacked.num_bytes(),
         };
         experts + self.router.num_bytes() + self.shared_gate.as_ref().map_or(0, Product::num_bytes)
@@ -127,7 +127,7 @@ impl PackedExperts {
     /// The weighed sum of the experts' outputs [t, d], or this rank's summand of it.
     pub(super) fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Tensor {
         let rows_nd = routes.rows.gather(normed_td);
-        let experts: &[[PackedLinear; 2]] = match &self.experts {
+        let experts: &[[ExpertProduct; 2]] = match &self.experts {
             Packed::Each(experts) => experts,
             Packed::Stacked(_) => &[],
         };
@@ -145,13 +145,36 @@ impl PackedExperts {
     }
 }
 
+/// One of an expert's two products.
+#[derive(Debug)]
+struct ExpertProduct {
+    /// With the bias, unless it is apart.
+    packed: PackedLinear,
+    /// Where rollout and training have the same bits: the actor rounds the product before it adds the bias.
+    bias_apart: Option<Tensor>,
+}
+
+impl ExpertProduct {
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let product = self.packed.forward(x);
+        match &self.bias_apart {
+            Some(bias) => product + bias,
+            None => product,
+        }
+    }
+}
+
 /// The products of each expert, or this rank's cut of them, for a CPU.
 fn packed_each(
     weights: &ExpertWeights,
     cut: &TpCut<'_>,
     kind: Kind,
     packed: &mut impl FnMut(&Tensor, Option<Tensor>) -> Result<PackedLinear, rlt_torch::Error>,
-) -> Result<Vec<[PackedLinear; 2]>, rlt_torch::Error> {
+) -> Result<Vec<[ExpertProduct; 2]>, rlt_torch::Error> {
+    let mut product = |weight: &Tensor, bias: Option<Tensor>| {
+        let (inside, bias_apart) = if has_one_order(kind) { (None, bias) } else { (bias, None) };
+        packed(weight, inside).map(|packed| ExpertProduct { packed, bias_apart })
+    };
     let products = |expert: i64| {
         let merged = |tensor| weights.outputs_first(&weights.merged(tensor, expert, Adapter::On));
         let bias = |tensor| {
@@ -160,8 +183,8 @@ fn packed_each(
         };
         let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
         let down = cut.expert_down(&merged(ExpertTensor::Down));
-        let gate_up = packed(&gate_up, bias(ExpertTensor::GateUp))?;
-        Ok([gate_up, packed(&down, bias(ExpertTensor::Down))?])
+        let gate_up = product(&gate_up, bias(ExpertTensor::GateUp))?;
+        Ok([gate_up, product(&down, bias(ExpertTensor::Down))?])
     };
     (0..weights.router.size()[0]).map(products).collect()
 }

@@ -1,11 +1,11 @@
-//! Images of running requests: the features that replace embeddings of their tokens,
+//! Images of running requests, on any device: the features that replace embeddings of their tokens,
 //! and positions by time, height and width. A completion continues at the largest position of its prompt.
 
 use rlt_core::images::ImageLayout;
 use tch::Tensor;
 
 use super::{RolloutError, RolloutRequest};
-use crate::model::{Decoder, PlacedFeatures};
+use crate::model::{Adapter, Decoder, PlacedFeatures};
 
 /// Tokens of a sequence that follow each other in a pass.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +57,16 @@ impl<'a> RequestImages<'a> {
     /// Positions of a pass: those of its tokens in their sequences, i64 `[t]`, or by three axes, i64
     /// `[3, t]`, where requests have images.
     pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {
+        match self.positions_by_axis(stretches) {
+            Some(axes) => Tensor::from_slice(&axes.concat()).view([3, -1]),
+            None => Tensor::from_slice(in_sequence),
+        }
+    }
+
+    /// The same by time, height and width; `None` where no request has images.
+    pub(super) fn positions_by_axis(&self, stretches: &[Stretch]) -> Option<[Vec<i64>; 3]> {
         if self.layouts.is_empty() {
-            return Tensor::from_slice(in_sequence);
+            return None;
         }
         let mut axes: [Vec<i64>; 3] = Default::default();
         for stretch in stretches {
@@ -74,7 +82,14 @@ impl<'a> RequestImages<'a> {
                 axis.extend(behind.clone());
             }
         }
-        Tensor::from_slice(&axes.concat()).view([3, -1])
+        Some(axes)
+    }
+
+    /// What is added to the number of cached tokens before a token behind a request's images for its
+    /// position, which is the same on all axes there.
+    pub(super) fn position_offset(&self, request_idx: usize) -> i64 {
+        let layout = self.layouts.get(request_idx);
+        layout.map_or(0, |layout| layout.next_position - layout.positions[0].len() as i64)
     }
 
     /// The features of images at the places of their tokens in a pass; `None` where it has none.
@@ -91,7 +106,7 @@ impl<'a> RequestImages<'a> {
                 if from < to {
                     let place = (start_of_stretch + from - stretch.first_position) as i64;
                     places.extend(place..place + (to - from) as i64);
-                    let of_image = decoder.image_features(std::slice::from_ref(image));
+                    let of_image = decoder.image_features(std::slice::from_ref(image), Adapter::On);
                     features.push(of_image.narrow(0, (from - first) as i64, (to - from) as i64));
                 }
             }
@@ -100,7 +115,7 @@ impl<'a> RequestImages<'a> {
         if features.is_empty() {
             return None;
         }
-        let (places, features) = (Tensor::from_slice(&places), Tensor::cat(&features, 0));
-        Some(PlacedFeatures::new(places, &features, decoder.config.hidden_size))
+        let places = rlt_torch::upload(&[&places], decoder.device()).pop()?;
+        Some(PlacedFeatures::new(places, &Tensor::cat(&features, 0), decoder.config.hidden_size))
     }
 }

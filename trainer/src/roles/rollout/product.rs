@@ -276,7 +276,7 @@ impl Lora {
         match self {
             Self::Packed { a, b, scaling } => output.g_add_(&b.forward(&(a.forward(x) * *scaling))),
             Self::Plain { a, b_ro, scaling } => {
-                let inner = x.linear(a, None::<Tensor>) * *scaling;
+                let inner = rlt_torch::linear(x, a, None) * *scaling;
                 output.addmm_(&inner, b_ro)
             }
         }

@@ -8,12 +8,14 @@
 //! ```
 //! The base is kept as long as its digests are equal. `product` has the products and their arithmetic.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use rlt_api::plan::unmerged_refusal;
 use rlt_api::spec::Device;
 use rlt_torch::{Block, Error};
+use tch::Tensor;
 
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
@@ -22,7 +24,7 @@ use super::weights::{DOWN, OUTPUT, PackedBlock, PackedLayer, Packing, RolloutWei
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::tp_shards::{ShardedDim, TpCut};
-use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection};
+use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
 /// Fails where an adapter cannot be beside its base.
@@ -43,6 +45,7 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
 impl RolloutWeights {
     /// Frees the adapter; the base stays.
     pub(super) fn drop_adapter(&mut self) {
+        self.frame.vision = self.frame.vision.as_ref().map(VisionTower::base);
         self.layers.iter_mut().flat_map(PackedLayer::products).for_each(Product::drop_adapter);
     }
 
@@ -61,7 +64,7 @@ impl RolloutWeights {
             return Ok(None);
         }
         let options = PackOptions { kind: packing.kind, shares: true, rows_hint: packing.rows_hint };
-        let mut num_bytes = 0;
+        let mut num_bytes = self.take_tower(policy)?;
         for (layer_idx, (packed, layer)) in self.layers.iter_mut().zip(policy.decoder().layers()).enumerate()
         {
             let what = || unit_name(FsdpUnit::Layer(layer_idx));
@@ -79,6 +82,32 @@ impl RolloutWeights {
         }
         (self.digest, self.policy_version) = (digest, policy_version);
         Ok(Some((self, num_bytes)))
+    }
+}
+
+impl RolloutWeights {
+    /// Takes the vision tower's adapter, where it has one; the bytes that were copied from the trainer.
+    fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, RolloutError> {
+        let Some(tower) = &policy.decoder().vision else { return Ok(0) };
+        let unit = FsdpUnit::Outer;
+        let gathered = match policy.shards().filter(|_| tower.is_adapted()) {
+            None => NamedTensors::new(),
+            Some(shards) => {
+                let digest = |tensor: &_| digest_of(&unit_name(unit), tensor);
+                let torn = || RolloutError::Torn { unit: unit_name(unit) };
+                shards.gather_verified(unit, digest)?.ok_or_else(torn)?
+            }
+        };
+        let num_bytes = Cell::new(0);
+        let of = |name: &str, own: &Tensor| match gathered.iter().find(|(gathered, _)| gathered == name) {
+            None => own.detach(),
+            Some((_, whole)) => {
+                num_bytes.set(num_bytes.get() + whole.numel() * whole.kind().elt_size_in_bytes());
+                whole.shallow_clone()
+            }
+        };
+        self.frame.vision = Some(tower.snapshot(of));
+        Ok(num_bytes.get())
     }
 }
 

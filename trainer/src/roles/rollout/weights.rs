@@ -12,21 +12,20 @@ use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::tensor_parallel::TpShard;
+use rlt_core::types::TokenId;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
-use super::latent::{PackedLatent, RolloutLatent};
+use super::latent::PackedLatent;
 use super::product::{DeviceProduct, PackOptions, Product};
+use super::tp_projections::TpProjections;
 use super::unmerged;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::tp_shards::TpCut;
-use crate::model::{
-    Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, LatentProducts, Mixture,
-    ProjectionWeights, Projections, RouteLog, Routes,
-};
+use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
 /// How weights are packed.
@@ -93,9 +92,6 @@ impl RolloutWeights {
         let decoder = policy.decoder();
         let is_unmerged = !merges && decoder.lora().is_some();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
-        if decoder.config.vision.is_some() && decoder.device().is_cuda() {
-            return Err(failed("the vision tower".into())(no_kernels_for_images()));
-        }
         if is_unmerged {
             unmerged::check(decoder).map_err(failed("the adapter".into()))?;
         }
@@ -138,6 +134,15 @@ impl RolloutWeights {
         routes: Option<&'a RouteLog>,
     ) -> TpProjections<'a> {
         TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref(), routes }
+    }
+
+    /// Tokens that are never sampled: a placeholder has no image in a completion.
+    pub(super) fn banned(&self) -> Vec<TokenId> {
+        let vision = self.frame.config.vision.as_ref();
+        vision.map_or_else(Vec::new, |vision| {
+            [vision.image_token, vision.video_token, vision.vision_start_token, vision.vision_end_token]
+                .into()
+        })
     }
 
     /// The ranks that have shards of the same weights.
@@ -228,6 +233,9 @@ impl Packer<'_> {
             Some(_) => decoder.frame(cast(embedding_vd, kind), copied(norm_d)),
         };
         frame.options.compute = kind;
+        let shares = self.policy.shards().is_none();
+        let of = |_: &str, own: &Tensor| if shares { own.detach() } else { copied(own) };
+        frame.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
         // On the CPU fp32 is packed, and anything else was cast: either is a copy.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
         let rows_vd = self.cut.head(decoder.head_weight(Adapter::On));
@@ -346,15 +354,6 @@ impl PackedBlock {
     }
 }
 
-/// Why a vision-language model samples on CPUs alone.
-fn no_kernels_for_images() -> rlt_torch::Error {
-    rlt_torch::Error::Argument {
-        act: "sampling from a vision-language model",
-        expected: "a CPU, as there are no kernels of positions by height and width for GPUs yet".into(),
-        got: "a GPU".into(),
-    }
-}
-
 /// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each
 /// product may fill its last panel up.
 fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
@@ -396,103 +395,4 @@ pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (T
     };
     let biases: Vec<Tensor> = parts.iter().zip(&weights).filter(|_| has_bias).map(bias_of).collect();
     (Tensor::cat(&weights, 0), has_bias.then(|| Tensor::cat(&biases, 0)))
-}
-
-/// The products of a layer: all of them, or shards whose sums several ranks make together.
-pub(super) struct TpProjections<'a> {
-    layer: &'a PackedLayer,
-    ranks: Option<&'a TpGroup>,
-    routes: Option<&'a RouteLog>,
-}
-
-impl TpProjections<'_> {
-    fn summed(&self, own: Tensor) -> Result<Tensor, RankError> {
-        self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(&own))?;
-        Ok(own)
-    }
-}
-
-impl Projections for TpProjections<'_> {
-    type Error = RankError;
-
-    fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
-        let qkv = self.layer.qkv.forward(normed_td);
-        let [q, k, v] = self.layer.qkv_widths;
-        (qkv.narrow(1, 0, q), qkv.narrow(1, q, k), qkv.narrow(1, q + k, v))
-    }
-
-    fn latent(&self) -> impl LatentProducts {
-        let [queries, keys, _] = self.layer.qkv_widths;
-        RolloutLatent { packed: self.layer.latent.as_ref(), compressed: (&self.layer.qkv, [queries, keys]) }
-    }
-
-    fn output(&self, attended: &Tensor) -> Result<Tensor, RankError> {
-        self.summed(self.layer.output.forward(attended))
-    }
-
-    fn feed_forward(
-        &self,
-    ) -> FeedForward<impl DenseProducts<Error = RankError>, impl ExpertProducts<Error = RankError>> {
-        match &self.layer.feed_forward {
-            FeedForward::Dense(packed) => FeedForward::Dense(TpBlock { packed, products: self }),
-            FeedForward::Experts { experts, beside } => FeedForward::Experts {
-                experts: TpExperts { packed: experts, products: self },
-                beside: beside.as_ref().map(|packed| TpBlock { packed, products: self }),
-            },
-        }
-    }
-}
-
-/// A feed-forward block: all of it, or a shard whose sums several ranks make together.
-struct TpBlock<'a> {
-    packed: &'a PackedBlock,
-    products: &'a TpProjections<'a>,
-}
-
-impl DenseProducts for TpBlock<'_> {
-    type Error = RankError;
-
-    fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        let gate_up = self.packed.gate_up.forward(normed_td);
-        let width = self.packed.intermediate;
-        (gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width))
-    }
-
-    fn down(&self, activated: &Tensor) -> Result<Tensor, RankError> {
-        self.products.summed(self.packed.down.forward(activated))
-    }
-}
-
-/// The experts of a layer: all of each, or shards whose sums several ranks make together.
-struct TpExperts<'a> {
-    packed: &'a PackedExperts,
-    products: &'a TpProjections<'a>,
-}
-
-impl ExpertProducts for TpExperts<'_> {
-    type Error = RankError;
-
-    fn mixture(&self) -> Mixture {
-        self.packed.mixture()
-    }
-
-    fn scores(&self, normed_td: &Tensor) -> Tensor {
-        self.packed.scores(normed_td)
-    }
-
-    fn choice_bias(&self) -> Option<&Tensor> {
-        self.packed.choice_bias()
-    }
-
-    fn observe(&self, routes: &Routes) {
-        self.products.routes.iter().for_each(|log| log.push(routes));
-    }
-
-    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, RankError> {
-        self.products.summed(self.packed.outputs(normed_td, routes))
-    }
-
-    fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {
-        self.packed.shared_gate(normed_td)
-    }
 }

@@ -1,6 +1,5 @@
 //! The data sets of a job: their locations, rows in memory, and streamed rows.
 
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use serde::{Deserialize, Serialize};
 
+use super::hub_models;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{
@@ -85,15 +85,7 @@ impl Located {
 
 /// The record of an earlier attempt of the run in `folder`; empty before the first.
 fn recorded(folder: &Path) -> Result<Vec<Found>, TrainError> {
-    let path = folder.join(DATA_RECORD);
-    let record = match std::fs::read(&path) {
-        Ok(record) => record,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => {
-            return Err(TrainError::Io { act: "read", path: path.display().to_string(), source });
-        }
-    };
-    serde_json::from_slice(&record).map_err(|source| TrainError::DataRecord { path, source })
+    Ok(hub_models::read_record(&folder.join(DATA_RECORD))?.unwrap_or_default())
 }
 
 fn data_seed(spec: &ResolvedSpec) -> u64 {

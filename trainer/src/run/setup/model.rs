@@ -7,10 +7,11 @@ use std::rc::Rc;
 use rlt_api::plan::HEAD_CHUNK_TOKENS;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
-use rlt_api::spec::{HubSpec, Precision};
+use rlt_api::spec::{HubSpec, Precision, VisionTraining};
 use rlt_channel::ModelCommit;
 use tch::{Device, Kind};
 
+use super::hub_models::{self, RepoCommit};
 use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
@@ -42,6 +43,7 @@ pub(super) fn weights(
         (_, Some(dir)) => Weights::open_with_head(dir, head, weights_seed(spec))?,
         (_, None) => return Err(TrainError::NoTokenizer),
     };
+    let weights = weights.with_adapters(spec.model.adapters.iter().map(Path::new))?;
     Ok(match head {
         OutputHead::Vocabulary => weights,
         // transformers finds the last token of a sequence as the last one that is no padding.
@@ -102,7 +104,10 @@ pub(crate) fn whole_policy(
     model_dir: Option<&Path>,
     tokenizer: &Tokenizer,
 ) -> Result<Decoder, TrainError> {
-    decoder(spec, &weights(spec, model_dir, tokenizer)?, Device::Cpu, false)
+    let weights = weights(spec, model_dir, tokenizer)?;
+    let precision = spec.training.precision.on(spec.workers.device);
+    let weights = weights.quantized(spec.model.quantization.as_ref(), precision)?;
+    decoder(spec, &weights, Device::Cpu, false)
 }
 
 /// The decoder with its adapter; with FSDP the weights have only shapes.
@@ -118,13 +123,15 @@ fn decoder(
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match by_unit {
-        true => {
-            let mut outline = Decoder::outline(weights.config(), &options)?;
-            outline.read_vision(weights)?;
-            outline
-        }
+        true => Decoder::outline(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
     };
+    match (spec.model.vision_tower, by_unit) {
+        (VisionTraining::Trained, true) => decoder.outline_vision(),
+        (VisionTraining::Trained, false) => decoder.train_vision(),
+        (VisionTraining::Frozen, true) => decoder.read_vision(weights)?,
+        (VisionTraining::Frozen, false) => {}
+    }
     if let Some(lora) = &spec.model.lora {
         let seed = weights_seed(spec);
         match by_unit {
@@ -235,22 +242,34 @@ impl RoleMeshes {
 }
 
 /// The folders of the reward models. The leader downloads, the others use the cache.
-pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Vec<PathBuf>, TrainError> {
+pub(super) fn reward_model_folders(
+    spec: &ResolvedSpec,
+    ranks: &Ranks,
+    folder: &RunFolder,
+) -> Result<Vec<PathBuf>, TrainError> {
     let functions = &spec.rewards.functions;
-    let folders = || Ok(RewardModels::folders(functions)?);
-    if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
+    if !RewardModels::is_any_on_hub(functions) {
+        return Ok(RewardModels::folders(functions)?);
+    }
+    ranks.leader_first(|| {
+        let folders = RewardModels::folders(&hub_models::pinned(spec, folder.root())?.rewards.functions)?;
+        if ranks.is_leader() {
+            hub_models::record_judges(folder, spec, &folders)?;
+        }
+        Ok(folders)
+    })
 }
 
-/// The commits at which models from the hub were read. A model's folder in the hub's cache is named after its
-/// commit. `reward_folders` are those of the reward functions that have a model.
+/// The commits at which models from the hub were read. `reward_folders` are those of the reward functions
+/// that have a model.
 pub(super) fn commits(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
     reward_folders: &[PathBuf],
 ) -> Vec<ModelCommit> {
     let commit = |field: String, hub: &HubSpec, dir: &Path| {
-        let commit = dir.file_name()?.to_str()?.to_owned();
-        Some(ModelCommit { field, repo: hub.repo.clone(), commit })
+        let RepoCommit { repo, commit } = RepoCommit::of(hub, dir)?;
+        Some(ModelCommit { field, repo, commit })
     };
     let of_policy = match (&spec.model.source, model_dir) {
         (ModelSource::Hub(hub), Some(dir)) => commit("spec.model.hub".to_owned(), hub, dir),

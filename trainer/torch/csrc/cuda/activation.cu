@@ -1,5 +1,5 @@
 // The gated activation of a fused projection [rows, 2 width], gate first. Bound by 3 numbers moved for each output.
-#include "device.cuh"
+#include "activation.cuh"
 
 namespace rlt {
 
@@ -7,16 +7,8 @@ struct SwiGluArguments {
   const void* gate_up;
   void* out;
   int64_t width;
-  int32_t activation;  // 0: x sigmoid(x), 1: GELU by tanh, 2: GELU
+  int32_t activation;
 };
-
-__device__ inline float activated(float x, int32_t activation) {
-  if (activation == 0) return x / (1.0f + expf(-x));
-  if (activation == 2) return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f));
-  const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-  // (1 + tanh(inner)) / 2; an overflow of the exponential leaves 1.
-  return x * (1.0f - 1.0f / (expf(2.0f * inner) + 1.0f));
-}
 
 template <class T, int N>
 __device__ inline void gate_vector(const SwiGluArguments& a, int64_t i) {

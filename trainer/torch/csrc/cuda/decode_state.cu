@@ -46,13 +46,14 @@ struct AdvanceArguments {
 __device__ inline void advance_row(const AdvanceArguments& a) {
   const int row = int(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= a.rows || a.positions[row] < 0) return;
-  const int position = a.positions[row] + 1, block = position / a.block_size;
+  // Positions count other than cached tokens where a prompt has images.
+  const int cached = a.context_lens[row], block = cached / a.block_size;
   const int32_t* table = a.block_tables + int64_t(row) * a.max_blocks;
   const int32_t named = block < a.max_blocks ? table[block] : -1;
   a.tokens[row] = a.drawn[row];
-  a.positions[row] = position;
-  a.slots[row] = named < 0 ? -1 : named * a.block_size + position % a.block_size;
-  a.context_lens[row] = position + 1;
+  a.positions[row] += 1;
+  a.slots[row] = named < 0 ? -1 : named * a.block_size + cached % a.block_size;
+  a.context_lens[row] = cached + 1;
   a.steps[row] += 1;
 }
 

@@ -11,4 +11,5 @@
 #include "norm.cu"
 #include "quantized.cu"
 #include "rope.cu"
+#include "rows.cu"
 #include "sampling.cu"

@@ -7,7 +7,8 @@ namespace rlt {
 struct RopeArguments {
   const void* qkv;
   const float* inverse_frequencies;
-  const int32_t *positions, *slots;
+  const int32_t* axes;  // or null
+  const int32_t *positions, *slots;  // positions [3, tokens] with axes
   const void *q_norm, *k_norm;  // or null
   void *k_cache, *v_cache, *q_out;
   double inverse_width, eps;
@@ -45,9 +46,10 @@ __device__ inline void norm_head(const RopeArguments& a, const T* weight, Halves
   }
 }
 
-// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; cosines and sines are rounded to T, as the CPU keeps them.
+// y1 = x1 cos - x2 sin, y2 = x2 cos + x1 sin; cosines and sines are rounded to T, as the CPU keeps them. With axes each
+// pair is turned by the token's position on its own of three.
 template <class T>
-__device__ inline void rotate_head(const RopeArguments& a, float position, const Halves& x, T* out) {
+__device__ inline void rotate_head(const RopeArguments& a, int64_t token, const Halves& x, T* out) {
   const int half = a.head_dim / 2;
   RLT_UNROLL
   for (int s = 0; s < ROPE_STEPS; ++s) {
@@ -56,6 +58,8 @@ __device__ inline void rotate_head(const RopeArguments& a, float position, const
     Vec<T, PAIRS> first, second;
     RLT_UNROLL
     for (int p = 0; p < PAIRS; ++p) {
+      const int64_t axis = a.axes == nullptr ? 0 : a.axes[i + p];
+      const float position = float(a.positions[axis * a.tokens + token]);
       const float frequency = a.inverse_frequencies[i + p], angle = position * frequency;
       const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // dims that are not turned are not scaled
       const float c = rounded<T>(cosf(angle) * factor), n = rounded<T>(sinf(angle) * factor);
@@ -109,7 +113,7 @@ __device__ inline void rope_and_write_kv(const RopeArguments& a) {
   Halves x = load_head(a, from);
   const T* norm = static_cast<const T*>(is_query ? a.q_norm : a.k_norm);
   if (norm != nullptr) norm_head(a, norm, x);
-  rotate_head(a, float(position), x, out);
+  rotate_head(a, token, x, out);
 }
 
 RLT_KERNELS(rope_and_write_kv, RopeArguments, rope_and_write_kv, 128)

@@ -18,6 +18,7 @@ struct SampleArguments {
   float* logprobs;
   int64_t vocabulary;
   int32_t num_parts, num_chunks;
+  int32_t banned[4];  // tokens that no row draws; a negative first one: none
 };
 
 constexpr int PART = 8192, PART_FLOATS = 6, CHUNK = 256, PER_LANE = 8;
@@ -31,7 +32,10 @@ struct RowParams {
   double penalty, top_p, min_p;
   float temperature;
   uint32_t top_k;
-  bool has_penalty, is_greedy, truncates;
+  bool has_penalty, has_banned, is_greedy, truncates;
+
+  // Whether a row is drawn from other logits than its log-probs are of.
+  __device__ bool is_changed() const { return has_penalty || has_banned; }
 };
 
 __device__ inline RowParams row_params(const SampleArguments& a, int row) {
@@ -44,6 +48,7 @@ __device__ inline RowParams row_params(const SampleArguments& a, int row) {
   p.temperature = __uint_as_float(uint32_t(words[4]));
   p.top_k = uint32_t(words[4] >> 32);
   p.has_penalty = p.penalty != 1.0 && a.seen != nullptr;
+  p.has_banned = a.banned[0] >= 0;
   p.is_greedy = p.temperature == 0.0f;
   p.truncates = (p.top_k > 0 && int64_t(p.top_k) < a.vocabulary) || p.top_p < 1.0 || p.min_p > 0.0;
   return p;
@@ -54,20 +59,28 @@ template <class T>
 struct Row {
   const T* logits;
   const unsigned* seen;
+  const int32_t* banned;
   RowParams p;
   float temperature;  // of both distributions: 1 where the draw is greedy
 
   __device__ Row(const SampleArguments& a, int row) : p(row_params(a, row)) {
     logits = static_cast<const T*>(a.logits) + int64_t(row) * a.vocabulary;
+    banned = a.banned;
     seen = p.has_penalty ? a.seen + int64_t(row) * ((a.vocabulary + 31) / 32) : nullptr;
     temperature = p.is_greedy ? 1.0f : p.temperature;
   }
-  __device__ float plain(int64_t token) const { return to_float(logits[token]) / temperature; }
+  // A division takes longer than the exponential behind it, and most rows are drawn at 1.
+  __device__ float tempered(float z) const { return temperature == 1.0f ? z : z / temperature; }
+  __device__ float plain(int64_t token) const { return tempered(to_float(logits[token])); }
+  __device__ bool is_banned(int64_t token) const {
+    return token == banned[0] || token == banned[1] || token == banned[2] || token == banned[3];
+  }
   __device__ float penalised(int64_t token) const {
+    if (p.has_banned && is_banned(token)) return -INFINITE;
     float z = to_float(logits[token]);
     if (seen != nullptr && (seen[token / 32] >> (token % 32) & 1))
       z = float(double(z) * (z > 0.0f ? 1.0 / p.penalty : p.penalty));
-    return z / temperature;
+    return tempered(z);
   }
 };
 
@@ -105,7 +118,7 @@ __device__ inline void sample_statistics(const SampleArguments& a) {
   const int64_t begin = int64_t(part) * PART, end = begin + PART < a.vocabulary ? begin + PART : a.vocabulary;
   float* out = a.parts + (int64_t(row) * a.num_parts + part) * PART_FLOATS;
   part_statistics(begin, end, [&](int64_t token) { return r.plain(token); }, out);
-  if (r.p.has_penalty) part_statistics(begin, end, [&](int64_t token) { return r.penalised(token); }, out + 2);
+  if (r.p.is_changed()) part_statistics(begin, end, [&](int64_t token) { return r.penalised(token); }, out + 2);
   if (!r.p.is_greedy) return;
   Weight best = 0;
   for (int64_t token = begin + threadIdx.x; token < end; token += blockDim.x) {
@@ -143,7 +156,7 @@ struct Distribution {
   Normaliser plain, drawn;
 
   __device__ Distribution(const SampleArguments& a, int idx)
-      : row(a, idx), plain(normaliser(a, idx, 0)), drawn(row.p.has_penalty ? normaliser(a, idx, 2) : plain) {}
+      : row(a, idx), plain(normaliser(a, idx, 0)), drawn(row.p.is_changed() ? normaliser(a, idx, 2) : plain) {}
   __device__ bool is_finite() const { return plain.is_finite && drawn.is_finite; }
   __device__ float prob(int64_t token) const { return expf(row.penalised(token) - drawn.max - drawn.log_sum); }
 };

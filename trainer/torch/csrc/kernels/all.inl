@@ -3,12 +3,7 @@
 #include "../kernels.h"
 
 #include <cstddef>
-#if defined(__x86_64__)
-// GCC 12's own intrinsics leave lanes undefined on purpose and then warn about it wherever they are inlined.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#endif
+#include "intrinsics.h"
 
 namespace rlt {
 namespace RLT_ISA {
@@ -19,7 +14,9 @@ namespace {
 #include "gemm.inl"
 #include "attention.inl"
 #include "paged.inl"
+#include "paged_as_packed.inl"
 #include "linear.inl"
+#include "numbers.inl"
 #include "quantized.inl"
 #include "optim.inl"
 
@@ -51,7 +48,16 @@ void attention_backward(const Attention& a, const AttentionItem& item, float* sc
   else
     attention_backward_t<float>(a, item, scratch);
 }
+int64_t paged_attention_scratch(const PagedAttention& a, int64_t context_len) {
+#if defined(__AVX512F__)
+  if (a.as_packed) return paged_as_packed_scratch(a);
+#endif
+  return paged_scratch(a, context_len);
+}
 void paged_attention(const PagedAttention& a, int64_t query, int64_t kv_head, float* scratch) {
+#if defined(__AVX512F__)
+  if (a.as_packed) return paged_as_packed(a, query, kv_head, scratch);
+#endif
   if (a.dtype == Dtype::BF16)
     paged_attention_t<bf16>(a, query, kv_head, scratch);
   else
@@ -69,12 +75,12 @@ const Kernels TABLE = {RLT_ISA_NAME,       rms_norm_forward,
                        gated_backward,     rope,
                        head_statistics,    head_gradient,
                        attention_scratch,  attention_forward,
-                       attention_backward, paged_scratch,
+                       attention_backward, paged_attention_scratch,
                        paged_attention,    linear_items,
                        linear_panels,      spread_len,
                        spread_rows,        quantized_items,
                        quantized_scratch,  quantized_linear,
                        dequantize,         adamw,
-                       sum_of_squares};
+                       sum_of_squares,     nullptr};
 }  // namespace RLT_ISA
 }  // namespace rlt

@@ -1,4 +1,4 @@
-// Causal attention of a trunk and its branches, flash style: blocks of queries against blocks of keys, the
+// Causal attention of a trunk and its branches, flash style: blocks of queries against stretches of keys, the
 // softmax kept online, so that memory grows with the length and never with its square. Keys of the trunk lie
 // packed before those of the branch at hand, so a branch is computed like the end of one long segment, and
 // what its queries send back to the trunk adds up in place, branch after branch in their order. Everything is
@@ -24,6 +24,30 @@ static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n,
       for (int64_t r = r0; r < lesser(r0 + 16, columns); ++r)
         out[d * out_stride + r] = r < rows ? to_float(x[r * stride + d]) : 0.0f;
 }
+#if defined(__AVX512F__)
+// The same for pairs of numbers, of which each vector has W.
+static void pack_transposed(const bf16* x, int64_t stride, int64_t rows, int64_t n, float* out,
+                            int64_t out_stride, int64_t columns) {
+  const auto pairs = [&](const bf16* row, int64_t d0) {
+    if (n - d0 >= 2 * W) return load(reinterpret_cast<const float*>(row + d0));
+    if (n % 2 == 0) return load_part(reinterpret_cast<const float*>(row + d0), (n - d0) / 2);
+    bf16 last[2 * W] = {};
+    __builtin_memcpy(last, row + d0, size_t(n - d0) * sizeof(bf16));
+    return load(reinterpret_cast<const float*>(last));
+  };
+  for (int64_t r0 = 0; r0 < columns; r0 += W)
+    for (int64_t d0 = 0; d0 < n; d0 += 2 * W) {
+      vf block[W];
+      for (int r = 0; r < W; ++r) block[r] = r0 + r < rows ? pairs(x + (r0 + r) * stride, d0) : vf{};
+      transpose(block);
+      for (int64_t d = d0; d < lesser(d0 + 2 * W, n); d += 2) {
+        const vu pair = (vu)block[(d - d0) / 2];
+        store_at(out + d * out_stride, (vf)(pair << 16), r0, columns);
+        if (d + 1 < n) store_at(out + (d + 1) * out_stride, (vf)(pair & 0xffff0000u), r0, columns);
+      }
+    }
+}
+#endif
 
 template <class T>
 static void unpack_rows(const float* x, int64_t x_stride, int64_t rows, int64_t n, T* out, int64_t stride) {
@@ -34,10 +58,24 @@ static void unpack_rows(const float* x, int64_t x_stride, int64_t rows, int64_t 
 // One more vector than needed keeps the row stride off powers of two, which would crowd a few cache sets.
 static inline int64_t panel_stride(int64_t len) { return round_up(len, W) + W; }
 
+// Queries times the scale, their scores with a stretch of keys, and what they have seen so far.
+struct Queries {
+  int64_t wide;
+  float *rows, *acc, *scores, *max, *sum;
+
+  static int64_t len(int64_t num, int64_t wide) { return num * (2 * wide + KEY_BLOCK + 2); }
+  Queries(int64_t num, int64_t wide, float* scratch) : wide(wide), rows(scratch) {
+    acc = rows + num * wide;
+    scores = acc + num * wide;
+    max = scores + num * KEY_BLOCK;
+    sum = max + num;
+  }
+};
+
 static int64_t attention_scratch(const Attention& a, int64_t len, bool backward) {
   const int64_t wide = round_up(a.dim, W), panel = panel_stride(len);
   if (!backward)
-    return a.dim * panel + len * wide + 2 * QUERY_BLOCK * wide + QUERY_BLOCK * KEY_BLOCK + 2 * QUERY_BLOCK;
+    return a.dim * panel + len * wide + Queries::len(QUERY_BLOCK, wide);
   return 2 * a.dim * panel + 3 * len * wide + 3 * QUERY_BLOCK * wide + 2 * QUERY_BLOCK * KEY_BLOCK +
          QUERY_BLOCK;
 }
@@ -101,19 +139,15 @@ static inline void begin_softmax(const float* sinks, int64_t head, float& max, f
 }
 
 struct ForwardScratch {
-  int64_t wide, panel;
-  float *keys_t, *values, *queries, *acc, *scores, *max, *sum;
+  int64_t panel;
+  float *keys_t, *values;
+  Queries queries;
 
   ForwardScratch(const Attention& a, int64_t longest, float* scratch)
-      : wide(round_up(a.dim, W)), panel(panel_stride(longest)) {
-    keys_t = scratch;
-    values = keys_t + a.dim * panel;
-    queries = values + longest * wide;
-    acc = queries + QUERY_BLOCK * wide;
-    scores = acc + QUERY_BLOCK * wide;
-    max = scores + QUERY_BLOCK * KEY_BLOCK;
-    sum = max + QUERY_BLOCK;
-  }
+      : panel(panel_stride(longest)),
+        keys_t(scratch),
+        values(keys_t + a.dim * panel),
+        queries(QUERY_BLOCK, round_up(a.dim, W), values + longest * round_up(a.dim, W)) {}
 };
 
 template <class T>
@@ -129,39 +163,53 @@ static void pack_forward(const Attention& a, int64_t kv_head, const Span& span, 
   pack_transposed(rows_at<T>(a.k, a.k_t, a.k_h, span.begin, kv_head), a.k_t, span.len(), a.dim,
                   s.keys_t + before, s.panel, panel_stride(before + span.len()) - before);
   pack_rows(rows_at<T>(a.v, a.v_t, a.v_h, span.begin, kv_head), a.v_t, span.len(), a.dim, 1.0f,
-            s.values + before * s.wide, s.wide);
+            s.values + before * s.queries.wide, s.queries.wide);
+}
+
+// The end of the stretch of keys that begins with key j. Aligned stretches end at the same keys for every
+// query, so the bits of a query's sums do not depend on the queries of its block.
+static inline int64_t stretch_end(bool aligned, int64_t j, int64_t len) {
+  return lesser(len, (aligned ? j / KEY_BLOCK * KEY_BLOCK : j) + KEY_BLOCK);
+}
+
+// Turns scores of m queries with a stretch of n keys into weights, and rescales the sums that values are
+// added to; `seen(r)` are the keys that query r sees.
+template <class Seen>
+static inline void weigh_stretch(int64_t m, int64_t n, float softcap, const Queries& q, Seen seen) {
+  for (int64_t r = 0; r < m; ++r) {
+    float *row = q.scores + r * KEY_BLOCK, *acc = q.acc + r * q.wide;
+    if (softcap != 0.0f) cap_scores(row, round_up(n, W), 1.0f, softcap);
+    const float shrink = online_softmax(row, seen(r), round_up(n, W), q.max[r], q.sum[r]);
+    if (shrink != 1.0f)
+      for (int64_t d = 0; d < q.wide; d += W) store(acc + d, load(acc + d) * shrink);
+  }
 }
 
 // Answers the queries of `span` in one head; `before` packed keys precede them.
 template <class T>
 static void attend(const Attention& a, int64_t head, const Span& span, int64_t before,
                    const ForwardScratch& s) {
-  const int64_t wide = s.wide;
+  const Queries& q = s.queries;
+  const int64_t wide = q.wide;
   for (int64_t at = 0; at < span.len(); at += QUERY_BLOCK) {
     const int64_t m = lesser(QUERY_BLOCK, span.len() - at), t0 = span.begin + at, i0 = before + at;
-    pack_rows(rows_at<T>(a.q, a.q_t, a.q_h, t0, head), a.q_t, m, a.dim, a.scale, s.queries, wide);
-    __builtin_memset(s.acc, 0, size_t(m * wide) * 4);
-    for (int64_t r = 0; r < m; ++r) begin_softmax(a.sinks, head, s.max[r], s.sum[r]);
-    for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
-      const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
-      gemm<false>(m, round_up(n, W), a.dim, s.queries, wide, 1, s.keys_t + j0, s.panel, s.scores, KEY_BLOCK);
-      for (int64_t r = 0; r < m; ++r) {
-        if (a.softcap != 0.0f) cap_scores(s.scores + r * KEY_BLOCK, round_up(n, W), 1.0f, a.softcap);
-        const float shrink = online_softmax(s.scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
-                                            round_up(n, W), s.max[r], s.sum[r]);
-        if (shrink != 1.0f)
-          for (int64_t d = 0; d < wide; d += W)
-            store(s.acc + r * wide + d, load(s.acc + r * wide + d) * shrink);
-      }
-      gemm<true>(m, wide, n, s.scores, KEY_BLOCK, 1, s.values + j0 * wide, wide, s.acc, wide);
+    pack_rows(rows_at<T>(a.q, a.q_t, a.q_h, t0, head), a.q_t, m, a.dim, a.scale, q.rows, wide);
+    __builtin_memset(q.acc, 0, size_t(m * wide) * 4);
+    for (int64_t r = 0; r < m; ++r) begin_softmax(a.sinks, head, q.max[r], q.sum[r]);
+    for (int64_t j0 = first_key(a, i0), end; j0 < i0 + m; j0 = end) {
+      end = stretch_end(a.aligned, j0, i0 + m);
+      const int64_t n = end - j0;
+      gemm<false>(m, round_up(n, W), a.dim, q.rows, wide, 1, s.keys_t + j0, s.panel, q.scores, KEY_BLOCK);
+      weigh_stretch(m, n, a.softcap, q, [&](int64_t r) { return visible(a, i0 + r, j0, n); });
+      gemm<true>(m, wide, n, q.scores, KEY_BLOCK, 1, s.values + j0 * wide, wide, q.acc, wide);
     }
     for (int64_t r = 0; r < m; ++r) {
-      const float inverse = 1.0f / s.sum[r];
-      for (int64_t d = 0; d < wide; d += W) store(s.acc + r * wide + d, load(s.acc + r * wide + d) * inverse);
-      a.lse[(t0 + r) * a.heads + head] = s.max[r] + __builtin_logf(s.sum[r]);
+      const float inverse = 1.0f / q.sum[r];
+      for (int64_t d = 0; d < wide; d += W) store(q.acc + r * wide + d, load(q.acc + r * wide + d) * inverse);
+      a.lse[(t0 + r) * a.heads + head] = q.max[r] + __builtin_logf(q.sum[r]);
     }
     T* out = static_cast<T*>(a.out) + (t0 * a.heads + head) * a.dim;
-    unpack_rows(s.acc, wide, m, a.dim, out, a.heads * a.dim);
+    unpack_rows(q.acc, wide, m, a.dim, out, a.heads * a.dim);
   }
 }
 

@@ -17,97 +17,6 @@ constexpr int QUANTIZED_ROWS = 2;  // 8 of 16
 constexpr int QUANTIZED_OUTPUTS = 4;
 // Rows that meet the same unpacked outputs; their inputs stay in the second-level cache.
 constexpr int64_t QUANTIZED_BLOCK = 64;
-// W = q * scale / 127, as bitsandbytes multiplies it.
-constexpr float ONE_127TH = 7.874015718698502e-3f;
-
-// Keeps a product out of a fused multiply-add, which would not round it.
-static inline void round_here(float& x) {
-#if defined(__x86_64__)
-  __asm__("" : "+x"(x));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(x));
-#else
-  volatile float stored = x;
-  x = stored;
-#endif
-}
-
-static inline vf round_to_half(vf x) {
-  const vu u = (vu)x, sign = u & 0x80000000u;
-  const vf size = (vf)(u & 0x7fffffffu);
-  const vf normal = (vf)((u + 0xfffu + ((u >> 13) & 1u)) & 0xffffe000u);
-  // Below the smallest normal number steps are 2^-24, which is the step of float32 between 1/2 and 1.
-  const vf subnormal = (vf)((vu)((x + 0.75f) - 0.75f) | sign);
-  const vf finite = size < 6.103515625e-5f ? subnormal : normal;
-  return size >= 65520.0f ? (vf)(sign | 0x7f800000u) : finite;
-}
-static inline vf round_as(vf x, const int32_t rounds[2]) {
-  for (int i = 0; i < 2; ++i) {
-    if (rounds[i] == 1) x = round_to(x, bf16{});
-    if (rounds[i] == 2) x = round_to_half(x);
-  }
-  return x;
-}
-
-static inline float scale_of(const Quantized& q, int64_t block) {
-  if (q.scales) return q.scales[block];
-  float product = q.scale_table[q.scale_codes[block]] * q.scale_scales[block / Quantized::SCALE_BLOCK];
-  round_here(product);
-  return product + q.scale_offset;
-}
-
-// The 16 numbers of a block.
-static inline void block_numbers(const Quantized& q, int64_t block, float numbers[16]) {
-  const vf scale = splat(scale_of(q, block));
-  for (int i = 0; i < 16; i += W) store(numbers + i, round_as(load(q.table + i) * scale, q.rounds));
-}
-
-// W bytes, each in a lane.
-static inline vu load_bytes(const uint8_t* p) {
-  typedef uint8_t vb __attribute__((vector_size(W), aligned(1), may_alias));
-  const vb bytes = *reinterpret_cast<const vb*>(p);
-  return __builtin_convertvector(bytes, vu);
-}
-
-// The 16 numbers of a block, looked up by the low 4 bits of each lane.
-#if defined(__AVX512F__)
-struct Numbers {
-  vf all;
-};
-static inline Numbers numbers_of(const Quantized& q, float scale) {
-  return {round_as(load(q.table) * splat(scale), q.rounds)};
-}
-static inline vf pick(const Numbers& t, vu codes) {
-  return (vf)_mm512_permutexvar_ps((__m512i)codes, (__m512)t.all);
-}
-#elif defined(__AVX2__)
-struct Numbers {
-  vf low, high;
-};
-static inline Numbers numbers_of(const Quantized& q, float scale) {
-  const vf s = splat(scale);
-  return {round_as(load(q.table) * s, q.rounds), round_as(load(q.table + W) * s, q.rounds)};
-}
-static inline vf pick(const Numbers& t, vu codes) {
-  const __m256 low = _mm256_permutevar8x32_ps((__m256)t.low, (__m256i)codes),
-               high = _mm256_permutevar8x32_ps((__m256)t.high, (__m256i)codes);
-  return (vf)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
-}
-#else
-struct Numbers {
-  float all[16];
-};
-static inline Numbers numbers_of(const Quantized& q, float scale) {
-  Numbers t;
-  for (int i = 0; i < 16; i += W) store(t.all + i, round_as(load(q.table + i) * splat(scale), q.rounds));
-  return t;
-}
-static inline vf pick(const Numbers& t, vu codes) {
-  vf x = {};
-  for (int i = 0; i < W; ++i) x[i] = t.all[codes[i] & 15u];
-  return x;
-}
-#endif
 
 static inline bool is_spread(const Quantized& q, int64_t in) {
   return q.format == Quantized::Format::FourBit && q.block % (2 * W) == 0 && in % q.block == 0;
@@ -188,13 +97,6 @@ static inline void unpack_one_by_one(const QuantizedLinear& a, int64_t first, Ta
   }
 }
 
-static inline vf int8_numbers(const int8_t* p, int64_t n, float scale, const int32_t rounds[2]) {
-  typedef int8_t vc __attribute__((vector_size(W), aligned(1), may_alias));
-  int8_t part[W] = {};
-  if (n < W) __builtin_memcpy(part, p, size_t(n));
-  const vc codes = *reinterpret_cast<const vc*>(n < W ? part : p);
-  return round_as(__builtin_convertvector(codes, vf) * splat(scale) * splat(ONE_127TH), rounds);
-}
 template <class Take>
 static inline void unpack_int8(const QuantizedLinear& a, int64_t first, Take take) {
   const Quantized& q = a.weight;

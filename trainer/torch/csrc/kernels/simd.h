@@ -37,13 +37,12 @@ static inline vf load(const bf16* p) {
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
-// Round to nearest even; a NaN keeps being one.
-static inline vh to_bf16(vf x) {
-  vu u = (vu)x;
-  vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  vu nan = (vu)(x != x);
-  return __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), vh);
+// Round to nearest even, the lower halves zero; a NaN keeps being one.
+static inline vu rounded_bits(vf x) {
+  const vu u = (vu)x, nan = (vu)(x != x);
+  return (nan & 0x7fc00000u) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
 }
+static inline vh to_bf16(vf x) { return __builtin_convertvector(rounded_bits(x) >> 16, vh); }
 static inline void store(bf16* p, vf x) { *reinterpret_cast<vh_loose*>(p) = to_bf16(x); }
 
 static inline float to_float(float x) { return x; }
@@ -96,7 +95,7 @@ static inline void store_part(bf16* p, vf x, int64_t n) {
 
 // What storing as T and loading again would give.
 static inline vf round_to(vf x, float) { return x; }
-static inline vf round_to(vf x, bf16) { return (vf)(__builtin_convertvector(to_bf16(x), vu) << 16); }
+static inline vf round_to(vf x, bf16) { return (vf)rounded_bits(x); }
 
 #if defined(__AVX512F__)
 static inline float sum_of(vf x) { return _mm512_reduce_add_ps((__m512)x); }
@@ -138,6 +137,36 @@ static inline void sums_of(const vf x[4], float* out) {
   for (int i = 0; i < 4; ++i) out[i] = sum_of(x[i]);
 #endif
 }
+// W vectors as the columns of a square instead of its rows.
+#if defined(__AVX512F__)
+static inline void transpose(vf x[16]) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps((__m512)x[i], (__m512)x[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps((__m512)x[i], (__m512)x[i + 1]);
+  }
+  const auto low = [](__m512 p, __m512 q) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(p), _mm512_castps_pd(q)));
+  };
+  const auto high = [](__m512 p, __m512 q) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(p), _mm512_castps_pd(q)));
+  };
+  for (int i = 0; i < 16; i += 4)
+    for (int k = 0; k < 2; ++k) {
+      b[i + 2 * k] = low(a[i + k], a[i + 2 + k]);
+      b[i + 2 * k + 1] = high(a[i + k], a[i + 2 + k]);
+    }
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 16; k += 8) {
+      a[k + i] = _mm512_shuffle_f32x4(b[k + i], b[k + 4 + i], 0x88);
+      a[k + 4 + i] = _mm512_shuffle_f32x4(b[k + i], b[k + 4 + i], 0xdd);
+    }
+  for (int i = 0; i < 8; ++i) {
+    x[i] = (vf)_mm512_shuffle_f32x4(a[i], a[i + 8], 0x88);
+    x[i + 8] = (vf)_mm512_shuffle_f32x4(a[i], a[i + 8], 0xdd);
+  }
+}
+#endif
 static inline vf vsqrt(vf x) {
 #if defined(__AVX512F__)
   return (vf)_mm512_sqrt_ps((__m512)x);

@@ -56,8 +56,8 @@ impl EmbedGather<'_> {
 }
 
 /// Makes the tokens just drawn the next step's input. Of every row with a position of 0 or more: the token,
-/// the position after the one before, its slot by the block table (-1 beyond the table), the context that
-/// ends with it, and the number of the next draw. Other rows stay as they are.
+/// the position after the one before, its slot by the context's length and the block table (-1 beyond the
+/// table), the context that ends with it, and the number of the next draw. Other rows stay as they are.
 #[derive(Clone, Copy, Debug)]
 pub struct Advance<'a> {
     /// i32 `[rows]`: what [`Sample`](super::Sample) drew.
@@ -68,11 +68,11 @@ pub struct Advance<'a> {
     pub block_size: usize,
     /// i32 `[rows]`, the tokens that the next step feeds in.
     pub tokens: &'a Tensor,
-    /// i32 `[rows]`, their positions.
+    /// i32 `[rows]`, their positions, which behind images count less than tokens do.
     pub positions: &'a Tensor,
     /// i32 `[rows]`, where their keys and values go.
     pub slots: &'a Tensor,
-    /// i32 `[rows]`, position + 1.
+    /// i32 `[rows]`, tokens of the sequence up to this one.
     pub context_lens: &'a Tensor,
     /// i32 `[rows]`, tokens of the completion so far: the number of the next draw.
     pub steps: &'a Tensor,

@@ -68,21 +68,60 @@ struct Arguments {
     per_token: i32,
 }
 
+/// The sizes that every product has.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n: i64,
+    experts: i64,
+    out_width: i64,
+    in_width: i64,
+}
+
+impl Sizes {
+    /// Those of a weight and of a tensor with a row for each result, which fit a kernel's indices.
+    fn of(operands: &Operands, weight: (&str, &Tensor), rows: (&str, &Tensor)) -> Result<Self, Error> {
+        let [experts, out_width, in_width] = operands.sizes(weight.0, weight.1)?;
+        operands.require(experts > 0, "at least one expert", experts)?;
+        let [n, _] = operands.sizes(rows.0, rows.1)?;
+        operands.require(n < i64::from(i32::MAX), "fewer than 2^31 - 1 rows", n)?;
+        Ok(Self { n, experts, out_width, in_width })
+    }
+
+    fn weight(&self) -> [i64; 3] {
+        [self.experts, self.out_width, self.in_width]
+    }
+
+    /// The arguments of a product of rows of their own.
+    fn arguments(
+        &self,
+        operands: &Operands,
+        ends: &Tensor,
+        (rows, other, out): (*const c_void, *const c_void, *mut c_void),
+    ) -> Result<Arguments, Error> {
+        Ok(Arguments {
+            rows,
+            other,
+            out,
+            ends: operands.address("ends", ends, Kind::Int, &[self.experts])?,
+            places: std::ptr::null(),
+            n: self.n,
+            out_width: self.out_width,
+            in_width: self.in_width,
+            experts: self.experts as i32,
+            per_token: 1,
+        })
+    }
+}
+
 /// Blocks of rows that any routing needs at most: each expert with rows may end in one that is not full.
 fn row_tiles(n: i64, experts: i64) -> usize {
     let (n, with_rows) = (n as usize, n.min(experts) as usize);
     ((n + with_rows * (TILE - 1)) / TILE).min(n)
 }
 
-/// The sizes `[experts, out, in]` of a weight, which fit a kernel's indices.
-fn weight_sizes(operands: &Operands, name: &str, weight: &Tensor) -> Result<[i64; 3], Error> {
-    let sizes = operands.sizes(name, weight)?;
-    operands.require(sizes[0] > 0, "at least one expert", sizes[0])?;
-    Ok(sizes)
-}
-
-fn rows_fit(operands: &Operands, n: i64) -> Result<(), Error> {
-    operands.require(n < i64::from(i32::MAX), "fewer than 2^31 - 1 rows", n)
+/// Blocks that a dim of a weight takes.
+fn tiles(width: i64) -> usize {
+    (width as usize).div_ceil(TILE)
 }
 
 impl GroupedLinear<'_> {
@@ -93,9 +132,8 @@ impl GroupedLinear<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear");
         let kind = self.out.kind();
-        let [experts, out_width, in_width] = weight_sizes(&operands, "weight", self.weight)?;
-        let [n, _] = operands.sizes("out", self.out)?;
-        rows_fit(&operands, n)?;
+        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let Sizes { n, experts, out_width, in_width } = sizes;
         let [num_rows, _] = operands.sizes("rows", self.rows)?;
         let per_token = if self.places.is_some() { n / num_rows.max(1) } else { 1 };
         operands.require(
@@ -103,19 +141,15 @@ impl GroupedLinear<'_> {
             "as many rows as results, or a part of them",
             num_rows,
         )?;
+        let rows = operands.address("rows", self.rows, kind, &[num_rows, in_width])?;
+        let weight = operands.address("weight", self.weight, kind, &sizes.weight())?;
+        let out = operands.address("out", self.out, kind, &[n, out_width])?;
         let arguments = Arguments {
-            rows: operands.address("rows", self.rows, kind, &[num_rows, in_width])?,
-            other: operands.address("weight", self.weight, kind, &[experts, out_width, in_width])?,
-            out: operands.address("out", self.out, kind, &[n, out_width])?,
-            ends: operands.address("ends", self.ends, Kind::Int, &[experts])?,
             places: operands.address_or_null("places", self.places, Kind::Int, &[n])?,
-            n,
-            out_width,
-            in_width,
-            experts: experts as i32,
             per_token: per_token as i32,
+            ..sizes.arguments(&operands, self.ends, (rows, weight, out))?
         };
-        let grid = [row_tiles(n, experts), (out_width as usize).div_ceil(TILE), 1];
+        let grid = [row_tiles(n, experts), tiles(out_width), 1];
         let name = operands.kernel("grouped_linear", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)
     }
@@ -129,22 +163,13 @@ impl GroupedLinearDx<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of rows");
         let kind = self.out.kind();
-        let [experts, out_width, in_width] = weight_sizes(&operands, "weight", self.weight)?;
-        let [n, _] = operands.sizes("out", self.out)?;
-        rows_fit(&operands, n)?;
-        let arguments = Arguments {
-            rows: operands.address("grad", self.grad, kind, &[n, out_width])?,
-            other: operands.address("weight", self.weight, kind, &[experts, out_width, in_width])?,
-            out: operands.address("out", self.out, kind, &[n, in_width])?,
-            ends: operands.address("ends", self.ends, Kind::Int, &[experts])?,
-            places: std::ptr::null(),
-            n,
-            out_width,
-            in_width,
-            experts: experts as i32,
-            per_token: 1,
-        };
-        let grid = [row_tiles(n, experts), (in_width as usize).div_ceil(TILE), 1];
+        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let Sizes { n, experts, out_width, in_width } = sizes;
+        let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
+        let weight = operands.address("weight", self.weight, kind, &sizes.weight())?;
+        let out = operands.address("out", self.out, kind, &[n, in_width])?;
+        let arguments = sizes.arguments(&operands, self.ends, (grad, weight, out))?;
+        let grid = [row_tiles(n, experts), tiles(in_width), 1];
         let name = operands.kernel("grouped_linear_dx", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)
     }
@@ -158,21 +183,12 @@ impl GroupedLinearDw<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of weights");
         let kind = self.out.kind();
-        let [experts, out_width, in_width] = weight_sizes(&operands, "out", self.out)?;
-        let [n, _] = operands.sizes("grad", self.grad)?;
-        let arguments = Arguments {
-            rows: operands.address("rows", self.rows, kind, &[n, in_width])?,
-            other: operands.address("grad", self.grad, kind, &[n, out_width])?,
-            out: operands.address("out", self.out, kind, &[experts, out_width, in_width])?,
-            ends: operands.address("ends", self.ends, Kind::Int, &[experts])?,
-            places: std::ptr::null(),
-            n,
-            out_width,
-            in_width,
-            experts: experts as i32,
-            per_token: 1,
-        };
-        let tiles = |width: i64| (width as usize).div_ceil(TILE);
+        let sizes = Sizes::of(&operands, ("out", self.out), ("grad", self.grad))?;
+        let Sizes { n, experts, out_width, in_width } = sizes;
+        let rows = operands.address("rows", self.rows, kind, &[n, in_width])?;
+        let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
+        let out = operands.address("out", self.out, kind, &sizes.weight())?;
+        let arguments = sizes.arguments(&operands, self.ends, (rows, grad, out))?;
         let grid = [tiles(out_width), tiles(in_width), experts as usize];
         let name = operands.kernel("grouped_linear_dw", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)

@@ -16,8 +16,12 @@ pub struct RopeAndWriteKv<'a> {
     pub inverse_frequencies: &'a Tensor,
     /// Multiplies cosines and sines of turned pairs (YaRN's attention factor), else 1.
     pub rope_factor: f64,
-    /// i32 `[tokens]`; negative: a token of no sequence, whose queries become zero.
+    /// i32 `[tokens]`; negative: a token of no sequence, whose queries become zero. With `axes`
+    /// `[3, tokens]`.
     pub positions: &'a Tensor,
+    /// i32 `[head_dim / 2]`: which of three positions of a token turns each pair of dims. `None`: tokens have
+    /// one.
+    pub axes: Option<&'a Tensor>,
     /// i32 `[tokens]`: block * block_size + offset; negative: keys and values are not written.
     pub slots: &'a Tensor,
     /// Weights `[head_dim]` of the norms of query and key heads.
@@ -40,6 +44,7 @@ pub struct RopeAndWriteKv<'a> {
 struct Arguments {
     qkv: *const c_void,
     inverse_frequencies: *const c_void,
+    axes: *const c_void,
     positions: *const c_void,
     slots: *const c_void,
     q_norm: *const c_void,
@@ -78,6 +83,7 @@ impl RopeAndWriteKv<'_> {
         let width = (heads + 2 * kv_heads) * head_dim;
         let norm = |name, weight| operands.address_or_null(name, weight, kind, &[head_dim]);
         let frequencies = self.inverse_frequencies;
+        let positions: &[i64] = if self.axes.is_some() { &[3, tokens] } else { &[tokens] };
         let arguments = Arguments {
             qkv: operands.address("qkv", self.qkv, kind, &[tokens, width])?,
             inverse_frequencies: operands.address(
@@ -86,7 +92,8 @@ impl RopeAndWriteKv<'_> {
                 Kind::Float,
                 &[head_dim / 2],
             )?,
-            positions: operands.address("positions", self.positions, Kind::Int, &[tokens])?,
+            axes: operands.address_or_null("axes", self.axes, Kind::Int, &[head_dim / 2])?,
+            positions: operands.address("positions", self.positions, Kind::Int, positions)?,
             slots: operands.address("slots", self.slots, Kind::Int, &[tokens])?,
             q_norm: norm("the query norm", self.qk_norms.map(|(q, _)| q))?,
             k_norm: norm("the key norm", self.qk_norms.map(|(_, k)| k))?,

@@ -15,6 +15,8 @@ const PART: i64 = 8192;
 const PART_FLOATS: i64 = 6;
 /// Tokens whose weights are summed together on the way to the drawn one.
 const CHUNK: i64 = 256;
+/// Tokens that a launch can ban.
+const MAX_BANNED: usize = 4;
 
 /// How one row's token is drawn; the meaning of the numbers is that of `rlt_core::sampling`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +57,8 @@ pub struct Sample<'a> {
     /// i32 `[rows, ceil(vocabulary / 32)]`, a bit for each token that occurred
     /// ([`MarkSeen`](super::MarkSeen)); the drawn token's is set. `None` where no row has a penalty.
     pub seen: Option<&'a Tensor>,
+    /// Tokens that no row draws, at most four.
+    pub banned: &'a [u32],
     /// f32, at least [`sampling_workspace_bytes`] / 4 numbers.
     pub workspace: &'a Tensor,
     /// i32 `[rows]`: the drawn tokens.
@@ -79,6 +83,7 @@ struct Arguments {
     vocabulary: i64,
     num_parts: i32,
     num_chunks: i32,
+    banned: [i32; MAX_BANNED],
 }
 
 /// Floats of each piece of the workspace: sums of chunks (two floats each), statistics of parts,
@@ -108,6 +113,8 @@ impl Sample<'_> {
             "a vocabulary from 1 to 1048576 tokens",
             vocabulary,
         )?;
+        let num_banned = self.banned.len();
+        operands.require(num_banned <= MAX_BANNED, "at most 4 banned tokens", num_banned)?;
         let words = (vocabulary + 31) / 32;
         let (num_parts, num_chunks) = ((vocabulary + PART - 1) / PART, (vocabulary + CHUNK - 1) / CHUNK);
         let [got] = operands.sizes("workspace", self.workspace)?;
@@ -134,6 +141,7 @@ impl Sample<'_> {
             vocabulary,
             num_parts: num_parts as i32,
             num_chunks: num_chunks as i32,
+            banned: std::array::from_fn(|idx| self.banned.get(idx).map_or(-1, |token| *token as i32)),
         };
         let statistics = operands.kernel("sample_statistics", kind)?;
         let grid = [rows as usize, num_parts as usize, 1];

@@ -93,6 +93,8 @@ fn matrices() -> Vec<QuantizedMatrix> {
         quantized(37, 128, layout(QuantFormat::Nf4, 64, false, Kind::Float)),
         quantized(8, 192, layout(QuantFormat::Nf4, 64, true, Kind::BFloat16)),
         quantized(5, 96, layout(QuantFormat::Fp4, 32, true, Kind::Half)),
+        quantized(40, 192, layout(QuantFormat::Fp4, 64, false, Kind::Half)),
+        quantized(33, 256, layout(QuantFormat::Nf4, 128, true, Kind::Float)),
         quantized(11, 45, layout(QuantFormat::Nf4, 64, false, Kind::Float)),
         quantized(9, 77, layout(QuantFormat::Int8, 64, false, Kind::Float)),
         quantized(66, 128, layout(QuantFormat::Int8, 64, false, Kind::Float)),
@@ -105,14 +107,18 @@ fn a_product_is_that_of_the_dequantized_weight_and_rows_do_not_depend_on_each_ot
         on_every_isa(|| {
             let [outputs, inputs] = matrix.size();
             let (x, bias) = (randn(&[70, inputs], 1), randn(&[outputs], 2));
+            for kind in [Kind::Float, Kind::BFloat16] {
+                let x = x.to_kind(kind);
+                let all = matrix.product(&x, Some(&bias.to_kind(kind)));
+                for (start, len) in [(0, 1), (3, 2), (60, 10), (0, 65), (69, 1)] {
+                    let some = matrix.product(&x.narrow(0, start, len), Some(&bias.to_kind(kind)));
+                    assert_same(&some, &all.narrow(0, start, len).contiguous(), "rows beside others");
+                }
+            }
             let all = matrix.product(&x, Some(&bias));
             let dense = x.linear(&matrix.dequantize(Kind::Float), Some(&bias));
             // Sums of a hundred terms in another order.
             assert!(relative_difference(&all, &dense) < 3e-6, "{:?}", matrix.layout());
-            for (start, len) in [(0, 1), (3, 2), (60, 10), (0, 65), (69, 1)] {
-                let some = matrix.product(&x.narrow(0, start, len), Some(&bias));
-                assert_same(&some, &all.narrow(0, start, len).contiguous(), "rows beside others");
-            }
             let narrow = matrix.product(&x.to_kind(Kind::BFloat16), None);
             let weight = matrix.dequantize(Kind::BFloat16).to_kind(Kind::Float);
             let wide = x.to_kind(Kind::BFloat16).to_kind(Kind::Float).linear(&weight, None::<Tensor>);

@@ -55,6 +55,55 @@ fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
     });
 }
 
+/// In training and where it was packed for sampling: rollout and actor must compute the same numbers.
+#[test]
+fn a_row_in_bfloat16_has_the_same_bits_packed_or_not_in_any_batch_where_the_cpu_multiplies_in_bfloat16() {
+    let has_run = std::cell::Cell::new(false);
+    on_every_isa(|| {
+        if !crate::has_one_order(Kind::BFloat16) {
+            return;
+        }
+        has_run.set(true);
+        for (outputs, inputs) in [(96, 64), (50, 7), (33, 129), (1, 5), (40, 1536), (17, 4864), (1200, 576)] {
+            let of = |shape: &[i64], seed| randn(shape, seed).to_kind(Kind::BFloat16);
+            let (weight, bias) = (of(&[outputs, inputs], 1), of(&[outputs], 2));
+            let layer = PackedLinear::new(&weight, Some(&bias), 16, None).unwrap();
+            let x = of(&[1031, inputs], 3);
+            let together = crate::linear(&x, &weight, Some(&bias));
+            let wide = |t: &Tensor| t.to_kind(Kind::Float);
+            let exact = wide(&x).linear(&wide(&weight), Some(wide(&bias)));
+            // Half a step of a number's 8 bits.
+            assert!(relative_difference(&wide(&together), &exact) < 1.0 / 256.0);
+            for (start, len) in [(0, 1), (5, 1), (1030, 1), (3, 2), (40, 12), (90, 33), (7, 300), (0, 1031)] {
+                let rows = x.narrow(0, start, len);
+                let expected = together.narrow(0, start, len);
+                assert_eq!(layer.forward(&rows), expected, "{len} rows from {start}, packed");
+                assert_eq!(crate::linear(&rows, &weight, Some(&bias)), expected, "{len} rows from {start}");
+            }
+        }
+    });
+    if !has_run.get() {
+        rlt_skipped::skip_also_under_ci("one order of sums in bfloat16 needs a CPU with AVX512_BF16");
+    }
+}
+
+#[test]
+fn a_linear_layer_in_bfloat16_has_the_gradients_of_libtorchs() {
+    let of = |shape: &[i64], seed| leaf(&randn(shape, seed).to_kind(Kind::BFloat16));
+    for shape in [&[37, 48][..], &[3, 5, 48], &[48]] {
+        let tensors = || (of(shape, 1), of(&[29, 48], 2), of(&[29], 3));
+        let (ours, theirs) = (tensors(), tensors());
+        let y = crate::linear(&ours.0, &ours.1, Some(&ours.2));
+        let expected = theirs.0.linear(&theirs.1, Some(&theirs.2));
+        let grad = randn(&y.size(), 4).to_kind(Kind::BFloat16);
+        crate::backward(&y, &grad);
+        crate::backward(&expected, &grad);
+        for (own, other) in [(&ours.0, &theirs.0), (&ours.1, &theirs.1), (&ours.2, &theirs.2)] {
+            assert!(relative_difference(&own.grad(), &other.grad()) < 0.01, "{shape:?}");
+        }
+    }
+}
+
 /// torch.optim.AdamW's single-tensor step, operation for operation.
 fn plain_adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, s: &AdamWStep) {
     let (b1, b2) = s.betas;
@@ -267,5 +316,5 @@ fn a_machine_without_a_driver_has_no_cuda() {
 
 #[test]
 fn the_kernels_name_their_instruction_set() {
-    assert!(["baseline", "avx2", "avx512"].contains(&crate::kernel_isa().as_str()));
+    assert!(["baseline", "avx2", "avx512", "avx512_bf16", "amx"].contains(&crate::kernel_isa().as_str()));
 }

@@ -60,7 +60,7 @@ formula! {
     /// Generalised advantage estimation with a lambda for each length, and another for the critic (VAPO,
     /// <https://arxiv.org/abs/2504.05118>).
     ///
-    /// [`decoupled_gae`] with the policy's lambda at 1 - 1 / (0.05 l) for l counting tokens (section 4.2),
+    /// `decoupled_gae` with the policy's lambda at 1 - 1 / (0.05 l) for l counting tokens (section 4.2),
     /// and the critic's at 1 (section 4.1, as in VC-PPO, arXiv 2503.01491).
     pub struct LengthAdaptiveGae {
         /// Discount per token, 0 to 1.

@@ -207,9 +207,9 @@ fn gathered_experts_are_verified_and_leave_with_their_unit() {
 /// A pass over so many tokens, forward and backward.
 fn pass(model: Model<'_>, tokens: &[u32]) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
-    let context = model.decoder.context(&input, Adapter::On);
+    let mut context = model.decoder.context(&input, Adapter::On);
     let keep = layer_schedule::Keep { inputs_only: false, embedding_gradient: false, offload_to: None };
-    let tape = layer_schedule::forward(model, &input, &context, keep).unwrap();
+    let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
     layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();
@@ -225,7 +225,7 @@ fn choices(case: Case, tokens: &[u32]) -> Vec<f64> {
     let weights_t = Tensor::ones([tokens.len() as i64], (Kind::Float, decoder.device()));
     context.router = Some(RouterTap::counting(weights_t, case.num_experts));
     let model = Model { decoder: &decoder, shards: None, sp_group: None };
-    let _ = layer_schedule::infer(model, &input, &context).unwrap();
+    let _ = layer_schedule::infer(model, &input, &mut context).unwrap();
     context.router.unwrap().load().chosen
 }
 

@@ -282,9 +282,9 @@ fn gathered_weights_are_verified_and_leave_with_their_unit() {
 /// A pass over so many tokens, forward and backward.
 fn pass(model: Model<'_>, tokens: &[u32], inputs_only: bool) {
     let input = PackedInput::new(&[tokens], model.decoder.device());
-    let context = model.decoder.context(&input, Adapter::On);
+    let mut context = model.decoder.context(&input, Adapter::On);
     let keep = layer_schedule::Keep { inputs_only, embedding_gradient: true, offload_to: None };
-    let tape = layer_schedule::forward(model, &input, &context, keep).unwrap();
+    let tape = layer_schedule::forward(model, &input, &mut context, keep).unwrap();
     model.begin_outer_gradient();
     let grad_td = tape.normed_td.ones_like();
     layer_schedule::backward_through(model, tape, &context, &grad_td).unwrap();

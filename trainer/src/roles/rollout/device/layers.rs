@@ -22,7 +22,7 @@ use tch::{Device, Kind, Tensor};
 use super::Failure;
 use super::experts::{ExpertBuffers, Mix};
 use super::peers::Peers;
-use crate::model::{DecoderLayer, FeedForward, Norm, activation_of};
+use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Scratch};
 use crate::roles::rollout::weights::{PackedBlock, RolloutWeights};
@@ -57,6 +57,8 @@ pub(super) struct Model<'a> {
     turnings: Vec<Turning>,
     /// For layers that turn nothing.
     no_turning: Turning,
+    /// Which of three positions turns each pair of a head, i32; `None` where tokens have one.
+    axes: Option<Tensor>,
     multiprocessors: usize,
     /// For dequantized weights.
     dequantized: Option<Tensor>,
@@ -66,8 +68,12 @@ pub(super) struct Model<'a> {
 pub(super) struct Inputs {
     /// i32 `[rows]`.
     pub(super) tokens: Tensor,
-    /// i32 `[rows]`.
+    /// i32 `[rows]`, or `[3, rows]`.
     pub(super) positions: Tensor,
+    /// Features of images among the rows.
+    pub(super) images: Option<PlacedFeatures>,
+    /// Whether positions are by three axes.
+    pub(super) has_axes: bool,
     /// i32 `[rows]`.
     pub(super) slots: Tensor,
     pub(super) seen: Seen,
@@ -142,6 +148,7 @@ impl<'a> Model<'a> {
             final_norm: cast(&times(&frame.norm, frame.config.norm_offset, frame.config.logit_scale)),
             turnings,
             no_turning: (nothing, 1.0),
+            axes: frame.ropes.axes().map(|axes| layout.pairs(&axes.to_kind(Kind::Int))),
             multiprocessors,
             dequantized: weights
                 .largest_beside(DeviceProduct::dequantized_numbers)
@@ -218,8 +225,16 @@ impl<'a> Model<'a> {
             out: &buffers.residual,
         }
         .launch(kernels)?;
+        if let Some(images) = &inputs.images {
+            buffers.residual.shallow_clone().copy_(&images.in_place_of(&buffers.residual));
+        }
         for layer_idx in 0..self.norms.len() {
             self.layer(layer_idx, inputs, cache, buffers)?;
+            if let Some(images) = &inputs.images {
+                // What is added behind a layer is added to what its last block made.
+                let added = images.added_after(layer_idx, buffers.added.shallow_clone());
+                buffers.added.shallow_clone().copy_(&added);
+            }
         }
         let added = (!self.norms.is_empty()).then_some(&buffers.added);
         self.norm(added, &self.final_norm, buffers)?;
@@ -357,6 +372,7 @@ impl<'a> Model<'a> {
             norm_width: frame.config.head_dim,
             rope_factor: *rope_factor,
             positions: &inputs.positions,
+            axes: self.axes.as_ref().filter(|_| inputs.has_axes),
             slots: &inputs.slots,
             qk_norms,
             eps: frame.config.rms_norm_eps,

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::layers::{Inputs, Seen};
 use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
+use crate::roles::rollout::images::Stretch;
 
 impl DeviceDecoder<'_> {
     /// Stores keys and values of a step's prompts, and copies its blocks.
@@ -23,7 +24,12 @@ impl DeviceDecoder<'_> {
 
     /// The tokens of a pass, a row each, and the cached tokens of its sequences, all by one copy.
     fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<Inputs, Error> {
-        let words = Words::of(prefills, self.layout.block_size);
+        let mut words = Words::of(prefills, self.layout.block_size);
+        let stretches: Vec<Stretch> = prefills.iter().map(stretch).collect();
+        let axes = self.images.positions_by_axis(&stretches);
+        if let Some(axes) = &axes {
+            words.positions = axes.iter().flatten().map(|position| *position as i32).collect();
+        }
         let arrays = words.arrays();
         let packed = self.send(&arrays.concat())?;
         let mut start = 0;
@@ -34,7 +40,16 @@ impl DeviceDecoder<'_> {
         });
         let (max_queries, max_keys) = (words.max_queries, words.max_keys);
         let seen = CachedSegments { cu_queries, cu_keys, slots: seen_slots, max_queries, max_keys };
-        Ok(Inputs { tokens, positions, slots, seen: Seen::Gathered(seen), routes: Vec::new() })
+        let has_axes = axes.is_some();
+        Ok(Inputs {
+            tokens,
+            positions: if has_axes { positions.view([3, -1]) } else { positions },
+            images: self.images.placed_features(&self.model.weights.frame, &stretches),
+            has_axes,
+            slots,
+            seen: Seen::Gathered(seen),
+            routes: Vec::new(),
+        })
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), Error> {
@@ -64,6 +79,11 @@ impl DeviceDecoder<'_> {
         }
         Ok(on_device)
     }
+}
+
+fn stretch(prefill: &Prefill) -> Stretch {
+    let Prefill { request_idx, first_position, ref tokens, .. } = *prefill;
+    Stretch { request_idx, first_position, len: tokens.len() }
 }
 
 /// A pass as the device gets it.

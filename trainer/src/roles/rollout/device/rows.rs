@@ -31,7 +31,7 @@ pub(super) struct Layout {
 pub(super) enum PerRow {
     /// The token that the next step feeds in.
     Token,
-    /// Its position; negative for a row of no sequence.
+    /// Its position, which counts less than tokens do behind an image; negative for a row of no sequence.
     Position,
     /// The cache slot of its keys and values.
     Slot,
@@ -138,6 +138,15 @@ pub(super) struct Rows {
     row_of: HashMap<(usize, usize), usize>,
 }
 
+/// What a row has of its sequence's request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfRequest {
+    /// Sampling parameters as words.
+    pub(super) sampling: [i64; SAMPLING_ROW_WORDS],
+    /// Added to the number of tokens before a token for its position.
+    pub(super) position_offset: i64,
+}
+
 /// The token that a row is fed next.
 enum Fed {
     Known(TokenId),
@@ -156,11 +165,10 @@ impl Rows {
     }
 
     /// Makes the rows those of `running`, the lowest ones; returns what the state must change for it.
-    /// `parameters` gives a sequence's sampling parameters as words.
     pub(super) fn follow(
         &mut self,
         running: &[Sequence],
-        parameters: &dyn Fn(&Sequence) -> [i64; SAMPLING_ROW_WORDS],
+        of_request: &dyn Fn(&Sequence) -> OfRequest,
     ) -> Changes {
         let mut changes = Changes::new();
         let mut cleared = self.vacate(running);
@@ -180,7 +188,7 @@ impl Rows {
                 cleared.insert(before);
             }
             cleared.remove(&row);
-            self.occupy(row, sequence, (fed, parameters(sequence)), &mut changes);
+            self.occupy(row, sequence, (fed, of_request(sequence)), &mut changes);
         }
         for row in cleared {
             self.clear(row, &mut changes);
@@ -209,7 +217,7 @@ impl Rows {
         &mut self,
         row: usize,
         sequence: &Sequence,
-        (fed, parameters): (Fed, [i64; SAMPLING_ROW_WORDS]),
+        (fed, of_request): (Fed, OfRequest),
         changes: &mut Changes,
     ) {
         let layout = self.layout;
@@ -217,12 +225,13 @@ impl Rows {
             Fed::Known(token) => changes.write(self.at(PerRow::Token, row), token as i32),
             Fed::In(other) => changes.copy(self.at(PerRow::Token, row), self.at(PerRow::Token, other)),
         }
-        let position = sequence.last_position() as i32;
+        let num_before = sequence.last_position() as i32;
+        let position = num_before + of_request.position_offset as i32;
         changes.write(self.at(PerRow::Position, row), position);
         changes.write(self.at(PerRow::Slot, row), sequence.last_slot(layout.block_size) as i32);
-        changes.write(self.at(PerRow::ContextLen, row), position + 1);
+        changes.write(self.at(PerRow::ContextLen, row), num_before + 1);
         changes.write(self.at(PerRow::Step, row), sequence.completion().len() as i32);
-        for (idx, word) in parameters.into_iter().enumerate() {
+        for (idx, word) in of_request.sampling.into_iter().enumerate() {
             let at = row * PARAMETER_WORDS + 2 * idx;
             changes.write(at, word as i32);
             changes.write(at + 1, (word >> 32) as i32);

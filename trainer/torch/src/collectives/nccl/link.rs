@@ -201,15 +201,16 @@ mod tests {
     #[test]
     fn a_wait_ends_when_it_is_done_when_it_fails_and_at_its_deadline() {
         let soon = || Instant::now() + Duration::from_millis(20);
+        let later = Instant::now() + Duration::from_secs(60);
         let mut looks = 0;
         let third = || {
             looks += 1;
             Ok(looks == 3)
         };
-        assert_eq!(await_until(soon(), third), Ok(()));
-        assert_eq!(await_until(soon(), || Err("a peer is gone".into())), Err("a peer is gone".into()));
+        assert_eq!(await_until(later, third), Ok(()));
+        assert_eq!(await_until(later, || Err("a peer is gone".into())), Err("a peer is gone".into()));
         let late = await_until(soon(), || Ok(false)).unwrap_err();
-        assert!(late.starts_with("not done after 0.0"), "{late}");
+        assert!(late.starts_with("not done after "), "{late}");
     }
 
     #[test]

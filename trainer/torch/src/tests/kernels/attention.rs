@@ -38,6 +38,7 @@ fn rope_and_write_is_norm_rotation_and_write() {
                     inverse_frequencies: &inverse,
                     rope_factor: 1.1,
                     positions: &ints(&POSITIONS),
+                    axes: None,
                     slots: &ints(&SLOTS),
                     qk_norms: has_norms.then_some((&norms[0], &norms[1])),
                     norm_width: dim as usize,
@@ -64,6 +65,47 @@ fn rope_and_write_is_norm_rotation_and_write() {
                 assert_near("keys", &k_cache, &k_expected);
                 assert_eq!(v_cache, v_expected, "values are copied");
             }
+        }
+    });
+}
+
+#[test]
+fn pairs_are_turned_by_their_own_of_three_positions() {
+    in_every_order(|kernels| {
+        for kind in KINDS {
+            let (dim, axes) = (16, [0, 1, 2, 0, 2, 2, 1, 0]);
+            let positions = [[0, 3, 17], [5, 2, 1000], [9, 70, 4]];
+            let qkv = randn(&[3, 3 * dim], 1).to_kind(kind);
+            let inverse = (Tensor::arange(dim / 2, (Kind::Float, Device::Cpu)) * -0.1).exp();
+            let [k_cache, v_cache] = [0; 2].map(|_| Tensor::zeros([1, 3, 1, dim], (kind, Device::Cpu)));
+            let q_out = Tensor::zeros([3, 1, dim], (kind, Device::Cpu));
+            RopeAndWriteKv {
+                qkv: &qkv,
+                inverse_frequencies: &inverse,
+                rope_factor: 1.0,
+                positions: &ints(&positions.concat()).view([3, 3]),
+                axes: Some(&ints(&axes)),
+                slots: &ints(&[0, 1, 2]),
+                qk_norms: None,
+                norm_width: dim as usize,
+                eps: 1e-6,
+                offset: 0.0,
+                k_cache: &k_cache,
+                v_cache: &v_cache,
+                q_out: &q_out,
+            }
+            .launch(kernels)
+            .unwrap();
+            // Each dim from a rotation of all pairs by the axis of its own.
+            let expected = |start: i64| {
+                let x = qkv.narrow(1, start * dim, dim).reshape([3, 1, dim]);
+                let by_axis = positions.map(|positions| rotated(&x, &positions, &inverse, 1.0));
+                let own =
+                    (0..dim).map(|at| by_axis[axes[(at % (dim / 2)) as usize] as usize].narrow(2, at, 1));
+                Tensor::cat(&own.collect::<Vec<_>>(), 2)
+            };
+            assert_near("queries", &q_out, &expected(0));
+            assert_near("keys", &k_cache.view([3, 1, dim]), &expected(1));
         }
     });
 }

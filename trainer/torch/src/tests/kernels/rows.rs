@@ -5,7 +5,8 @@ use tch::{Kind, Tensor};
 
 use super::{KINDS, assert_near, floats, in_every_order, randn};
 use crate::Activation;
-use crate::cuda::{HeadBackward, HeadForward, RmsNormResidual, SwiGlu};
+use crate::cuda::{GatedRows, HeadBackward, HeadForward, NormRows, RmsNormResidual, RopeRows, SwiGlu};
+use crate::tests::leaf;
 
 #[test]
 fn a_norm_with_its_residual_is_the_sum_and_then_the_norm() {
@@ -48,6 +49,107 @@ fn a_gated_activation_is_that_of_the_cpu() {
                     let kind_of_cpu = if activation == Activation::Gelu { kind } else { Kind::Float };
                     let expected = crate::gated_activation_packed(&gate_up.to_kind(kind_of_cpu), activation);
                     assert_near("activation", &out, &expected.to_kind(kind));
+                }
+            }
+        }
+    });
+}
+
+/// What autograd finds for `inputs` under the gradient `grad` of `of` them.
+fn gradients<const N: usize>(
+    inputs: [&Tensor; N],
+    grad: &Tensor,
+    of: impl Fn(&[Tensor; N]) -> Tensor,
+) -> (Tensor, [Tensor; N]) {
+    let leaves = inputs.map(|input| leaf(&input.to_kind(Kind::Float)));
+    let out = of(&leaves);
+    crate::backward(&out, &grad.to_kind(Kind::Float));
+    (out.detach(), leaves.map(|leaf| leaf.grad()))
+}
+
+#[test]
+fn a_norm_of_training_and_its_gradients_are_those_of_the_cpu() {
+    in_every_order(|kernels| {
+        // Rows of vectors and not, of one warp, of as many columns as a thread sums up and of more rows
+        // than blocks.
+        let shapes = [(3, 8), (5, 33), (2, 1030), (1, 8192), (1, 8190)];
+        for (case, (rows, width)) in shapes.into_iter().enumerate() {
+            for (kind, weight_kind) in
+                KINDS.map(|kind| (kind, kind)).into_iter().chain([(Kind::BFloat16, Kind::Float)])
+            {
+                let [x, grad] = [1, 2].map(|seed| randn(&[rows, width], seed).to_kind(kind));
+                // A number of both dtypes, so that rounding it changes nothing.
+                let weight = (randn(&[width], 3) * 0.1 + 1.0).to_kind(kind).to_kind(weight_kind);
+                let offset = (case % 2) as f64;
+                let (out, rstd) = (x.zeros_like(), Tensor::zeros([rows], (Kind::Float, x.device())));
+                let rows_of = NormRows { x: &x, weight: &weight, offset, rstd: &rstd, out: &out };
+                rows_of.launch(kernels, 1e-6).unwrap();
+                let (expected, [dx, dw]) =
+                    gradients([&x, &weight], &grad, |[x, weight]| crate::rms_norm(x, weight, 1e-6, offset));
+                assert_near("norm", &out, &expected.to_kind(kind));
+                let (grad_x, partial) =
+                    (x.zeros_like(), Tensor::zeros([2, width], (Kind::Float, x.device())));
+                NormRows { out: &grad_x, ..rows_of }.launch_backward(kernels, &grad, &partial).unwrap();
+                assert_near("gradient of x", &grad_x, &dx.to_kind(kind));
+                let sum = partial.sum_dim_intlist([0_i64].as_slice(), false, Kind::Float);
+                assert_near("gradient of the weight", &sum, &dw);
+                let (again, nothing) = (x.zeros_like(), Tensor::zeros([2, 0], (Kind::Float, x.device())));
+                NormRows { out: &again, ..rows_of }.launch_backward(kernels, &grad, &nothing).unwrap();
+                assert_eq!(again, grad_x, "a frozen weight changes nothing else");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gated_activation_of_training_and_its_gradients_are_those_of_the_cpu() {
+    in_every_order(|kernels| {
+        for (rows, width) in [(1, 8), (5, 24), (3, 7), (2, 2312)] {
+            for kind in KINDS {
+                for activation in [Activation::Silu, Activation::GeluTanh] {
+                    // Halves of one projection, whose rows lie apart.
+                    let packed = (randn(&[rows, 2 * width], 5) * 4.0).to_kind(kind);
+                    let [gate, up] = [0, width].map(|start| packed.narrow(1, start, width));
+                    let grad = randn(&[rows, width], 6).to_kind(kind);
+                    let (expected, of_inputs) = gradients([&gate, &up], &grad, |[gate, up]| {
+                        crate::gated_activation(gate, up, activation)
+                    });
+                    let gated = GatedRows { gate: &gate, up: &up, activation };
+                    let out = grad.zeros_like();
+                    gated.launch(kernels, &out).unwrap();
+                    assert_near("activation", &out, &expected.to_kind(kind));
+                    let found = [grad.zeros_like(), grad.zeros_like()];
+                    gated.launch_backward(kernels, &grad, [&found[0], &found[1]]).unwrap();
+                    for (found, expected) in found.iter().zip(of_inputs) {
+                        assert_near("gradient", found, &expected.to_kind(kind));
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn heads_are_turned_and_gradients_turned_back_as_on_the_cpu() {
+    in_every_order(|kernels| {
+        for (heads, width, is_half) in
+            [(3, 64, false), (1, 64, true), (2, 6, false), (9, 80, true), (5, 256, false)]
+        {
+            for kind in KINDS {
+                let [x, grad] = [1, 2].map(|seed| randn(&[7, heads, width], seed).to_kind(kind));
+                // The halves' angles differ where there are two, as no model has them, so that neither is
+                // taken for the other.
+                let angles = randn(&[7, if is_half { width / 2 } else { width }], 3);
+                let [cos, sin] = [angles.cos(), angles.sin()].map(|table| table.to_kind(kind));
+                let (expected, [dx]) = gradients([&x], &grad, |[x]| {
+                    crate::apply_rope(x, &cos.to_kind(Kind::Float), &sin.to_kind(Kind::Float))
+                });
+                for (input, is_backward, expected) in [(&x, false, expected), (&grad, true, dx)] {
+                    let out = x.zeros_like();
+                    RopeRows { x: input, cos: &cos, sin: &sin, out: &out }
+                        .launch(kernels, is_backward)
+                        .unwrap();
+                    assert_near("turned", &out, &expected.to_kind(kind));
                 }
             }
         }

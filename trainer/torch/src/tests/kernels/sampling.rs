@@ -13,6 +13,7 @@ struct Rows {
     steps: Vec<i32>,
     seen: Tensor,
     history: Vec<u32>,
+    banned: Vec<u32>,
 }
 
 const SEED: u64 = 77;
@@ -39,7 +40,7 @@ impl Rows {
             MarkSeen { tokens: &ints(&tokens), rows: &of_row, seen: &seen }.launch(kernels).unwrap();
         }
         let steps = (0..rows as i32).collect();
-        Self { logits, params, steps, seen, history }
+        Self { logits, params, steps, seen, history, banned: Vec::new() }
     }
 
     /// Tokens and log-probs as the device draws them; rows that rest keep -7.
@@ -56,6 +57,7 @@ impl Rows {
             params: &Tensor::from_slice(&all).view([rows, SAMPLING_ROW_WORDS as i64]),
             steps: &ints(&self.steps),
             seen: Some(&self.seen),
+            banned: &self.banned,
             workspace: &workspace,
             tokens: &tokens,
             logprobs: &logprobs,
@@ -74,6 +76,7 @@ impl Rows {
         };
         let plain = softmax(&logits, params.logprob_temperature());
         apply_repetition_penalty(&mut logits, &self.history, params.repetition_penalty);
+        self.banned.iter().for_each(|&token| logits[token as usize] = f32::NEG_INFINITY);
         let token = if params.is_greedy() {
             argmax(&logits)
         } else {
@@ -110,7 +113,10 @@ fn all_params() -> Vec<SamplingParams> {
 }
 
 fn assert_draws_of_the_host(kernels: &Kernels, logits: Tensor) {
-    let rows = Rows::new(kernels, logits, all_params());
+    assert_are_of_the_host(kernels, &Rows::new(kernels, logits, all_params()));
+}
+
+fn assert_are_of_the_host(kernels: &Kernels, rows: &Rows) {
     let (tokens, logprobs) = rows.drawn(kernels);
     for row in 0..rows.params.len() {
         let (token, logprob) = rows.expected(row);
@@ -127,6 +133,21 @@ fn draws_are_those_of_the_host() {
         {
             let logits = randn(&[all_params().len() as i64, vocabulary], vocabulary) * 3.0;
             assert_draws_of_the_host(kernels, logits.to_kind(kind));
+        }
+    });
+}
+
+/// The most probable tokens of every row: the others are drawn, with log-probs of the whole vocabulary.
+#[test]
+fn banned_tokens_are_never_drawn() {
+    in_every_order(|kernels| {
+        for (vocabulary, banned) in [(37, vec![3, 36]), (9001, vec![0, 8999, 9000, 4])] {
+            let logits = randn(&[all_params().len() as i64, vocabulary], vocabulary);
+            for token in &banned {
+                let _ = logits.narrow(1, i64::from(*token), 1).fill_(5.0);
+            }
+            let rows = Rows { banned, ..Rows::new(kernels, logits, all_params()) };
+            assert_are_of_the_host(kernels, &rows);
         }
     });
 }

@@ -29,9 +29,11 @@ fn embeddings_are_gathered_and_scaled() {
 fn a_step_follows_from_the_tokens_drawn() {
     in_every_order(|kernels| {
         // Within a block, into the next, beyond the table, into a missing block, and an idle row.
-        let positions = ints(&[0, 3, 7, 3, -1]);
+        let lens = ints(&[1, 4, 8, 4, 103]);
+        // Images in the prompt have fewer positions than tokens.
+        let positions = ints(&[0, 1, 7, 2, -1]);
         let tables = [[5, 6], [2, 9], [1, 8], [4, -1], [7, 7]].concat();
-        let [tokens, slots, lens, steps] = [0; 4].map(|_| ints(&[100, 101, 102, 103, 104]));
+        let [tokens, slots, steps] = [0; 3].map(|_| ints(&[100, 101, 102, 103, 104]));
         let advance = Advance {
             drawn: &ints(&[20, 21, 22, 23, 24]),
             block_tables: &ints(&tables).view([5, 2]),
@@ -44,9 +46,9 @@ fn a_step_follows_from_the_tokens_drawn() {
         };
         advance.launch(kernels).unwrap();
         assert_eq!(words(&tokens), [20, 21, 22, 23, 104]);
-        assert_eq!(words(&positions), [1, 4, 8, 4, -1]);
+        assert_eq!(words(&positions), [1, 2, 8, 3, -1]);
         assert_eq!(words(&slots), [21, 36, -1, -1, 104]);
-        assert_eq!(words(&lens), [2, 5, 9, 5, 104]);
+        assert_eq!(words(&lens), [2, 5, 9, 5, 103]);
         assert_eq!(words(&steps), [101, 102, 103, 104, 104]);
     });
 }

@@ -40,7 +40,7 @@ impl Device {
             if position < 0 {
                 continue;
             }
-            let next = position as usize + 1;
+            let next = self.word(PerRow::ContextLen, row) as usize;
             let table = self.layout.tables() + row * self.layout.max_blocks;
             let block = self.state[table..table + self.layout.max_blocks].get(next / self.layout.block_size);
             let slot = block.map_or(-1, |block| {
@@ -49,7 +49,7 @@ impl Device {
             let step = self.word(PerRow::Step, row) + 1;
             for (array, value) in [
                 (PerRow::Token, token(row)),
-                (PerRow::Position, next as i32),
+                (PerRow::Position, position + 1),
                 (PerRow::Slot, slot),
                 (PerRow::ContextLen, next as i32 + 1),
                 (PerRow::Step, step),
@@ -63,7 +63,8 @@ impl Device {
     fn assert_row(&self, row: usize, sequence: &Sequence) {
         let layout = &self.layout;
         assert_eq!(self.word(PerRow::Token, row), true_token(sequence));
-        assert_eq!(self.word(PerRow::Position, row), sequence.last_position() as i32);
+        let position = sequence.last_position() as i64 + offset(sequence);
+        assert_eq!(i64::from(self.word(PerRow::Position, row)), position);
         assert_eq!(self.word(PerRow::Slot, row), sequence.last_slot(layout.block_size) as i32);
         assert_eq!(self.word(PerRow::ContextLen, row), sequence.last_position() as i32 + 1);
         assert_eq!(self.word(PerRow::Step, row), sequence.completion().len() as i32);
@@ -84,8 +85,13 @@ fn drawn_token(sample: (usize, usize), drawn: i32) -> i32 {
     (sample.0 as i32 * 31 + sample.1 as i32 * 7 + drawn) % 64
 }
 
-fn parameters(sequence: &Sequence) -> [i64; SAMPLING_ROW_WORDS] {
-    [sequence.seed as i64, 0, 0, 0, 0]
+/// As if some prompts had images.
+fn offset(sequence: &Sequence) -> i64 {
+    sequence.request_idx as i64 % 3
+}
+
+fn of_request(sequence: &Sequence) -> OfRequest {
+    OfRequest { sampling: [sequence.seed as i64, 0, 0, 0, 0], position_offset: offset(sequence) }
 }
 
 proptest! {
@@ -122,7 +128,7 @@ proptest! {
             if !scheduler.is_idle() {
                 scheduler.schedule();
                 let running = scheduler.running();
-                let changes = rows.follow(running, &parameters);
+                let changes = rows.follow(running, &of_request);
                 device.apply(&changes);
                 let bucket = layout.bucket(running.len());
                 let of_running = rows.rows_of(running);
@@ -167,7 +173,7 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
     let mut rows = Rows::new(layout);
     let mut device = Device { layout, state: rows.empty_state() };
     scheduler.schedule();
-    device.apply(&rows.follow(scheduler.running(), &parameters));
+    device.apply(&rows.follow(scheduler.running(), &of_request));
     let third = rows.rows_of(scheduler.running())[2];
     let seen = |device: &Device, row: usize| {
         let first = layout.seen() + row * 2;
@@ -178,7 +184,7 @@ fn the_seen_tokens_of_a_moved_row_move_with_it() {
     scheduler.schedule();
     // Only the device knows what it has marked meanwhile.
     device.state[layout.seen() + third * 2] = 77;
-    device.apply(&rows.follow(scheduler.running(), &parameters));
+    device.apply(&rows.follow(scheduler.running(), &of_request));
     let moved = rows.rows_of(scheduler.running())[0];
     assert_eq!(moved, 0);
     assert_eq!(seen(&device, moved), [77, 3 << (40 - 32)]);

@@ -1,0 +1,88 @@
+//! What a pass over the model takes: log-probs, and an update forward and backward.
+
+use super::activations::Activations;
+use super::shards::Shards;
+use super::{
+    FP32, MemoryTerm, Trained, dequantized, is_gathered_by_unit, largest_layer, on_gpu, on_host, term,
+    trains_head,
+};
+use crate::plan::batch::{BatchPlan, FullPass, scored_share};
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+
+/// Passes of one role.
+pub(super) struct Pass {
+    /// Tokens for each of so many ranks.
+    pub(super) budget: (u32, u32),
+    /// Bytes of a number in which its layers are computed.
+    pub(super) width: u64,
+}
+
+/// Numbers of one layer that are cast to the compute dtype: of all projections, or only of the adapter if the
+/// frozen ones need no cast. Shards are gathered in the compute dtype.
+pub(super) fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
+    if width == FP32 || is_gathered_by_unit(spec) {
+        return 0;
+    }
+    if spec.model.lora.is_some() {
+        return trained.of_one_layer;
+    }
+    largest_layer(model)
+}
+
+/// Numbers of the largest projection, where DoRA takes norms of it.
+pub(super) fn normed_weight(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) { model.largest_matrix() } else { 0 }
+}
+
+/// A pass under a budget of tokens for each rank of a sequence-parallel group.
+pub(super) fn logprob(
+    spec: &ResolvedSpec,
+    batch: &BatchPlan,
+    budget: (u32, u32),
+    activations: &Activations<'_>,
+) -> Vec<MemoryTerm> {
+    let share = scored_share(spec, batch.prompts_per_step, activations.sp);
+    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
+    let layers = vec![
+        term("activations", tokens * activations.inference_bytes_per_token()),
+        term("weight casts", activations.cast_bytes_of_one_layer()),
+        activations.norm_temporaries(),
+        dequantized(activations.model, activations.width),
+    ];
+    let head = activations.head(predicted, 1, 1);
+    larger(layers, head)
+}
+
+pub(super) fn update(
+    spec: &ResolvedSpec,
+    batch: &BatchPlan,
+    (budget, inputs_offloaded): ((u32, u32), bool),
+    (activations, shards): (&Activations<'_>, &Shards),
+) -> Vec<MemoryTerm> {
+    let FullPass { tokens, predicted, .. } = FullPass::of_updates(spec, batch.samples_per_prompt, budget);
+    let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
+    let offloaded = if inputs_offloaded && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
+    let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
+    let kept = vec![
+        shards.gradients(of_one_layer),
+        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_offloaded)),
+        on_host("activations", tokens * offloaded),
+        term("weight casts", activations.kept_cast_bytes(checkpointing)),
+    ];
+    let layers = vec![
+        term("recomputed activations", tokens * activations.recomputed_bytes_per_token(checkpointing)),
+        term("activation gradients", tokens * activations.gradient_bytes_per_token()),
+        term("gradient temporaries", activations.gradient_temporaries()),
+        activations.norm_temporaries(),
+        dequantized(activations.model, activations.width),
+    ];
+    let trains_head = u64::from(trains_head(spec, activations.model));
+    [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
+}
+
+/// The larger one of two consecutive moments.
+pub(super) fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
+    let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
+    if total(&one) >= total(&other) { one } else { other }
+}

@@ -1,0 +1,63 @@
+//! Copies of whole parameters, and of what belongs to them, in memory of their own. The unsharded buffer is
+//! not touched.
+
+use tch::{Tensor, no_grad};
+
+use super::{Flat, Parameter};
+use crate::model::NamedTensors;
+use crate::parallel::{MeshRanks, RankError};
+
+impl Flat {
+    /// See [`super::super::ShardedParameters::gather`].
+    pub(in crate::parallel::shards) fn gather(
+        &self,
+        ranks: &MeshRanks,
+        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
+    ) -> Result<Vec<(String, Tensor)>, RankError> {
+        let shard = Tensor::zeros([self.layout.shard_len() as i64], self.dtype());
+        for Parameter { name, place, .. } in &self.parameters {
+            if let Some(piece) = piece_of(name) {
+                no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
+            }
+        }
+        self.gather_shards(ranks, &shard)
+    }
+
+    /// The parameters themselves, whole and by name, in memory of their own.
+    pub(in crate::parallel::shards) fn gather_parameters(
+        &self,
+        ranks: &MeshRanks,
+    ) -> Result<Vec<(String, Tensor)>, RankError> {
+        self.gather_shards(ranks, &self.shard.values()?)
+    }
+
+    /// See [`super::super::ShardedParameters::gather_verified`].
+    pub(in crate::parallel::shards) fn gather_verified<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<(NamedTensors, bool), E> {
+        let values = self.shard.values().map_err(RankError::from)?;
+        let whole = self.gather_whole(ranks, &values)?;
+        let matches_shards = self.equals_shards(&whole, self.own_ranks(ranks), digest)?;
+        Ok((self.parameters_in(&whole, ranks)?, matches_shards))
+    }
+
+    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<NamedTensors, RankError> {
+        self.parameters_in(&self.gather_whole(ranks, shard)?, ranks)
+    }
+
+    fn gather_whole(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Tensor, RankError> {
+        let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
+        self.own_ranks(ranks).all_gather(&whole, shard)?.wait()?;
+        Ok(whole)
+    }
+
+    /// The parameters in a buffer, with what other ranks have of experts and of weights that are cut.
+    fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
+        let one = |Parameter { name, place, .. }: &Parameter| {
+            Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))
+        };
+        self.parameters.iter().map(one).collect()
+    }
+}

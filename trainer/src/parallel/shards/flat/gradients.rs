@@ -1,0 +1,68 @@
+//! The gradients of a buffer's parameters, in the master dtype.
+
+use tch::{Tensor, no_grad};
+
+use super::{Flat, Parameter};
+
+/// Memory of gradients, which exist while an update gathers them.
+#[derive(Debug, Default)]
+pub(super) struct Gradients {
+    /// `[padded_len]`, while a backward pass adds to it.
+    pub(super) whole: Option<Tensor>,
+    /// `[shard_len]`, summed over all passes so far.
+    pub(super) shard: Option<Tensor>,
+}
+
+impl Flat {
+    pub(in crate::parallel::shards) fn begin_gradient(&self) {
+        let whole = match self.is_whole() {
+            true => self.gradient_shard(),
+            false => Tensor::zeros([self.layout.padded_len() as i64], self.dtype()),
+        };
+        for Parameter { leaf, place, .. } in &self.parameters {
+            rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
+        }
+        self.gradients.borrow_mut().whole = Some(whole);
+    }
+
+    /// The whole gradient, `[padded_len]`, which the leaves lose; `None` where it is this rank's own.
+    pub(in crate::parallel::shards) fn take_gradient(&self) -> Option<Tensor> {
+        let whole = self.gradients.borrow_mut().whole.take()?;
+        self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
+        (!self.is_whole()).then_some(whole)
+    }
+
+    /// Adds `[shard_len]` to this rank's gradient.
+    pub(in crate::parallel::shards) fn add_to_gradient(&self, own: &Tensor) {
+        let mut gradients = self.gradients.borrow_mut();
+        match &mut gradients.shard {
+            Some(shard) => no_grad(|| drop(shard.g_add_(own))),
+            None => gradients.shard = Some(own.shallow_clone()),
+        }
+    }
+
+    /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
+    pub(in crate::parallel::shards) fn gradient_shard(&self) -> Tensor {
+        let mut gradients = self.gradients.borrow_mut();
+        gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
+    }
+
+    /// Makes the gradient that of the pieces.
+    pub(in crate::parallel::shards) fn hand_over_gradient(&self) {
+        let gradient = self.gradient_shard();
+        for Parameter { place, piece, .. } in &self.parameters {
+            rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));
+        }
+    }
+
+    pub(in crate::parallel::shards) fn clear_gradient(&self) {
+        *self.gradients.borrow_mut() = Gradients::default();
+    }
+
+    /// This rank's gradients of the parameters that `is_wanted`, `[len]` each, as views.
+    pub(in crate::parallel::shards) fn gradients_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Tensor> {
+        let gradient = self.gradient_shard();
+        let wanted = self.own_parameters().filter(|parameter| is_wanted(&parameter.name));
+        wanted.map(|Parameter { place, .. }| place.in_shard(&gradient, &self.own)).collect()
+    }
+}

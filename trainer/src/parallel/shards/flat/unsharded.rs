@@ -1,0 +1,109 @@
+//! The whole of a buffer while parameters can be read: gathered of the shards or fetched from offload
+//! storage, and with what other ranks have of experts and of weights that are cut.
+
+use tch::{Tensor, no_grad};
+
+use super::super::place::Place;
+use super::super::whole::{PendingFill, UnshardState, WeightDtype, Whole};
+use super::{Flat, Parameter};
+use crate::parallel::{MeshRanks, RankError};
+
+impl Flat {
+    /// Makes the leaves of an unsharded unit those of all experts, and all of each weight that is cut, until
+    /// it is resharded. Collective.
+    pub(in crate::parallel::shards) fn gather_others(&self, ranks: &MeshRanks) -> Result<(), RankError> {
+        if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
+            return Ok(());
+        }
+        for Parameter { leaf, place, .. } in &self.parameters {
+            let all = self.with_others(leaf, place, ranks)?;
+            no_grad(|| leaf.shallow_clone().set_data(&all));
+        }
+        self.has_others.set(true);
+        Ok(())
+    }
+
+    /// All of a parameter from what this rank has of it.
+    pub(super) fn with_others(
+        &self,
+        own: &Tensor,
+        place: &Place,
+        ranks: &MeshRanks,
+    ) -> Result<Tensor, RankError> {
+        match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
+            (Some(group), ..) => group.all_gather(own),
+            (None, Some(group), Some(cuts)) => {
+                let padding = cuts.longest(&place.whole_size) - own.numel() as i64;
+                let own = own.detach().contiguous().view(-1).constant_pad_nd([0, padding]);
+                Ok(cuts.join(&group.all_gather(&own)?, &place.whole_size))
+            }
+            _ => Ok(own.shallow_clone()),
+        }
+    }
+
+    /// Lets the leaves be views of this rank's buffer again.
+    fn drop_others(&self, whole: &Whole) {
+        if self.has_others.take() {
+            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
+            }
+        }
+    }
+
+    /// Starts to gather the whole, unless it is unsharded or being gathered in at least this dtype.
+    pub(in crate::parallel::shards) fn prefetch(
+        &self,
+        ranks: &MeshRanks,
+        wanted: WeightDtype,
+    ) -> Result<(), RankError> {
+        let wanted = if self.compute.is_some() { wanted } else { WeightDtype::Master };
+        let present = self.state.borrow().dtype();
+        if present >= Some(wanted) {
+            return Ok(());
+        }
+        self.reshard()?;
+        let ranks = self.own_ranks(ranks);
+        let whole = self.whole(wanted);
+        whole.buffer.take()?;
+        if self.compute.is_some() {
+            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
+            }
+        }
+        let fill = self.start_gather(ranks, whole.buffer.tensor())?;
+        self.state.replace(UnshardState::Prefetch(wanted, fill));
+        Ok(())
+    }
+
+    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<PendingFill, RankError> {
+        if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
+            let is_as_stored = whole.kind() == self.shard().kind();
+            let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
+            return Ok(PendingFill::Fetched(coming));
+        }
+        let values = self.shard.values()?;
+        let sent = no_grad(|| values.detach().to_kind(whole.kind()));
+        Ok(PendingFill::Gathered(ranks.all_gather(whole, &sent)?))
+    }
+
+    pub(in crate::parallel::shards) fn unshard(&self) -> Result<(), RankError> {
+        let Some(dtype) = self.state.borrow().dtype() else { return Ok(()) };
+        match self.state.replace(UnshardState::Unsharded(dtype)) {
+            UnshardState::Prefetch(_, fill) => fill.complete(self.whole(dtype).buffer.tensor()),
+            UnshardState::Resharded | UnshardState::Unsharded(_) => Ok(()),
+        }
+    }
+
+    pub(in crate::parallel::shards) fn reshard(&self) -> Result<(), RankError> {
+        let dtype = match self.state.replace(UnshardState::Resharded) {
+            UnshardState::Resharded => return Ok(()),
+            UnshardState::Prefetch(dtype, fill) => {
+                fill.give_up()?;
+                dtype
+            }
+            UnshardState::Unsharded(dtype) => dtype,
+        };
+        self.drop_others(self.whole(dtype));
+        Ok(self.whole(dtype).buffer.release()?)
+    }
+}

@@ -1,0 +1,69 @@
+//! Whether what was gathered is what the ranks hold, by digests of their shards.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::super::whole::WeightDtype;
+use super::{Flat, Parameter};
+use crate::model::tp_cuts::{PlaceCuts, part_of};
+use crate::parallel::{MeshRanks, RankError};
+
+impl Flat {
+    /// See [`super::super::ShardedParameters::matches_shards`].
+    pub(in crate::parallel::shards) fn matches_shards<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let dtype = self.state.borrow().dtype().unwrap_or(WeightDtype::Master);
+        let whole = self.whole(dtype);
+        let matches_shards = self.equals_shards(whole.buffer.tensor(), self.own_ranks(ranks), &digest)?;
+        if !self.has_others.get() {
+            return Ok(matches_shards);
+        }
+        let mut others_match = true;
+        for (Parameter { leaf, place, .. }, own) in self.parameters.iter().zip(&whole.views) {
+            let sent = Tensor::from_slice(&[digest(&own.detach().contiguous().view(-1))?.cast_signed()]);
+            let (expected, parts) = match (self.ep_group(ranks), self.tp_group(ranks), &place.cuts) {
+                (Some(group), ..) => {
+                    let parts = leaf.detach().chunk(group.shard().num_shards as i64, 0);
+                    (group.all_gather(&sent)?, parts)
+                }
+                (None, Some(group), Some(PlaceCuts { of_places, .. })) => {
+                    let parts = of_places.iter().map(|cut| part_of(cut, &leaf.detach())).collect();
+                    (group.all_gather(&sent)?.view(-1), parts)
+                }
+                _ => continue,
+            };
+            for (place, part) in parts.iter().enumerate() {
+                let got = digest(&part.contiguous().view(-1))?.cast_signed();
+                others_match &= got == expected.int64_value(&[place as i64]);
+            }
+        }
+        Ok(matches_shards && others_match)
+    }
+
+    /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
+    pub(super) fn equals_shards<E: From<RankError>>(
+        &self,
+        whole: &Tensor,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let held = self.shard.in_place().map_err(RankError::from)?;
+        let sent = no_grad(|| held.detach().to_kind(whole.kind()));
+        let device = self.shard().device();
+        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
+        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
+        ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
+        for shard in 0..ranks.dp_shard() {
+            let Range { start, end } = self.layout.range(shard);
+            let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
+            if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

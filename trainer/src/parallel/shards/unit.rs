@@ -1,0 +1,105 @@
+//! FSDP units: the parameters of a decoder that are gathered together, in buffers by what layers make of
+//! them.
+
+use std::rc::Rc;
+
+use rlt_api::plan::model_config::is_expert_weight;
+use rlt_torch::OffloadStorage;
+use tch::{Kind, Tensor};
+
+use super::flat::Flat;
+use super::place::{OwnExperts, Share};
+use crate::model::tp_cuts::ParameterCuts;
+use crate::model::{Decoder, NamedTensors};
+use crate::parallel::{MeshRanks, RankError};
+
+/// An FSDP unit: parameters that are gathered together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FsdpUnit {
+    /// Embedding, final norm and head.
+    Outer,
+    /// A decoder layer.
+    Layer(usize),
+}
+
+impl FsdpUnit {
+    /// The index of the layer; `None` for the outer unit.
+    pub fn layer_idx(self) -> Option<usize> {
+        match self {
+            Self::Outer => None,
+            Self::Layer(layer_idx) => Some(layer_idx),
+        }
+    }
+}
+
+/// The parameters of one unit: matrices, which are gathered in the compute dtype, and vectors, such as a
+/// norm's weights, which layers use in the master dtype. If both dtypes are equal there is one buffer.
+#[derive(Debug)]
+pub(super) struct UnitParameters {
+    pub(super) trained: Vec<Flat>,
+    /// Several roles may compute with the same frozen parameters.
+    pub(super) frozen: Vec<Rc<Flat>>,
+}
+
+impl UnitParameters {
+    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one; of
+    /// experts' weights those of `experts`, and of weights that are cut the rank's part.
+    pub(super) fn new(
+        parameters: NamedTensors,
+        (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
+        compute: Kind,
+        mut place: Option<&mut OffloadStorage>,
+    ) -> Result<Self, RankError> {
+        let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+            let (of_experts, parameters): (NamedTensors, NamedTensors) =
+                parameters.into_iter().partition(|(name, _)| experts.is_some() && is_expert_weight(name));
+            let (cut, parameters): (NamedTensors, NamedTensors) = parameters
+                .into_iter()
+                .partition(|(name, _)| cuts.is_some_and(|cuts| cuts.of(name).is_some()));
+            // Codes of quantized weights are gathered as they are.
+            let (codes, parameters): (NamedTensors, NamedTensors) =
+                parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
+            let [matrices, vectors] = by_use(parameters, compute);
+            let [cut_matrices, cut_vectors] = by_use(cut, compute);
+            let kind_of = |tensors: &NamedTensors| tensors.first().map_or(compute, |(_, one)| one.kind());
+            let exact = [kind_of(&codes), kind_of(&cut_vectors), kind_of(&vectors)];
+            let own = cuts.map_or(Share::Whole, Share::Cut);
+            let parts = [
+                (codes, Share::Whole, exact[0]),
+                (matrices, Share::Whole, compute),
+                (cut_matrices, own, compute),
+                (of_experts, experts.map_or(Share::Whole, Share::Experts), compute),
+                (cut_vectors, own, exact[1]),
+                (vectors, Share::Whole, exact[2]),
+            ];
+            let flat =
+                |(parameters, share, kind)| Flat::new(parameters, (ranks, share), kind, place.as_deref_mut());
+            parts.into_iter().map(flat).filter_map(Result::transpose).collect()
+        };
+        let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
+        Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
+    }
+
+    pub(super) fn flats(&self) -> impl Iterator<Item = &Flat> {
+        self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
+    }
+}
+
+/// Matrices, which layers use in the dtype `compute`, and vectors, of which they make exact use.
+fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
+    let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
+    let (matrices, vectors) = parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
+    [matrices, vectors]
+}
+
+/// The experts of a decoder that this rank has; `None` without expert parallelism, or without experts.
+pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
+    let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
+        return Ok(None);
+    };
+    let (shard, num_experts) = (ranks.group.shard(), experts.num_experts);
+    if !num_experts.is_multiple_of(shard.num_shards) {
+        return Err(RankError::Experts { num_experts, ep: shard.num_shards });
+    }
+    Ok(Some(OwnExperts { shard, num_experts }))
+}

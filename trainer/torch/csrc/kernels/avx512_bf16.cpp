@@ -1,0 +1,23 @@
+// Products in bfloat16 by AVX512_BF16, for CPUs without AMX; build.rs passes the flags, dispatch.cpp decides at run
+// time. All other kernels of such a CPU are those for avx512.
+#include "../kernels.h"
+
+#include <cstddef>
+#include "intrinsics.h"
+
+namespace rlt {
+namespace avx512_bf16 {
+namespace {
+#include "simd.h"
+#include "numbers.inl"
+#include "bf16_panels.inl"
+#include "bf16_pairs.inl"
+#include "quantized_steps.inl"
+#include "quantized_pairs.inl"
+}  // namespace
+
+extern const Bf16Kernels TABLE;
+const Bf16Kernels TABLE = {pack_panels, dense_items,      dense_scratch, dense_product, bf16_fits,
+                           pair_inputs, pack_pair_inputs, pair_items,    pair_scratch,  quantized_pairs};
+}  // namespace avx512_bf16
+}  // namespace rlt
