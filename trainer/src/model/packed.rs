@@ -16,8 +16,8 @@ pub struct PackedInput {
     /// Token ids, `i64 [tokens]`; with sequence parallelism those of this rank's shard, with padding at the
     /// end.
     pub tokens: Tensor,
-    /// Position of each of these tokens in its own sequence, from 0, `i64 [tokens]`. With images one row each for
-    /// time, height and width, `i64 [3, tokens]`.
+    /// Position of each of these tokens in its own sequence, from 0, `i64 [tokens]`. With images one row each
+    /// for time, height and width, `i64 [3, tokens]`.
     pub position_ids: Tensor,
     /// The index of the first of these tokens in the packed row.
     pub first_token: usize,

@@ -38,8 +38,8 @@ pub(super) fn largest_layer(model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
 }
 
-/// Returns the model with the job's quantization. A quantization that the model does not allow is left out; it is
-/// [`crate::plan::check_model`] that reports it.
+/// Returns the model with the job's quantization. One that the model does not allow is left out, and
+/// [`crate::plan::check_model`] reports it.
 pub(in crate::plan) fn quantized_as(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
     let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
     quantized.unwrap_or_else(|_| model.clone())
