@@ -64,7 +64,7 @@ cluster-down: ## End that cluster
 
 test: libtorch browser cluster-packages lint ## Every check and every test
 	@rm -f target/skipped-tests.txt
-	cargo test --workspace --features rlt-api/kube --locked
+	cargo test --workspace --features rlt-api/kube --locked --no-fail-fast
 	@bash trainer/torch/build-kernels.sh --check-if-fetched
 	@! [ -e target/skipped-tests.txt ] || { echo "SKIPPED $$(wc -l <target/skipped-tests.txt) tests:"; cat target/skipped-tests.txt; }
 
