@@ -1,4 +1,4 @@
-//! Helpers of the black-box tests: the path of the workspace, and its sources.
+//! Helpers of the black-box tests: binaries, images and servers.
 //!
 //! There is no product code here, and product code does not use this crate.
 
@@ -19,6 +19,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 pub use python_module::python_module;
 pub use python_packages::python_with;
 pub use python_server::{MLFLOW, MlflowServer, TRACKIO, TrackioServer, free_port};
+use rlt_rules::rust_sources;
+pub use rlt_rules::workspace_root;
 pub use tiny::tiny_job;
 
 /// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may
@@ -34,47 +36,6 @@ pub fn depends_on_machine(metric: &str) -> bool {
     ]
     .iter()
     .any(|prefix| metric.starts_with(prefix))
-}
-
-/// One source file of the workspace.
-#[derive(Debug)]
-pub struct SourceFile {
-    /// Path relative to the workspace root.
-    pub path: String,
-    /// The whole text.
-    pub text: String,
-}
-
-/// The folder that holds the workspace's `Cargo.toml`.
-pub fn workspace_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_path_buf)
-}
-
-/// What a generator wrote: its style is not ours.
-const GENERATED: &str = "crds/channel/src/messages.rs";
-
-/// Every `.rs` file of the workspace outside of build output, but the generated ones, sorted by path.
-///
-/// # Errors
-/// When a folder or file of the checkout can not be read.
-pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
-    let root = workspace_root();
-    let mut found = Vec::new();
-    let mut folders = vec![root.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder)? {
-            let path = entry?.path();
-            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-            if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
-                folders.push(path);
-            } else if name.ends_with(".rs") && path != root.join(GENERATED) {
-                let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
-                found.push(SourceFile { path: relative, text: std::fs::read_to_string(&path)? });
-            }
-        }
-    }
-    found.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(found)
 }
 
 /// A binary of this workspace, built by the same `cargo test --workspace` that runs the tests.

@@ -2,11 +2,9 @@
 //!
 //! Known vulnerabilities are checked by `make deny`, which downloads their list.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
-
 use std::process::Command;
 
-use rlt_tests::workspace_root;
+use rlt_rules::workspace_root;
 use serde_json::Value;
 
 /// Every package of the lock file that is built for Linux on x86-64, the workspace's own left out.

@@ -5,8 +5,6 @@
 //! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type
 //! that holds it. Types, rules and resolution in `crds/` are no readers, plans are.
 
-#![expect(clippy::unwrap_used, reason = "a broken source tree should end the test")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -163,7 +161,7 @@ fn sources() -> Vec<String> {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    rlt_rules::workspace_root()
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {

@@ -1,0 +1,46 @@
+//! The sources of the workspace, as the rules of the repository read them.
+//!
+//! There is no product code here, and product code does not use this crate.
+
+use std::path::{Path, PathBuf};
+
+/// One source file of the workspace.
+#[derive(Debug)]
+pub struct SourceFile {
+    /// Path relative to the workspace root.
+    pub path: String,
+    /// The whole text.
+    pub text: String,
+}
+
+/// The folder that holds the workspace's `Cargo.toml`.
+pub fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// What a generator wrote: its style is not ours.
+const GENERATED: &str = "crds/channel/src/messages.rs";
+
+/// Every `.rs` file of the workspace outside of build output, but the generated ones, sorted by path.
+///
+/// # Errors
+/// When a folder or file of the checkout can not be read.
+pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
+    let root = workspace_root();
+    let mut found = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
+                folders.push(path);
+            } else if name.ends_with(".rs") && path != root.join(GENERATED) {
+                let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
+                found.push(SourceFile { path: relative, text: std::fs::read_to_string(&path)? });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}

@@ -1,0 +1,13 @@
+//! Rules of the repository, checked on its files alone. They start nothing of the product and take seconds, so
+//! they run before all other tests.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+#[path = "rules/docs.rs"]
+mod docs;
+#[path = "rules/every_leaf_has_a_reader.rs"]
+mod every_leaf_has_a_reader;
+#[path = "rules/supply.rs"]
+mod supply;
+#[path = "rules/tidy.rs"]
+mod tidy;
