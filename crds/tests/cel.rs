@@ -3,14 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
-#[path = "fixtures/specifications.rs"]
-mod specifications;
-
 use std::collections::BTreeSet;
 
+use crate::specifications::{bad_specs, good_specs, manifest, merged};
 use kube_cel::{CompiledSchema, compile_schema};
 use serde_json::{Value, json};
-use specifications::{bad_specs, good_specs, manifest, merged};
 
 const MANIFEST: &str = include_str!("../manifests/rltrainingjobs.yaml");
 

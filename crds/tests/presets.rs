@@ -3,13 +3,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken fixture should end the test")]
 
-#[path = "fixtures/specifications.rs"]
-#[expect(dead_code, reason = "the rules' tests use the rest")]
-mod specifications;
-
+use crate::specifications::manifest;
 use rlt_api::spec::{AlgorithmKind, PresetProject};
 use serde_json::{Value, json};
-use specifications::manifest;
 
 /// The resolved specification of a manifest with these sections.
 fn resolved(patch: &Value) -> Value {

@@ -14,7 +14,7 @@ mod experts;
 mod families;
 #[path = "parity/fixture.rs"]
 mod fixture;
-#[path = "fixtures/models.rs"]
-mod models;
 #[path = "parity/packing.rs"]
 mod packing;
+
+use crate::models;

@@ -3,9 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "fixtures/gradients.rs"]
-mod gradients;
-
 use std::sync::Arc;
 
 use rlt_api::resolved::{PairLosses, PairPreference, WeightedLoss};
@@ -25,7 +22,7 @@ use rlt_trainer::roles::actor::{Actor, MicroBatch};
 use rlt_trainer::roles::objective::{preference_objective, supervised_objective};
 use serde_json::{Value, json};
 
-use self::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
+use crate::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
 
 /// Tokens of a micro-batch: all pairs in one, and so few that pairs are split.
 const BUDGETS: [usize; 2] = [4096, 12];

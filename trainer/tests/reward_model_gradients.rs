@@ -3,9 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "fixtures/gradients.rs"]
-mod gradients;
-
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
@@ -17,7 +14,7 @@ use rlt_trainer::model::{Decoder, LoadOptions, OutputHead, Weights};
 use rlt_trainer::roles::actor::{Actor, MicroBatch};
 use serde_json::Value;
 
-use self::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
+use crate::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
 
 /// Tokens of a micro-batch: all pairs in one, and so few that pairs are split.
 const BUDGETS: [usize; 2] = [4096, 13];

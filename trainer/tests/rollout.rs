@@ -11,8 +11,6 @@ mod equality;
 mod fixture;
 #[path = "rollout/life.rs"]
 mod life;
-#[path = "fixtures/models.rs"]
-mod models;
 #[path = "rollout/narrow.rs"]
 mod narrow;
 #[path = "rollout/quantized.rs"]
@@ -25,3 +23,5 @@ mod routes;
 mod stopping;
 #[path = "rollout/tensor_parallel.rs"]
 mod tensor_parallel;
+
+use crate::models;

@@ -9,7 +9,7 @@ use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Kind, Tensor};
 
-use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
+use super::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 
 /// The base, and the adapter on it.
 const STORED: [(&str, &str); 5] = [

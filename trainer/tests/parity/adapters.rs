@@ -7,8 +7,8 @@ use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
-use crate::models::FAMILIES;
+use super::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
+use super::models::FAMILIES;
 
 /// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections;
 /// experts and routers, gate and up of experts by a rank and an alpha of their own; experts alone; latents.

@@ -3,7 +3,7 @@
 use rlt_trainer::model::Classifier;
 use tch::Tensor;
 
-use crate::fixture::{Fixture, TRAINABLE, max_error};
+use super::fixture::{Fixture, TRAINABLE, max_error};
 
 #[test]
 fn a_classifier_says_what_transformers_says_packed_and_alone() {

@@ -5,7 +5,7 @@ use rlt_core::tensor_shard::TensorShard;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, RouterLoad, RouterTap, Weights};
 use tch::{Device, Kind, Tensor};
 
-use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
+use super::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
 
 const MIXTURES: [&str; 4] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"];
 

@@ -5,8 +5,8 @@ use rlt_trainer::model::{Adapter, Decoder, PackedInput};
 use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Tensor};
 
-use crate::fixture::{Fixture, TOLERANCE, loss, max_error, packed, predictions};
-use crate::models::FAMILIES;
+use super::fixture::{Fixture, TOLERANCE, loss, max_error, packed, predictions};
+use super::models::FAMILIES;
 
 /// Largest errors of one family, by compared quantity.
 struct Errors(Vec<(&'static str, f64)>);

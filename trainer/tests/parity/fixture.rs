@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rlt_trainer::model::{Decoder, LoadOptions, PackedInput};
 use tch::{Device, Kind, Tensor};
 
-use crate::models;
+use super::models;
 
 /// The tolerance between two f32 implementations: sums of a few hundred products, added in another order.
 pub(crate) const TOLERANCE: f64 = 1e-4;

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use rlt_trainer::model::{Adapter, Decoder};
 use tch::Tensor;
 
-use crate::fixture::{Fixture, loss, max_error, packed, predictions};
-use crate::models::FAMILIES;
+use super::fixture::{Fixture, loss, max_error, packed, predictions};
+use super::models::FAMILIES;
 
 /// The tolerance between packed and alone in f32.
 const TOLERANCE: f64 = 1e-5;

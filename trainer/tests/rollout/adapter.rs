@@ -11,7 +11,7 @@ use rlt_trainer::model::{Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::Kind;
 
-use crate::fixture::*;
+use super::fixture::*;
 
 /// Families of separate and of fused projections, with biases, with experts, and beside these with a block
 /// behind a gate.

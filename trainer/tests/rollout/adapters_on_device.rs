@@ -12,9 +12,9 @@ use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Device, Kind};
 
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
-use crate::{DEVICE, Step, assert_step, is_inside, on_device, run_again, sampled};
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
+use super::{DEVICE, Step, assert_step, is_inside, on_device, run_again, sampled};
 
 /// Every linear layer adapted, some of them at another rank and scaling.
 fn lora(family: &str) -> LoraSpec {

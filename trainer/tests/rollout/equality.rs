@@ -5,7 +5,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Kind, Tensor};
 
-use crate::fixture::*;
+use super::fixture::*;
 
 #[test]
 fn rollout_logprobs_are_the_actors() {

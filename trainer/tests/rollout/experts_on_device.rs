@@ -10,9 +10,9 @@ use rlt_trainer::model::{
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Device, Kind, Tensor};
 
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
-use crate::{DEVICE, decoder_on, device_decoder, on_device, sampled};
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
+use super::{DEVICE, decoder_on, device_decoder, on_device, sampled};
 
 /// The families, with the launches of their two layers: the first of Qwen2-MoE has a feed-forward block, its
 /// second one beside experts.

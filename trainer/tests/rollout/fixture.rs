@@ -9,7 +9,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::{Device, Kind, Tensor};
 
-pub(crate) use crate::models::{FAMILIES, folder};
+pub(crate) use super::models::{FAMILIES, folder};
 
 /// Token 0 is "a", token 25 is "z", token 26 is "a" again; every character is one token.
 pub(crate) struct Letters;

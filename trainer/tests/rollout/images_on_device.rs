@@ -6,9 +6,9 @@ use rlt_core::types::TokenId;
 use rlt_trainer::model::Adapter;
 use rlt_trainer::roles::rollout::RolloutOptions;
 
-use crate::fixture::{SameSamples, options};
-use crate::vision::{Fixture, MODELS, TOLERANCE, actor, check_gradients, generate, largest, request};
-use crate::{DEVICE, on_device, sampled};
+use super::fixture::{SameSamples, options};
+use super::vision::{Fixture, MODELS, TOLERANCE, actor, check_gradients, generate, largest, request};
+use super::{DEVICE, on_device, sampled};
 
 /// Prompts whole and in chunks that split images, and with a cache so small that sequences are preempted.
 #[test]

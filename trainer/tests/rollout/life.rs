@@ -4,7 +4,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError};
 
-use crate::fixture::*;
+use super::fixture::*;
 
 fn trainable(family: &str) -> Decoder {
     Decoder::load(&folder(family), &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap()

@@ -13,8 +13,8 @@ use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::rollout::{RolloutOptions, RolloutRequest};
 use tch::Kind;
 
-use crate::adapter::{adapted, unmerged};
-use crate::fixture::*;
+use super::adapter::{adapted, unmerged};
+use super::fixture::*;
 
 /// What the softmax of the same logits may differ by: it is computed in f32 by different functions. One flip
 /// in the last bit of a logit is a thousand times as much.

@@ -9,9 +9,9 @@ use rlt_trainer::model::Decoder;
 use rlt_trainer::roles::rollout::{RolloutOptions, RolloutRequest};
 use tch::{Device, Kind};
 
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
-use crate::{DEVICE, decoder_on, on_device, sampled};
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
+use super::{DEVICE, decoder_on, on_device, sampled};
 
 /// Kinds, and how far log-probs may be from fp32's: each activation is rounded to 8 and to 11 bits.
 const NARROW: [(Kind, f64); 2] = [(Kind::BFloat16, 0.24), (Kind::Half, 0.03)];

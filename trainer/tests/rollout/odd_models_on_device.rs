@@ -10,9 +10,9 @@ use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions};
 use serde_json::json;
 use tch::{Device, Kind};
 
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
-use crate::{DEVICE, on_device, sampled};
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
+use super::{DEVICE, on_device, sampled};
 
 /// Writes a model of so wide heads, with norms of them where the family has them.
 fn write(folder: &Path, family: &str, head_dim: usize) {

@@ -10,7 +10,7 @@ use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Kind, Tensor};
 
-use crate::fixture::*;
+use super::fixture::*;
 
 fn stored(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/quantized").join(name)

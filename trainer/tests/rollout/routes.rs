@@ -5,7 +5,7 @@ use rlt_trainer::model::{Adapter, Decoder, PackedInput, RouteCounts, RouteWatch,
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 use tch::{Device, Kind};
 
-use crate::fixture::*;
+use super::fixture::*;
 
 const MIXTURES: [&str; 6] = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss", "deepseek-v2", "deepseek-v3"];
 

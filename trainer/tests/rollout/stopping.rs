@@ -9,7 +9,7 @@ use rlt_trainer::roles::rollout::{
     RolloutEngine, RolloutError, RolloutOptions, RolloutProgress, RolloutRequest,
 };
 
-use crate::fixture::*;
+use super::fixture::*;
 
 fn one(sampling: SamplingParams, bounds: RolloutOptions) -> Result<Completion, RolloutError> {
     let request = RolloutRequest {

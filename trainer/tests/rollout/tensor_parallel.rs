@@ -16,9 +16,9 @@ use rlt_trainer::roles::rollout::{
 };
 use tch::Kind;
 
-use crate::adapter::adapted;
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
+use super::adapter::adapted;
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
 
 type Samples = Vec<Vec<Completion>>;
 

@@ -13,9 +13,9 @@ use rlt_trainer::parallel::Ranks;
 use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::Device;
 
-use crate::fixture::*;
-use crate::ranks::{engine, on_ranks};
-use crate::{Step, assert_step, decoder_on, is_inside, on_device, run_again, sampled};
+use super::fixture::*;
+use super::ranks::{engine, on_ranks};
+use super::{Step, assert_step, decoder_on, is_inside, on_device, run_again, sampled};
 
 const GO_ON: fn() -> ControlFlow<()> = || ControlFlow::Continue(());
 

@@ -12,7 +12,7 @@ use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 use tch::Tensor;
 
-use crate::fixture::{
+use super::fixture::{
     Fixture, MODELS, TOLERANCE, actor, check_gradients, largest, on_ranks, options, sample, step,
 };
 

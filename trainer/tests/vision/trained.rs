@@ -11,7 +11,7 @@ use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 use tch::{Kind, Tensor};
 
-use crate::fixture::{
+use super::fixture::{
     Fixture, MODELS, TOLERANCE, accumulate, actor, check_gradients, largest, on_ranks, options, sample, step,
     step_on,
 };
@@ -189,7 +189,7 @@ fn an_export_holds_the_tower_as_it_was_trained() {
             !features(&again).equal(&features(&Fixture::open(name).load())),
             "{name}: the tower is trained"
         );
-        let again = crate::fixture::actor(again, false);
+        let again = super::fixture::actor(again, false);
         let scores = again.score(&Fixture::open(name).batch(), Adapter::On, 200).unwrap();
         assert!(largest(&scores.logprobs, &expected) <= 1e-6, "{name}");
     }

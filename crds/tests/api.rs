@@ -1,0 +1,16 @@
+//! Tests of the resource's types, rules and generated files, in one executable.
+
+#[cfg(feature = "kube")]
+mod cel;
+mod defaults;
+mod docs;
+mod formulas;
+#[cfg(feature = "kube")]
+mod generated;
+mod mutated;
+mod placement;
+mod presets;
+mod resolve;
+#[path = "fixtures/specifications.rs"]
+mod specifications;
+mod validate;
