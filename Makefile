@@ -4,10 +4,12 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: docs kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
+.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: libtorch browser cluster-packages ## Install what tests need and is missing: libtorch, Chromium, programs of clusters
 
 libtorch: ## Fetch the pinned libtorch once, with CUDA=1 CUDA's libraries too (an own LIBTORCH is respected)
 	@CUDA=$(CUDA) bash trainer/torch/fetch-libtorch.sh
@@ -36,21 +38,21 @@ kernels: ## Compile the kernels for GPUs (fetches the pinned nvcc once; needs no
 kernels-check: ## Compile them and compare what they need with the committed table; no register may be spilled
 	@bash trainer/torch/build-kernels.sh --check
 
-build: libtorch ## Build rlctl, also as kubectl's plug-in, and rlt-trainer
-	cargo build --release --bin rlctl --bin rlt-trainer
+build: libtorch ## Build rlctl, also as kubectl's plug-in, and rlt-trainer: target/release
+	cargo build --release --locked --bin rlctl --bin rlt-trainer
 	@for name in kubectl-rlt kubectl_complete-rlt; do ln -sf rlctl "target/release/$$name"; done
 
-quickstart: build ## Train a small transformer from one page of YAML: cold start, GRPO, report
-	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
+quickstart: libtorch ## Train a small transformer from one page of YAML: cold start, GRPO, report
+	cargo build --profile quickstart --locked --bin rlctl --bin rlt-trainer
+	target/quickstart/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
 	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
-	@echo "to train again: target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
+	@echo "to train again: target/quickstart/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
 
 # The image for GPUs needs CUDA's libraries: 2 GB to fetch, once. CUDA=0 leaves it out.
 images: CUDA ?= 1
 images: libtorch cluster-packages ## Build all images by docker, podman or buildah, and leave them as target/images/*.tar
 	$(if $(filter 1,$(CUDA)),@bash trainer/torch/build-kernels.sh --check)
-	cargo build --release --locked --bin rlt-trainer
-	cargo build --release --locked --config operator/optimized.toml --bin rlt-operator
+	cargo build --release --locked --bin rlt-trainer --bin rlt-operator
 	charts/images.sh release dev target/images rlt-operator rlt-trainer $(if $(filter 1,$(CUDA)),rlt-trainer-cuda)
 
 cluster: ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl

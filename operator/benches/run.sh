@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-bench=$(cargo bench --profile "${BENCH_PROFILE:-bench}" --config operator/optimized.toml --package rlt-operator --bench jobs \
+bench=$(cargo bench --profile "${BENCH_PROFILE:-bench}" --package rlt-operator --bench jobs \
   --no-run --message-format=json |
   python3 -c 'import json, sys
 built = [json.loads(line) for line in sys.stdin if line.startswith("{")]

@@ -1,11 +1,7 @@
-//! Helm, from the machine or built by Go; without either, tests that need it skip, and under CI they fail.
+//! Helm, as clusters of tests use it; without Go to build it, tests that need it skip, and under CI they fail.
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
-
-const PACKAGE: &str = "helm.sh/helm/v4/cmd/helm@v4.3.1";
-const FOLDER: &str = ".cache/rlt/helm-v4.3.1";
 
 /// The program.
 #[derive(Clone, Debug)]
@@ -13,30 +9,8 @@ pub(crate) struct Helm(PathBuf);
 
 impl Helm {
     pub(crate) fn find() -> Option<Self> {
-        static FOUND: OnceLock<Option<Helm>> = OnceLock::new();
-        let found = FOUND.get_or_init(|| Self::built().or_else(Self::installed)).clone();
-        if found.is_none() {
-            rlt_skipped::skip("neither helm nor go is installed");
-        }
-        found
-    }
-
-    fn installed() -> Option<Self> {
-        let answer = Command::new("helm").arg("version").output().ok()?;
-        answer.status.success().then(|| Self("helm".into()))
-    }
-
-    fn built() -> Option<Self> {
-        let folder = PathBuf::from(std::env::var_os("HOME")?).join(FOLDER);
-        let program = folder.join("helm");
-        if !program.exists() {
-            std::fs::create_dir_all(&folder).ok()?;
-            let built = Command::new("go").args(["install", PACKAGE]).env("GOBIN", &folder).status().ok()?;
-            if !built.success() {
-                return None;
-            }
-        }
-        Some(Self(program))
+        let helm = rlt_cluster::helm().unwrap()?;
+        Some(Self(helm.get_program().into()))
     }
 
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
