@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
+.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart check test test-cuda-image prepare gpu-bundle gpu-check deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,11 +64,15 @@ cluster: ## Start a real cluster of one node with both images and the chart inst
 cluster-down: ## End that cluster
 	cargo run --quiet --locked --package rlt-cluster -- down
 
-test: libtorch browser cluster-packages lint ## Every check and every test
-	@rm -f target/skipped-tests.txt
-	cargo test --workspace --features rlt-api/kube --locked --no-fail-fast
-	@bash trainer/torch/build-kernels.sh --check-if-fetched
-	@! [ -e target/skipped-tests.txt ] || { echo "SKIPPED $$(wc -l <target/skipped-tests.txt) tests:"; cat target/skipped-tests.txt; }
+check: ## What to run before each commit: formatting, rules, lints and all tests that need neither libtorch nor a cluster
+	@tests/suite.sh check
+
+test: setup ## Every check and every test, the quickest first
+	@tests/suite.sh all
+
+prepare: setup ## Make what tests need and must not make themselves: programs of clusters, Python packages, images
+	cargo build --bins --locked --features rlt-api/kube
+	target/debug/rlt-prepare
 
 test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
 	@CUDA=1 bash trainer/torch/fetch-libtorch.sh
@@ -82,10 +86,6 @@ gpu-bundle: libtorch kernels-check ## Pack what checks a machine with a GPU: tar
 gpu-check: libtorch ## The same checks on devices of CPU memory: lines of JSON
 	@cargo build --quiet --locked --bin rlt-trainer --bin on-devices
 	@RLT_STAND_IN_DEVICES=2 target/debug/on-devices target/debug/rlt-trainer gpu-check --limit 900
-
-lint: libtorch ## Formatting and clippy, warnings are errors
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features rlt-api/kube --locked -- -D warnings
 
 deny: ## Known weaknesses, licences, bans and duplicate versions of packages (needs cargo-deny)
 	cargo deny check

@@ -16,10 +16,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-pub use python_module::python_module;
-pub use python_packages::python_with;
-pub use python_server::{MLFLOW, MlflowServer, TRACKIO, TrackioServer, free_port};
 use rlt_rules::rust_sources;
+use sha2::{Digest as _, Sha256};
+
+pub use python_module::python_module;
+pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, WANDB};
+pub use python_server::{MlflowServer, TrackioServer, free_port};
 pub use rlt_rules::workspace_root;
 pub use tiny::tiny_job;
 
@@ -54,6 +56,9 @@ pub fn binary(name: &str) -> PathBuf {
 pub fn fresh_binary(name: &str) -> PathBuf {
     static OPERATOR: OnceLock<bool> = OnceLock::new();
     static OTHERS: OnceLock<bool> = OnceLock::new();
+    if rlt_skipped::is_prepared() {
+        return binary(name);
+    }
     // `rlctl` starts the trainer that is beside it.
     let is_built = match name {
         "rlt-operator" => OPERATOR.get_or_init(|| {
@@ -86,6 +91,15 @@ pub fn fresh_binary(name: &str) -> PathBuf {
 /// # Panics
 /// When binary or image can not be built.
 pub fn test_image(name: &str) -> PathBuf {
+    fresh_binary(name.trim_end_matches("-cuda"));
+    image_of_built_binary(name)
+}
+
+/// As [`test_image`], of a binary that was built before.
+///
+/// # Panics
+/// When the image can not be built.
+pub fn image_of_built_binary(name: &str) -> PathBuf {
     // Tests of one process build in one folder.
     static BUILDS: Mutex<()> = Mutex::new(());
     let _turn = BUILDS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +109,7 @@ pub fn test_image(name: &str) -> PathBuf {
     let archive = folder.join(format!("{name}.tar"));
     let dockerfile = if name == "rlt-operator" { "operator/Dockerfile" } else { "trainer/Dockerfile" };
     let sources =
-        [fresh_binary(name.trim_end_matches("-cuda")), root.join(dockerfile), root.join("charts/images.sh")];
+        [binary(name.trim_end_matches("-cuda")), root.join(dockerfile), root.join("charts/images.sh")];
     if modified(&archive)
         .is_some_and(|at| sources.iter().all(|source| modified(source).is_some_and(|m| m < at)))
     {
@@ -114,9 +128,23 @@ pub fn test_image(name: &str) -> PathBuf {
     archive
 }
 
+/// Folder in which this project keeps what is downloaded or compiled once for all checkouts. `None` where neither
+/// `XDG_CACHE_HOME` nor `HOME` is set.
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    Some(set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?.join("rlt"))
+}
+
+/// First 16 hexadecimal digits of a text's SHA-256.
+fn digest(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))[..16].to_owned()
+}
+
 fn profile_folder() -> PathBuf {
-    let test = std::env::current_exe().unwrap_or_default();
-    test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf)
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().unwrap_or(&program);
+    let is_test = folder.file_name().is_some_and(|name| name == "deps");
+    if is_test { folder.parent().unwrap_or(folder) } else { folder }.to_path_buf()
 }
 
 /// Whether a binary is younger than every source in `folders` that can be part of it.

@@ -14,8 +14,7 @@ use crate::workspace_root;
 pub fn python_module() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        let home = std::env::var_os("HOME").map(PathBuf::from)?;
-        let module = home.join(".cache/rlt/python-3.12.0-wasi/python.wasm");
+        let module = crate::cache_folder()?.join("python-3.12.0-wasi/python.wasm");
         let script = workspace_root().join("examples/rewards/fetch-python.sh");
         let fetched = Command::new(script).arg(&module).output().ok()?;
         if fetched.status.success() {

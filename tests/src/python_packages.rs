@@ -1,49 +1,84 @@
-//! Python with packages of PyPI, for tests in which other programs read the product's files.
+//! Python with packages of other projects, for tests in which these read the product's files.
 
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A `python3` that finds `packages` (`name==version`), which are kept in `~/.cache/rlt/python`. `None` where
-/// they are not there and cannot be installed: tests that need them skip, and under CI they fail.
-///
-/// # Panics
-/// Under CI, where they cannot be installed.
-pub fn python_with(packages: &[&str]) -> Option<Command> {
-    let names = packages.join(" ");
-    match installed(packages) {
-        Ok(folder) => {
-            let mut python = Command::new("python3");
-            python.env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
-            Some(python)
+use crate::workspace_root;
+
+/// A package with its dependencies, pinned by digest in `tests/python/NAME.txt`.
+#[derive(Clone, Copy, Debug)]
+pub struct PythonPackage {
+    name: &'static str,
+}
+
+/// MLflow's server and client.
+pub const MLFLOW: PythonPackage = PythonPackage { name: "mlflow" };
+/// TensorBoard's reader of event files.
+pub const TENSORBOARD: PythonPackage = PythonPackage { name: "tensorboard" };
+/// Trackio's server and client.
+pub const TRACKIO: PythonPackage = PythonPackage { name: "trackio" };
+/// The reader of W&B's files.
+pub const WANDB: PythonPackage = PythonPackage { name: "wandb" };
+
+impl PythonPackage {
+    /// All packages that tests use.
+    pub const ALL: [Self; 4] = [MLFLOW, TENSORBOARD, TRACKIO, WANDB];
+
+    /// Name of the package on PyPI.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// A `python3` that finds the package. `None` where it is not installed and cannot be: the test skips, and under
+    /// CI it fails.
+    ///
+    /// # Panics
+    /// Under CI, where the package cannot be installed.
+    pub fn python(self) -> Option<Command> {
+        match self.installed() {
+            Ok(folder) => {
+                let mut python = Command::new("python3");
+                python.env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
+                Some(python)
+            }
+            Err(reason) => {
+                rlt_skipped::skip(&format!("{} cannot be installed: {reason}", self.name));
+                None
+            }
         }
-        Err(reason) => {
-            rlt_skipped::skip(&format!("{names} cannot be installed: {reason}"));
-            None
+    }
+
+    /// Folder below `~/.cache/rlt/python` with the package and its dependencies, installed now if it was not yet.
+    ///
+    /// # Errors
+    /// The reason why pip could not install it, or that `make prepare` should have.
+    pub fn installed(self) -> Result<PathBuf, String> {
+        let requirements = workspace_root().join("tests/python").join(self.name).with_extension("txt");
+        let text = fs::read_to_string(&requirements).map_err(|error| error.to_string())?;
+        let cache = crate::cache_folder().ok_or("neither XDG_CACHE_HOME nor HOME is set")?.join("python");
+        let folder = cache.join(format!("{}-{}", self.name, crate::digest(&text)));
+        if folder.exists() {
+            return Ok(folder);
         }
+        rlt_skipped::may_prepare(&format!("the Python package {}", self.name))?;
+        fs::create_dir_all(&cache).map_err(|error| error.to_string())?;
+        // Only one process installs; the others wait for it.
+        let lock = File::create(folder.with_extension("lock")).map_err(|error| error.to_string())?;
+        lock.lock().map_err(|error| error.to_string())?;
+        if !folder.exists() {
+            let unfinished = tempfile::tempdir_in(&cache).map_err(|error| error.to_string())?;
+            install(&requirements, unfinished.path())?;
+            fs::rename(unfinished.keep(), &folder).map_err(|error| error.to_string())?;
+        }
+        Ok(folder)
     }
 }
 
-/// The folder of `packages`, whole or not there at all: tests of several processes install side by side.
-fn installed(packages: &[&str]) -> Result<PathBuf, String> {
-    let home = std::env::var_os("HOME").map(PathBuf::from).ok_or("HOME is not set")?;
-    let cache = home.join(".cache/rlt/python");
-    let folder = cache.join(packages.join("+"));
-    if folder.exists() {
-        return Ok(folder);
-    }
-    std::fs::create_dir_all(&cache).map_err(|error| error.to_string())?;
-    let unfinished = tempfile::tempdir_in(&cache).map_err(|error| error.to_string())?;
+fn install(requirements: &Path, folder: &Path) -> Result<(), String> {
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--target"]).arg(unfinished.path()).args(packages);
-    let ended = pip.output().map_err(|error| error.to_string())?;
-    if !ended.status.success() {
-        return Err(String::from_utf8_lossy(&ended.stderr).into_owned());
-    }
-    let path = unfinished.keep();
-    match std::fs::rename(&path, &folder) {
-        // Another process was faster.
-        Err(_) if folder.exists() => std::fs::remove_dir_all(path).map_err(|error| error.to_string())?,
-        renamed => renamed.map_err(|error| error.to_string())?,
-    }
-    Ok(folder)
+    pip.args(["-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:", "--target"]);
+    let ended = pip.arg(folder).arg("--requirement").arg(requirements).output();
+    let ended = ended.map_err(|error| error.to_string())?;
+    if ended.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ended.stderr).into_owned()) }
 }

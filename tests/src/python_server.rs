@@ -7,12 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::python_with;
+use crate::{MLFLOW, TRACKIO};
 
-/// The package of MLflow's server and client.
-pub const MLFLOW: &str = "mlflow==3.17.2";
-/// The package of Trackio's server and client.
-pub const TRACKIO: &str = "trackio==0.43.0";
 /// Longest that a server takes to start.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Serves the runs of the folder in `TRACKIO_DIR`.
@@ -38,7 +34,7 @@ impl MlflowServer {
     /// # Panics
     /// When the server does not start.
     pub fn start(folder: &Path, port: u16) -> Option<Self> {
-        let mut python = python_with(&[MLFLOW])?;
+        let mut python = MLFLOW.python()?;
         let store = format!("sqlite:///{}/mlflow.db", folder.display());
         python.args(["-m", "mlflow", "server", "--workers", "1", "--backend-store-uri", &store, "--port"]);
         Some(Self(Server::start(python.arg(port.to_string()), folder, port, "/health")))
@@ -64,7 +60,7 @@ impl TrackioServer {
     /// # Panics
     /// When the server does not start.
     pub fn start(folder: &Path, port: u16) -> Option<Self> {
-        let mut python = python_with(&[TRACKIO])?;
+        let mut python = TRACKIO.python()?;
         python.args(["-c", SERVE_TRACKIO]).arg(port.to_string());
         python.env("TRACKIO_DIR", folder.join("trackio")).env("TRACKIO_WRITE_TOKEN", Self::WRITE_TOKEN);
         python.env("HF_HUB_OFFLINE", "1");

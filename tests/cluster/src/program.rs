@@ -17,6 +17,9 @@ pub enum ProgramError {
     /// There is no folder to keep builds in.
     #[error("neither XDG_CACHE_HOME nor HOME is set, so there is no folder to keep builds in")]
     NoCacheFolder,
+    /// The program is not built, and tests may not build it now.
+    #[error("{0}")]
+    NotPrepared(String),
     /// A file could not be read or written.
     #[error("{act} {path} failed")]
     File {
@@ -135,6 +138,10 @@ pub(crate) const MINIO: Module =
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };
 
+/// Every module, the most used first.
+pub(crate) const ALL: [Module; 12] =
+    [KUBERNETES, KWOK, HELM, COREDNS, PROBE, KUEUE, MINIO, JOBSET, KSTATUS, CONDITIONS, BUNDLE, ARGO_CD];
+
 impl Module {
     /// The folder of the sources.
     pub(crate) fn source_folder(&self) -> PathBuf {
@@ -146,9 +153,13 @@ impl Module {
     /// Processes that ask at once wait for one build; a build that was cut off leaves nothing that is taken
     /// for whole.
     pub(crate) fn built(&self) -> Result<PathBuf, ProgramError> {
+        let folder = self.folder()?;
+        if folder.exists() {
+            return Ok(folder);
+        }
+        rlt_skipped::may_prepare(&format!("the program {}", self.name)).map_err(ProgramError::NotPrepared)?;
         let cache = cache_folder()?;
         fs::create_dir_all(&cache).map_err(file_error("making", &cache))?;
-        let folder = cache.join(format!("{}-{}", self.name, self.digest()?));
         let lock_path = folder.with_extension("lock");
         let lock = File::create(&lock_path).map_err(file_error("making", &lock_path))?;
         lock.lock().map_err(file_error("locking", &lock_path))?;
@@ -158,6 +169,15 @@ impl Module {
             fs::rename(&unfinished, &folder).map_err(file_error("renaming", &unfinished))?;
         }
         Ok(folder)
+    }
+
+    /// Whether the program is built for the module's present content.
+    pub(crate) fn is_built(&self) -> Result<bool, ProgramError> {
+        Ok(self.folder()?.exists())
+    }
+
+    fn folder(&self) -> Result<PathBuf, ProgramError> {
+        Ok(cache_folder()?.join(format!("{}-{}", self.name, self.digest()?)))
     }
 
     fn build_into(&self, folder: &Path) -> Result<(), ProgramError> {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use rlt_skipped::skip;
 
-use crate::program::{BUNDLE, CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
+use crate::program::{ALL, BUNDLE, CONDITIONS, HELM, KSTATUS, KUBERNETES, Module, ProgramError};
 
 /// Why no cluster can run here; `None` when one can. `tools` are programs of the system it needs.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
@@ -61,6 +61,32 @@ pub fn conditions() -> Result<Option<Command>, ProgramError> {
 /// Under continuous integration, where a test must not be skipped.
 pub fn olm_bundle() -> Result<Option<Command>, ProgramError> {
     program(BUNDLE)
+}
+
+/// `helm` without a cluster. `None` as for [`kstatus`].
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn helm() -> Result<Option<Command>, ProgramError> {
+    program(HELM)
+}
+
+/// Builds every program that clusters of tests use, and calls `report` with the name of each before it is built.
+/// Programs that are built already are not named.
+///
+/// # Errors
+/// When one does not build.
+pub fn build_programs(mut report: impl FnMut(&str)) -> Result<(), ProgramError> {
+    for module in ALL {
+        if !module.is_built()? {
+            report(module.name);
+            module.built()?;
+        }
+    }
+    Ok(())
 }
 
 fn program(module: Module) -> Result<Option<Command>, ProgramError> {

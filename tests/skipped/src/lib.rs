@@ -31,6 +31,26 @@ pub fn skip_also_under_ci(reason: &str) {
     let _ = notes.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
+/// Variable that says that `make prepare` has run: what tests download or compile is then there, and a test that
+/// would have to make it fails.
+pub const PREPARED: &str = "RLT_TESTS_PREPARED";
+
+/// Whether `make prepare` has run for this run of the tests.
+pub fn is_prepared() -> bool {
+    std::env::var_os(PREPARED).is_some_and(|value| !value.is_empty())
+}
+
+/// Whether a test may download or compile `what`, which `make prepare` makes too.
+///
+/// # Errors
+/// The text of a failure, where [`is_prepared`].
+pub fn may_prepare(what: &str) -> Result<(), String> {
+    if is_prepared() {
+        return Err(format!("{what} is not there although {PREPARED} is set; `make prepare` makes it"));
+    }
+    Ok(())
+}
+
 /// Cargo's folder of builds, known from where the test itself is (`target/<profile>/deps/<test>`).
 fn target_folder() -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();

@@ -1,10 +1,10 @@
 //! The tiny job that tests vary, and helpers to run it and to read its run folder.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 pub(crate) use rlt_tests::tiny_job as tiny;
 use serde_json::{Value, json};
@@ -164,23 +164,36 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// A small model with its tokenizer as a Hugging Face folder, exported by a run.
+/// A small model with its tokenizer as a Hugging Face folder, exported by a run of the trainer as it is now. Tests of
+/// all processes share it.
 pub(crate) fn small_model() -> &'static Path {
-    static MODEL: OnceLock<(Place, PathBuf)> = OnceLock::new();
-    let (_, path) = MODEL.get_or_init(|| {
-        let place = Place::new();
-        place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
-        let path = place.run("export");
-        (place, path)
-    });
-    path
+    static MODEL: OnceLock<PathBuf> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let trainer = fs::metadata(rlt_tests::fresh_binary("rlt-trainer")).unwrap();
+        let built = trainer.modified().unwrap().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("small-model-{built}"));
+        let lock = File::create(folder.with_extension("lock")).unwrap();
+        lock.lock().unwrap();
+        if !folder.exists() {
+            let place = Place::new();
+            place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+            let unfinished = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap().keep();
+            copy_files(&place.run("export"), &unfinished);
+            fs::rename(unfinished, &folder).unwrap();
+        }
+        folder
+    })
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
 }
 
 /// A copy of [`small_model`] in `folder`, to damage.
 pub(crate) fn copy_of_small_model(folder: &Path) {
-    fs::create_dir_all(folder).unwrap();
-    for entry in fs::read_dir(small_model()).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
-    }
+    copy_files(small_model(), folder);
 }

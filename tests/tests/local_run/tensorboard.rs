@@ -19,7 +19,7 @@ print(json.dumps(scalars))
 type Scalars = BTreeMap<String, Vec<(u64, f64, f64)>>;
 
 fn read(folder: &Path) -> Option<Scalars> {
-    let mut python = rlt_tests::python_with(&["tensorboard==2.21.0"])?;
+    let mut python = rlt_tests::TENSORBOARD.python()?;
     let ended = python.args(["-c", READER]).arg(folder).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     Some(serde_json::from_slice(&ended.stdout).unwrap())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use rlt_tests::{MLFLOW, MlflowServer, TRACKIO, TrackioServer, python_with};
+use rlt_tests::{MLFLOW, MlflowServer, PythonPackage, TRACKIO, TrackioServer, WANDB};
 use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
@@ -39,8 +39,8 @@ while (data := store.scan_data()) is not None:
 print(json.dumps([kinds.count('history'), kinds[-1]]))
 ";
 
-fn read(package: &str, program: &str, arguments: &[&str]) -> Option<Value> {
-    let ended = python_with(&[package])?.args(["-c", program]).args(arguments).output().unwrap();
+fn read(package: PythonPackage, program: &str, arguments: &[&str]) -> Option<Value> {
+    let ended = package.python()?.args(["-c", program]).args(arguments).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     Some(serde_json::from_slice(&ended.stdout).unwrap())
 }
@@ -166,7 +166,7 @@ fn a_run_that_tracked_nothing_is_sent_from_its_files() {
     send().expect(0, &[]);
     assert_eq!(std::fs::read_dir(&wandb).unwrap().count(), 1);
     assert_eq!(std::fs::read_dir(events.join("again")).unwrap().count(), 1);
-    if let Some(read) = read("wandb==0.22.3", WANDB_READER, &[wandb.to_str().unwrap()]) {
+    if let Some(read) = read(WANDB, WANDB_READER, &[wandb.to_str().unwrap()]) {
         assert_eq!(read, json!([4, "exit"]));
     }
     rlctl_track(&place.file("nothing"), &["--to", &to[0]]).expect(1, &["is no run folder", "nothing"]);
@@ -184,6 +184,6 @@ fn a_run_leaves_an_offline_run_of_wandb_that_is_continued_when_it_resumes() {
     place.train(&job(2)).expect(0, &[]);
     place.train(&job(3)).expect(0, &["after step 2"]);
     let folder = place.run("wandb");
-    let Some(read) = read("wandb==0.22.3", WANDB_READER, &[folder.to_str().unwrap()]) else { return };
+    let Some(read) = read(WANDB, WANDB_READER, &[folder.to_str().unwrap()]) else { return };
     assert_eq!(read, json!([4, "exit"]), "the evaluation before, and three steps");
 }

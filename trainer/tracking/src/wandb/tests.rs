@@ -21,7 +21,7 @@ while (data := store.scan_data()) is not None:
 ";
 
 fn read(folder: &Path) -> Option<Vec<Value>> {
-    let mut python = rlt_tests::python_with(&["wandb==0.22.3"])?;
+    let mut python = rlt_tests::WANDB.python()?;
     let ended = python.args(["-c", READER]).arg(folder).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     let lines = String::from_utf8(ended.stdout).unwrap();

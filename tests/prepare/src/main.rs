@@ -1,0 +1,76 @@
+//! `rlt-prepare` makes what tests need and must not download or compile themselves, one line for each thing that
+//! was not there: programs of clusters, Python packages, the Python of the sandbox, emulated devices and images.
+
+#![expect(clippy::print_stdout, reason = "it talks to people")]
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use rlt_devices::StandIn;
+use rlt_tests::{PythonPackage, image_of_built_binary, python_module};
+
+/// Name of a thing that is made, and what makes it.
+type Task = (&'static str, fn() -> Result<(), Box<dyn Error>>);
+
+const TASKS: [Task; 5] = [
+    ("programs of clusters", programs),
+    ("Python packages", python_packages),
+    ("Python for the sandbox", sandbox_python),
+    ("emulated devices", emulated_devices),
+    ("images", images),
+];
+
+fn main() -> ExitCode {
+    let mut is_whole = true;
+    for (name, make) in TASKS {
+        let started = Instant::now();
+        match make() {
+            Ok(()) => println!("prepare: {name}: {} s", started.elapsed().as_secs()),
+            Err(error) => {
+                println!("prepare: {name}: {error}");
+                is_whole = false;
+            }
+        }
+    }
+    if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Programs that Go builds. A machine on which no cluster can run needs none: its tests skip.
+fn programs() -> Result<(), Box<dyn Error>> {
+    if let Some(reason) = rlt_cluster::Options::control_plane().unavailable() {
+        println!("prepare: no cluster can run here: {reason}");
+        return Ok(());
+    }
+    Ok(rlt_cluster::build_programs(|name| println!("prepare: building {name}"))?)
+}
+
+fn python_packages() -> Result<(), Box<dyn Error>> {
+    for package in PythonPackage::ALL {
+        package.installed()?;
+    }
+    Ok(())
+}
+
+fn sandbox_python() -> Result<(), Box<dyn Error>> {
+    python_module().map(drop).ok_or_else(|| "cannot be fetched".into())
+}
+
+fn emulated_devices() -> Result<(), Box<dyn Error>> {
+    StandIn::build()?;
+    Ok(())
+}
+
+/// Images of the binaries under test, for clusters with a real node.
+fn images() -> Result<(), Box<dyn Error>> {
+    let node =
+        rlt_cluster::Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
+    if let Some(reason) = node.unavailable() {
+        println!("prepare: no cluster with a node can run here: {reason}");
+        return Ok(());
+    }
+    for name in ["rlt-operator", "rlt-trainer"] {
+        image_of_built_binary(name);
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Runs the checks and tests of the project in stages, the cheapest first, and says at the end how long each took.
+#   tests/suite.sh check   what a change needs before each commit: no libtorch, no cluster, no browser, no installation
+#   tests/suite.sh all     everything
+# Lints and tests come from one compilation: clippy stands in for the compiler of the workspace's own packages.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+target=${CARGO_TARGET_DIR:-target}
+export RUSTC_WORKSPACE_WRAPPER=clippy-driver
+export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
+WORKSPACE=(--workspace --all-targets --features rlt-api/kube --locked)
+# Packages that link libtorch, or whose tests start programs that do.
+WITH_LIBTORCH=(rlt-trainer rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster expert-iteration)
+durations=()
+
+stage() { # NAME COMMAND..: ends the run if the command fails
+    local name=$1 start=$SECONDS code=0
+    shift
+    echo "== $name"
+    "$@" || code=$?
+    durations+=("$(printf '%6d s  %s' $((SECONDS - start)) "$name")")
+    [ "$code" = 0 ] || { echo "== $name failed" >&2; finish; exit "$code"; }
+}
+
+finish() {
+    if [ -e "$target/skipped-tests.txt" ]; then
+        echo "SKIPPED $(wc -l <"$target/skipped-tests.txt") tests:"
+        cat "$target/skipped-tests.txt"
+    fi
+    echo "stages:"
+    printf '%s\n' "${durations[@]}"
+}
+
+nextest() {
+    "$target/tools/bin/cargo-nextest" nextest "$@"
+}
+
+# Clusters wait for half of their time, so one test more than there are cores runs.
+run_all() {
+    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not (kind(bench) + package(rlt-rules))'
+}
+
+rm -f "$target/skipped-tests.txt"
+stage "formatting" cargo fmt --all --check
+stage "test runner" tests/fetch-nextest.sh "$target/tools/bin"
+stage "rules of the repository" nextest run --package rlt-rules --locked
+case ${1:-} in
+check)
+    stage "lints and tests without libtorch" nextest run "${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" \
+        --exclude rlt-rules --profile check -E 'not kind(bench)'
+    ;;
+all)
+    stage "lints and compilation" nextest run "${WORKSPACE[@]}" --no-run
+    stage "preparation" "$target/debug/rlt-prepare"
+    stage "tests" run_all
+    stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet
+    stage "kernels" bash trainer/torch/build-kernels.sh --check-if-fetched
+    ;;
+*)
+    echo "usage: tests/suite.sh check|all" >&2
+    exit 2
+    ;;
+esac
+finish
