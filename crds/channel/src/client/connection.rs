@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Response, Status};
+use tonic::{Request, Status};
 
 use super::Settings;
 use crate::channel_client::ChannelClient;
@@ -19,6 +19,8 @@ pub(super) enum SendError {
     Token { path: PathBuf },
     #[error("failed to prepare the connection")]
     Prepare(#[source] tonic::transport::Error),
+    #[error("failed to connect to the operator")]
+    Connect(#[source] tonic::transport::Error),
     #[error("the operator refused the call")]
     Call(#[source] Status),
     #[error("the operator did not answer within {seconds} s")]
@@ -29,6 +31,8 @@ pub(super) enum SendError {
 /// process behind the address may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
+    /// The client of the open connection; `None` during a call, so that a call that fails or is cancelled
+    /// closes the connection.
     client: Option<ChannelClient<Channel>>,
 }
 
@@ -39,9 +43,13 @@ impl Connection {
         settings: &Settings,
         report: ReportRequest,
     ) -> Result<ReportResponse, SendError> {
-        let (client, request) = self.prepare(settings, report)?;
-        let answer = within(settings.pace.timeout, client.report(request)).await;
-        self.keep_unless_failed(answer)
+        let answered = async {
+            let (mut client, request) = self.prepare(settings, report).await?;
+            let answer = client.report(request).await.map_err(SendError::Call)?;
+            self.client = Some(client);
+            Ok(answer.into_inner())
+        };
+        within(settings.pace.timeout, answered).await
     }
 
     /// Requests the pod's assignment, within `settings.pace.timeout`.
@@ -50,44 +58,43 @@ impl Connection {
         settings: &Settings,
         question: FollowRequest,
     ) -> Result<FollowResponse, SendError> {
-        let (client, request) = self.prepare(settings, question)?;
-        let answer = within(settings.pace.timeout, client.follow(request)).await;
-        self.keep_unless_failed(answer)
+        let answered = async {
+            let (mut client, request) = self.prepare(settings, question).await?;
+            let answer = client.follow(request).await.map_err(SendError::Call)?;
+            self.client = Some(client);
+            Ok(answer.into_inner())
+        };
+        within(settings.pace.timeout, answered).await
     }
 
-    /// The client, and a message with the pod's token.
-    fn prepare<T>(
+    /// A connected client, and a message with the pod's token.
+    ///
+    /// The handshake is part of this future. That of a lazy channel is a task of its own, which would keep
+    /// its socket after the call has timed out.
+    async fn prepare<T>(
         &mut self,
         settings: &Settings,
         message: T,
-    ) -> Result<(&mut ChannelClient<Channel>, Request<T>), SendError> {
+    ) -> Result<(ChannelClient<Channel>, Request<T>), SendError> {
         let token = read(&settings.token_file)?;
         let value = format!("Bearer {}", token.trim());
         let value = value.parse().map_err(|_| SendError::Token { path: settings.token_file.clone() })?;
         let client = match self.client.take() {
             Some(client) => client,
-            None => ChannelClient::new(endpoint(settings)?.connect_lazy()),
+            None => ChannelClient::new(endpoint(settings)?.connect().await.map_err(SendError::Connect)?),
         };
         let mut request = Request::new(message);
         request.metadata_mut().insert(AUTHORIZATION, value);
-        Ok((self.client.insert(client), request))
-    }
-
-    fn keep_unless_failed<T>(&mut self, answer: Result<T, SendError>) -> Result<T, SendError> {
-        if answer.is_err() {
-            self.client = None;
-        }
-        answer
+        Ok((client, request))
     }
 }
 
 async fn within<T>(
     timeout: Duration,
-    call: impl Future<Output = Result<Response<T>, Status>>,
+    call: impl Future<Output = Result<T, SendError>>,
 ) -> Result<T, SendError> {
     let answer = tokio::time::timeout(timeout, call).await;
-    let answer = answer.map_err(|_| SendError::Timeout { seconds: timeout.as_secs_f64() })?;
-    Ok(answer.map_err(SendError::Call)?.into_inner())
+    answer.map_err(|_| SendError::Timeout { seconds: timeout.as_secs_f64() })?
 }
 
 fn endpoint(settings: &Settings) -> Result<Endpoint, SendError> {

@@ -1,7 +1,8 @@
 //! An operator that misbehaves on request, on a real port with real TLS.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,16 +11,25 @@ use rlt_channel::channel_server::{Channel, ChannelServer};
 use rlt_channel::client::{Pace, Settings};
 use rlt_channel::{FollowRequest, FollowResponse, ReportRequest, ReportResponse, Source};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status};
 
-/// The operator's behaviour on a report.
+/// Time limit of whatever a test waits for; a quiet machine needs less than a second.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The attempt whose launchers are told to ask again after a second; all others after a minute.
+pub(crate) const EAGER_ATTEMPT: u32 = 77;
+
+/// The operator's behaviour on a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Behaviour {
     #[default]
     Take,
     Refuse(Code),
+    /// Calls get no answer until the behaviour changes.
     Hang,
 }
 
@@ -30,38 +40,63 @@ pub(crate) struct Taken {
     pub(crate) report: ReportRequest,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Service {
-    behaviour: Arc<Mutex<Behaviour>>,
+    behaviour: watch::Sender<Behaviour>,
+    num_connections: Arc<AtomicUsize>,
+    num_calls: Arc<AtomicUsize>,
     taken: Arc<Mutex<Vec<Taken>>>,
+    refused: Arc<Mutex<Vec<ReportRequest>>>,
     questions: Arc<Mutex<Vec<FollowRequest>>>,
+}
+
+impl Default for Service {
+    fn default() -> Self {
+        Self {
+            behaviour: watch::Sender::new(Behaviour::default()),
+            num_connections: Arc::default(),
+            num_calls: Arc::default(),
+            taken: Arc::default(),
+            refused: Arc::default(),
+            questions: Arc::default(),
+        }
+    }
+}
+
+impl Service {
+    /// Counts a call, and returns once it may be answered.
+    async fn admit(&self) -> Result<(), Status> {
+        self.num_calls.fetch_add(1, Ordering::SeqCst);
+        let mut behaviour = self.behaviour.subscribe();
+        let behaviour = behaviour.wait_for(|behaviour| *behaviour != Behaviour::Hang).await;
+        match *behaviour.unwrap() {
+            Behaviour::Refuse(code) => Err(Status::new(code, "not now")),
+            Behaviour::Take | Behaviour::Hang => Ok(()),
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl Channel for Service {
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<ReportResponse>, Status> {
-        let behaviour = *self.behaviour.lock().unwrap();
-        match behaviour {
-            Behaviour::Take => {}
-            Behaviour::Refuse(code) => return Err(Status::new(code, "not now")),
-            Behaviour::Hang => std::future::pending().await,
-        }
+        let admitted = self.admit().await;
         let token = request.metadata().get("authorization").unwrap().to_str().unwrap().to_owned();
-        self.taken.lock().unwrap().push(Taken { token, report: request.into_inner() });
+        let report = request.into_inner();
+        if let Err(refusal) = admitted {
+            self.refused.lock().unwrap().push(report);
+            return Err(refusal);
+        }
+        self.taken.lock().unwrap().push(Taken { token, report });
         Ok(Response::new(ReportResponse::default()))
     }
 
     async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<FollowResponse>, Status> {
-        let behaviour = *self.behaviour.lock().unwrap();
-        match behaviour {
-            Behaviour::Take => {}
-            Behaviour::Refuse(code) => return Err(Status::new(code, "not now")),
-            Behaviour::Hang => std::future::pending().await,
-        }
+        self.admit().await?;
         let question = request.into_inner();
-        let asked_for = question.source.clone().unwrap_or_default().attempt;
+        let attempt = question.source.clone().unwrap_or_default().attempt;
         self.questions.lock().unwrap().push(question);
-        Ok(Response::new(FollowResponse { attempt: asked_for, ask_again_seconds: 60, ..Default::default() }))
+        let ask_again_seconds = if attempt == EAGER_ATTEMPT { 1 } else { 60 };
+        Ok(Response::new(FollowResponse { attempt, ask_again_seconds, ..Default::default() }))
     }
 }
 
@@ -92,33 +127,62 @@ impl Authority {
 pub(crate) struct Operator {
     pub(crate) address: SocketAddr,
     service: Service,
-    runtime: Option<Runtime>,
+    _runtime: Runtime,
 }
 
 impl Operator {
-    pub(crate) fn start(authority: &Authority, address: Option<SocketAddr>) -> Self {
+    pub(crate) fn start(authority: &Authority) -> Self {
+        Self::on(&listener(), authority)
+    }
+
+    /// Serves on a socket that stays open when this operator is dropped, so that the next one has its port.
+    pub(crate) fn on(listener: &TcpListener, authority: &Authority) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let service = Service::default();
-        let address = address.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
-        let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap();
+        let listener = listener.try_clone().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let num_connections = Arc::clone(&service.num_connections);
+        let connections = {
+            let _in_runtime = runtime.enter();
+            TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap())
+        };
+        let counted = connections.map(move |connection| {
+            num_connections.fetch_add(1, Ordering::SeqCst);
+            connection
+        });
         let tls = ServerTlsConfig::new().identity(authority.identity());
         let served = Server::builder()
             .tls_config(tls)
             .unwrap()
             .add_service(ChannelServer::new(service.clone()))
-            .serve_with_incoming(TcpListenerStream::new(listener));
+            .serve_with_incoming(counted);
         runtime.spawn(served);
-        Self { address, service, runtime: Some(runtime) }
+        Self { address, service, _runtime: runtime }
     }
 
     pub(crate) fn behave(&self, behaviour: Behaviour) {
-        *self.service.behaviour.lock().unwrap() = behaviour;
+        self.service.behaviour.send_replace(behaviour);
+    }
+
+    /// Number of connections that were accepted.
+    pub(crate) fn num_connections(&self) -> usize {
+        self.service.num_connections.load(Ordering::SeqCst)
+    }
+
+    /// Number of calls that were received, answered or not.
+    pub(crate) fn num_calls(&self) -> usize {
+        self.service.num_calls.load(Ordering::SeqCst)
     }
 
     pub(crate) fn taken(&self) -> Vec<Taken> {
         self.service.taken.lock().unwrap().clone()
+    }
+
+    /// The reports that were refused.
+    pub(crate) fn refused(&self) -> Vec<ReportRequest> {
+        self.service.refused.lock().unwrap().clone()
     }
 
     /// The questions of launchers.
@@ -128,7 +192,7 @@ impl Operator {
 
     /// Waits for a report that fits.
     pub(crate) fn wait_for(&self, what: &str, fits: impl Fn(&Taken) -> bool) -> Taken {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(taken) = self.taken().into_iter().rev().find(&fits) {
                 return taken;
@@ -139,12 +203,9 @@ impl Operator {
     }
 }
 
-impl Drop for Operator {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_secs(1));
-        }
-    }
+/// A socket that listens on a port of its own; nothing answers there yet.
+pub(crate) fn listener() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
 /// The files of a pod.
@@ -168,15 +229,19 @@ impl Pod {
         std::fs::write(self.folder.path().join("token"), format!("{token}\n")).unwrap();
     }
 
+    pub(crate) fn remove_token(&self) {
+        std::fs::remove_file(self.folder.path().join("token")).unwrap();
+    }
+
     fn ca_file(&self) -> PathBuf {
         self.folder.path().join("ca.crt")
     }
 
-    /// Settings with waiting times made for tests: a report every 0.1 s.
+    /// Settings with a report every 0.1 s; calls time out only where a test asks for that.
     pub(crate) fn settings(&self, address: SocketAddr) -> Settings {
         let pace = Pace {
             report_every: Duration::from_millis(100),
-            timeout: Duration::from_millis(500),
+            timeout: PATIENCE,
             first_backoff: Duration::from_millis(20),
             longest_backoff: Duration::from_millis(100),
         };
