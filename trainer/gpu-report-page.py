@@ -85,12 +85,21 @@ def predicted(finding):
     return first_of(finding, [key for key in finding if key.startswith("predicted")])
 
 
+def ratio(finding, made):
+    """How many times as long the peer takes, which a stage of its own may have measured."""
+    own, peer = finding.get("stepSeconds"), None
+    if own:
+        peers = [f for f in made if f.get("peerStepSeconds") and f.get("model") == finding.get("model")]
+        peer = peers[0]["peerStepSeconds"] if peers else None
+    return peer / own if own and peer else finding.get("ratioOfStep")
+
+
 def speed_rows(made):
     for finding in made:
         rate = next(((finding[key], unit) for key, unit in RATES if finding.get(key) is not None), None)
         if rate is None or finding["status"] == "skipped" or finding["run"] != "first" or "kernel" in finding:
             continue
-        columns = [first_of(finding, MFU), first_of(finding, FRACTIONS), predicted(finding), finding.get("ratioOfStep")]
+        columns = [first_of(finding, MFU), first_of(finding, FRACTIONS), predicted(finding), ratio(finding, made)]
         yield [subject(finding), f"{number(rate[0])} {rate[1]}", *(number(value) for value in columns)]
 
 

@@ -5,8 +5,9 @@
 #   gpu-report.sh [--bundle ARCHIVE] [--out FOLDER] [--seconds SECONDS] [--limit STAGE=SECONDS ...] [--libtorch FOLDER]
 #
 # Stages run in the order of the list below. A stage for which too little time is left is not started, and one that takes
-# longer than its limit is killed; both are reported. Stages that failed run again with CUDA_LAUNCH_BLOCKING=1 and under
-# compute-sanitizer. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
+# longer than its limit is killed; both are reported. `--limit all=SECONDS` is for every stage that has no limit of its own.
+# Stages that failed run again with CUDA_LAUNCH_BLOCKING=1 and, unless they hung, under compute-sanitizer. FOLDER (default:
+# $OUT) receives at most 8 files of at most 16 MiB:
 #
 #   gpu-report.md     the page; after a run that was killed, gpu-report-page.py makes it from findings.jsonl
 #   findings.jsonl    every finding, appended when it is made, and how every stage ended
@@ -27,18 +28,18 @@ STAGES='
     operators+paged+graphs   30   8
     memory                   20   4
     training                 40  10
+    reruns                    0   0
     gemm                     15   5
     copies                   15   5
     decode-speed             30  10
     update                   30  10
     grpo-step-small         125  30
-    reruns                    0   0
     grpo-step-large         170  60
     draws                    20   5
     checkpoints              40  15
-    reruns                    0   0
     memcheck:paged           60  20
     racecheck:paged          60  20
+    reruns                    0   0
     ncu:decode-speed         60  20
 '
 # Checks whose times are the result: compute-sanitizer would only make them slow.
@@ -47,6 +48,8 @@ SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large '
 RESERVE=4
 # Seconds that a killed stage may take to end before it is left behind: a process in the driver cannot be killed.
 PATIENCE=5
+# Most seconds of the second run of a stage that was killed.
+HUNG=20
 # Bytes of a file, and of the output of one stage.
 MAX_FILE=$((16 << 20))
 MAX_OUTPUT=$((256 << 10))
@@ -113,12 +116,14 @@ sort_lines() {
 # Standard error is for the log, whatever its lines look like.
 log_lines() {
     sed --unbuffered "s/^/[$1 $2] /" | {
-        head -c "$MAX_OUTPUT" >>"$log"
+        head -c "$MAX_OUTPUT"
+        # A line that was cut ends here.
+        [ "$(head -c 1 | wc -c)" = 0 ] || echo
         cat >/dev/null
-    }
+    } >>"$log"
 }
 
-declare -A pids=() readers=() started=() ends=() limits=()
+declare -A pids=() readers=() started=() ends=() limits=() hung=()
 failed=()
 
 # Starts a stage in a session of its own: start STAGE RUN SECONDS COMMAND...
@@ -195,6 +200,7 @@ finish() {
                     ended "$stage" "$run" failed "$(describe "$code")"
                 fi
             elif [ "$SECONDS" -ge "${ends[$key]}" ]; then
+                hung[$stage]=1
                 ended "$stage" "$run" failed "took longer than ${limits[$key]} s and was killed"
             fi
         done
@@ -210,7 +216,9 @@ write_page() {
 try() {
     local stage=$1 run=$2 limit=$3 need=$4 left=$((total - RESERVE - SECONDS))
     shift 4
-    limit=${given[$stage]:-$limit}
+    left=$((left > 0 ? left : 0))
+    # `all` is every stage that has no limit of its own.
+    limit=${given[$stage]:-${given[all]:-$limit}}
     if [ "$left" -lt "$need" ]; then
         event "$stage" "$run" "not started" 0 "$left s are left, it needs $need"
         return
@@ -238,12 +246,15 @@ reruns() {
         # Only checks run again: not the environment, and nothing under a tool.
         [ -n "${times[$stage]:-}" ] || continue
         read -r limit need <<<"${times[$stage]}"
+        # What hangs would take all the time that is left.
+        [ -z "${hung[$stage]:-}" ] || limit=$((limit < HUNG ? limit : HUNG))
         CUDA_LAUNCH_BLOCKING=1 try "$stage" blocking "$limit" "$need" \
-            "$gpu_check" --libtorch "$libraries" --limit "$limit" "$stage"
+            "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) "$stage"
         finish
         case $SPEED in *" $stage "*) continue ;; esac
+        [ -z "${hung[$stage]:-}" ] || continue
         # The tool makes kernels several times as slow.
-        sanitizer "$stage" memcheck $((4 * limit)) $((2 * need)) "$stage" memcheck
+        sanitizer "$stage" memcheck $((3 * limit)) $((2 * need)) "$stage" memcheck
         finish
     done
 }
@@ -263,7 +274,8 @@ run_stages() {
                 ;;
             *)
                 times[$name]="$limit $need"
-                try "$name" first "$limit" "$need" "$gpu_check" --libtorch "$libraries" --limit "$limit" "$name"
+                try "$name" first "$limit" "$need" \
+                    "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) "$name"
                 ;;
             esac
         done

@@ -1,4 +1,5 @@
-//! `trainer/gpu-report.sh` with a bundle whose `gpu-check` is a script: stages that pass, fail, hang and crash.
+//! `trainer/gpu-report.sh` with a bundle whose `gpu-check` is a script: stages that pass, fail, hang and
+//! crash.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -18,7 +19,8 @@ fn gpu_check(behaviour: &str) -> String {
     format!("#!/bin/bash\nname=${{@: -1}}\ncase $name in\n{behaviour}\n*) {PASSES} ;;\nesac\n")
 }
 
-/// A machine with the bundle's archive, tools of NVIDIA that only start their command, and a folder for the report.
+/// A machine with the bundle's archive, tools of NVIDIA that only start their command, and a folder for the
+/// report.
 struct Machine {
     folder: TempDir,
 }
@@ -54,7 +56,11 @@ impl Machine {
         let mut script = Command::new("bash");
         script.arg(workspace_root().join("trainer/gpu-report.sh"));
         script.arg("--bundle").arg(self.path("bundle.tar.gz")).arg("--out").arg(self.path("report"));
-        script.args(["--libtorch", "/no-libtorch"]).args(arguments).stdin(Stdio::null());
+        // However slow this machine is, only the limits of `arguments` end a stage.
+        script
+            .args(["--libtorch", "/no-libtorch", "--limit", "all=100000"])
+            .args(arguments)
+            .stdin(Stdio::null());
         let path = std::env::var("PATH").unwrap();
         script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
         let output = script.output().unwrap();
@@ -124,6 +130,9 @@ fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
     assert_eq!(report.ended("paged", "first"), ("failed", "exit code 1"));
     assert_eq!(report.ended("graphs", "first"), ("failed", "took longer than 2 s and was killed"));
     assert_eq!(report.ended("training", "first"), ("failed", "crashed: SIGSEGV"));
+    // One that hangs is not run under a tool that makes it slower.
+    assert_eq!(report.ended("graphs", "blocking").0, "failed");
+    assert!(!report.findings.iter().any(|line| line["stage"] == "graphs" && line["run"] == "memcheck"));
     // Stages that come after all of them.
     for stage in ["memory", "update", "grpo-step-large", "checkpoints", "racecheck:paged"] {
         let made = report.made(stage, "first");
@@ -193,14 +202,24 @@ fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
 #[test]
 fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
     let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"predictedTokensPerSecond":20000}'"#;
-    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'
-        echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","peerStepSeconds":5.6,"ratioOfStep":5.83}'"#;
-    let machine = Machine::new(&format!("decode-speed) {speed} ;;\ngrpo-step-small) {step} ;;"));
+    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'"#;
+    let peer = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
+    let kernel = r#"echo '{"name":"operators","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
+    let machine = Machine::new(&format!(
+        "decode-speed) {speed} ;;\ngrpo-step-small) {step}\n{peer} ;;\noperators) {kernel} ;;"
+    ));
     let report = machine.report(&["--seconds", "100000"]);
     let decoding = "| decode-speed, batch 16, dtype bf16 | 13,561 tokens/s |  | 0.0612 | 20,000 |  |";
     assert!(report.has_row(&[decoding]), "{}", report.page);
-    assert!(report.has_row(&["| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |"]), "{}", report.page);
-    assert!(report.has_row(&["5.6 s a step of the peer", "| 5.83 |"]), "{}", report.page);
+    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  |  | 5 |";
+    assert!(report.has_row(&[step]), "{}", report.page);
+    assert!(
+        report.has_row(&["| grpo-step-small, model 0.5B | 4.8 s a step of the peer |"]),
+        "{}",
+        report.page
+    );
+    let kernel = "| swiglu | [256, 8960] | bf16 | 0.0021 | 7.5 | 1,835 |  | 0.55 | 14.2 |";
+    assert!(report.has_row(&[kernel]), "{}", report.page);
     assert!(!report.page.contains("## Failures"), "{}", report.page);
     assert_eq!(report.output.status.code(), Some(0), "{}", report.page);
 }
