@@ -27,6 +27,10 @@ trap 'rm -rf "$work"' EXIT
 bundle=$work/gpu-bundle
 mkdir "$bundle"
 strip -o "$bundle/rlt-trainer" "$binaries/rlt-trainer"
+# The newest symbols of glibc and libstdc++ that the binary needs: an older machine cannot start it.
+newest() { readelf --wide --version-info "$bundle/rlt-trainer" | grep --only-matching "\b$1_[0-9][0-9.]*" | sort --version-sort | tail -1; }
+glibc=$(newest GLIBC) glibcxx=$(newest GLIBCXX)
+[ -n "$glibc" ] && [ -n "$glibcxx" ] || fail "$bundle/rlt-trainer names no versions of GLIBC and GLIBCXX: is it linked otherwise?"
 cp trainer/gpu-check.sh "$bundle/gpu-check"
 chmod 0755 "$bundle/gpu-check"
 cp "$kernels" "$bundle/rlt-kernels.fatbin"
@@ -49,4 +53,5 @@ lines=$(cd / && env -i PATH="$PATH" HOME="$elsewhere" CUDA_VISIBLE_DEVICES= "${o
 all=$(wc -l <<<"$lines")
 skipped=$(grep -c '"status":"skipped"' <<<"$lines" || true)
 [ "$all" -gt 0 ] && [ "$skipped" = "$all" ] || fail "without a GPU $skipped of $all checks say that they are skipped: $lines"
+say "the binary needs $glibc and $glibcxx or newer"
 say "$archive: $size MiB, less than $MAX_MIB; unpacked elsewhere, without GPU, all $all checks are skipped"

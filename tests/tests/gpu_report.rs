@@ -1,0 +1,241 @@
+//! `trainer/gpu-report.sh` with a bundle whose `gpu-check` is a script: stages that pass, fail, hang and
+//! crash.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rlt_tests::workspace_root;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A check that passes. It reports what the script passes on to it.
+const PASSES: &str = r#"echo "{\"name\":\"$name\",\"status\":\"passed\",\"device\":\"Fake GPU\",\"blocking\":\"$CUDA_LAUNCH_BLOCKING\"}""#;
+
+/// Replaces `gpu-check`: `behaviour` is shell code for single checks, such as `paged) exit 1 ;;`.
+fn gpu_check(behaviour: &str) -> String {
+    format!("#!/bin/bash\nname=${{@: -1}}\ncase $name in\n{behaviour}\n*) {PASSES} ;;\nesac\n")
+}
+
+/// A machine with the bundle's archive, tools of NVIDIA that only start their command, and a folder for the
+/// report.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new(behaviour: &str) -> Self {
+        let machine = Self { folder: tempfile::tempdir().unwrap() };
+        machine.script("gpu-bundle/gpu-check", &gpu_check(behaviour));
+        machine.script("gpu-bundle/rlt-trainer", "#!/bin/sh\n");
+        machine.script("bin/nvidia-smi", "#!/bin/sh\necho 'a fake driver'\n");
+        // The command follows the tool's options.
+        let tool = "#!/bin/bash\necho \"$(basename \"$0\") $*\"\n\
+                    while [ $# -gt 0 ] && [ \"${1##*/}\" != gpu-check ]; do shift; done\nexec \"$@\"\n";
+        machine.script("bin/compute-sanitizer", tool);
+        let mut tar = Command::new("tar");
+        tar.arg("-C").arg(machine.folder.path()).arg("-czf").arg(machine.path("bundle.tar.gz"));
+        assert!(tar.arg("gpu-bundle").status().unwrap().success());
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn script(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn report(&self, arguments: &[&str]) -> Report {
+        let mut script = Command::new("bash");
+        script.arg(workspace_root().join("trainer/gpu-report.sh"));
+        script.arg("--bundle").arg(self.path("bundle.tar.gz")).arg("--out").arg(self.path("report"));
+        // However slow this machine is, only the limits of `arguments` end a stage.
+        script
+            .args(["--libtorch", "/no-libtorch", "--limit", "all=100000"])
+            .args(arguments)
+            .stdin(Stdio::null());
+        let path = std::env::var("PATH").unwrap();
+        script.env("PATH", format!("{}:{path}", self.path("bin").display())).env("FAKE", self.folder.path());
+        let output = script.output().unwrap();
+        Report::read(output, &self.path("report"))
+    }
+}
+
+/// What a run has left.
+struct Report {
+    output: Output,
+    findings: Vec<Value>,
+    page: String,
+    log: String,
+    files: Vec<(String, u64)>,
+}
+
+impl Report {
+    fn read(output: Output, folder: &Path) -> Self {
+        let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let findings = text("findings.jsonl");
+        let files = std::fs::read_dir(folder).unwrap().map(|file| {
+            let file = file.unwrap();
+            (file.file_name().into_string().unwrap(), file.metadata().unwrap().len())
+        });
+        Self {
+            output,
+            findings: findings.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+            page: text("gpu-report.md"),
+            log: text("output.log"),
+            files: files.collect(),
+        }
+    }
+
+    /// How a run of a stage has ended, and why.
+    fn ended(&self, stage: &str, run: &str) -> (&str, &str) {
+        let is_it = |line: &&Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
+        let line = self.findings.iter().find(is_it).unwrap_or_else(|| panic!("{stage} {run}: {}", self.page));
+        (line["ended"].as_str().unwrap(), line["text"].as_str().unwrap())
+    }
+
+    /// The findings of a run of a stage.
+    fn made(&self, stage: &str, run: &str) -> Vec<&Value> {
+        let is_of = |line: &&Value| line["stage"] == stage && line["run"] == run && line["name"].is_string();
+        self.findings.iter().filter(is_of).collect()
+    }
+
+    fn has_row(&self, parts: &[&str]) -> bool {
+        self.page.lines().any(|line| parts.iter().all(|part| line.contains(part)))
+    }
+}
+
+const FAILS: &str = r#"echo '{"name":"paged","status":"passed","device":"Fake GPU"}'
+echo '{"name":"paged","status":"failed","device":"Fake GPU","error":"rows differ | by 1"}'; exit 1"#;
+
+#[test]
+fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
+    // The one that hangs ignores signals and starts a process in a group of its own.
+    let hangs =
+        "trap '' TERM INT; set -m; sleep 1000 & echo $! >$FAKE/child; echo $$ >$FAKE/parent; sleep 1000";
+    let crashes = r#"echo '{"name":"training","status":"passed"}'; echo 'the last words' >&2; kill -SEGV $$"#;
+    let behaviour = format!("paged) {FAILS} ;;\ngraphs) {hangs} ;;\ntraining) {crashes} ;;");
+    let machine = Machine::new(&behaviour);
+    let report = machine.report(&["--limit", "graphs=2", "--seconds", "100000"]);
+    assert_eq!(report.output.status.code(), Some(1), "{}", report.page);
+
+    assert_eq!(report.ended("operators", "first").0, "passed");
+    assert_eq!(report.ended("paged", "first"), ("failed", "exit code 1"));
+    assert_eq!(report.ended("graphs", "first"), ("failed", "took longer than 2 s and was killed"));
+    assert_eq!(report.ended("training", "first"), ("failed", "crashed: SIGSEGV"));
+    // One that hangs is not run under a tool that makes it slower.
+    assert_eq!(report.ended("graphs", "blocking").0, "failed");
+    assert!(!report.findings.iter().any(|line| line["stage"] == "graphs" && line["run"] == "memcheck"));
+    // Stages that come after all of them.
+    for stage in ["memory", "update", "grpo-step-large", "checkpoints", "racecheck:paged"] {
+        let made = report.made(stage, "first");
+        assert_eq!(made.len(), if stage == "racecheck:paged" { 2 } else { 1 }, "{stage}: {}", report.page);
+    }
+    for name in ["child", "parent"] {
+        // They were killed, unless that was before they started.
+        let Ok(id) = std::fs::read_to_string(machine.path(name)) else { continue };
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim())).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "the {name} of a killed stage runs: {stat}");
+    }
+    assert_eq!(report.made("training", "first").len(), 1, "a finding before the crash is kept");
+    assert!(report.log.contains("[training first] the last words"), "{}", report.log);
+
+    assert!(report.has_row(&["| paged | first |", "rows differ \\| by 1"]), "{}", report.page);
+    assert!(report.has_row(&["| graphs | first |", "took longer than 2 s"]), "{}", report.page);
+    assert!(report.has_row(&["| training | first |", "crashed: SIGSEGV"]), "{}", report.page);
+    assert!(report.has_row(&["| update | passed |"]), "{}", report.page);
+    assert!(report.page.starts_with("# GPU report: Fake GPU"), "{}", report.page);
+}
+
+#[test]
+fn what_failed_runs_again_blocking_and_under_the_sanitizer() {
+    let machine =
+        Machine::new(&format!("paged) [ -n \"$CUDA_LAUNCH_BLOCKING\" ] || {{ {FAILS}; }}; {PASSES} ;;"));
+    let report = machine.report(&["--seconds", "100000"]);
+    assert_eq!(report.ended("paged", "first").0, "failed");
+    assert_eq!(report.ended("paged", "blocking").0, "passed");
+    assert_eq!(report.made("paged", "blocking")[0]["blocking"], "1");
+    assert_eq!(report.ended("paged", "memcheck").0, "failed");
+    assert!(report.log.contains("[paged memcheck] compute-sanitizer --tool memcheck"), "{}", report.log);
+    let again = report.findings.iter().filter(|line| line["run"] != "first").map(|line| &line["stage"]);
+    assert!(again.into_iter().all(|stage| stage == "paged"), "{}", report.page);
+    assert_eq!(report.ended("ncu:decode-speed", "first"), ("not started", "there is no ncu on this machine"));
+}
+
+#[test]
+fn nothing_is_started_for_which_no_time_is_left() {
+    let report = Machine::new("").report(&["--seconds", "0"]);
+    assert!(report.findings.iter().all(|line| line["ended"] == "not started"), "{}", report.page);
+    assert!(report.has_row(&["| device | not started |", "it needs"]), "{}", report.page);
+    assert_eq!(report.output.status.code(), Some(0), "what was not started has not failed");
+
+    // A stage that never ends is killed at the end of the whole run, whatever its own limit is.
+    let machine = Machine::new("");
+    machine.script("bin/nvidia-smi", "#!/bin/sh\nsleep 1000\n");
+    let report = machine.report(&["--seconds", "8", "--limit", "environment=1000"]);
+    let (ended, why) = report.ended("environment", "first");
+    assert!(ended == "failed" && why.ends_with("and was killed"), "{}", report.page);
+    assert_eq!(report.ended("device", "first").0, "not started");
+}
+
+#[test]
+fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
+    let talks = "yes 'words words words' | head -c 2000000; yes words | head -c 2000000 >&2; exit 1";
+    let machine = Machine::new(&format!("memory) {talks} ;;"));
+    let report = machine.report(&["--seconds", "100000"]);
+    assert_eq!(report.ended("memory", "first"), ("failed", "exit code 1"));
+    assert!(report.files.len() <= 8, "{:?}", report.files);
+    // Three runs (first, blocking, memcheck), each with 256 KiB of both outputs, whose 4 MB are all read.
+    assert!(report.files.iter().all(|(_, bytes)| *bytes <= 4 * (512 << 10)), "{:?}", report.files);
+    assert!(report.log.len() > 256 << 10, "{}", report.log.len());
+    let environment = std::fs::read_to_string(machine.path("report/environment.txt")).unwrap();
+    assert!(environment.contains("a fake driver"), "{environment}");
+}
+
+#[test]
+fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
+    let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"predictedTokensPerSecond":20000}'"#;
+    let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'"#;
+    let peer = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
+    let kernel = r#"echo '{"name":"operators","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
+    let machine = Machine::new(&format!(
+        "decode-speed) {speed} ;;\ngrpo-step-small) {step}\n{peer} ;;\noperators) {kernel} ;;"
+    ));
+    let report = machine.report(&["--seconds", "100000"]);
+    let decoding = "| decode-speed, batch 16, dtype bf16 | 13,561 tokens/s |  | 0.0612 | 20,000 |  |";
+    assert!(report.has_row(&[decoding]), "{}", report.page);
+    let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  |  | 5 |";
+    assert!(report.has_row(&[step]), "{}", report.page);
+    assert!(
+        report.has_row(&["| grpo-step-small, model 0.5B | 4.8 s a step of the peer |"]),
+        "{}",
+        report.page
+    );
+    let kernel = "| swiglu | [256, 8960] | bf16 | 0.0021 | 7.5 | 1,835 |  | 0.55 | 14.2 |";
+    assert!(report.has_row(&[kernel]), "{}", report.page);
+    assert!(!report.page.contains("## Failures"), "{}", report.page);
+    assert_eq!(report.output.status.code(), Some(0), "{}", report.page);
+}
+
+#[test]
+fn a_report_needs_a_folder_and_a_bundle() {
+    let script = |arguments: &[&str]| {
+        let mut command = Command::new("bash");
+        command.arg(workspace_root().join("trainer/gpu-report.sh")).args(arguments).env_remove("OUT");
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, words) = script(&[]);
+    assert!(code == Some(2) && words.contains("--out"), "{words}");
+    let (code, words) = script(&["--out", "/nowhere", "--bundle", "/no-bundle"]);
+    assert!(code == Some(2) && words.contains("/no-bundle is missing"), "{words}");
+    let (code, words) = script(&["--fast", "1"]);
+    assert!(code == Some(2) && words.contains("--fast is no option"), "{words}");
+}
