@@ -22,7 +22,10 @@
 #define RLT_UNROLL _Pragma("unroll")
 // Dynamic shared memory of the block, aligned to 16 bytes.
 #define RLT_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+// A GPU reports a misaligned address by itself.
+#define RLT_CHECK_ALIGNED(address, alignment)
 #else
+#define RLT_CHECK_ALIGNED(address, alignment) fibers::check_alignment(address, alignment)
 #define RLT_UNROLL
 #define RLT_DYNAMIC_SHARED(name) unsigned char* const name = fibers::dynamic_shared
 #endif
@@ -112,10 +115,12 @@ struct alignas(sizeof(T) * N) Vec {
 };
 template <class T, int N>
 __device__ inline Vec<T, N> load(const T* from) {
+  RLT_CHECK_ALIGNED(from, sizeof(T) * N);
   return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 template <class T, int N>
 __device__ inline void store(T* to, const Vec<T, N>& value) {
+  RLT_CHECK_ALIGNED(to, sizeof(T) * N);
   *reinterpret_cast<Vec<T, N>*>(to) = value;
 }
 // Numbers of a 16-byte vector.
@@ -176,6 +181,8 @@ __device__ inline void copy_16_async(void* to_shared, const void* from) {
   const unsigned to = unsigned(__cvta_generic_to_shared(to_shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 #else
+  RLT_CHECK_ALIGNED(to_shared, 16);
+  RLT_CHECK_ALIGNED(from, 16);
   __builtin_memcpy(to_shared, from, 16);
 #endif
 }
