@@ -14,6 +14,7 @@
 //! | `RLT_STAND_IN_MEMORY` | bytes of each device, 1 GiB by default |
 //! | `RLT_STAND_IN_TAKEN` | bytes of each that another process has |
 //! | `RLT_STAND_IN_ARCH` | compute capability, 90 by default |
+//! | `RLT_STAND_IN_MULTIPROCESSORS` | multiprocessors of each device, 132 by default, an H100's |
 //! | `RLT_STAND_IN_DRIVER` | version of the driver, 13000 by default |
 //! | `RLT_STAND_IN_FAILURE` | `<launches>:<CUresult>`: what every call returns after so many launches |
 //! | `RLT_STAND_IN_REPORT` | file for the counts, written at the end; `%p` in it is the process's number |

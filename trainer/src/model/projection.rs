@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rlt_api::spec::DropoutPosition;
+use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 
 use super::base_weight::BaseWeight;
@@ -208,14 +209,19 @@ impl LoraPair {
     }
 
     /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and
-    /// place.
+    /// place, drawn by a kernel on a GPU and with the same numbers on the CPU.
     pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, dropout: Dropout) -> Tensor {
         let Dropout { seed, first_token } = dropout;
         let width = x.size().last().map_or(0, |width| *width as usize);
         let keep = (1.0 / (1.0 - self.dropout)) as f32;
-        let draws = TensorRandom::new(seed, name).skip(first_token * width).uniform(x.numel(), 1.0);
+        let mut random = TensorRandom::new(seed, name).skip(first_token * width);
         let threshold = (2.0 * self.dropout - 1.0) as f32;
+        if x.device().is_cuda() {
+            let (key, first_idx) = random.position();
+            return DropoutMask { key, first_idx, threshold, keep }.like(x);
+        }
+        let draws = random.uniform(x.numel(), 1.0);
         let mask: Vec<f32> = draws.iter().map(|draw| if *draw < threshold { 0.0 } else { keep }).collect();
-        rlt_torch::upload_f32(&mask, x.device()).reshape(x.size()).to_kind(x.kind())
+        Tensor::from_slice(&mask).reshape(x.size()).to_kind(x.kind())
     }
 }

@@ -26,6 +26,11 @@ impl TensorRandom {
         self
     }
 
+    /// The key of the stream and the index of its next number, for a kernel that draws the same numbers.
+    pub(crate) fn position(&self) -> (u64, u64) {
+        (self.key, self.next_idx)
+    }
+
     /// `num` values of the normal distribution with mean 0, by Box and Muller.
     pub(crate) fn normal(&mut self, num: usize, std: f64) -> Vec<f32> {
         let mut values = Vec::with_capacity(num + 1);

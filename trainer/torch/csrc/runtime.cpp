@@ -15,6 +15,7 @@
 #include <malloc.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -139,6 +140,9 @@ struct RecurringSizes final : c10::Allocator {
   }
 };
 
+// Whether CUDA was loaded: `at::hasCUDA()` may not be asked before.
+std::atomic<bool> has_cuda{false};
+
 // A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
 // registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
 // libtorch keeps its first answer to `at::hasCUDA()` for ever, so it is not called before both are open.
@@ -151,7 +155,16 @@ std::string load_cuda() {
   for (const char* library : {"libcuda.so.1", "libtorch_cuda.so"})
     if (dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) return missing(library);
   if (!at::hasCUDA()) return "libtorch_cuda.so is loaded, but libtorch finds no CUDA in it";
+  has_cuda = true;
   return {};
+}
+
+// Cached blocks go back to the devices. What fails here is reported by the next operator on the device.
+void empty_device_caches() {
+  if (!has_cuda) return;
+  try {
+    c10::getDeviceAllocator(at::kCUDA)->emptyCache();
+  } catch (const std::exception&) {}
 }
 
 }  // namespace
@@ -273,15 +286,19 @@ void rlt_reuse_large_buffers() {
   mallopt(M_TRIM_THRESHOLD, INT32_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
 }
-void rlt_release_free_memory() { malloc_trim(0); }
+void rlt_release_free_memory() {
+  malloc_trim(0);
+  rlt::empty_device_caches();
+}
 
-// What torch.cuda.max_memory_allocated gives; asked through the interface of all devices' allocators, as this
-// library is not linked with CUDA's.
-char* rlt_peak_cuda_bytes(int64_t index, int64_t* out) {
+// What torch.cuda.max_memory_allocated and max_memory_reserved give; asked through the interface of all devices'
+// allocators, as this library is not linked with CUDA's.
+char* rlt_peak_cuda_bytes(int64_t index, int64_t* allocated, int64_t* reserved) {
   return rlt::guarded([&] {
     const auto device = static_cast<c10::DeviceIndex>(index);
     const auto stats = c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device);
-    *out = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
+    constexpr auto ALL = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    *allocated = stats.allocated_bytes[ALL].peak, *reserved = stats.reserved_bytes[ALL].peak;
   });
 }
 

@@ -320,6 +320,6 @@ unsafe extern "C" {
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
     pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;
-    pub(crate) fn rlt_peak_cuda_bytes(index: i64, out: *mut i64) -> Outcome;
+    pub(crate) fn rlt_peak_cuda_bytes(index: i64, allocated: *mut i64, reserved: *mut i64) -> Outcome;
     pub(crate) fn rlt_reset_peak_cuda_bytes(index: i64) -> Outcome;
 }

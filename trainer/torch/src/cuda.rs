@@ -8,6 +8,7 @@ mod changes;
 mod decode_state;
 mod digest;
 pub mod driver;
+mod dropout;
 mod experts;
 mod found;
 mod graph;
@@ -23,6 +24,7 @@ mod quantized;
 mod rope;
 mod rows;
 mod sampling;
+mod squares;
 mod stream;
 
 pub use activation::SwiGlu;
@@ -32,6 +34,7 @@ pub use changes::{ApplyChanges, pinned};
 pub use decode_state::{Advance, EmbedGather, MarkSeen};
 pub use digest::DeviceDigest;
 pub use driver::Driver;
+pub use dropout::DropoutMask;
 pub use experts::{CombineRows, ExpertScores, RouteExperts, RouteRule, SortRows};
 pub(crate) use found::gpu_memory;
 pub use found::{CudaSearch, CudaVersion, Gpu, GpuLink, gpus, link_between, look_for_cuda};
@@ -45,6 +48,7 @@ pub use quantized::{Dequantize, QUANTIZED_FEW_ROWS, QUANTIZED_PARTS, QuantizedLi
 pub use rope::RopeAndWriteKv;
 pub use rows::{GatedRows, NormRows, RopeRows};
 pub use sampling::{SAMPLING_ROW_WORDS, Sample, SamplingRow, sampling_workspace_bytes};
+pub use squares::{NormOfSquares, SquaresTable, SumsOfSquares};
 pub use stream::{Event, Stream, StreamScope};
 
 use crate::Error;

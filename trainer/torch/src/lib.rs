@@ -60,8 +60,9 @@ pub use head::{PerChunk, TokenDistribution, head_forward, head_forward_backward}
 pub use host_calls::HostCalls;
 pub use linear::{PackedLinear, has_one_order, linear};
 pub use memory::{
-    DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes, peak_rss_bytes,
-    release_free_memory, reset_peak_device_bytes, reset_peak_rss, reuse_large_buffers, rss_bytes,
+    DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes,
+    peak_reserved_device_bytes, peak_rss_bytes, release_free_memory, reset_peak_device_bytes, reset_peak_rss,
+    reuse_large_buffers, rss_bytes,
 };
 pub use offload::{OffloadStorage, Offloaded, Prefetch};
 pub use optim::{AdamWStep, adamw_step, global_norm};

@@ -73,14 +73,30 @@ pub fn rss_bytes() -> Result<u64, Error> {
 /// # Errors
 /// When CUDA was not loaded.
 pub fn peak_device_bytes(device: Device) -> Result<Option<u64>, Error> {
-    let Device::Cuda(index) = device else { return Ok(None) };
-    let mut bytes = 0;
-    // SAFETY: a place for the answer.
-    check("reading the device's peak memory", unsafe { rlt_peak_cuda_bytes(index as i64, &mut bytes) })?;
-    Ok(Some(bytes.unsigned_abs()))
+    Ok(peaks(device)?.map(|[allocated, _]| allocated))
 }
 
-/// Starts a new peak of [`peak_device_bytes`] from what tensors hold now; nothing on the CPU.
+/// [`peak_device_bytes`] with the freed blocks that libtorch's allocator kept, as
+/// `torch.cuda.max_memory_reserved` counts them.
+///
+/// # Errors
+/// When CUDA was not loaded.
+pub fn peak_reserved_device_bytes(device: Device) -> Result<Option<u64>, Error> {
+    Ok(peaks(device)?.map(|[_, reserved]| reserved))
+}
+
+/// The most bytes that were allocated and that were reserved.
+fn peaks(device: Device) -> Result<Option<[u64; 2]>, Error> {
+    let Device::Cuda(index) = device else { return Ok(None) };
+    let (mut allocated, mut reserved) = (0, 0);
+    // SAFETY: places for the answers.
+    let outcome = unsafe { rlt_peak_cuda_bytes(index as i64, &mut allocated, &mut reserved) };
+    check("reading the device's peak memory", outcome)?;
+    Ok(Some([allocated, reserved].map(i64::unsigned_abs)))
+}
+
+/// Starts new peaks of [`peak_device_bytes`] and [`peak_reserved_device_bytes`] from what is held now;
+/// nothing on the CPU.
 ///
 /// # Errors
 /// When CUDA was not loaded.
@@ -145,8 +161,9 @@ pub fn reuse_large_buffers() {
     unsafe { rlt_reuse_large_buffers() }
 }
 
-/// Returns free pages inside the heap to the kernel: for the moment between two phases of different memory
-/// need.
+/// Returns free pages inside the heap to the kernel, and the freed blocks that libtorch's allocator keeps to
+/// their GPUs: for the moment between two phases of different memory need. A kept block serves only the CUDA
+/// stream that it was allocated on, so that without it each phase adds its own to those of the others.
 pub fn release_free_memory() {
     // SAFETY: asks the C allocator to trim; live allocations stay where they are.
     unsafe { rlt_release_free_memory() }

@@ -3,7 +3,9 @@
 
 use crate::Error;
 use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
-use tch::{Kind, TchError, Tensor};
+use crate::cuda::{Kernels, NormOfSquares, SquaresTable, SumsOfSquares};
+use crate::upload;
+use tch::{Device, Kind, TchError, Tensor};
 
 /// The numbers of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,8 +60,8 @@ pub fn adamw_step(
 /// When libtorch fails on a tensor.
 pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<f64, Error> {
     let tensors: Vec<&Tensor> = tensors.into_iter().collect();
-    if tensors.first().is_some_and(|first| first.device().is_cuda()) {
-        return norm_on_device(&tensors);
+    if let Some(Device::Cuda(index)) = tensors.first().map(|first| first.device()) {
+        return tch::no_grad(|| norm_on_device(&tensors, index));
     }
     let mut total = 0.0;
     for tensor in tensors {
@@ -71,16 +73,39 @@ pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<
     Ok(total.sqrt())
 }
 
-fn norm_on_device(tensors: &[&Tensor]) -> Result<f64, Error> {
-    let norm = || {
-        let of_one = |tensor: &&Tensor| norm_of(&tensor.detach());
-        let norms = tensors.iter().map(of_one).collect::<Result<Vec<_>, _>>()?;
-        norm_of(&Tensor::f_stack(&norms, 0)?)?.f_double_value(&[])
-    };
-    let failed = |source: TchError| Error::Libtorch { act: "a gradient norm", message: source.to_string() };
-    tch::no_grad(norm).map_err(failed)
-}
+/// Dtypes of gradients on a GPU.
+const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
 
-fn norm_of(tensor: &Tensor) -> Result<Tensor, TchError> {
-    tensor.f_norm_scalaropt_dtype(2, Kind::Double)
+/// Sums the squares where they are: libtorch's norm in f64 may copy each gradient to f64 first.
+fn norm_on_device(tensors: &[&Tensor], index: usize) -> Result<f64, Error> {
+    let failed = |source: TchError| Error::Libtorch { act: "a gradient norm", message: source.to_string() };
+    let (kernels, device) = (Kernels::load(index)?, Device::Cuda(index));
+    let with_numbers = tensors.iter().filter(|tensor| tensor.numel() > 0);
+    let dense = with_numbers.map(|tensor| tensor.detach().f_contiguous()).collect::<Result<Vec<_>, _>>();
+    let dense = dense.map_err(failed)?;
+    if let Some(other) = dense.iter().find(|tensor| !KINDS.contains(&tensor.kind())) {
+        let expected = "gradients of Float, BFloat16 or Half".into();
+        return Err(Error::Argument { act: "a gradient norm", expected, got: format!("{:?}", other.kind()) });
+    }
+    let mut tables = Vec::new();
+    for kind in KINDS {
+        let of_kind: Vec<&Tensor> = dense.iter().filter(|tensor| tensor.kind() == kind).collect();
+        if !of_kind.is_empty() {
+            tables.push(SquaresTable::new(&kernels, &of_kind)?);
+        }
+    }
+    let words: Vec<&[i64]> = tables.iter().map(SquaresTable::words).collect();
+    let num_partials = tables.iter().map(|table| table.num_partials() as i64);
+    let options = (Kind::Double, device);
+    let partials = Tensor::f_empty([num_partials.sum::<i64>()], options).map_err(failed)?;
+    let mut start = 0;
+    for (table, words) in tables.iter().zip(&upload(&words, device)) {
+        let len = table.num_partials() as i64;
+        let partials = &partials.narrow(0, start, len);
+        SumsOfSquares { table, words, partials }.launch(&kernels)?;
+        start += len;
+    }
+    let out = Tensor::f_empty([1], options).map_err(failed)?;
+    NormOfSquares { partials: &partials, out: &out }.launch(&kernels)?;
+    out.f_double_value(&[0]).map_err(failed)
 }

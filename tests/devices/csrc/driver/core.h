@@ -90,6 +90,8 @@ struct Event {
 struct Settings {
   int num_devices = 1, driver_version = 13000, compute_capability = 90;
   size_t memory = size_t(1) << 30;
+  // As many as an H100 has, so that work is split as it would be there.
+  int multiprocessors = 132;
   // Bytes of each device that another process has.
   size_t taken = 0;
   // The failure that each device reports from a number of launches on.

@@ -20,6 +20,7 @@ Settings settings_from_environment() {
   s.taken = size_t(number("RLT_STAND_IN_TAKEN", 0));
   s.driver_version = int(number("RLT_STAND_IN_DRIVER", s.driver_version));
   s.compute_capability = int(number("RLT_STAND_IN_ARCH", s.compute_capability));
+  s.multiprocessors = int(number("RLT_STAND_IN_MULTIPROCESSORS", s.multiprocessors));
   // `<launches>:<CUresult>`
   if (const char* failure = std::getenv("RLT_STAND_IN_FAILURE")) {
     char* rest = nullptr;
@@ -79,7 +80,7 @@ int attribute_of(CUdevice_attribute attribute) {
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return core().settings.compute_capability / 10;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return core().settings.compute_capability % 10;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 2;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return core().settings.multiprocessors;
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 32;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: return 1024;
     case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: return 2048;

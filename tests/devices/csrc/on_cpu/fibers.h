@@ -91,6 +91,13 @@ T shuffled(unsigned mask, T value, unsigned source) {
   return result;
 }
 
+// Ends the process where a GPU would report a misaligned address.
+inline void check_alignment(const void* address, size_t alignment) {
+  if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;
+  std::fprintf(stderr, "kernel: %p is no multiple of %zu bytes\n", address, alignment);
+  std::abort();
+}
+
 }  // namespace fibers
 
 #define threadIdx fibers::thread_index

@@ -180,8 +180,8 @@ fn an_update_waits_once_and_launches_as_much_for_many_samples_as_for_few() {
         println!("few {few:?}\nmany {many:?}\nsplit {split:?}");
         assert_eq!(few.launches, many.launches, "launches of one micro-batch");
         assert_eq!([few.waits, many.waits, split.waits], [1, 1, 1]);
-        // Tokens and segments; derivatives; the optimizer's table.
-        assert_eq!([few.host_to_device, many.host_to_device], [3, 3]);
+        // Tokens and segments; derivatives; the tables of the norm and of the optimizer.
+        assert_eq!([few.host_to_device, many.host_to_device], [4, 4]);
         // Log-probs and entropies; the gradients' norm.
         assert_eq!([few.device_to_host, many.device_to_host], [2, 2]);
     });

@@ -44,6 +44,8 @@ fn every_kind_of_training_on_a_device_gives_the_cpus_numbers() {
     for changes in [
         json!({ "algorithm": { "kind": "SFT" }, "rewards": { "functions": [] } }),
         json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }),
+        // Masks of a kernel have the bits of the host's.
+        json!({ "model": { "lora": { "rank": 4, "alpha": 8, "dropout": 0.2 } } }),
         json!({ "algorithm": { "kind": "PPO" }, "training": { "promptsPerUpdate": 1 } }),
         json!({ "model": { "architecture": { "numHeads": 4, "numKvHeads": 2 } } }),
     ] {

@@ -1,4 +1,5 @@
-//! The peak of a GPU's memory in each phase of a step: of tensors, as libtorch's allocator counts them.
+//! The peak of a GPU's memory in each phase of a step: of tensors, and with what libtorch's allocator keeps
+//! of freed ones.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,6 +11,8 @@ use super::{SETUP, gib};
 
 /// Most bytes of tensors, in GiB; a slash and the phase follow.
 const PEAK: &str = "perf/max_memory_allocated_gb";
+/// The same with freed blocks that the allocator keeps.
+const RESERVED: &str = "perf/max_memory_reserved_gb";
 
 thread_local! {
     static PEAKS: RefCell<Peaks> = RefCell::default();
@@ -23,19 +26,39 @@ struct Peaks {
     /// The active phases, the innermost last.
     under_way: Vec<&'static str>,
     /// Bytes since they were last reported.
-    of_phases: BTreeMap<&'static str, u64>,
-    of_run: u64,
+    of_phases: BTreeMap<&'static str, Bytes>,
+    of_run: Bytes,
+}
+
+/// The most bytes of tensors, and of all that the allocator took from the device.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bytes {
+    allocated: u64,
+    reserved: u64,
+}
+
+impl Bytes {
+    /// Peaks since the last reset; `None` where the device has none or cannot be asked.
+    fn peak_of(device: Device) -> Option<Self> {
+        let allocated = rlt_torch::peak_device_bytes(device).ok()??;
+        let reserved = rlt_torch::peak_reserved_device_bytes(device).ok()??;
+        Some(Self { allocated, reserved })
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { allocated: self.allocated.max(other.allocated), reserved: self.reserved.max(other.reserved) }
+    }
 }
 
 impl Peaks {
     /// Counts the peak since the last call for the active phases, and resets it.
     fn settle(&mut self) {
         let Some(device) = self.device else { return };
-        let Ok(Some(bytes)) = rlt_torch::peak_device_bytes(device) else { return };
+        let Some(bytes) = Bytes::peak_of(device) else { return };
         self.of_run = self.of_run.max(bytes);
         if let Some(phase) = self.under_way.last() {
             let peak = self.of_phases.entry(phase).or_default();
-            *peak = bytes.max(*peak);
+            *peak = peak.max(bytes);
         }
         // Without it the next phase would report this one's peak; the run's own is right either way.
         let _ = rlt_torch::reset_peak_device_bytes(device);
@@ -74,7 +97,12 @@ pub(super) fn metrics() -> Metrics {
             return Metrics::new();
         }
         let of_phases = std::mem::take(&mut peaks.of_phases);
-        let named = of_phases.into_iter().map(|(phase, bytes)| (format!("{PEAK}/{phase}"), gib(bytes)));
-        named.chain([(PEAK.to_owned(), gib(peaks.of_run))]).collect()
+        let named = of_phases.into_iter().map(|(phase, bytes)| (format!("/{phase}"), bytes));
+        let all = named.chain([(String::new(), peaks.of_run)]);
+        all.flat_map(|(phase, bytes)| {
+            [(PEAK, bytes.allocated), (RESERVED, bytes.reserved)]
+                .map(|(name, bytes)| (format!("{name}{phase}"), gib(bytes)))
+        })
+        .collect()
     })
 }

@@ -192,7 +192,7 @@ impl<'a> DeviceDecoder<'a> {
             );
         }
         let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
-        let stream = Stream::from_pool(device)?;
+        let stream = Stream::for_decoding(device)?;
         follow(&stream, &Stream::current(device)?)?;
         let _on_stream = stream.enter()?;
         let kernels = Kernels::load(device)?;

@@ -23,22 +23,9 @@ struct AdamWArguments {
 
 constexpr int ADAMW_CHUNK = 4096;
 
-// The last tensor whose first block is not behind this one.
-__device__ inline const AdamWTensor& tensor_of_block(const AdamWArguments& a) {
-  int low = 0, high = a.num_tensors;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (a.table[middle].first_block <= int64_t(blockIdx.x))
-      low = middle;
-    else
-      high = middle;
-  }
-  return a.table[low];
-}
-
 template <class G>
 __device__ inline void adamw(const AdamWArguments& a) {
-  const AdamWTensor tensor = tensor_of_block(a);
+  const AdamWTensor tensor = row_of_block(a.table, a.num_tensors);
   const float device_scale = a.device_scale == nullptr ? 1.0f : *a.device_scale;
   if (!(fabsf(device_scale) < INFINITE)) return;
   const double rate = a.learning_rate * tensor.rate_factor;

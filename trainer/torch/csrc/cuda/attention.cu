@@ -11,7 +11,9 @@ struct AttentionArguments {
   const int32_t *block_tables, *context_lens;
   void* out;
   float* partials;     // [rows, heads, splits, head_dim + 2]: unnormalised values, maximum, sum
-  unsigned* counters;  // [rows, groups]: parts that are done; 0 between launches
+  // [rows, groups]: parts that are done; 0 between launches of any shape, which share the memory. No launch's partials
+  // may reach into it.
+  unsigned* counters;
   int64_t num_blocks;
   int32_t max_blocks, block_size, heads, kv_heads, head_dim, window, tile_keys;
   float scale;

@@ -22,7 +22,10 @@
 #define RLT_UNROLL _Pragma("unroll")
 // Dynamic shared memory of the block, aligned to 16 bytes.
 #define RLT_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+// A GPU reports a misaligned address by itself.
+#define RLT_CHECK_ALIGNED(address, alignment)
 #else
+#define RLT_CHECK_ALIGNED(address, alignment) fibers::check_alignment(address, alignment)
 #define RLT_UNROLL
 #define RLT_DYNAMIC_SHARED(name) unsigned char* const name = fibers::dynamic_shared
 #endif
@@ -112,10 +115,12 @@ struct alignas(sizeof(T) * N) Vec {
 };
 template <class T, int N>
 __device__ inline Vec<T, N> load(const T* from) {
+  RLT_CHECK_ALIGNED(from, sizeof(T) * N);
   return *reinterpret_cast<const Vec<T, N>*>(from);
 }
 template <class T, int N>
 __device__ inline void store(T* to, const Vec<T, N>& value) {
+  RLT_CHECK_ALIGNED(to, sizeof(T) * N);
   *reinterpret_cast<Vec<T, N>*>(to) = value;
 }
 // Numbers of a 16-byte vector.
@@ -127,6 +132,35 @@ template <class T>
 __device__ inline bool is_wide(const T* data, int64_t width) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && width % WIDE<T> == 0;
 }
+
+// The row of a table that a block works on: the last one whose first block is not behind it.
+template <class Row>
+__device__ inline const Row& row_of_block(const Row* table, int num_rows) {
+  int low = 0, high = num_rows;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table[middle].first_block <= int64_t(blockIdx.x))
+      low = middle;
+    else
+      high = middle;
+  }
+  return table[low];
+}
+
+// SplitMix64's finaliser.
+__device__ inline uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// The output `idx` of SplitMix64 from `seed` on, as rlt_core::permutation::splitmix64.
+__device__ inline uint64_t splitmix64(uint64_t seed, uint64_t idx) {
+  return mix64(seed + 0x9e3779b97f4a7c15u * (idx + 1));
+}
+
+// 53 random bits as a number in [0, 1).
+__device__ inline double unit_interval(uint64_t bits) { return double(bits >> 11) * 0x1p-53; }
 
 // A number of elements that is known to the compiler.
 template <int N>
@@ -176,6 +210,8 @@ __device__ inline void copy_16_async(void* to_shared, const void* from) {
   const unsigned to = unsigned(__cvta_generic_to_shared(to_shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 #else
+  RLT_CHECK_ALIGNED(to_shared, 16);
+  RLT_CHECK_ALIGNED(from, 16);
   __builtin_memcpy(to_shared, from, 16);
 #endif
 }

@@ -18,13 +18,6 @@ __device__ inline uint64_t digest_step(uint64_t state, uint64_t word) {
   return product ^ (product >> 32);
 }
 
-// SplitMix64's finaliser.
-__device__ inline uint64_t mix64(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 // Two numbers side by side as one word; zeros behind the end.
 template <class T>
 __device__ inline uint64_t digest_pair(const T* data, int64_t at, int64_t count) {

@@ -63,6 +63,7 @@ template <class T, bool SUM_INNER, class RowOf>
 __device__ inline void load_tile(Tile<T, SUM_INNER>& tile, int64_t inner, int64_t width, bool wide, RowOf row_of) {
   using Of = Tile<T, SUM_INNER>;
   constexpr int VECTORS = Of::INNER / WIDE<T>;
+  static_assert(alignof(Of) >= 16 && Of::STRIDE * sizeof(T) % 16 == 0, "copy_16_async needs 16-byte alignment");
   RLT_UNROLL
   for (int v = int(threadIdx.x); v < Of::OUTER * VECTORS; v += GROUPED_THREADS) {
     const int outer = v / VECTORS, place = v % VECTORS * WIDE<T>;

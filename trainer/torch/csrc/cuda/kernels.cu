@@ -5,6 +5,7 @@
 #include "changes.cu"
 #include "decode_state.cu"
 #include "digest.cu"
+#include "dropout.cu"
 #include "experts.cu"
 #include "grouped.cu"
 #include "head.cu"
@@ -13,3 +14,4 @@
 #include "rope.cu"
 #include "rows.cu"
 #include "sampling.cu"
+#include "squares.cu"

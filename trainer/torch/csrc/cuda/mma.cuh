@@ -9,9 +9,10 @@ namespace rlt {
 constexpr int TILE = 64, TILE_DEPTH = 32;
 
 // A tile [TILE, TILE_DEPTH] in shared memory, by (i, k): with `SUM_INNER` numbers side by side are those that are summed.
-// Rows are 16 bytes longer than their numbers, so that the lanes of a warp read different banks.
+// Rows are 16 bytes longer than their numbers, so that the lanes of a warp read different banks. Aligned for
+// copy_16_async, which writes 16 bytes at a time.
 template <class T, bool SUM_INNER>
-struct Tile {
+struct alignas(16) Tile {
   static constexpr int OUTER = SUM_INNER ? TILE : TILE_DEPTH, INNER = SUM_INNER ? TILE_DEPTH : TILE;
   static constexpr int STRIDE = INNER + WIDE<T>;
   T at[OUTER * STRIDE];

@@ -348,17 +348,10 @@ __device__ inline Cut cut_of(const SampleArguments& a, const Distribution<T>& d,
   return cut;
 }
 
-__device__ inline uint64_t splitmix64(uint64_t seed, uint64_t idx) {
-  uint64_t z = seed + 0x9e3779b97f4a7c15u * (idx + 1);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 template <class T>
 __device__ inline int64_t drawn_token(const SampleArguments& a, int row, const Distribution<T>& d) {
   const uint64_t bits = splitmix64(splitmix64(d.row.p.seed, 0), uint64_t(a.steps[row]));
-  const double u = double(bits >> 11) * 0x1p-53;
+  const double u = unit_interval(bits);
   const auto choose = [&](Weight total) {
     const Weight target = Weight(u * double(total));
     return target < total ? target : total - 1;

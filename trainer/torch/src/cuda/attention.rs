@@ -12,6 +12,10 @@ const THREADS: i64 = 128;
 const GROUP_MAX: i64 = 8;
 /// Bytes of keys and values that a block holds at once; there are two such stages.
 const STAGE_BYTES: i64 = 32 << 10;
+/// Counters at the head of every workspace, one for each row and group of heads of a launch that splits
+/// contexts. All launches reserve the same number, whatever their rows: partial results of a small launch
+/// would otherwise overwrite counters of a larger one, which must be zero when it begins.
+const COUNTERS: i64 = 1 << 14;
 
 /// [`paged_attention`](crate::paged_attention) with all that describes the batch on the device. Several
 /// queries of one sequence (a prompt in pieces) are rows with the same table and rising lengths.
@@ -35,8 +39,8 @@ pub struct PagedDecodeAttention<'a> {
     pub window: Option<i64>,
     /// Parts of a long context that different blocks take: [`attention_splits`].
     pub splits: usize,
-    /// u8, at least [`attention_workspace_bytes`]; all zero before the first launch, which every launch
-    /// leaves fit for the next.
+    /// u8, at least [`attention_workspace_bytes`]; all zero before the first launch. Launches of different
+    /// shapes may share it, one after the other.
     pub workspace: &'a Tensor,
     /// `[rows, heads, head_dim]` of q's dtype.
     pub out: &'a Tensor,
@@ -84,17 +88,17 @@ impl DivCeil for i64 {
     }
 }
 
-/// Bytes of workspace for launches of at most so many rows and splits.
+/// Bytes of workspace for launches of at most so many rows and splits: the counters, then the partial
+/// results.
 pub fn attention_workspace_bytes(
     rows: usize,
     heads: usize,
-    kv_heads: usize,
+    _kv_heads: usize,
     head_dim: usize,
     splits: usize,
 ) -> usize {
-    let counters = (rows * groups(heads as i64, kv_heads as i64) as usize * 4).next_multiple_of(16);
-    let partials = if splits > 1 { rows * heads * splits * (head_dim + 2) * 4 } else { 0 };
-    counters + partials
+    let partials = if splits > 1 { rows * heads * splits * (head_dim + 2) } else { 0 };
+    4 * (COUNTERS as usize + partials)
 }
 
 impl PagedDecodeAttention<'_> {
@@ -122,8 +126,13 @@ impl PagedDecodeAttention<'_> {
         operands.require(got >= least, &format!("at least {least} bytes of workspace"), got)?;
         let cache = [blocks, block_size, kv_heads, head_dim];
         let query = [rows, heads, head_dim];
+        let num_counters = if self.splits > 1 { rows * groups(heads, kv_heads) } else { 0 };
+        operands.require(
+            num_counters <= COUNTERS,
+            &format!("at most {COUNTERS} rows x groups of heads where contexts are split"),
+            num_counters,
+        )?;
         let counters = operands.address("workspace", self.workspace, Kind::Uint8, &[got as i64])?;
-        let counter_bytes = ((rows * groups(heads, kv_heads) * 4) as usize).next_multiple_of(16);
         let shared = Tiles::of(heads / kv_heads, head_dim, kind.elt_size_in_bytes() as i64);
         let arguments = Arguments {
             q: operands.address("q", self.q, kind, &query)?,
@@ -137,7 +146,7 @@ impl PagedDecodeAttention<'_> {
             )?,
             context_lens: operands.address("context_lens", self.context_lens, Kind::Int, &[rows])?,
             out: operands.address("out", self.out, kind, &query)?,
-            partials: counters.wrapping_byte_add(counter_bytes),
+            partials: counters.wrapping_byte_add(4 * COUNTERS as usize),
             counters,
             num_blocks: blocks,
             max_blocks: max_blocks as i32,

@@ -8,8 +8,10 @@ use super::driver::{Context, Driver, Handle};
 use super::operand::cuda_index;
 use crate::Error;
 use crate::border::{check, rlt_current_stream, rlt_exchange_stream, rlt_pool_stream};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
 use tch::Tensor;
 
 /// A stream of one device, as libtorch numbers it and as the driver knows it.
@@ -48,6 +50,23 @@ impl Stream {
         // SAFETY: places for the answers.
         let outcome = unsafe { rlt_pool_stream(device as i64, &mut id, &mut handle) };
         check("finding a stream", outcome).map(|()| Self { device, id, handle })
+    }
+
+    /// The stream on which this process decodes, the same one for its whole life. libtorch's allocator reuses
+    /// a freed block on the stream that it was allocated on only, and cuBLAS has a workspace for each stream,
+    /// so that another stream for each rollout would keep another set of blocks.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn for_decoding(device: usize) -> Result<Self, Error> {
+        static STREAMS: Mutex<BTreeMap<usize, Stream>> = Mutex::new(BTreeMap::new());
+        let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = streams.get(&device) {
+            return Ok(*stream);
+        }
+        let stream = Self::from_pool(device)?;
+        streams.insert(device, stream);
+        Ok(stream)
     }
 
     /// Makes libtorch compute on this stream, on this thread, until the scope is dropped.

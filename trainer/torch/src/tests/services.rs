@@ -299,7 +299,9 @@ fn a_gpu_has_a_peak_of_its_own_and_the_cpu_has_none() {
     if crate::load_cuda().unwrap() {
         let device = tch::Device::Cuda(0);
         drop(Tensor::ones([4 << 20], (Kind::Float, device)));
-        assert!(crate::peak_device_bytes(device).unwrap() >= Some(16 << 20));
+        let allocated = crate::peak_device_bytes(device).unwrap();
+        assert!(allocated >= Some(16 << 20));
+        assert!(crate::peak_reserved_device_bytes(device).unwrap() >= allocated);
     } else {
         rlt_skipped::skip_also_under_ci("the peak of a GPU's memory needs a GPU");
     }

@@ -3,7 +3,9 @@
 use tch::{Device, Kind, Tensor};
 
 use super::{KINDS, assert_near, in_every_order, ints, randn};
-use crate::cuda::{PagedDecodeAttention, RopeAndWriteKv, attention_splits, attention_workspace_bytes};
+use crate::cuda::{
+    Kernels, PagedDecodeAttention, RopeAndWriteKv, attention_splits, attention_workspace_bytes,
+};
 
 /// Heads, key heads, width of a head.
 type Heads = (i64, i64, i64);
@@ -119,8 +121,27 @@ struct Batch {
 }
 
 /// Compares with the CPU's attention, launching twice over the same workspace.
-fn assert_is_the_cpus(
-    kernels: &crate::cuda::Kernels,
+fn assert_is_the_cpus(kernels: &Kernels, heads: Heads, kind: Kind, batch: &Batch) {
+    let workspace = workspace_for(heads, &[batch]);
+    for _ in 0..2 {
+        assert_is_the_cpus_in(&workspace, kernels, heads, kind, batch);
+    }
+}
+
+/// Workspace that is large enough for each of `batches`, and not larger.
+fn workspace_for((heads, kv_heads, dim): Heads, batches: &[&Batch]) -> Tensor {
+    let [heads, kv_heads, dim] = [heads, kv_heads, dim].map(|n| n as usize);
+    let bytes =
+        |batch: &&Batch| attention_workspace_bytes(batch.lens.len(), heads, kv_heads, dim, batch.splits);
+    let most = batches.iter().map(bytes).max().unwrap();
+    Tensor::zeros([most as i64], (Kind::Uint8, Device::Cpu))
+}
+
+/// Compares one launch with the CPU's attention. The output holds NaN before, so that a row that is not
+/// written fails.
+fn assert_is_the_cpus_in(
+    workspace: &Tensor,
+    kernels: &Kernels,
     (heads, kv_heads, dim): Heads,
     kind: Kind,
     batch: &Batch,
@@ -134,11 +155,8 @@ fn assert_is_the_cpus(
     let q = (randn(&[rows, heads, dim], 3) * 2.0).to_kind(kind);
     let tables: Vec<i32> = (0..(rows * max_blocks) as i32).map(|i| i * 7 % num_blocks as i32).collect();
     let out = q.full_like(f64::NAN);
-    let sizes = [rows, heads, kv_heads, dim].map(|n| n as usize);
-    let bytes = attention_workspace_bytes(sizes[0], sizes[1], sizes[2], sizes[3], batch.splits);
-    let workspace = Tensor::zeros([bytes as i64], (Kind::Uint8, Device::Cpu));
     let scale = (dim as f64).powf(-0.5);
-    let launch = PagedDecodeAttention {
+    PagedDecodeAttention {
         q: &q,
         k_cache: &k_cache,
         v_cache: &v_cache,
@@ -147,12 +165,11 @@ fn assert_is_the_cpus(
         scale,
         window: batch.window,
         splits: batch.splits,
-        workspace: &workspace,
+        workspace,
         out: &out,
-    };
-    for _ in 0..2 {
-        launch.launch(kernels).unwrap();
     }
+    .launch(kernels)
+    .unwrap();
     let per_row: Vec<&[i32]> = tables.chunks(max_blocks as usize).collect();
     let wide = |t: &Tensor| if kind == Kind::Half { t.to_kind(Kind::Float) } else { t.shallow_clone() };
     let expected = crate::paged_attention(
@@ -163,7 +180,8 @@ fn assert_is_the_cpus(
         &batch.lens,
         crate::AttentionScores::new(scale, batch.window),
     );
-    assert_near(&format!("attention of {heads}/{kv_heads} x {dim}"), &out, &expected.to_kind(kind));
+    let name = format!("attention of {rows} rows, {heads}/{kv_heads} x {dim}");
+    assert_near(&name, &out, &expected.to_kind(kind));
 }
 
 #[test]
@@ -204,6 +222,81 @@ fn a_context_in_parts_is_the_context_whole_windows_included() {
     });
 }
 
+/// Launches of several numbers of rows over one workspace: what a decoder does while its batch shrinks and
+/// grows again.
+#[test]
+fn batches_that_shrink_and_grow_share_a_workspace() {
+    let of_lens = |rows: usize, len: i32| Batch {
+        lens: (0..rows as i32).map(|row| len - row).collect(),
+        window: None,
+        splits: 3,
+        block_size: 16,
+    };
+    in_every_order(|kernels| {
+        for (heads, len, numbers_of_rows) in [
+            // The heads of Qwen2.5-0.5B.
+            ((14, 2, 64), 600, vec![4, 2, 4]),
+            ((4, 2, 16), 700, vec![4, 2, 4, 1, 3, 8, 1, 8]),
+            ((4, 4, 8), 700, vec![2, 1, 32, 2, 32]),
+        ] {
+            let batches: Vec<Batch> = numbers_of_rows.iter().map(|&rows| of_lens(rows, len)).collect();
+            let workspace = workspace_for(heads, &batches.iter().collect::<Vec<_>>());
+            for batch in &batches {
+                assert_is_the_cpus_in(&workspace, kernels, heads, Kind::Float, batch);
+            }
+        }
+    });
+}
+
+/// The splits of a GPU with 132 multiprocessors, for contexts of several lengths.
+#[test]
+fn long_contexts_are_split_over_a_large_device() {
+    in_every_order(|kernels| {
+        for (heads, lens) in [((7, 1, 16), vec![4000]), ((4, 2, 8), vec![700, 1, 4000, 257])] {
+            let splits = attention_splits(lens.len(), heads.1 as usize, 132);
+            let batch = Batch { lens, window: None, splits, block_size: 16 };
+            assert_is_the_cpus(kernels, heads, Kind::BFloat16, &batch);
+        }
+    });
+}
+
+#[test]
+fn any_number_of_rows_is_computed() {
+    in_every_order(|kernels| {
+        for rows in [1, 2, 3, 5, 8, 31, 64, 129, 255, 256] {
+            let lens = (0..rows).map(|row| if row % 50 == 0 { 330 } else { row % 40 + 1 }).collect();
+            let splits = attention_splits(rows as usize, 1, 132);
+            let batch = Batch { lens, window: None, splits, block_size: 16 };
+            assert_is_the_cpus(kernels, (2, 1, 8), Kind::Float, &batch);
+        }
+    });
+}
+
+#[test]
+fn a_launch_with_more_rows_than_counters_is_refused() {
+    in_every_order(|kernels| {
+        let (rows, heads) = ((1 << 12) + 1, 4);
+        let q = Tensor::zeros([rows, heads, 8], (Kind::Float, Device::Cpu));
+        let cache = Tensor::zeros([1, 16, heads, 8], (Kind::Float, Device::Cpu));
+        let lens = Tensor::zeros([rows], (Kind::Int, Device::Cpu));
+        let bytes = attention_workspace_bytes(rows as usize, heads as usize, heads as usize, 8, 2);
+        let launch = PagedDecodeAttention {
+            q: &q,
+            k_cache: &cache,
+            v_cache: &cache,
+            block_tables: &lens.view([rows, 1]),
+            context_lens: &lens,
+            scale: 1.0,
+            window: None,
+            splits: 2,
+            workspace: &Tensor::zeros([bytes as i64], (Kind::Uint8, Device::Cpu)),
+            out: &q.zeros_like(),
+        };
+        let error = launch.launch(kernels).unwrap_err().to_string();
+        assert!(error.contains("at most 16384 rows x groups"), "{error}");
+    });
+}
+
 #[test]
 fn queries_of_one_sequence_see_what_was_before_them() {
     in_every_order(|kernels| {
@@ -219,7 +312,7 @@ fn rows_without_a_context_are_zero() {
         let q = randn(&[2, 2, 16], 1);
         let cache = randn(&[2, 4, 1, 16], 2);
         let (out, table) = (q.full_like(f64::NAN), ints(&[0, 1, 1, 0]).view([2, 2]));
-        let workspace = Tensor::zeros([1 << 12], (Kind::Uint8, Device::Cpu));
+        let workspace = Tensor::zeros([1 << 17], (Kind::Uint8, Device::Cpu));
         let launch = PagedDecodeAttention {
             q: &q,
             k_cache: &cache,

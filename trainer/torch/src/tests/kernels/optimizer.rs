@@ -1,10 +1,10 @@
-//! AdamW of many tensors in one launch against a step of each.
+//! AdamW of many tensors in one launch against a step of each, and norms of many tensors.
 
 use tch::{Kind, Tensor};
 
 use super::{assert_near, in_every_order, randn};
 use crate::AdamWStep;
-use crate::cuda::{AdamWTable, AdamWTensor, FusedAdamW, Kernels};
+use crate::cuda::{AdamWTable, AdamWTensor, FusedAdamW, Kernels, NormOfSquares, SquaresTable, SumsOfSquares};
 
 /// A parameter with its gradient, moments and copy.
 struct Parameter {
@@ -90,5 +90,39 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
             launch(kernels, &parameters, Some(&Tensor::from_slice(&[scale])));
             assert_eq!(parameters[0].master, Parameter::random(100, Kind::Float).master);
         }
+    });
+}
+
+/// The norm of tensors of one kind, as kernels compute it.
+fn norm(kernels: &Kernels, tensors: &[&Tensor]) -> f64 {
+    let table = SquaresTable::new(kernels, tensors).unwrap();
+    let options = (Kind::Double, tch::Device::Cpu);
+    let partials = Tensor::full([table.num_partials() as i64], f64::NAN, options);
+    let (words, out) = (Tensor::from_slice(table.words()), Tensor::full([1], f64::NAN, options));
+    SumsOfSquares { table: &table, words: &words, partials: &partials }.launch(kernels).unwrap();
+    NormOfSquares { partials: &partials, out: &out }.launch(kernels).unwrap();
+    out.double_value(&[0])
+}
+
+#[test]
+fn a_norm_of_many_tensors_is_that_of_their_numbers_in_f64() {
+    // Less than a vector, whole vectors and not, and more than one block's elements.
+    const LENS: [i64; 6] = [1, 3, 4096, 9001, 65_536, 70_001];
+    in_every_order(|kernels| {
+        for kind in super::KINDS {
+            let tensors = LENS.map(|len| randn(&[len], len).to_kind(kind));
+            // Behind its first number a tensor cannot be read by vectors.
+            let shifted = tensors[3].narrow(0, 1, 9000);
+            let all: Vec<&Tensor> = tensors.iter().chain([&shifted]).collect();
+            let wide = |tensor: &&Tensor| tensor.to_kind(Kind::Double).square().sum(Kind::Double);
+            let expected: f64 = all.iter().map(|tensor| wide(tensor).double_value(&[])).sum();
+            let got = norm(kernels, &all);
+            assert!((got / expected.sqrt() - 1.0).abs() < 1e-12, "{kind:?}: {got} {}", expected.sqrt());
+            assert_eq!(got.to_bits(), norm(kernels, &all).to_bits(), "one order of sums");
+        }
+        // Squares leave f32, and a number that is not finite is seen.
+        let large = norm(kernels, &[&Tensor::from_slice(&[3e30_f32, 4e30])]);
+        assert!((large / 5e30 - 1.0).abs() < 1e-6, "{large}");
+        assert!(!norm(kernels, &[&Tensor::from_slice(&[1.0_f32, f32::NAN])]).is_finite());
     });
 }

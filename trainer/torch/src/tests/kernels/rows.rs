@@ -55,6 +55,30 @@ fn a_gated_activation_is_that_of_the_cpu() {
     });
 }
 
+/// Buckets of a decoder's rows and numbers between them.
+#[test]
+fn any_number_of_rows_is_normed_and_activated() {
+    in_every_order(|kernels| {
+        for rows in [1, 2, 7, 64, 255, 256] {
+            let x = randn(&[rows, 40], rows);
+            let (weight, residual, out) = (randn(&[40], 3), x.zeros_like(), x.full_like(f64::NAN));
+            let launch = RmsNormResidual {
+                x: Some(&x),
+                residual: &residual,
+                weight: &weight,
+                eps: 1e-6,
+                offset: 0.0,
+                out: &out,
+            };
+            launch.launch(kernels).unwrap();
+            assert_near("norm", &out, &crate::rms_norm(&x, &weight, 1e-6, 0.0));
+            let gated = Tensor::full([rows, 20], f64::NAN, (Kind::Float, x.device()));
+            SwiGlu { gate_up: &x, activation: Activation::Silu, out: &gated }.launch(kernels).unwrap();
+            assert_near("activation", &gated, &crate::gated_activation_packed(&x, Activation::Silu));
+        }
+    });
+}
+
 /// What autograd finds for `inputs` under the gradient `grad` of `of` them.
 fn gradients<const N: usize>(
     inputs: [&Tensor; N],

@@ -46,10 +46,16 @@ impl Rows {
     /// Tokens and log-probs as the device draws them; rows that rest keep -7.
     fn drawn(&self, kernels: &Kernels) -> (Vec<i32>, Vec<f32>) {
         let [rows, vocabulary] = self.logits.size()[..] else { panic!("a matrix of logits") };
-        let all: Vec<i64> =
-            self.params.iter().enumerate().flat_map(|(row, params)| row_of(params, row).words()).collect();
         let floats_needed = sampling_workspace_bytes(rows as usize, vocabulary as usize) / 4;
         let workspace = Tensor::full([floats_needed as i64], f64::NAN, (Kind::Float, Device::Cpu));
+        self.drawn_in(&workspace, kernels)
+    }
+
+    /// As [`Self::drawn`], with a workspace that other launches have used.
+    fn drawn_in(&self, workspace: &Tensor, kernels: &Kernels) -> (Vec<i32>, Vec<f32>) {
+        let [rows, _] = self.logits.size()[..] else { panic!("a matrix of logits") };
+        let all: Vec<i64> =
+            self.params.iter().enumerate().flat_map(|(row, params)| row_of(params, row).words()).collect();
         let tokens = Tensor::full([rows], -7, (Kind::Int, Device::Cpu));
         let logprobs = Tensor::zeros([rows], (Kind::Float, Device::Cpu));
         Sample {
@@ -58,7 +64,7 @@ impl Rows {
             steps: &ints(&self.steps),
             seen: Some(&self.seen),
             banned: &self.banned,
-            workspace: &workspace,
+            workspace,
             tokens: &tokens,
             logprobs: &logprobs,
         }
@@ -117,7 +123,10 @@ fn assert_draws_of_the_host(kernels: &Kernels, logits: Tensor) {
 }
 
 fn assert_are_of_the_host(kernels: &Kernels, rows: &Rows) {
-    let (tokens, logprobs) = rows.drawn(kernels);
+    assert_equal_the_host(rows, rows.drawn(kernels));
+}
+
+fn assert_equal_the_host(rows: &Rows, (tokens, logprobs): (Vec<i32>, Vec<f32>)) {
     for row in 0..rows.params.len() {
         let (token, logprob) = rows.expected(row);
         assert_eq!(tokens[row], token, "row {row}: {:?}", rows.params[row]);
@@ -133,6 +142,33 @@ fn draws_are_those_of_the_host() {
         {
             let logits = randn(&[all_params().len() as i64, vocabulary], vocabulary) * 3.0;
             assert_draws_of_the_host(kernels, logits.to_kind(kind));
+        }
+    });
+}
+
+/// The vocabulary of Qwen2.5, with the sampling parameters that sort and those that do not.
+#[test]
+fn draws_of_a_vocabulary_of_152k_tokens_are_those_of_the_host() {
+    in_every_order(|kernels| {
+        let params = all_params().split_off(9);
+        let logits = randn(&[params.len() as i64, 151_936], 8) * 3.0;
+        let rows = Rows::new(kernels, logits.to_kind(Kind::BFloat16), params);
+        assert_are_of_the_host(kernels, &rows);
+    });
+}
+
+#[test]
+fn batches_that_shrink_and_grow_share_a_workspace() {
+    in_every_order(|kernels| {
+        let vocabulary = 301;
+        let floats_needed = sampling_workspace_bytes(256, vocabulary) / 4;
+        let workspace = Tensor::full([floats_needed as i64], f64::NAN, (Kind::Float, Device::Cpu));
+        for num_rows in [4, 2, 4, 1, 256, 31, 64] {
+            let logits = randn(&[num_rows, vocabulary as i64], num_rows) * 3.0;
+            let params = all_params().into_iter().rev().cycle().take(num_rows as usize).collect();
+            let rows = Rows::new(kernels, logits, params);
+            let drawn = rows.drawn_in(&workspace, kernels);
+            assert_equal_the_host(&rows, drawn);
         }
     });
 }

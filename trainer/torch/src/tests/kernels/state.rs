@@ -1,10 +1,11 @@
-//! The batch's state between steps, and digests.
+//! The batch's state between steps, digests, and dropout masks.
 
 use rlt_core::digest::digest64;
+use rlt_core::permutation::splitmix64;
 use tch::{Device, Kind, Tensor};
 
 use super::{KINDS, floats, in_every_order, ints, randn, words};
-use crate::cuda::{Advance, ApplyChanges, DeviceDigest, EmbedGather, MarkSeen};
+use crate::cuda::{Advance, ApplyChanges, DeviceDigest, DropoutMask, EmbedGather, MarkSeen};
 
 #[test]
 fn embeddings_are_gathered_and_scaled() {
@@ -100,5 +101,27 @@ fn words_are_written_and_copied_by_the_list_of_changes() {
         let state = ints(&before);
         ApplyChanges { changes: &ints(&changes), state: &state }.launch(kernels).unwrap();
         assert_eq!(words(&state), expected);
+    });
+}
+
+#[test]
+fn a_dropout_mask_has_the_numbers_that_the_host_draws() {
+    in_every_order(|kernels| {
+        for kind in KINDS {
+            for (probability, size) in [(0.1, vec![3, 1000]), (0.5, vec![1]), (0.05, vec![2048, 2])] {
+                let (key, first_idx) = (0x1234_5678_9abc_def0, (1 << 33) + 5);
+                let (threshold, keep) =
+                    ((2.0 * probability - 1.0) as f32, (1.0 / (1.0 - probability)) as f32);
+                let out = Tensor::full(size.as_slice(), f64::NAN, (kind, Device::Cpu));
+                DropoutMask { key, first_idx, threshold, keep }.launch(kernels, &out).unwrap();
+                let number = |idx: u64| {
+                    let unit = (splitmix64(key, first_idx + idx) >> 11) as f64 * (-53f64).exp2();
+                    if ((2.0 * unit - 1.0) as f32) < threshold { 0.0 } else { keep }
+                };
+                let expected: Vec<f32> = (0..out.numel() as u64).map(number).collect();
+                let expected = Tensor::from_slice(&expected).to_kind(kind);
+                assert_eq!(out.view([-1]), expected, "{kind:?}, {probability}");
+            }
+        }
     });
 }
