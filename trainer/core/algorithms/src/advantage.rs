@@ -11,6 +11,7 @@ mod groups;
 mod grpo;
 mod reinforce;
 mod rloo;
+mod selection;
 
 use thiserror::Error;
 
@@ -189,11 +190,29 @@ impl<'a> AdvantageInputs<'a> {
 impl AdvantageEstimator {
     /// Estimates the advantages of one step's batch.
     ///
+    /// An estimator that compares the samples of a prompt does not see a row that is the only one of its
+    /// group, such as the lone survivor of a group whose other samples are masked. Its advantage is 0.
+    /// (verl gives it its raw reward, which rewards samples for the failures of their group's reward
+    /// functions.)
+    ///
     /// # Errors
     /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too
     /// small for it.
     pub fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
-        self.formula().estimate(inputs)
+        if !self.compares_samples() {
+            return self.formula().estimate(inputs);
+        }
+        inputs.rows.check_rows("groups", inputs.groups)?;
+        let comparable = groups::comparable(inputs.groups);
+        if comparable.len() == inputs.groups.len() {
+            return self.formula().estimate(inputs);
+        }
+        let selection = selection::Selection::new(inputs, &comparable)?;
+        if comparable.is_empty() {
+            return Ok(selection.scattered(None));
+        }
+        let estimated = self.formula().estimate(&selection.inputs())?;
+        Ok(selection.scattered(Some(&estimated)))
     }
 
     /// Whether it compares the samples of a prompt, so that it needs several.

@@ -13,6 +13,7 @@
 #[macro_use]
 mod registry;
 
+pub mod boxed;
 pub mod code;
 pub mod combine;
 pub mod digits;
@@ -24,10 +25,13 @@ pub mod gsm8k;
 pub mod json_schema;
 pub mod length;
 pub mod math;
+pub mod math_dapo;
+pub mod math_strict;
 pub mod overlong;
 pub mod pattern;
 mod settings;
 mod status;
+pub mod truth;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,6 +49,8 @@ pub use gsm8k::Gsm8k;
 pub use json_schema::JsonSchema;
 pub use length::LengthPenalty;
 pub use math::Math;
+pub use math_dapo::MathDapo;
+pub use math_strict::MathStrict;
 pub use overlong::Overlong;
 pub use pattern::Pattern;
 pub use settings::{Section, Setting, Settings, Values};
@@ -56,6 +62,8 @@ register_rewards! {
     Gsm8k: gsm8k::Strict,
     Gsm8kFlexible: gsm8k::Flexible,
     Math: math::Math,
+    MathStrict: math_strict::MathStrict,
+    MathDapo: math_dapo::MathDapo,
     Regex: pattern::Pattern,
     Format: format::Format,
     JsonSchema: json_schema::JsonSchema,
@@ -161,16 +169,20 @@ pub trait RewardFunction: Send + Sync {
 /// Why a reward function cannot be built or cannot answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardError {
-    /// The pattern is not a regular expression of the linear-time dialect.
-    #[error(
-        "compile pattern {pattern:?}: expected a regular expression without look-around and back-references"
-    )]
+    /// The pattern is not a regular expression, or too large.
+    #[error("compile pattern {pattern:?}: expected a regular expression")]
     Pattern {
         /// As written in the manifest.
         pattern: String,
         /// The parser's complaint.
         #[source]
-        source: Box<regex::Error>,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A pattern with look-around or back-references took too many steps on a text.
+    #[error("match a pattern with look-around or back-references: {message}")]
+    Backtracking {
+        /// The engine's complaint.
+        message: String,
     },
     /// The document is not a JSON schema.
     #[error("compile a JSON schema: {message}")]

@@ -1,6 +1,10 @@
 //! Advantage estimators by verl's names.
 
-use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs, gdpo, grpo_vectorized, rloo};
+use rlt_core::advantage::{
+    AdvantageEstimator, AdvantageInputs, gdpo, gpg, grpo, grpo_vectorized, opo, reinforce_plus_plus_baseline,
+    rloo,
+};
+use rlt_core::advantage::{OptimalTokenBaselineInputs, optimal_token_baseline};
 use serde_json::json;
 
 use super::case::{Case, Outcome, named};
@@ -23,8 +27,25 @@ pub(crate) fn estimate(case: &Case) -> Outcome {
         ..AdvantageInputs::new(&rows, &token_rewards, &groups)
     };
     let by_std = case.arg("norm_adv_by_std").as_bool().unwrap_or(true);
-    // verl's variants that manifests do not offer are called directly.
+    let has_lone_row = groups.iter().any(|group| groups.iter().filter(|other| *other == group).count() == 1);
+    // verl's variants that manifests do not offer are called directly. So are the functions for batches in
+    // which a group has one row: verl keeps its reward, an estimator of a manifest gives it 0.
     let got = match case.function() {
+        "grpo" if has_lone_row => grpo(&rows, &token_rewards, &groups, by_std),
+        "opo" if has_lone_row => opo(&rows, &token_rewards, &groups),
+        "gpg_adv" if has_lone_row => gpg(&rows, &token_rewards, &groups),
+        "reinforce_plus_plus_baseline" if has_lone_row => {
+            reinforce_plus_plus_baseline(&rows, &token_rewards, &groups)
+        }
+        "gdpo" if has_lone_row => gdpo(&rows, inputs.reward_parts, inputs.reward_weights, &groups, by_std),
+        "optimal_token_baseline" if has_lone_row => optimal_token_baseline(&OptimalTokenBaselineInputs {
+            rows: &rows,
+            token_rewards: &token_rewards,
+            groups: &groups,
+            old_logprobs: old_logprobs.as_deref().unwrap_or_default(),
+            sum_pi_squared: sum_pi_squared.as_deref().unwrap_or_default(),
+            importance_weights: None,
+        }),
         "grpo_vectorized" => grpo_vectorized(&rows, &token_rewards, &groups, by_std),
         "rloo" => rloo(&rows, &token_rewards, &groups),
         "gdpo" if !by_std => gdpo(&rows, inputs.reward_parts, inputs.reward_weights, &groups, false),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rlt_api::spec::{DataSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{
-    Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, Pattern, RewardError,
-    RewardFunction, Sample, Verdicts,
+    Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, MathDapo, MathStrict, Pattern,
+    RewardError, RewardFunction, Sample, Verdicts,
 };
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
 use serde_json::{Value, json};
@@ -182,6 +182,8 @@ fn every_kind_of_function_can_be_named() {
         ("Gsm8kFlexible", json!({}), "so 1."),
         ("MatchingCharacters", json!({}), "right"),
         ("Math", json!({}), "\\boxed{right}"),
+        ("MathStrict", json!({}), "\\boxed{right}"),
+        ("MathDapo", json!({}), "Answer: right"),
         ("Regex", json!({"pattern": "<(?<answer>.*)>"}), "<right>"),
         ("Regex", json!({"pattern": "is (.*)$"}), "it is right"),
         ("Regex", json!({"pattern": "[a-z]+"}), "42 right"),
@@ -201,19 +203,33 @@ fn every_kind_of_function_can_be_named() {
 #[test]
 fn the_name_of_a_kind_leads_to_its_own_formula() {
     let object = json!({"type": "object"});
-    let kinds: [(&str, Value, Arc<dyn RewardFunction>); 9] = [
+    let kinds: [(&str, Value, Arc<dyn RewardFunction>); 11] = [
         ("Exact", json!({}), Arc::new(Exact)),
         ("Gsm8k", json!({}), Arc::new(Gsm8k::default())),
         ("Gsm8kFlexible", json!({}), Arc::new(Gsm8k { flexible: true })),
         ("MatchingCharacters", json!({}), Arc::new(MatchingCharacters)),
         ("Math", json!({}), Arc::new(Math)),
+        ("MathStrict", json!({}), Arc::new(MathStrict)),
+        ("MathDapo", json!({}), Arc::new(MathDapo::new().unwrap())),
         ("Regex", json!({"pattern": "<(?<answer>.*)>"}), Arc::new(Pattern::new("<(?<answer>.*)>").unwrap())),
         ("Format", json!({"pattern": "<.*>"}), Arc::new(Format::matching("<.*>").unwrap())),
         ("JsonSchema", json!({"schema": object}), Arc::new(JsonSchema::new(&object).unwrap())),
         ("Length", json!({"targetTokens": 50}), Arc::new(LengthPenalty::new(50, 100).unwrap())),
     ];
     let long = "x".repeat(75);
-    let probes = ["72", "#### 72", "it is 72.", "\\boxed{72}", "<72>", "<7>", "7", "{}", &long];
+    let probes = [
+        "72",
+        "#### 72",
+        "it is 72.",
+        "\\boxed{72}",
+        "\\boxed{72.0}",
+        "Answer: 72",
+        "<72>",
+        "<7>",
+        "7",
+        "{}",
+        &long,
+    ];
     let computed_here = RewardKind::ALL.into_iter().filter(|kind| kind.sections().is_empty());
     assert_eq!(computed_here.map(RewardKind::name).collect::<Vec<_>>().len(), kinds.len());
     let values = |functions: RewardFunctions| -> Vec<f64> {

@@ -18,6 +18,17 @@ pub(super) fn members(groups: &[usize]) -> Vec<Vec<usize>> {
     members
 }
 
+/// Rows that can be compared: those with another row of their group in the batch, in order.
+///
+/// A sample without a verdict is masked and has no row. What is left of its group may be a single row, which
+/// has nothing to be compared with: its advantage is 0.
+pub(super) fn comparable(groups: &[usize]) -> Vec<usize> {
+    let mut rows: Vec<usize> =
+        members(groups).into_iter().filter(|group| group.len() > 1).flatten().collect();
+    rows.sort_unstable();
+    rows
+}
+
 /// Outcomes of the rows `of` a group.
 pub(super) fn select(outcomes: &[f64], of: &[usize]) -> Vec<f64> {
     of.iter().map(|row_idx| outcomes[*row_idx]).collect()
@@ -50,5 +61,11 @@ mod tests {
     #[test]
     fn members_keep_the_order_of_appearance() {
         assert_eq!(members(&[7, 3, 7, 3, 9]), [vec![0, 2], vec![1, 3], vec![4]]);
+    }
+
+    #[test]
+    fn a_row_without_another_of_its_group_is_not_comparable() {
+        assert_eq!(comparable(&[7, 3, 7, 9, 3]), [0, 1, 2, 4]);
+        assert_eq!(comparable(&[1, 2]), [0; 0]);
     }
 }

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use regex::Regex;
-
+use super::pattern::Compiled;
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, one_if, pattern};
 
 /// 1 when the whole completion, without surrounding white space, matches a pattern; else 0. `.` matches line
 /// breaks as well: `<think>.*</think>\s*<answer>.*</answer>`.
 #[derive(Clone, Debug)]
 pub struct Format {
-    regex: Regex,
+    regex: Compiled,
 }
 
 impl Format {
@@ -20,8 +19,8 @@ impl Format {
     /// [`RewardError::Pattern`].
     pub fn matching(pattern: &str) -> Result<Self, RewardError> {
         // Compiled alone first: `a)(b` must not become a pattern by what is put around it.
-        pattern::compile(pattern)?;
-        Ok(Self { regex: pattern::compile(&format!(r"(?s)\A(?:{pattern})\z"))? })
+        Compiled::new(pattern)?;
+        Ok(Self { regex: Compiled::new(&format!(r"(?s)\A(?:{pattern})\z"))? })
     }
 }
 
@@ -37,7 +36,7 @@ impl DeclaredReward for Format {
 
 impl RewardFunction for Format {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        Ok(one_if(self.regex.is_match(sample.completion.trim())))
+        self.regex.is_match(sample.completion.trim()).map(one_if)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -71,6 +70,16 @@ mod tests {
         for wrong in ["", "<answer>3</answer><think>x</think>", "<think>x</think> so <answer>3</answer>"] {
             assert_eq!(score(wrong), 0.0, "{wrong}");
         }
+    }
+
+    /// The pattern of TRL's `think_format_reward`.
+    #[test]
+    fn a_pattern_with_look_ahead_runs() {
+        let format = Format::matching("^<think>(?!.*<think>)(.*?)</think>.*$").unwrap();
+        let score = |text: &str| format.score(&sample(text, &json!(null))).unwrap();
+        assert_eq!(score("<think>\nx\n</think>\nThe answer is 7."), 1.0);
+        assert_eq!(score("<think>x<think>y</think>7"), 0.0);
+        assert_eq!(score("7"), 0.0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::truth::stated_answer;
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// Only the end of a completion is searched: the answer is there, and long completions stay cheap.
@@ -10,8 +11,9 @@ const SEARCHED_CHARACTERS: usize = 300;
 
 /// 1 when the extracted answer equals the ground truth as text, else 0.
 ///
-/// The answer is the last match in the last 300 characters. Commas and dollar signs are dropped on both
-/// sides, so `1,000` equals `1000`; `42.0` and `42` differ.
+/// The answer is the last match in the last 300 characters. The ground truth is a number, or a whole solution
+/// that states it ([`stated_answer`]), as the column `answer` of `openai/gsm8k` does. Commas and dollar signs
+/// are dropped on both sides, so `1,000` equals `1000`; `42.0` and `42` differ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gsm8k {
     /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped
@@ -48,8 +50,9 @@ impl DeclaredReward for Flexible {
 impl RewardFunction for Gsm8k {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
         let answer = self.answer(sample.completion);
-        let equals =
-            |truth: &str| answer.as_ref().is_some_and(|answer| *answer == without_marks(truth.trim()));
+        let equals = |truth: &str| {
+            answer.as_ref().is_some_and(|answer| *answer == without_marks(stated_answer(truth)))
+        };
         any_ground_truth(sample.ground_truth, equals).map(one_if)
     }
 
@@ -101,7 +104,7 @@ fn without_marks(number: &str) -> Cow<'_, str> {
     if number.contains([',', '$']) { number.replace([',', '$'], "").into() } else { number.into() }
 }
 
-fn last_characters(text: &str, num_characters: usize) -> &str {
+pub(super) fn last_characters(text: &str, num_characters: usize) -> &str {
     let start = text.len().saturating_sub(num_characters);
     if text.as_bytes()[start..].is_ascii() {
         return &text[start..];
@@ -168,6 +171,16 @@ mod tests {
         assert_eq!(flexible("first 3, then the answer is 42.", "42"), 1.0);
         assert_eq!(flexible("it costs $1,250 ... maybe", "1250"), 1.0);
         assert_eq!(flexible("no number, only dots ...", "1"), 0.0);
+    }
+
+    #[test]
+    fn the_answers_of_the_data_set_are_ground_truths() {
+        let rationale = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nThat is <<48+24=72>>72 altogether.";
+        let truth = format!("{rationale}\n#### 72");
+        assert_eq!((strict("So 72.\n#### 72", &truth), flexible("It is 72.", &truth)), (1.0, 1.0));
+        assert_eq!((strict("#### 24", &truth), flexible("It is 24.", &truth)), (0.0, 0.0));
+        assert_eq!(strict("#### 1200", &format!("{rationale}\n#### 1,200")), 1.0);
+        assert_eq!((strict("#### 5", "\\boxed{5}"), strict("#### 5", "$5$")), (1.0, 1.0));
     }
 
     #[test]

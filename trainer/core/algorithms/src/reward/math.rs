@@ -1,29 +1,40 @@
-//! MATH-style rewards: the last boxed answer, equal to the ground truth after LaTeX is normalised.
+//! MATH-style rewards: the last boxed answer has the value of the ground truth.
 //!
 //! ```text
-//! completion -> boxed::last_answer -> normalise::are_equivalent(answer, ground truth) -> 0 or 1
+//! text -> token::tokens -> parse::parse -> Answer -> compare::are_equal -> normal::normal (exact)
+//!                                                                       -> numeric::value (functions)
 //! ```
-//! The rules are those of the MATH benchmark's own grader (Hendrycks et al., arXiv 2103.03874), which verl's
-//! `utils/reward_score/math_reward.py` uses: equality of normalised text, no algebra.
+//! The size of answers, numbers and polynomials is bounded, and so is the work of a comparison. Answers that
+//! are no mathematics are compared as text.
 
-mod boxed;
-mod normalise;
-
-pub use boxed::last_answer;
-pub use normalise::{are_equivalent, canonical};
+mod compare;
+mod expression;
+mod names;
+mod normal;
+mod numeric;
+mod parse;
+mod token;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::boxed::last_answer;
+use super::truth::{stated_answer, without_delimiters};
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
+use expression::{Answer, Expression};
+use normal::{Fuel, normal};
+use parse::parse;
 
-/// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is equivalent to a ground truth; else 0.
+/// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) has the value of a ground truth; else 0.
+///
+/// The ground truth is read by [`stated_answer`]. [`are_equal`] has the rules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Math;
 
 impl DeclaredReward for Math {
     const NAME: &'static str = "Math";
-    const DOC: &'static str = "1 when the last `\\boxed{}` equals the ground truth as mathematics.";
+    const DOC: &'static str = "1 when the last `\\boxed{}` has the value of the ground truth: numbers, sets, tuples, intervals, \
+         equations and expressions (docs/rewards.md).";
 
     fn build(_: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
         Ok(Arc::new(Self))
@@ -33,7 +44,7 @@ impl DeclaredReward for Math {
 impl RewardFunction for Math {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
         let answer = last_answer(sample.completion);
-        let equals = |truth: &str| answer.is_some_and(|answer| are_equivalent(answer, truth));
+        let equals = |truth: &str| answer.is_some_and(|answer| are_equal(stated_answer(truth), answer));
         any_ground_truth(sample.ground_truth, equals).map(one_if)
     }
 
@@ -42,25 +53,86 @@ impl RewardFunction for Math {
     }
 
     fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
-        last_answer(completion).map(canonical)
+        last_answer(completion).map(|answer| canonical(answer).into())
     }
+}
+
+/// Whether an answer has the value of a ground truth. Both are LaTeX or plain notation.
+///
+/// - Numbers are exact: fractions, roots, decimals, thousands separators, mixed numbers. A decimal number
+///   of at least six places equals what rounds to it.
+/// - Units, currencies, degrees and the base of a number do not count. A percentage equals the number before
+///   its sign, and a hundredth of it.
+/// - The order in sets and in lists without brackets does not count, that in tuples does. Brackets of
+///   intervals count. `1 < x` is the interval `(1, \infty)`.
+/// - Equations are equal if they are multiples of each other; `x = 5` equals 5.
+/// - Expressions are compared as quotients of polynomials, and those with functions at four points.
+pub fn are_equal(truth: &str, answer: &str) -> bool {
+    let (truth, answer) = (without_delimiters(truth), without_delimiters(answer));
+    let texts = (plain(truth), plain(answer));
+    if !texts.0.is_empty() && texts.0 == texts.1 {
+        return true;
+    }
+    matches!((parse(truth), parse(answer)), (Some(truth), Some(answer)) if compare::are_equal(&truth, &answer))
+}
+
+/// A text that is the same for most equal answers, for votes.
+fn canonical(answer: &str) -> String {
+    let answer = without_delimiters(answer);
+    parse(answer).and_then(|answer| key(&answer, &mut Fuel::new(10_000))).unwrap_or_else(|| plain(answer))
+}
+
+fn key(answer: &Answer, fuel: &mut Fuel) -> Option<String> {
+    let mut keys =
+        |answers: &[Answer]| answers.iter().map(|answer| key(answer, fuel)).collect::<Option<Vec<_>>>();
+    Some(match answer {
+        Answer::Expression(Expression::Percent(value)) => normal(value, fuel)?.key(),
+        Answer::Expression(value) => normal(value, fuel)?.key(),
+        Answer::Text(text) => text.clone(),
+        Answer::List(answers) | Answer::Set(answers) => {
+            let mut keys = keys(answers)?;
+            keys.sort_unstable();
+            format!("{{{}}}", keys.join(","))
+        }
+        Answer::Union(answers) => {
+            let mut keys = keys(answers)?;
+            keys.sort_unstable();
+            keys.join(" cup ")
+        }
+        Answer::Tuple(open, answers, close) => format!("{open:?}({}){close:?}", keys(answers)?.join(",")),
+        Answer::Relation(sides, _) => {
+            let is_assignment = matches!(&sides[0], Answer::Expression(side) if side.is_name());
+            if is_assignment { key(sides.last()?, fuel)? } else { return None }
+        }
+        Answer::Matrix(rows) => {
+            let rows = rows.iter().map(|row| Some(keys(row)?.join("&"))).collect::<Option<Vec<_>>>()?;
+            rows.join(";")
+        }
+    })
+}
+
+/// The lower-case letters and digits of a text.
+fn letters(text: &str) -> String {
+    text.chars().filter(|character| character.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+}
+
+/// An answer as text: without white space and the commands of text. Words of letters are in lower case, and a
+/// letter in brackets is the letter: `\text{(A)}` as `A`.
+fn plain(answer: &str) -> String {
+    let mut text = answer.replace("\\ ", "");
+    for command in ["\\text{", "\\textbf{", "\\textrm{", "\\mathrm{", "\\mbox{", "\\mathbf{"] {
+        while let Some((before, rest)) = text.split_once(command) {
+            let Some((inside, after)) = rest.split_once('}') else { break };
+            text = [before, inside, after].concat();
+        }
+    }
+    text.retain(|character| !character.is_whitespace());
+    let text = text.trim_end_matches('.');
+    let inside = text.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+    let text = inside.filter(|inside| inside.len() == 1 && letters(inside).len() == 1).unwrap_or(text);
+    let is_word = text.len() > 1 && text.chars().all(char::is_alphabetic);
+    if is_word { text.to_lowercase() } else { text.to_owned() }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::super::sample;
-    use super::*;
-
-    #[test]
-    fn the_boxed_answer_is_compared_and_nothing_else() {
-        let score = |text: &str| Math.score(&sample(text, &json!("\\frac{1}{2}"))).unwrap();
-        assert_eq!(score("so $x = \\boxed{\\dfrac12}$."), 1.0);
-        assert_eq!(score("\\boxed{1/2}"), 1.0);
-        assert_eq!(score("\\boxed{1} no, \\boxed{0.5}"), 1.0);
-        assert_eq!(score("\\boxed{\\frac{1}{2}} no, \\boxed{1}"), 0.0);
-        assert_eq!(score("the answer is \\frac{1}{2}"), 0.0);
-        assert_eq!(score("\\boxed{\\frac{1}{2}"), 0.0);
-    }
-}
+mod tests;

@@ -1,8 +1,11 @@
 //! A regular expression: present, or with a capture that equals the ground truth.
 
 use std::borrow::Cow;
+use std::error::Error;
+use std::ops::Range;
 use std::sync::Arc;
 
+use fancy_regex::Regex as Backtracking;
 use regex::{Regex, RegexBuilder};
 
 use super::{
@@ -16,12 +19,100 @@ const MAX_COMPILED_BYTES: usize = 4 << 20;
 /// 1 when the **last** match of the pattern captured a ground truth, both trimmed; else 0. Compared is its
 /// group `answer`, else its first group, else the whole match.
 ///
-/// The `regex` crate's dialect: time is linear in the text for every pattern, and look-around and
-/// back-references do not exist. `^` and `$` are the ends of the text unless the pattern says `(?m)`.
+/// `^` and `$` are the ends of the text unless the pattern says `(?m)`. [`Compiled`] says which patterns run.
 #[derive(Clone, Debug)]
 pub struct Pattern {
-    regex: Regex,
+    regex: Compiled,
     group_idx: usize,
+}
+
+/// Steps of backtracking after which a pattern with look-around or back-references gives up on a text.
+const MAX_STEPS: usize = 1_000_000;
+
+/// A compiled pattern.
+///
+/// The `regex` crate runs it, in time linear in the text, unless the pattern has look-around or
+/// back-references, such as `(?!.*<think>)`. Those run by backtracking, for at most a million steps.
+#[derive(Clone, Debug)]
+pub enum Compiled {
+    /// A pattern that runs in linear time.
+    Linear(Regex),
+    /// A pattern with look-around or back-references.
+    Backtracking(Box<Backtracking>),
+}
+
+impl Compiled {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// [`RewardError::Pattern`].
+    pub fn new(pattern: &str) -> Result<Self, RewardError> {
+        let error = match linear(pattern) {
+            Ok(regex) => return Ok(Self::Linear(regex)),
+            Err(error) => error,
+        };
+        let refused = |source: Box<dyn Error + Send + Sync>| RewardError::Pattern {
+            pattern: pattern.to_owned(),
+            source,
+        };
+        if !matches!(*error, regex::Error::Syntax(_)) {
+            return Err(refused(error));
+        }
+        let mut builder = fancy_regex::RegexBuilder::new(pattern);
+        let built = builder.backtrack_limit(MAX_STEPS).delegate_size_limit(MAX_COMPILED_BYTES).build();
+        built.map(|regex| Self::Backtracking(Box::new(regex))).map_err(|error| refused(Box::new(error)))
+    }
+
+    /// Whether the pattern matches somewhere in `text`.
+    ///
+    /// # Errors
+    /// [`RewardError::Backtracking`].
+    pub fn is_match(&self, text: &str) -> Result<bool, RewardError> {
+        match self {
+            Self::Linear(regex) => Ok(regex.is_match(text)),
+            Self::Backtracking(regex) => regex.is_match(text).map_err(|error| gave_up(&error)),
+        }
+    }
+
+    /// The range of group `group_idx` in the last match that has the group, and that of the whole match.
+    fn last(
+        &self,
+        group_idx: usize,
+        text: &str,
+    ) -> Result<Option<(Range<usize>, Range<usize>)>, RewardError> {
+        Ok(match self {
+            Self::Linear(regex) => regex
+                .captures_iter(text)
+                .last()
+                .and_then(|last| Some((last.get(group_idx)?.range(), last.get(0)?.range()))),
+            Self::Backtracking(regex) => {
+                let mut last = None;
+                for captures in regex.captures_iter(text) {
+                    last = Some(captures.map_err(|error| gave_up(&error))?);
+                }
+                last.and_then(|last| Some((last.get(group_idx)?.range(), last.get(0)?.range())))
+            }
+        })
+    }
+
+    fn group_names(&self) -> Vec<Option<&str>> {
+        match self {
+            Self::Linear(regex) => regex.capture_names().collect(),
+            Self::Backtracking(regex) => regex.capture_names().collect(),
+        }
+    }
+}
+
+fn gave_up(error: &fancy_regex::Error) -> RewardError {
+    RewardError::Backtracking { message: error.to_string() }
+}
+
+/// Compiles a pattern of the dialect without look-around and back-references.
+///
+/// # Errors
+/// The parser's complaint, or that the compiled pattern is too large.
+pub fn linear(pattern: &str) -> Result<Regex, Box<regex::Error>> {
+    RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build().map_err(Box::new)
 }
 
 impl Pattern {
@@ -30,21 +121,24 @@ impl Pattern {
     /// # Errors
     /// [`RewardError::Pattern`].
     pub fn new(pattern: &str) -> Result<Self, RewardError> {
-        let regex = compile(pattern)?;
-        let named = regex.capture_names().position(|name| name == Some("answer"));
-        let group_idx = named.unwrap_or(usize::from(regex.captures_len() > 1));
+        let regex = Compiled::new(pattern)?;
+        let names = regex.group_names();
+        let named = names.iter().position(|name| *name == Some("answer"));
+        let group_idx = named.unwrap_or(usize::from(names.len() > 1));
         Ok(Self { regex, group_idx })
     }
 
-    fn captured<'a>(&self, completion: &'a str) -> Option<&'a str> {
-        let last = self.regex.captures_iter(completion).last()?;
-        last.get(self.group_idx).map(|text| text.as_str().trim())
+    fn captured<'a>(&self, completion: &'a str) -> Result<Option<&'a str>, RewardError> {
+        let last = self.regex.last(self.group_idx, completion)?;
+        Ok(last.map(|(group, _)| completion[group].trim()))
     }
-}
 
-pub(super) fn compile(pattern: &str) -> Result<Regex, RewardError> {
-    let built = RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build();
-    built.map_err(|source| RewardError::Pattern { pattern: pattern.to_owned(), source: Box::new(source) })
+    /// The answer that a ground truth states: what the pattern captures, if it marks the capture by other
+    /// text (`#### (\d+)` in a whole solution), else all of it.
+    fn stated<'a>(&self, truth: &'a str) -> Result<&'a str, RewardError> {
+        let marked = self.regex.last(self.group_idx, truth)?.filter(|(group, whole)| group != whole);
+        Ok(marked.map_or(truth, |(group, _)| &truth[group]).trim())
+    }
 }
 
 /// `pattern` of manifests.
@@ -67,8 +161,16 @@ impl DeclaredReward for Pattern {
 
 impl RewardFunction for Pattern {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let captured = self.captured(sample.completion);
-        any_ground_truth(sample.ground_truth, |truth| captured == Some(truth.trim())).map(one_if)
+        let captured = self.captured(sample.completion)?;
+        let mut failure = None;
+        let found = any_ground_truth(sample.ground_truth, |truth| match self.stated(truth) {
+            Ok(stated) => captured == Some(stated) || captured == Some(truth.trim()),
+            Err(error) => {
+                failure = Some(error);
+                false
+            }
+        })?;
+        failure.map_or(Ok(one_if(found)), Err)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -76,7 +178,7 @@ impl RewardFunction for Pattern {
     }
 
     fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
-        self.captured(completion).map(Into::into)
+        self.captured(completion).ok()?.map(Into::into)
     }
 }
 
@@ -107,9 +209,34 @@ mod tests {
 
     #[test]
     fn patterns_that_cannot_be_bounded_are_refused() {
-        for pattern in ["(", r"(a)\1", "(?=a)", "((a{1000}){1000}){1000}"] {
+        for pattern in ["(", "((a{1000}){1000}){1000}", "(?=("] {
             assert!(matches!(Pattern::new(pattern), Err(RewardError::Pattern { .. })), "{pattern}");
         }
+    }
+
+    #[test]
+    fn look_around_and_back_references_run() {
+        let pattern = Pattern::new(r"(?<tag>[a-z])=(?<answer>\d+)(?!\d|.*\k<tag>=)").unwrap();
+        let score = |truth| pattern.score(&sample("x=1 y=3 x=2", &json!(truth))).unwrap();
+        assert_eq!((score("2"), score("1"), score("3")), (1.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn endless_backtracking_is_no_verdict() {
+        let pattern = Pattern::new("^(a|aa|(?=b)b)+$").unwrap();
+        let text = format!("{}c", "a".repeat(200));
+        let error = pattern.score(&sample(&text, &json!("a"))).unwrap_err();
+        assert!(matches!(error, RewardError::Backtracking { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_truth_in_the_form_of_an_answer_is_read_as_one() {
+        let pattern = Pattern::new("#### (-?[0-9]+)").unwrap();
+        let score = |truth| pattern.score(&sample("So #### 72", &json!(truth))).unwrap();
+        assert_eq!((score("72"), score("48+24=72\n#### 72"), score("72\n#### 7")), (1.0, 1.0, 0.0));
+        // Without a mark, a number inside of the truth is not the truth.
+        let bare = Pattern::new("([0-9]+)").unwrap();
+        assert_eq!(bare.score(&sample("14", &json!("3.14"))).unwrap(), 0.0);
     }
 
     #[test]

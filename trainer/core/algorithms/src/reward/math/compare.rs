@@ -1,0 +1,205 @@
+//! Equality of answers.
+
+use num_bigint::BigInt;
+use num_rational::BigRational;
+use num_traits::Signed;
+
+use super::expression::{Answer, Bracket, Expression, Relation};
+use super::normal::{Fuel, normal};
+use super::numeric;
+
+/// Multiplications of terms in one comparison.
+const FUEL: u64 = 20_000;
+/// Largest number of values in a list whose order does not count.
+const MAX_UNORDERED: usize = 32;
+/// Fewest decimal places of a rounded value.
+const MIN_PLACES: usize = 6;
+
+/// Whether an answer has the value of a ground truth.
+pub(super) fn are_equal(truth: &Answer, answer: &Answer) -> bool {
+    Comparison { fuel: Fuel::new(FUEL) }.answers(truth, answer)
+}
+
+struct Comparison {
+    fuel: Fuel,
+}
+
+impl Comparison {
+    fn answers(&mut self, truth: &Answer, answer: &Answer) -> bool {
+        let (truth, answer) = assigned(truth, answer);
+        if let (Answer::Relation(..), Answer::Tuple(..)) | (Answer::Tuple(..), Answer::Relation(..)) =
+            (truth, answer)
+        {
+            let (truth, answer) = (interval(truth), interval(answer));
+            return matches!((&truth, &answer), (Some(truth), Some(answer)) if self.answers(truth, answer));
+        }
+        match (truth, answer) {
+            (Answer::Expression(truth), Answer::Expression(answer)) => self.values(truth, answer),
+            (Answer::Text(truth), Answer::Text(answer)) => truth == answer,
+            (Answer::List(left) | Answer::Set(left), Answer::List(right) | Answer::Set(right))
+            | (Answer::Union(left), Answer::Union(right)) => self.in_any_order(left, right),
+            (Answer::Tuple(left_open, left, left_close), Answer::Tuple(right_open, right, right_close)) => {
+                (left_open, left_close) == (right_open, right_close) && self.in_order(left, right)
+            }
+            (Answer::Tuple(_, left, _), Answer::List(right) | Answer::Set(right))
+            | (Answer::List(left) | Answer::Set(left), Answer::Tuple(_, right, _)) => {
+                self.in_order(left, right)
+            }
+            (Answer::Set(set), single) | (single, Answer::Set(set)) if set.len() == 1 => {
+                self.answers(&set[0], single)
+            }
+            (Answer::Relation(left, left_signs), Answer::Relation(right, right_signs)) => {
+                self.relations((&left[..], &left_signs[..]), (&right[..], &right_signs[..]))
+            }
+            (Answer::Matrix(left), Answer::Matrix(right)) => {
+                left.len() == right.len()
+                    && left.iter().zip(right).all(|(left, right)| self.in_order(left, right))
+            }
+            _ => false,
+        }
+    }
+
+    fn in_order(&mut self, left: &[Answer], right: &[Answer]) -> bool {
+        left.len() == right.len() && left.iter().zip(right).all(|(left, right)| self.answers(left, right))
+    }
+
+    fn in_any_order(&mut self, left: &[Answer], right: &[Answer]) -> bool {
+        if left.len() != right.len() || left.len() > MAX_UNORDERED {
+            return false;
+        }
+        let mut is_free = vec![true; right.len()];
+        left.iter().all(|left| {
+            let found = (0..right.len()).find(|idx| is_free[*idx] && self.answers(left, &right[*idx]));
+            found.is_some_and(|idx| std::mem::replace(&mut is_free[idx], false))
+        })
+    }
+
+    fn values(&mut self, truth: &Expression, answer: &Expression) -> bool {
+        // 50% is 50 and 1/2: whether an answer is in percent is a matter of the question.
+        match (truth, answer) {
+            (Expression::Percent(left), Expression::Percent(right)) => return self.values(left, right),
+            (Expression::Percent(value), other) | (other, Expression::Percent(value))
+                if self.values(value, other) =>
+            {
+                return true;
+            }
+            _ => {}
+        }
+        let (Some(left), Some(right)) = (normal(truth, &mut self.fuel), normal(answer, &mut self.fuel))
+        else {
+            return false;
+        };
+        match left.equals(&right, &mut self.fuel) {
+            Some(true) => true,
+            None => false,
+            Some(false) if is_rounded(truth, answer) || is_rounded(answer, truth) => true,
+            Some(false) => (left.is_opaque() || right.is_opaque()) && numeric::are_equal(truth, answer),
+        }
+    }
+
+    fn relations(&mut self, left: (&[Answer], &[Relation]), right: (&[Answer], &[Relation])) -> bool {
+        let (left, right) = (shortened(left), shortened(right));
+        let reversed = (
+            right.0.iter().rev().copied().collect(),
+            right.1.iter().rev().map(|sign| sign.flipped()).collect(),
+        );
+        [right, reversed].iter().any(|right: &(Vec<&Answer>, Vec<Relation>)| {
+            if left.1 != right.1 {
+                return false;
+            }
+            let sides = left.0.iter().zip(&right.0);
+            sides.clone().all(|(left, right)| self.answers(left, right))
+                || matches!((&left.0[..], &right.0[..]), ([a, b], [c, d]) if self.differences((*a, *b), (*c, *d), left.1[0]))
+        })
+    }
+
+    /// Whether the differences of both sides are multiples of each other, by a positive factor in an
+    /// inequality.
+    fn differences(&mut self, left: (&Answer, &Answer), right: (&Answer, &Answer), sign: Relation) -> bool {
+        let mut difference = |sides: (&Answer, &Answer)| match sides {
+            (Answer::Expression(left), Answer::Expression(right)) => {
+                normal(&left.minus(right), &mut self.fuel)
+            }
+            _ => None,
+        };
+        let (Some(left), Some(right)) = (difference(left), difference(right)) else { return false };
+        let ratio = left.above.ratio(&right.above);
+        ratio.is_some_and(|ratio| ratio.is_positive() || matches!(sign, Relation::Equal | Relation::NotEqual))
+    }
+}
+
+/// An assignment as its value where the other answer is no equation: `x = 5` as 5.
+fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answer) {
+    let value = |answer: &'a Answer| match answer {
+        Answer::Relation(sides, signs) if signs.iter().all(|sign| *sign == Relation::Equal) => {
+            let is_name = match &sides[0] {
+                Answer::Expression(side) => side.is_name(),
+                other => matches!(other, Answer::Text(_)),
+            };
+            Some((sides.last()?, is_name))
+        }
+        _ => None,
+    };
+    match (value(truth), value(answer)) {
+        (None, Some((answer, _))) => (truth, answer),
+        (Some((truth, true)), None) => (truth, answer),
+        _ => (truth, answer),
+    }
+}
+
+/// A chain of equations as its ends: `y = 2 + 3 = 5` as `y = 5`.
+fn shortened<'a>((sides, signs): (&'a [Answer], &[Relation])) -> (Vec<&'a Answer>, Vec<Relation>) {
+    match sides {
+        [first, .., last] if signs.iter().all(|sign| *sign == Relation::Equal) => {
+            (vec![first, last], vec![Relation::Equal])
+        }
+        _ => (sides.iter().collect(), signs.to_vec()),
+    }
+}
+
+/// An inequality of one variable as an interval: `1 < x <= 2` as `(1, 2]`.
+fn interval(answer: &Answer) -> Option<Answer> {
+    let Answer::Relation(sides, signs) = answer else { return Some(answer.clone()) };
+    let is_variable = |side: &Answer| matches!(side, Answer::Expression(Expression::Name(_)));
+    let rises = |sign: &Relation| matches!(sign, Relation::Less | Relation::LessOrEqual);
+    let falls = |sign: &Relation| matches!(sign, Relation::Greater | Relation::GreaterOrEqual);
+    if signs.iter().all(falls) {
+        let sides = sides.iter().rev().cloned().collect();
+        return interval(&Answer::Relation(sides, signs.iter().rev().map(|sign| sign.flipped()).collect()));
+    }
+    if !signs.iter().all(rises) {
+        return None;
+    }
+    let bracket = |sign: Relation| if sign.is_strict() { Bracket::Round } else { Bracket::Square };
+    let infinity = || Expression::Name("oo".to_owned());
+    match (&sides[..], &signs[..]) {
+        ([low, variable, high], [from, to]) if is_variable(variable) => {
+            Some(Answer::Tuple(bracket(*from), vec![low.clone(), high.clone()], bracket(*to)))
+        }
+        ([variable, high], [to]) if is_variable(variable) => {
+            let low = Answer::Expression(infinity().negated());
+            Some(Answer::Tuple(Bracket::Round, vec![low, high.clone()], bracket(*to)))
+        }
+        ([low, variable], [from]) if is_variable(variable) => {
+            let high = Answer::Expression(infinity());
+            Some(Answer::Tuple(bracket(*from), vec![low.clone(), high], Bracket::Round))
+        }
+        _ => None,
+    }
+}
+
+/// Whether `decimal` is a decimal number of at least six places, and `exact` rounds to it.
+fn is_rounded(decimal: &Expression, exact: &Expression) -> bool {
+    let Expression::Number { value, places } = decimal else { return false };
+    if *places < MIN_PLACES {
+        return false;
+    }
+    let rational = normal(exact, &mut Fuel::new(FUEL)).and_then(|exact| exact.rational());
+    // Floating point has 15 digits, enough for the places that are compared.
+    let is_constant = numeric::value(exact, 0) == numeric::value(exact, 1);
+    let real =
+        || numeric::value(exact, 0).filter(|exact| is_constant && exact.im == 0.0).map(|exact| exact.re);
+    let Some(exact) = rational.or_else(|| BigRational::from_float(real()?)) else { return false };
+    let half = BigRational::new(1.into(), BigInt::from(2) * BigInt::from(10).pow(*places as u32));
+    (value - exact).abs() <= half
+}
