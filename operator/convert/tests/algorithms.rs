@@ -142,6 +142,22 @@ fn rewards_say_where_they_differ_from_the_other_trainers() {
     assert!(comments.contains("mathruler"), "{comments}");
 }
 
+/// verl's own table: the `Answer:` line with +1 and -1, and the boxed answer as a text.
+#[test]
+fn mathematics_is_scored_as_verl_scores_its_data_source() {
+    for (file, name, kind) in [
+        ("/data/dapo-math-17k.parquet", "math_dapo", "MathDapo"),
+        ("/data/DAPO-Math-17k/data/train.parquet", "math_dapo", "MathDapo"),
+        ("/data/math/train.parquet", "math", "MathStrict"),
+    ] {
+        let (spec, comments) = verl(&format!("data.train_files={file}"));
+        assert_eq!(spec["rewards"]["functions"], json!([{"name": name, "kind": kind}]), "{comments}");
+    }
+    let (spec, _) = verl("data.train_files=[/data/gsm8k.parquet,/data/dapo-math-17k.parquet]");
+    let functions = spec["rewards"]["functions"].as_array().unwrap();
+    assert_eq!(functions[1]["dataSources"], json!(["math_dapo", "math_dapo_reasoning", "math"]));
+}
+
 #[test]
 fn the_best_checkpoint_is_kept_where_rewards_are_compared() {
     let best = "--load_best_model_at_end --metric_for_best_model";

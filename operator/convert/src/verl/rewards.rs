@@ -34,15 +34,15 @@ const JUDGED: [Judged; 4] = [
     },
     Judged {
         files: &["dapo"],
-        sources: &["math_dapo", "math_dapo_reasoning"],
-        functions: &[("math", "Math", 1.0)],
-        difference: "verl scores math_dapo by the line `Answer:` with +1 and -1; Math gives 1 and 0",
+        sources: &["math_dapo", "math_dapo_reasoning", "math"],
+        functions: &[("math_dapo", "MathDapo", 1.0)],
+        difference: "",
     },
     Judged {
         files: &["math"],
         sources: &["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"],
-        functions: &[("math", "Math", 1.0)],
-        difference: "verl compares the boxed answers of MATH as texts, Math by its own rules of equality (docs/rewards.md)",
+        functions: &[("math", "MathStrict", 1.0)],
+        difference: "",
     },
 ];
 /// The format of completions on geometry3k.
