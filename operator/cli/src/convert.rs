@@ -15,6 +15,7 @@ use rlt_objects::pod_template;
 
 use crate::args::{ConvertArgs, SourceProject};
 use crate::manifest::STANDARD_INPUT;
+use crate::terminal::escaped;
 
 /// Longest name of a job.
 const MAX_NAME_LEN: usize = 52;
@@ -42,7 +43,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         problems: &problems,
         server: server.flatten(),
     };
-    write!(io::stderr(), "{report}")?;
+    write!(io::stderr(), "{}", escaped(&report.to_string()))?;
     Ok(if problems.is_empty() { ExitCode::Success } else { ExitCode::Usage })
 }
 
@@ -59,9 +60,11 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     if let Ok(home) = env::var("HOME") {
         environment.entry("HOME".to_owned()).or_insert(home);
     }
-    let is_markdown = file.extension().is_some_and(|extension| extension == "md" || extension == "mdx");
-    let find = if is_markdown { rlt_convert::launches_of_markdown } else { rlt_convert::launches };
-    let (launches, mut notes) = find(&text, &environment, &args.settings)?;
+    let (launches, mut notes) = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("md" | "mdx") => rlt_convert::launches_of_markdown(&text, &environment, &args.settings)?,
+        Some("py") => rlt_convert::launches_of_python(&text, &args.settings)?,
+        _ => rlt_convert::launches(&text, &environment, &args.settings)?,
+    };
     let num_launches = launches.len();
     let index = args.launch.wrapping_sub(1);
     let Some(launch) = launches.into_iter().nth(index) else {
@@ -96,12 +99,19 @@ fn read_beside(folder: &Path, name: &str) -> anyhow::Result<String> {
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
-    if path == Path::new(STANDARD_INPUT) {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text)?;
-        return Ok(text);
-    }
-    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+    let read = if path == Path::new(STANDARD_INPUT) {
+        bounded(io::stdin())
+    } else {
+        fs::File::open(path).and_then(bounded)
+    };
+    read.with_context(|| format!("read {}", path.display()))
+}
+
+/// A text with one byte more than is converted at most, for which the conversion says so.
+fn bounded(from: impl io::Read) -> io::Result<String> {
+    let mut text = String::new();
+    from.take(rlt_convert::MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The job's name: lower case letters, digits and dashes of the file's.

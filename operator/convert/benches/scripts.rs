@@ -1,7 +1,10 @@
 //! How many of the projects' public scripts convert completely, as a table in Markdown.
 //!
 //! `CONVERT_SCRIPTS="verl:/checkouts/verl/examples trl:.." cargo bench --package rlt-convert`: nothing of the
-//! scripts is kept. A script counts when it starts a trainer that is known; of several starts the first.
+//! scripts is kept. A script counts when it starts a trainer that is known; of several starts the first. A
+//! page in Markdown may stand in the place of a folder: each block that starts a trainer is a script, and has
+//! a model and a data set by flags of their own, which such blocks leave out. Settings files that a script
+//! names are read where a folder above it has them.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -9,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use rlt_convert::{ConvertError, Fate, convert, launches};
+use rlt_convert::{ConvertError, Fate, Launch, convert, launches, launches_of_markdown};
 
 /// What became of the scripts of one project.
 #[derive(Default)]
@@ -17,6 +20,10 @@ struct Tally {
     scripts: usize,
     elsewhere: usize,
     failed: Vec<String>,
+    /// Manifests that are not valid, with their problems.
+    invalid: Vec<String>,
+    /// Scripts that start no trainer that is known.
+    silent: Vec<String>,
     whole: usize,
     valid: usize,
     settings: usize,
@@ -47,6 +54,8 @@ fn main() {
         lost.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         lost.iter().take(20).for_each(|(reason, count)| details += &format!("- {count}: {reason}\n"));
         tally.failed.iter().for_each(|failure| details += &format!("- not converted: {failure}\n"));
+        tally.invalid.iter().for_each(|invalid| details += &format!("- not valid: {invalid}\n"));
+        tally.silent.iter().for_each(|path| details += &format!("- starts none: {path}\n"));
     }
     println!("{details}");
 }
@@ -54,6 +63,10 @@ fn main() {
 fn tally(folder: &Path) -> Tally {
     let mut tally = Tally::default();
     let environment = BTreeMap::from([("HOME".to_owned(), "/home/me".to_owned())]);
+    if folder.extension().is_some_and(|extension| extension == "md") {
+        tally.add_page(folder, &fs::read_to_string(folder).unwrap_or_default());
+        return tally;
+    }
     for path in scripts(folder) {
         let Ok(text) = fs::read_to_string(&path) else { continue };
         let is_script = path.extension().is_some_and(|extension| extension == "sh");
@@ -80,29 +93,51 @@ impl Tally {
         let tally = self;
         tally.scripts += 1;
         match launches(text, environment, &[]) {
-            Err(ConvertError::NoLaunch) => tally.elsewhere += 1,
+            Err(ConvertError::NoLaunch) => {
+                tally.elsewhere += 1;
+                tally.silent.push(path.display().to_string());
+            }
             Err(error) => tally.failed.push(format!("{}: {error}", path.display())),
-            Ok((launches, _)) => match convert(&launches[0], &[], "test") {
-                Err(error) => tally.failed.push(format!("{}: {error}", path.display())),
-                Ok(conversion) => {
-                    tally.settings += conversion.outcomes.len();
-                    tally.whole += usize::from(conversion.is_whole());
-                    let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
-                    tally.valid += usize::from(problems.is_empty());
-                    problems.iter().for_each(|problem| {
-                        *tally.lost.entry(format!("not valid: {problem}")).or_default() += 1
-                    });
-                    for outcome in conversion.lost() {
-                        if let Fate::Absent(reason) | Fate::Unknown(reason) = &outcome.fate {
-                            let key =
-                                if matches!(outcome.fate, Fate::Unknown(_)) { &outcome.key } else { "" };
-                            *tally.lost.entry(format!("{key} {reason}").trim().to_owned()).or_default() += 1;
-                        }
-                    }
-                }
-            },
+            Ok((launches, _)) => tally.convert(path, &launches[0]),
         }
     }
+
+    fn add_page(&mut self, path: &Path, text: &str) {
+        let flags = ["--model_name_or_path", "org/base", "--dataset_name", "org/data"].map(str::to_owned);
+        let Ok((launches, _)) = launches_of_markdown(text, &BTreeMap::new(), &flags) else { return };
+        for launch in launches {
+            self.scripts += 1;
+            self.convert(path, &launch);
+        }
+    }
+
+    fn convert(&mut self, path: &Path, launch: &Launch) {
+        let tally = self;
+        let files: Vec<String> = launch.files.iter().filter_map(|name| settings_file(path, name)).collect();
+        match convert(launch, &files, "test") {
+            Err(error) => tally.failed.push(format!("{}: {error}", path.display())),
+            Ok(conversion) => {
+                tally.settings += conversion.outcomes.len();
+                tally.whole += usize::from(conversion.is_whole());
+                let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
+                tally.valid += usize::from(problems.is_empty());
+                for problem in &problems {
+                    tally.invalid.push(format!("{}: {problem}", path.display()));
+                }
+                for outcome in conversion.lost() {
+                    if let Fate::Absent(reason) | Fate::Unknown(reason) = &outcome.fate {
+                        let key = if matches!(outcome.fate, Fate::Unknown(_)) { &outcome.key } else { "" };
+                        *tally.lost.entry(format!("{key} {reason}").trim().to_owned()).or_default() += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The text of a settings file, below any of the folders above a script.
+fn settings_file(script: &Path, name: &str) -> Option<String> {
+    script.ancestors().find_map(|folder| fs::read_to_string(folder.join(name)).ok())
 }
 
 /// All scripts and programs in Python below a folder, in the order of their names.

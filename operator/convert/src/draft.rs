@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::key::{Fate, Outcome};
 use crate::launch::Launch;
+use crate::settings::is_true;
 
 /// The sections of a specification in their usual order.
 const SECTIONS: [&str; 9] =
@@ -60,9 +61,53 @@ impl Draft {
         self.fields.retain(|(name, _)| name != path);
     }
 
-    /// Says something at the head of a section.
+    /// Takes back all fields below a path.
+    pub(crate) fn remove_below(&mut self, path: &str) {
+        self.fields.retain(|(name, _)| !is_below(name, path));
+    }
+
+    /// The value of a field, without `spec.` before its path.
+    pub(crate) fn value(&self, path: &str) -> Option<&Value> {
+        self.fields.iter().find(|(name, _)| name == path).map(|(_, value)| value)
+    }
+
+    /// The value of a field that is a number.
+    pub(crate) fn number(&self, path: &str) -> Option<f64> {
+        self.value(path)?.as_f64()
+    }
+
+    /// The value of a field that is a whole number and not negative.
+    pub(crate) fn count(&self, path: &str) -> Option<u64> {
+        self.value(path)?.as_u64()
+    }
+
+    /// The value of a field that is a word.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        self.value(path)?.as_str().map(str::to_owned)
+    }
+
+    /// Whether a field is set to true.
+    pub(crate) fn is_true(&self, path: &str) -> bool {
+        self.value(path).is_some_and(is_true)
+    }
+
+    /// Whether a field, or one below it, is set.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.fields.iter().any(|(name, _)| is_below(name, path))
+    }
+
+    /// All remarks, with their sections.
+    #[cfg(test)]
+    pub(crate) fn remarks(&self) -> impl Iterator<Item = &(&'static str, String)> {
+        self.remarks.iter()
+    }
+
+    /// Says something at the head of a section, once.
     pub(crate) fn remark(&mut self, section: &'static str, text: impl Into<String>) {
-        self.remarks.push((section, text.into()));
+        let remark = (section, text.into());
+        if !self.remarks.contains(&remark) {
+            self.remarks.push(remark);
+        }
     }
 
     /// The manifest, with what has no equal beside the fields to which it would belong.
@@ -118,6 +163,11 @@ impl Draft {
     }
 }
 
+/// Whether a field is that of a path, or one below it.
+fn is_below(name: &str, path: &str) -> bool {
+    name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// Fields in the order in which they were set.
 #[derive(Debug, Default)]
 struct Node {
@@ -144,7 +194,7 @@ impl Node {
             match &child.value {
                 Some(value) => write_value(text, indent, name, value),
                 None => {
-                    let _ = writeln!(text, "{:indent$}{name}:", "");
+                    let _ = writeln!(text, "{:indent$}{}:", "", name_of(name));
                     child.write(text, indent + 2);
                 }
             }
@@ -152,7 +202,13 @@ impl Node {
     }
 }
 
+/// A name as a key: that of a template's variable is any text of a script.
+fn name_of(name: &str) -> String {
+    if is_plain(name) { name.to_owned() } else { printable(&Value::from(name).to_string()) }
+}
+
 fn write_value(text: &mut String, indent: usize, name: &str, value: &Value) {
+    let name = name_of(name);
     match value {
         Value::Object(map) if !map.is_empty() => {
             let _ = writeln!(text, "{:indent$}{name}:", "");
@@ -194,9 +250,10 @@ fn flow(value: &Value) -> String {
 fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control()
-            || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
-        {
+        // What turns the direction of writing shows another text on a terminal than the one that is read.
+        let is_turning = matches!(letter, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        let is_unprintable = matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
+        if letter.is_control() || is_turning || is_unprintable {
             let _ = write!(printable, "\\u{:04x}", u32::from(letter));
         } else {
             printable.push(letter);

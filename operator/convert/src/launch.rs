@@ -83,7 +83,9 @@ impl Launch {
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             let is_file = self.project != Project::Verl && argument == "--config";
+            let named = argument.strip_prefix("--config=").filter(|_| self.project != Project::Verl);
             match rest.clone().next() {
+                _ if named.is_some() => self.files.extend(named.map(str::to_owned)),
                 Some(file) if is_file => {
                     self.files.push(file.clone());
                     rest.next();
@@ -112,6 +114,12 @@ impl Launch {
     }
 }
 
+/// Beginnings of the names of open-instruct's trainers, among its other programs.
+const OPEN_INSTRUCT: [&str; 6] = ["grpo", "ppo", "finetune", "olmo_core_finetune", "dpo", "reward_modeling"];
+/// open-instruct's scripts that submit a job, and the trainers that it starts.
+const SUBMITTED: [(&str, &str); 2] =
+    [("submit_finetune_job", "finetune"), ("submit_dpo_job", "dpo_tune_cache")];
+
 /// The trainer that a word of a command names.
 fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
@@ -119,8 +127,11 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     if module.starts_with("verl.") || module.contains(".verl.") {
         return Some((Project::Verl, last));
     }
-    if module.contains("open_instruct.") {
+    if module.contains("open_instruct.") && OPEN_INSTRUCT.iter().any(|own| last.starts_with(own)) {
         return Some((Project::OpenInstruct, last));
+    }
+    if let Some((_, trainer)) = SUBMITTED.iter().find(|(script, _)| last == *script) {
+        return Some((Project::OpenInstruct, (*trainer).to_owned()));
     }
     let is_command = before.is_some_and(|before| before == "trl" || before.ends_with("/trl"));
     let name = last.trim_start_matches("run_");
@@ -132,7 +143,8 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
 
 /// `grpo`, `dpo_vlm`, ..
 fn is_trl_trainer(name: &str) -> bool {
-    const TRAINERS: [&str; 15] = [
+    const TRAINERS: [&str; 16] = [
+        "gmpo",
         "sft",
         "dpo",
         "grpo",
@@ -196,6 +208,12 @@ mod tests {
         assert_eq!(launch("trl grpo --beta 0").map(|launch| launch.trainer).as_deref(), Some("grpo"));
         let tulu = launch("python open_instruct/grpo_fast.py --beta 0").unwrap();
         assert_eq!((tulu.project, tulu.trainer.as_str()), (Project::OpenInstruct, "grpo_fast"));
+        let submitted =
+            launch("python scripts/submit_finetune_job.py --config=configs/a.yaml --seed 1").unwrap();
+        assert_eq!((submitted.project, submitted.trainer.as_str()), (Project::OpenInstruct, "finetune"));
+        assert_eq!(submitted.files, ["configs/a.yaml"]);
+        assert!(launch("pytest open_instruct/test_grpo_fast_gpu.py").is_none());
+        assert!(launch("python open_instruct/merge_lora.py --beta 0").is_none());
         assert!(launch("python train.py --beta 0").is_none());
         assert!(launch("pip install trl").is_none());
         assert!(launch("trl vllm-serve --model a/b").is_none());

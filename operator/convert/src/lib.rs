@@ -14,9 +14,11 @@ mod key;
 mod launch;
 mod markdown;
 mod open_instruct;
+mod python;
 mod rewards;
 mod settings;
 pub mod shell;
+mod tolerated;
 mod tracking;
 mod trl;
 mod verl;
@@ -86,8 +88,8 @@ pub fn launches(
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
-/// The launches of the shell's blocks in Markdown, each block is a script. One that cannot be
-/// evaluated is noted.
+/// The launches of the blocks of a shell and of Python in Markdown: each block is a script, or a program that
+/// configures a trainer of TRL. A block that cannot be evaluated is noted.
 ///
 /// # Errors
 /// When no block launches a trainer that is known.
@@ -96,19 +98,38 @@ pub fn launches_of_markdown(
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    bounded(text)?;
     let (mut all, mut notes) = (Vec::new(), Vec::new());
-    for (index, block) in markdown::shell_blocks(text).iter().enumerate() {
-        match launches(block, environment, arguments) {
+    for (index, (language, block)) in markdown::blocks(text).iter().enumerate() {
+        let found = match language {
+            markdown::Language::Shell => launches(block, environment, arguments),
+            markdown::Language::Python => launches_of_python(block, arguments),
+        };
+        match found {
             Ok((launches, more)) => {
                 all.extend(launches);
                 notes.extend(more);
             }
             // Most blocks install something.
             Err(ConvertError::NoLaunch) => {}
-            Err(error) => notes.push(format!("block {} of a shell is left out: {error}", index + 1)),
+            Err(error) => notes.push(format!("block {} is left out: {error}", index + 1)),
         }
     }
     if all.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((all, notes)) }
+}
+
+/// The launch of a program in Python that configures a trainer of TRL by literals, with further flags.
+///
+/// # Errors
+/// When it configures none that is known.
+pub fn launches_of_python(
+    text: &str,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    bounded(text)?;
+    let (mut launch, notes) = python::launch(text).ok_or(ConvertError::NoLaunch)?;
+    launch.arguments.extend_from_slice(arguments);
+    Ok((vec![launch], notes))
 }
 
 /// Converts one launch to the manifest of a job of this name.
@@ -118,15 +139,25 @@ pub fn launches_of_markdown(
 /// # Errors
 /// When a setting cannot be read.
 pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversion, ConvertError> {
+    files.iter().try_for_each(|file| bounded(file))?;
     let settings = launch.settings(files)?;
     let table = Table::of(launch.project, &launch.trainer)?;
-    let (draft, outcomes) = match launch.project {
+    let (mut draft, outcomes) = match launch.project {
         Project::Verl => verl::convert(launch, &table, &settings, name),
         Project::Trl => trl::convert(launch, &table, &settings, name),
         Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
     };
+    tolerated::resolve(&mut draft);
     let manifest = draft.to_yaml(launch, &outcomes);
     Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
+}
+
+/// The largest script, page or settings file in bytes.
+pub const MAX_BYTES: usize = shell::limits::MAX_BYTES;
+
+/// Refuses a text that is longer than what is read.
+fn bounded(text: &str) -> Result<(), ConvertError> {
+    if text.len() > MAX_BYTES { Err(ShellError::Large(MAX_BYTES).into()) } else { Ok(()) }
 }
 
 /// Which of these settings a project's trainer is not known to have.

@@ -1,10 +1,26 @@
-//! Commands in Markdown: the fenced blocks of a shell. `shell` evaluates the commands.
+//! Fenced blocks of Markdown in the languages that start trainers. `shell` and `python` read them.
 
-/// Languages of a fence that a shell reads; a fence without one may be anything.
-const LANGUAGES: [&str; 6] = ["bash", "sh", "shell", "zsh", "console", "shell-session"];
+/// What reads a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Language {
+    Shell,
+    Python,
+}
 
-/// The texts of the fenced blocks of a shell, in order. Prompts of a session (`$ `) are left out.
-pub(crate) fn shell_blocks(markdown: &str) -> Vec<String> {
+/// Names of languages at a fence; a fence without one may be anything.
+const LANGUAGES: [(&str, Language); 8] = [
+    ("bash", Language::Shell),
+    ("sh", Language::Shell),
+    ("shell", Language::Shell),
+    ("zsh", Language::Shell),
+    ("console", Language::Shell),
+    ("shell-session", Language::Shell),
+    ("python", Language::Python),
+    ("py", Language::Python),
+];
+
+/// The languages and texts of the fenced blocks, in order. Prompts of a session (`$ `) are left out.
+pub(crate) fn blocks(markdown: &str) -> Vec<(Language, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<Fence> = None;
     for line in markdown.lines() {
@@ -23,7 +39,7 @@ struct Fence {
     /// Its characters, three or more of one of the two marks.
     marks: String,
     indent: usize,
-    is_shell: bool,
+    language: Option<Language>,
     text: String,
 }
 
@@ -33,9 +49,10 @@ impl Fence {
         let mark = trimmed.chars().next().filter(|mark| matches!(mark, '`' | '~'))?;
         let marks: String = trimmed.chars().take_while(|each| *each == mark).collect();
         let language = trimmed[marks.len()..].trim_start().split([' ', '{', ',']).next().unwrap_or_default();
-        let is_shell = LANGUAGES.iter().any(|known| language.eq_ignore_ascii_case(known));
+        let known = LANGUAGES.iter().find(|(known, _)| language.eq_ignore_ascii_case(known));
+        let language = known.map(|(_, language)| *language);
         let indent = line.len() - trimmed.len();
-        (marks.len() >= 3).then(|| Self { marks, indent, is_shell, text: String::new() })
+        (marks.len() >= 3).then(|| Self { marks, indent, language, text: String::new() })
     }
 
     fn is_closed_by(&self, line: &str) -> bool {
@@ -51,20 +68,28 @@ impl Fence {
         self.text.push('\n');
     }
 
-    fn script(self) -> Option<String> {
-        self.is_shell.then_some(self.text)
+    fn script(self) -> Option<(Language, String)> {
+        self.language.map(|language| (language, self.text))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::shell_blocks;
+    use super::{Language, blocks};
 
     #[test]
-    fn blocks_of_a_shell_are_found_among_others() {
+    fn blocks_of_a_shell_and_of_python_are_found_among_others() {
         let text = "# Title\n\n```bash\ntrl dpo \\\n  --beta 0.1\n```\n\n```python\ntrl sft\n```\n\
                     1. one\n   ~~~sh title=\"a\"\n   echo a\n     b\n   ~~~\n\n```\nnot said\n```\n\
                     ````markdown\n```bash\nquoted\n```\n````\n```console\n$ trl sft --a b\n";
-        assert_eq!(shell_blocks(text), ["trl dpo \\\n  --beta 0.1\n", "echo a\n  b\n", "trl sft --a b\n"]);
+        let found = blocks(text);
+        let found: Vec<_> = found.iter().map(|(language, text)| (*language, text.as_str())).collect();
+        let expected = [
+            (Language::Shell, "trl dpo \\\n  --beta 0.1\n"),
+            (Language::Python, "trl sft\n"),
+            (Language::Shell, "echo a\n  b\n"),
+            (Language::Shell, "trl sft --a b\n"),
+        ];
+        assert_eq!(found, expected);
     }
 }

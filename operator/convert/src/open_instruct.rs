@@ -1,5 +1,8 @@
 //! open-instruct: `grpo_fast`, `finetune`, `dpo_tune_cache` and their variants.
 
+mod grpo;
+mod ppo;
+mod rewards;
 mod templates;
 
 use serde_json::{Value, json};
@@ -8,7 +11,7 @@ use crate::draft::Draft;
 use crate::key::{Fate, Outcome, Table};
 use crate::launch::Launch;
 use crate::rewards::is_hub_name;
-use crate::settings::Settings;
+use crate::settings::{Settings, text_of};
 use crate::tracking::{self, RunNames};
 
 /// The sections in which settings are at home, by the beginning of their names; `training` has the others.
@@ -51,7 +54,10 @@ pub(crate) fn convert(
     let trainer = launch.trainer.as_str();
     if trainer.starts_with("grpo") {
         draft.set("spec.algorithm.kind", "GRPO");
-        online(settings, &mut draft);
+        grpo::finish(settings, &mut draft);
+    } else if trainer.starts_with("ppo") {
+        draft.set("spec.algorithm.kind", "PPO");
+        ppo::finish(settings, &mut draft);
     } else if trainer.starts_with("dpo") {
         draft.set("spec.algorithm.kind", "DPO");
         preference(settings, &mut draft);
@@ -119,12 +125,17 @@ fn model(settings: &Settings, draft: &mut Draft) {
 fn datasets(settings: &Settings, draft: &mut Draft) {
     let mut all = mixture(settings, "dataset_mixer_list", "dataset_mixer_list_splits", "train", draft);
     all.extend(mixture(settings, "mixer_list", "mixer_list_splits", "train", draft));
+    all.extend(mixer(settings, "dataset_mixer", "dataset_train_splits", "train", draft));
     if let Some(name) = settings.text("dataset_name").filter(|_| all.is_empty()) {
         all.push(json!({"hub": {"repo": name}}));
     }
+    if let Some(file) = settings.text("train_file").filter(|_| all.is_empty()) {
+        all.push(dataset(&file, ""));
+    }
     let held_out =
         mixture(settings, "dataset_mixer_eval_list", "dataset_mixer_eval_list_splits", "test", draft);
-    all.extend(held_out.into_iter().map(|mut dataset| {
+    let older = mixer(settings, "dataset_eval_mixer", "dataset_eval_splits", "test", draft);
+    all.extend(held_out.into_iter().chain(older).map(|mut dataset| {
         dataset["heldOut"] = Value::Bool(true);
         dataset
     }));
@@ -144,100 +155,47 @@ fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: 
     pairs
         .map(|(index, pair)| {
             let share = pair.get(1).copied().unwrap_or("1.0");
-            if share != "1.0" {
-                draft
-                    .remark("data", format!("{list} takes {share} of {}: all rows are taken here.", pair[0]));
-            }
+            is_taken_whole(list, pair[0], share, draft);
             let split = splits.get(index).or_else(|| splits.first()).map_or(default, String::as_str);
-            json!({"hub": {"repo": pair[0], "split": split}})
+            dataset(pair[0], split)
         })
         .collect()
 }
 
-fn online(settings: &Settings, draft: &mut Draft) {
-    let prompts = settings.count("num_unique_prompts_rollout").unwrap_or(16);
-    let batches = settings.count("num_mini_batches").unwrap_or(1).max(1);
-    let samples = settings.count("num_samples_per_prompt_rollout").unwrap_or(4);
-    draft.set("spec.training.promptsPerStep", prompts);
-    draft.set("spec.training.promptsPerUpdate", (prompts / batches).max(1));
-    draft.set("spec.rollout.samplesPerPrompt", samples);
-    draft.set("spec.data.maxPromptTokens", settings.count("max_prompt_token_length").unwrap_or(256));
-    draft.set("spec.rollout.maxCompletionTokens", settings.count("response_length").unwrap_or(256));
-    draft.set_some("spec.training.epochsPerBatch", settings.count("num_epochs"));
-    let episodes = settings.count("total_episodes").unwrap_or(100_000);
-    draft.set("spec.training.steps", (episodes / prompts.saturating_mul(samples).max(1)).max(1));
-    draft.set("spec.algorithm.loss.clipLow", settings.number("clip_lower").unwrap_or(0.2));
-    draft.set("spec.algorithm.loss.clipHigh", settings.number("clip_higher").unwrap_or(0.272));
-    let policy = if settings.text("loss_fn").as_deref() == Some("cispo") { "Cispo" } else { "Vanilla" };
-    draft.set("spec.algorithm.loss.policy", policy);
-    aggregation(settings, draft);
-    kl(settings, draft);
-    let stop = settings.list("stop_strings");
-    draft.set_some("spec.rollout.stop", Some(stop).filter(|texts| !texts.is_empty()));
-    let divides = settings.text("advantage_normalization_type").as_deref() == Some("standard");
-    draft.set("spec.algorithm.advantage.normalizeByStd", divides);
-    if settings.is_true("active_sampling") {
-        draft.set("spec.algorithm.dynamicSampling.metric", "Score");
+/// A table of names and shares, as older scripts and settings files have it.
+fn mixer(settings: &Settings, table: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
+    let splits = settings.list(splits);
+    let prefix = format!("{table}.");
+    let in_one = settings.get(table).and_then(Value::as_object).into_iter().flatten();
+    let in_one = in_one.map(|(name, share)| (name.clone(), share.clone()));
+    let apart = settings
+        .iter()
+        .filter_map(|(key, share)| Some((key.strip_prefix(&prefix)?.to_owned(), share.clone())));
+    let shares: Vec<(String, Value)> = in_one.chain(apart).collect();
+    let mut all = Vec::new();
+    for (index, (name, share)) in shares.iter().enumerate() {
+        is_taken_whole(table, name, &text_of(share), draft);
+        let split = splits.get(index).or_else(|| splits.first()).map_or(default, String::as_str);
+        all.push(dataset(name, split));
     }
-    rewards(settings, draft);
+    all
 }
 
-fn aggregation(settings: &Settings, draft: &mut Draft) {
-    let denominator = settings.text("loss_denominator").unwrap_or_else(|| "token".to_owned());
-    match denominator.parse::<f64>() {
-        Ok(tokens) => {
-            draft.set("spec.algorithm.loss.aggregation", "SequenceMeanTokenSumNorm");
-            draft.set("spec.algorithm.loss.normalizationTokens", json!(tokens.round()));
-        }
-        Err(_) => draft.set("spec.algorithm.loss.aggregation", "TokenMean"),
+/// Says that a data set is read as a whole where a script takes a part of it, or more than it has.
+fn is_taken_whole(list: &str, name: &str, share: &str, draft: &mut Draft) {
+    if !matches!(share, "1.0" | "1") {
+        draft.remark("data", format!("{list} takes {share} of {name}: all rows are taken here."));
     }
 }
 
-fn kl(settings: &Settings, draft: &mut Draft) {
-    let beta = settings.number("beta").unwrap_or(0.05);
-    let has_reference = settings.get("load_ref_policy").is_none() || settings.is_true("load_ref_policy");
-    if beta == 0.0 || !has_reference {
-        draft.set("spec.algorithm.kl.placement", "None");
-        return;
+/// A data set of the hub, or a file.
+fn dataset(name: &str, split: &str) -> Value {
+    let is_file = [".jsonl", ".json", ".parquet"].iter().any(|ending| name.ends_with(ending));
+    match (is_file, split) {
+        (true, _) => json!({"files": [name]}),
+        (false, "") => json!({"hub": {"repo": name}}),
+        (false, split) => json!({"hub": {"repo": name, "split": split}}),
     }
-    // 0: the difference, 1: half its square, 2: exp(-d) - 1 + d.
-    let estimator = match settings.count("kl_estimator").unwrap_or(2) {
-        0 => "K1",
-        1 => "K2",
-        2 => "K3",
-        other => {
-            draft.remark("algorithm", format!("kl_estimator={other} has no equal: K3 is set."));
-            "K3"
-        }
-    };
-    draft.set("spec.algorithm.kl.placement", "Loss");
-    draft.set("spec.algorithm.kl.estimator", estimator);
-    draft.set("spec.algorithm.kl.coefficient", beta);
-    if let Some(every) = settings.count("ref_policy_update_freq").filter(|steps| *steps > 0) {
-        draft.set("spec.algorithm.referenceSync.everySteps", every);
-        draft.set("spec.algorithm.referenceSync.alpha", settings.number("alpha").unwrap_or(0.6));
-    }
-}
-
-/// Verifiers by the column `dataset`, of which a script shows the names of its data sets alone.
-fn rewards(settings: &Settings, draft: &mut Draft) {
-    let weight = settings.number("verification_reward").unwrap_or(10.0);
-    let names = settings.list("dataset_mixer_list").join(" ").to_ascii_lowercase();
-    let (gsm8k, math) = (names.contains("gsm8k"), names.contains("math"));
-    let kind = if gsm8k && !math { "Gsm8k" } else { "Math" };
-    if !gsm8k && !math {
-        draft.remark(
-            "rewards",
-            "open-instruct chooses a verifier by the column dataset: Math is a guess, see docs/rewards.md.",
-        );
-    }
-    let mut functions = vec![json!({"name": kind.to_ascii_lowercase(), "kind": kind, "weight": weight})];
-    if settings.is_true("apply_r1_style_format_reward") || settings.is_true("additive_format_reward") {
-        let pattern = r"(?s)^.*?</think>\s*<answer>.*?</answer>$";
-        functions.push(json!({"name": "format", "kind": "Format", "pattern": pattern}));
-    }
-    draft.set("spec.rewards.functions", functions);
-    draft.set("spec.data.dataSourceKey", "dataset");
 }
 
 fn preference(settings: &Settings, draft: &mut Draft) {
@@ -299,15 +257,27 @@ fn schedule(settings: &Settings, draft: &mut Draft) {
 
 /// Learners and engines share the GPUs here.
 fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
-    let learners: Vec<u64> =
-        settings.list("num_learners_per_node").iter().filter_map(|count| count.parse().ok()).collect();
+    let of = |key: &str| -> Vec<u64> {
+        settings.list(key).iter().filter_map(|count| count.parse().ok()).collect()
+    };
+    let learners = Some(of("num_learners_per_node")).filter(|learners| !learners.is_empty());
+    let learners = learners.unwrap_or_else(|| of("actor_num_gpus_per_node"));
+    if learners.iter().any(|count| Some(count) != learners.first()) {
+        draft.remark(
+            "workers",
+            format!(
+                "nodes with {learners:?} learners have no equal: each worker has as many ranks as the first."
+            ),
+        );
+    }
     let machines = launch.machines.unwrap_or(1).max(learners.len() as u64).max(1);
     let of_machine = learners.first().copied().or(launch.processes.map(|all| all / machines));
     let of_machine = of_machine.unwrap_or(1).max(1);
     draft.set("spec.workers.count", machines);
     draft.set("spec.workers.ranksPerWorker", of_machine);
     draft.set("spec.workers.device", "Cuda");
-    let sp = settings.count("sequence_parallel_size").unwrap_or(1).max(1);
+    let sp = ["sequence_parallel_size", "context_parallel_degree", "cp_degree"];
+    let sp = sp.iter().find_map(|key| settings.count(key)).unwrap_or(1).max(1);
     let tp = settings.count("tensor_parallel_degree").unwrap_or(1).max(1);
     let shard = machines.saturating_mul(of_machine) / sp.saturating_mul(tp);
     draft.set_some("spec.workers.mesh.dpShard", Some(shard).filter(|ranks| *ranks > 1));

@@ -183,6 +183,13 @@ fn parsed(text: &str) -> Value {
     }
     let is_structured = trimmed.starts_with(['[', '{', '\'', '"']);
     let value = if is_structured { read_yaml(&spaced(trimmed)).ok() } else { None };
+    // A list that is quoted once more, by the shell and by a script's own quotes.
+    let value = match value {
+        Some(Value::String(inner)) if inner.starts_with('[') && inner.ends_with(']') => {
+            read_yaml(&spaced(&inner)).ok().filter(Value::is_array).or(Some(Value::String(inner)))
+        }
+        value => value,
+    };
     value.unwrap_or_else(|| match trimmed {
         "true" => Value::Bool(true),
         "false" => Value::Bool(false),
@@ -232,10 +239,19 @@ mod tests {
     #[test]
     fn overrides_are_read_as_hydra_reads_them() {
         let mut settings = Settings::default();
-        let text = "a.b=1e-6 +a.c=True ++d=['x','y'] e='two' f=null g=-1 d=z h={i:1,j:[k]} ~g";
+        let text = "a.b=1e-6 +a.c=True ++d=['x','y'] e='two' f=null g=-1 d=z h={i:1,j:[k]} ~g l='[0.9,0.95]'";
         settings.add_overrides(&words(text)).unwrap();
         let all: Vec<_> = settings.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        let read = ["a.b=1e-6", "a.c=true", "d=\"z\"", "e=\"two\"", "f=null", "h.i=1", "h.j=[\"k\"]"];
+        let read = [
+            "a.b=1e-6",
+            "a.c=true",
+            "d=\"z\"",
+            "e=\"two\"",
+            "f=null",
+            "h.i=1",
+            "h.j=[\"k\"]",
+            "l=[0.9,0.95]",
+        ];
         assert_eq!(all, read);
         assert_eq!(settings.get("f"), None);
     }

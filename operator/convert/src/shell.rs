@@ -6,6 +6,7 @@
 mod arithmetic;
 mod condition;
 mod expansion;
+pub(crate) mod limits;
 mod scope;
 
 use std::collections::BTreeMap;
@@ -17,15 +18,15 @@ use brush_parser::ast::{
 };
 use brush_parser::{ParseError, Parser, ParserOptions, SourceInfo, WordParseError};
 
+use limits::{Budget, MAX_DIGITS};
 use scope::Scope;
 
 /// Commands and loops that are evaluated at most: a script that does not end is an error.
 const MAX_COMMANDS: usize = 100_000;
 /// Functions, substitutions and compound commands that may be within each other.
 const MAX_DEPTH: usize = 64;
-
-/// Digits of a number before a redirection or behind a tilde: the grammar's parser panics on more.
-const MAX_DIGITS: usize = 9;
+/// Stack of the thread that evaluates: parsers and trees recurse as deep as [`limits`] allows.
+const STACK_BYTES: usize = 256 << 20;
 
 /// Why a script cannot be evaluated.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,15 @@ pub enum ShellError {
     /// A word, a condition or an expression is malformed.
     #[error("malformed: {0}")]
     Word(#[from] WordParseError),
+    /// It is too long, or its variables become so.
+    #[error("a script and what it expands to may have at most {0} bytes")]
+    Large(usize),
+    /// Its brackets, conditions or compound commands are nested too deeply.
+    #[error("more than {0} brackets or compound commands within each other, or too many conditions")]
+    Nested(usize),
+    /// No thread could be started to evaluate it.
+    #[error("no thread to evaluate the script: {0}")]
+    Thread(String),
     /// It runs for too long, or calls itself.
     #[error("more than {MAX_COMMANDS} commands, or more than {MAX_DEPTH} within each other")]
     Endless,
@@ -62,28 +72,16 @@ pub fn evaluate(
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<Evaluation, ShellError> {
-    let mut shell = Shell { scope: Scope::new(environment, arguments), ..Shell::default() };
-    shell.run_text(script)?;
-    Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
-}
-
-/// The first number of too many digits where the grammar wants a small one.
-fn number_too_long(text: &str) -> Option<&str> {
-    let bytes = text.as_bytes();
-    let mut start = 0;
-    while start < bytes.len() {
-        let len = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let end = start + len;
-        let is_counted = matches!(bytes.get(end), Some(b'<' | b'>'))
-            || bytes[..start].ends_with(b"~")
-            || bytes[..start].ends_with(b"~+")
-            || bytes[..start].ends_with(b"~-");
-        if len > MAX_DIGITS && is_counted {
-            return text.get(start..end);
-        }
-        start = end + 1;
-    }
-    None
+    limits::check(script)?;
+    std::thread::scope(|threads| {
+        let evaluated = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(threads, || {
+            let mut shell = Shell { scope: Scope::new(environment, arguments), ..Shell::default() };
+            shell.run_text(script)?;
+            Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
+        });
+        let joined = evaluated.map_err(|error| ShellError::Thread(error.to_string()))?.join();
+        joined.unwrap_or_else(|_| Err(ShellError::Thread("it panicked".to_owned())))
+    })
 }
 
 /// A shell between two commands.
@@ -93,15 +91,14 @@ struct Shell {
     commands: Vec<Vec<String>>,
     num_run: usize,
     depth: usize,
+    budget: Budget,
     /// What `echo` wrote, while a substitution collects it.
     output: Option<String>,
 }
 
 impl Shell {
     fn run_text(&mut self, text: &str) -> Result<bool, ShellError> {
-        if let Some(number) = number_too_long(text) {
-            return Err(ShellError::Number(number.to_owned()));
-        }
+        limits::check(text)?;
         let options = ParserOptions::default();
         let mut parser = Parser::new(Cursor::new(text), &options, &SourceInfo::default());
         let program = parser.parse_program()?;
@@ -241,8 +238,10 @@ impl Shell {
         match name.as_str() {
             "[" | "test" => self.holds_test(arguments),
             "echo" | "printf" => {
+                let text = arguments.join(" ");
+                self.budget.spend(text.len())?;
                 if let Some(output) = &mut self.output {
-                    output.push_str(&arguments.join(" "));
+                    output.push_str(&text);
                 }
                 Ok(true)
             }

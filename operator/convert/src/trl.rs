@@ -1,6 +1,9 @@
 //! TRL: `trl grpo` and its scripts, settings of 1.x.
 
+mod loss;
+mod preference;
 mod rewards;
+mod schedule;
 
 use serde_json::{Value, json};
 
@@ -12,12 +15,13 @@ use crate::settings::Settings;
 use crate::tracking::{self, RunNames};
 
 /// The kinds of job that TRL's trainers are, by the beginning of a script's name; the longest goes first.
-const KINDS: [(&str, &str); 13] = [
+const KINDS: [(&str, &str); 15] = [
     ("online_dpo", "OnlineDPO"),
     ("dpo_online", "OnlineDPO"),
     ("reward", "RewardModel"),
     ("gspo", "GSPO"),
     ("grpo", "GRPO"),
+    ("gmpo", "GRPO"),
     ("rloo", "RLOO"),
     ("orpo", "ORPO"),
     ("cpo", "CPO"),
@@ -25,6 +29,7 @@ const KINDS: [(&str, &str); 13] = [
     ("kto", "KTO"),
     ("mpo", "DPO"),
     ("ppo", "PPO"),
+    ("prm", "ProcessReward"),
     ("sft", "SFT"),
 ];
 
@@ -73,8 +78,9 @@ pub(crate) fn convert(
     };
     length(settings, updates, &mut draft);
     reference_sync(settings, updates, &mut draft);
-    optimizer(settings, kind, updates, &mut draft);
+    schedule::finish(settings, kind, updates, &mut draft);
     evaluation(settings, &mut draft);
+    best(settings, kind, &mut draft);
     workers(launch, settings, &mut draft);
     trackers(settings, &mut draft);
     (draft, outcomes)
@@ -195,48 +201,11 @@ fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -
     draft.set("spec.rollout.maxCompletionTokens", completion.unwrap_or(512));
     let rounds = settings.count("num_iterations").unwrap_or(1).max(1);
     if matches!(kind, "GRPO" | "GSPO") {
-        grouped(settings, draft);
+        loss::finish(settings, launch.trainer.starts_with("gmpo"), draft);
     }
     kl(settings, kind, draft);
     rewards::finish(settings, draft);
     per_step.div_ceil(per_update).saturating_mul(rounds)
-}
-
-/// GRPO's loss: every part by TRL's defaults, not ours.
-fn grouped(settings: &Settings, draft: &mut Draft) {
-    let loss = settings.text("loss_type").unwrap_or_else(|| "dapo".to_owned());
-    let is_sequence = settings.text("importance_sampling_level").as_deref() == Some("sequence");
-    let (policy, aggregation) = match loss.as_str() {
-        _ if is_sequence => ("Gspo", "SequenceMeanTokenMean"),
-        "grpo" => ("Vanilla", "SequenceMeanTokenMean"),
-        "dr_grpo" => ("Vanilla", "SequenceMeanTokenSumNorm"),
-        "cispo" => ("Cispo", "TokenMean"),
-        "sapo" => ("Sapo", "SequenceMeanTokenMean"),
-        "dapo" | "bnpo" => ("Vanilla", "TokenMean"),
-        other => {
-            draft.remark("algorithm", format!("loss_type={other} has no equal: dapo's is set."));
-            ("Vanilla", "TokenMean")
-        }
-    };
-    draft.set("spec.algorithm.loss.policy", policy);
-    draft.set("spec.algorithm.loss.aggregation", aggregation);
-    if policy == "Sapo" {
-        draft.set_some("spec.algorithm.loss.sapoTauPositive", settings.number("sapo_temperature_pos"));
-        draft.set_some("spec.algorithm.loss.sapoTauNegative", settings.number("sapo_temperature_neg"));
-    } else {
-        let low = settings.number("epsilon").unwrap_or(0.2);
-        draft.set("spec.algorithm.loss.clipLow", low);
-        draft.set("spec.algorithm.loss.clipHigh", settings.number("epsilon_high").unwrap_or(low));
-    }
-    let scale = settings.text("scale_rewards").unwrap_or_else(|| "group".to_owned());
-    if scale == "batch" {
-        draft.remark(
-            "algorithm",
-            "scale_rewards=batch has no equal: rewards are divided by their group's deviation.",
-        );
-    }
-    let divides = !matches!(scale.as_str(), "none" | "false" | "False");
-    draft.set("spec.algorithm.advantage.normalizeByStd", divides);
 }
 
 fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
@@ -272,80 +241,16 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
     if kind == "RewardModel" {
         let coefficient = settings.number("center_rewards_coefficient").unwrap_or(0.0);
         draft.set("spec.algorithm.rewardModel.centeringCoefficient", coefficient);
+    } else if kind == "ProcessReward" {
+        draft.set_some("spec.algorithm.processReward.stepSeparator", settings.text("step_separator"));
+        if settings.is_true("train_on_last_step_only") {
+            draft.set("spec.algorithm.processReward.lastStepOnly", true);
+        }
     } else if kind != "SFT" {
         draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(0.1));
-        preference(settings, kind, draft);
+        preference::finish(settings, kind, draft);
     }
     1
-}
-
-/// DPO's losses of pairs.
-const PAIR_LOSSES: [(&str, &str); 14] = [
-    ("sigmoid", "Sigmoid"),
-    ("sigmoid_norm", "SigmoidNorm"),
-    ("hinge", "Hinge"),
-    ("ipo", "Ipo"),
-    ("robust", "Robust"),
-    ("exo_pair", "ExoPair"),
-    ("discopop", "DiscoPop"),
-    ("nca_pair", "NcaPair"),
-    ("bco_pair", "BcoPair"),
-    ("sppo_hard", "SppoHard"),
-    ("apo_zero", "ApoZero"),
-    ("apo_down", "ApoDown"),
-    ("aot", "Aot"),
-    ("aot_unpaired", "AotUnpaired"),
-];
-
-/// The losses of DPO's family: one with its parameters, or several with weights; `sft` has a field of its
-/// own.
-fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
-    let named = settings.list("loss_type");
-    if kind == "CPO" && named == ["simpo"] {
-        draft.set("spec.algorithm.kind", "SimPO");
-        draft.set_some("spec.algorithm.preference.simpoGamma", settings.number("simpo_gamma"));
-    }
-    if kind != "DPO" {
-        return;
-    }
-    let given = settings.get("loss_weights").and_then(Value::as_array).cloned().unwrap_or_default();
-    let weights = given.into_iter().chain(std::iter::repeat(json!(1.0)));
-    let mut losses = Vec::new();
-    for (loss, weight) in named.iter().zip(weights) {
-        match PAIR_LOSSES.iter().find(|(theirs, _)| theirs == loss) {
-            Some((_, ours)) => losses.push((*ours, weight)),
-            None if loss == "sft" => draft.set("spec.algorithm.preference.sftWeight", weight),
-            None => draft.remark("algorithm", format!("loss_type={loss} has no equal.")),
-        }
-    }
-    match losses.as_slice() {
-        [] => {}
-        [(loss, weight)] if weight.as_f64() == Some(1.0) => {
-            draft.set("spec.algorithm.preference.loss", *loss)
-        }
-        several => weighted(several, settings, draft),
-    }
-}
-
-/// Losses by weights, each with its own parameters, which are then set nowhere else.
-fn weighted(losses: &[(&str, Value)], settings: &Settings, draft: &mut Draft) {
-    let item = |(loss, weight): &(&str, Value)| {
-        let mut item =
-            json!({"loss": loss, "weight": weight, "beta": settings.number("beta").unwrap_or(0.1)});
-        let own = match *loss {
-            "Robust" | "ExoPair" | "Aot" | "AotUnpaired" => Some(("label_smoothing", "labelSmoothing")),
-            "DiscoPop" => Some(("discopop_tau", "discopopTau")),
-            _ => None,
-        };
-        if let Some((value, field)) = own.and_then(|(key, field)| Some((settings.number(key)?, field))) {
-            item[field] = json!(value);
-        }
-        item
-    };
-    draft.set("spec.algorithm.preference.losses", losses.iter().map(item).collect::<Vec<_>>());
-    for field in ["beta", "labelSmoothing", "discopopTau"] {
-        draft.remove(&format!("spec.algorithm.preference.{field}"));
-    }
 }
 
 /// Updates are counted there, steps of `updates` of them here.
@@ -378,50 +283,37 @@ fn reference_sync(settings: &Settings, updates: u64, draft: &mut Draft) {
     }
 }
 
-/// AdamW and its schedule; TRL's defaults differ from ours in all of them.
-fn optimizer(settings: &Settings, kind: &str, updates: u64, draft: &mut Draft) {
-    let rate = match kind {
-        "SFT" => 2e-5,
-        "RewardModel" => 1e-4,
-        _ => 1e-6,
-    };
-    draft.set("spec.training.optimizer.learningRate", settings.number("learning_rate").unwrap_or(rate));
-    draft.set("spec.training.optimizer.weightDecay", settings.number("weight_decay").unwrap_or(0.0));
-    let (first, second) = (settings.number("adam_beta1"), settings.number("adam_beta2"));
-    if first.is_some() || second.is_some() {
-        draft.set("spec.training.optimizer.betas", json!([first.unwrap_or(0.9), second.unwrap_or(0.999)]));
-    }
-    let schedule = settings.text("lr_scheduler_type").unwrap_or_else(|| "linear".to_owned());
-    let (ours, min_ratio) = match schedule.as_str() {
-        "constant" | "constant_with_warmup" => ("Constant", None),
-        "cosine" => ("Cosine", None),
-        "cosine_with_min_lr" => ("Cosine", Some(0.1)),
-        "linear" => ("Linear", None),
-        other => {
-            draft.remark("training", format!("lr_scheduler_type={other} has no equal: Linear is set."));
-            ("Linear", None)
-        }
-    };
-    draft.set("spec.training.schedule.kind", ours);
-    draft.set_some("spec.training.schedule.minRatio", min_ratio);
-    let warmup = settings.number("warmup_steps").filter(|steps| *steps > 0.0);
-    let share = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0);
-    match (warmup, share.or(warmup.filter(|steps| *steps < 1.0))) {
-        (_, Some(ratio)) => draft.set("spec.training.schedule.warmupRatio", ratio),
-        (Some(_), None) => {
-            let steps = settings.count("warmup_steps").map(|steps| steps.div_ceil(updates));
-            draft.set_some("spec.training.schedule.warmupSteps", steps);
-        }
-        (None, None) => {}
-    }
-}
-
 fn evaluation(settings: &Settings, draft: &mut Draft) {
     if !evaluates(settings) {
         draft.set("spec.training.evaluateEvery", 0);
         return;
     }
     draft.set_some("spec.training.evaluateEvery", settings.count("eval_steps"));
+}
+
+/// The checkpoint of the highest held-out reward is kept; the lowest loss, TRL's default, is not compared.
+fn best(settings: &Settings, kind: &str, draft: &mut Draft) {
+    if !settings.is_true("load_best_model_at_end") {
+        return;
+    }
+    let metric = settings.text("metric_for_best_model").unwrap_or_else(|| "loss".to_owned());
+    let is_reward = matches!(metric.trim_start_matches("eval_"), "reward" | "rewards" | "reward_mean");
+    if !matches!(kind, "GRPO" | "GSPO" | "RLOO" | "PPO") {
+        let text = format!(
+            "load_best_model_at_end has no equal with {kind}: checkpoint.keepBest compares rewards, not {metric}."
+        );
+        return draft.remark("checkpoint", text);
+    }
+    draft.set("spec.checkpoint.keepBest", true);
+    if !is_reward {
+        let text = format!(
+            "load_best_model_at_end chooses by {metric}: keepBest keeps the checkpoint of the highest held-out reward."
+        );
+        draft.remark("checkpoint", text);
+    }
+    if !evaluates(settings) {
+        draft.remark("checkpoint", "keepBest compares held-out rewards: the script evaluates nothing.");
+    }
 }
 
 fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {

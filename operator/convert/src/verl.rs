@@ -76,11 +76,12 @@ pub(crate) fn convert(
         finish_sft(launch, settings, &mut draft);
         return (draft, outcomes);
     }
-    let settings = with_defaults(settings);
+    let given = settings;
+    let settings = with_defaults(given);
     model(&settings, "actor_rollout_ref.model.path", &mut draft);
     data(&settings, &mut draft);
     rewards::finish(&settings, &mut draft);
-    algorithm::finish(&settings, &mut draft);
+    algorithm::finish(&settings, given, &mut draft);
     rollout(&settings, &mut draft);
     training(&settings, &mut draft);
     workers(&settings, &mut draft);

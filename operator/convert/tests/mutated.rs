@@ -56,3 +56,59 @@ proptest! {
         check(&[launch], &[String::from_utf8_lossy(&bytes).into_owned()])?;
     }
 }
+
+/// Texts of a script that are no names, each as a value, as a variable of a template and as a key.
+#[test]
+fn control_characters_of_a_script_are_escapes_in_its_manifest() {
+    for text in ["\u{1b}[2J", "\u{7}", "a\u{202e}b", "x: {y: 1}\u{85}z", "\u{2028}"] {
+        let arguments = [
+            "actor_rollout_ref.model.path=org/base".to_owned(),
+            format!("data.train_files={text}.parquet"),
+            format!("data.apply_chat_template_kwargs.{text}={text}"),
+            format!("trainer.{text}={text}"),
+        ];
+        let launch = Launch::new(Project::Verl, "main_ppo", &arguments);
+        let manifest = convert(&launch, &[], "test").unwrap().manifest;
+        let is_safe =
+            |letter: char| letter == '\n' || !(letter.is_control() || "\u{202e}\u{2028}".contains(letter));
+        assert!(manifest.chars().all(is_safe), "{manifest:?}");
+        let read = rlt_api::read_yaml::<serde_json::Value>(&manifest);
+        assert!(read.is_ok(), "{manifest}");
+    }
+}
+
+/// Scripts that grow or nest without end, each within a few seconds and without a stack that overflows.
+#[test]
+fn scripts_that_are_huge_or_deeply_nested_are_refused() {
+    let nested = |open: &str, close: &str| format!("run {}1{}", open.repeat(50_000), close.repeat(50_000));
+    let scripts = [
+        nested("$(", ")"),
+        nested("$((", "))"),
+        nested("${a:-", "}"),
+        nested("{ ", "; }"),
+        nested("( ", " )"),
+        nested("[[ ! ", " ]]"),
+        nested("\"$(", ")\""),
+        nested("if true; then ", "; fi"),
+        nested("`", "`"),
+        format!("run $(({}1))", "-".repeat(100_000)),
+        format!("[[ a {} ]]", "&& a ".repeat(100_000)),
+        format!("a=x; for i in {}; do a=$a$a; done; run $a", "1 ".repeat(1000)),
+        format!("a=(x); for i in {}; do a+=(${{a[@]}}); done; run ${{a[@]}}", "1 ".repeat(1000)),
+        format!("a={}; run ${{a//x/{}}}", "x".repeat(100_000), "y".repeat(100_000)),
+        format!("a={}; run ${{a#y*}}", "x".repeat(500_000)),
+        format!("a=1; for i in {}; do a=\"($a)\"; done; run $((a)) $(($a))", "1 ".repeat(1000)),
+        "x".repeat((1 << 20) + 1),
+    ];
+    for script in scripts {
+        let outcome = launches(&script, &BTreeMap::new(), &[]);
+        assert!(outcome.is_err(), "{}..", &script[..60]);
+    }
+    let yaml = format!("a: {}", "[".repeat(100_000));
+    let launch = Launch::new(Project::Trl, "grpo", &[]);
+    assert!(convert(&launch, &[yaml], "test").is_err());
+    assert!(convert(&launch, &["#".repeat((1 << 20) + 1)], "test").is_err());
+    let values = ["[", "{a:", "'["].map(|open| format!("--stop={}", open.repeat(100_000)));
+    let launch = Launch::new(Project::Trl, "grpo", &values);
+    assert!(convert(&launch, &[], "test").is_ok());
+}

@@ -2,12 +2,16 @@
 
 use brush_parser::ast::{ArithmeticExpr, ArithmeticTarget, BinaryOperator, UnaryOperator};
 
-use super::{Shell, ShellError};
+use super::{Shell, ShellError, limits};
 
 impl Shell {
     /// The value of an expression; what is not a number counts as 0, as in bash.
     pub(super) fn compute(&mut self, expression: &str) -> Result<i64, ShellError> {
         let expanded = self.text(expression)?;
+        if expanded.len() > limits::MAX_EXPRESSION_BYTES {
+            return Err(ShellError::Large(limits::MAX_EXPRESSION_BYTES));
+        }
+        limits::check(&expanded)?;
         let Ok(tree) = brush_parser::arithmetic::parse(&expanded) else {
             self.scope.note(format!("`{expanded}` is no expression of numbers"));
             return Ok(0);

@@ -4,13 +4,26 @@ use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, TestExpr, UnaryPredic
 use brush_parser::test_command;
 use fancy_regex::Regex;
 
-use super::{Shell, ShellError};
+use super::{Shell, ShellError, limits};
 
-/// Whether a text matches a pattern of the shell as a whole.
-pub(super) fn matches(text: &str, pattern: &str) -> Result<bool, ShellError> {
-    let pattern = brush_parser::pattern::pattern_to_regex_str(pattern, true)?;
-    let regex = Regex::new(&format!("(?s)^(?:{pattern})$"));
-    Ok(regex.is_ok_and(|regex| regex.is_match(text).unwrap_or(false)))
+/// A pattern of the shell; `None` where it is none of the engine's, which matches nothing.
+pub(super) struct Pattern(Option<Regex>);
+
+impl Pattern {
+    pub(super) fn of(pattern: &str) -> Result<Self, ShellError> {
+        limits::check(pattern)?;
+        let pattern = brush_parser::pattern::pattern_to_regex_str(pattern, true)?;
+        Ok(Self(Regex::new(&format!("(?s)^(?:{pattern})$")).ok()))
+    }
+
+    /// Whether a text matches as a whole.
+    pub(super) fn matches(&self, text: &str) -> bool {
+        self.0.as_ref().is_some_and(|regex| regex.is_match(text).unwrap_or(false))
+    }
+}
+
+fn matches(text: &str, pattern: &str) -> Result<bool, ShellError> {
+    Ok(Pattern::of(pattern)?.matches(text))
 }
 
 impl Shell {
@@ -30,9 +43,11 @@ impl Shell {
             Some((last, rest)) if last == "]" => rest,
             _ => arguments,
         };
-        match test_command::parse(arguments) {
-            Ok(expression) => self.holds_plain(&expression),
-            Err(_) => {
+        // `[ ! ! .. ]` is a tree as deep as it is long.
+        let parsed = if arguments.len() > 64 { None } else { test_command::parse(arguments).ok() };
+        match parsed {
+            Some(expression) => self.holds_plain(&expression),
+            None => {
                 self.scope.note(format!("a condition cannot be read: {}", arguments.join(" ")));
                 Ok(false)
             }

@@ -7,7 +7,8 @@ use brush_parser::word::{
 };
 use brush_parser::{ParserOptions, word};
 
-use super::condition::matches;
+use super::condition::Pattern;
+use super::limits;
 use super::scope::Variable;
 use super::{Shell, ShellError};
 
@@ -66,9 +67,19 @@ impl Expanded {
     }
 }
 
+impl Expanded {
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::One(text) => text.len(),
+            Self::Many(texts) => texts.iter().map(|text| text.len() + size_of::<String>()).sum(),
+        }
+    }
+}
+
 impl Shell {
     /// The fields of a word.
     pub(super) fn fields(&mut self, text: &str) -> Result<Vec<String>, ShellError> {
+        limits::check(text)?;
         let mut fields = Fields::default();
         for piece in word::parse(text, &ParserOptions::default())? {
             self.expand(&piece.piece, false, &mut fields)?;
@@ -78,6 +89,7 @@ impl Shell {
 
     /// A word that does not fall into fields, as in an assignment.
     pub(super) fn text(&mut self, text: &str) -> Result<String, ShellError> {
+        limits::check(text)?;
         let mut fields = Fields::default();
         for piece in word::parse(text, &ParserOptions::default())? {
             self.expand(&piece.piece, true, &mut fields)?;
@@ -88,6 +100,7 @@ impl Shell {
     fn expand(&mut self, piece: &WordPiece, is_quoted: bool, fields: &mut Fields) -> Result<(), ShellError> {
         match piece {
             WordPiece::Text(text) | WordPiece::SingleQuotedText(text) | WordPiece::AnsiCQuotedText(text) => {
+                self.budget.spend(text.len())?;
                 fields.push(text);
             }
             WordPiece::EscapeSequence(text) => match text.strip_prefix('\\') {
@@ -149,6 +162,12 @@ impl Shell {
     }
 
     fn expand_parameter(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
+        let expanded = self.expand_unbounded(expression)?;
+        self.budget.spend(expanded.num_bytes())?;
+        Ok(expanded)
+    }
+
+    fn expand_unbounded(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
         match expression {
             ParameterExpr::Parameter { parameter, indirect: false } => Ok(self.known(parameter)),
             ParameterExpr::Parameter { parameter, indirect: true } => {
@@ -224,6 +243,8 @@ impl Shell {
             ParameterExpr::ReplaceSubstring { pattern, replacement, match_kind, .. } => {
                 let pattern = self.text(pattern)?;
                 let replacement = self.text(replacement.as_deref().unwrap_or_default())?;
+                let num_found = if pattern.is_empty() { text.len() + 1 } else { text.len() / pattern.len() };
+                self.budget.spend(num_found.saturating_mul(replacement.len()))?;
                 match match_kind {
                     SubstringMatchKind::Anywhere => text.replace(&pattern, &replacement),
                     _ => text.replacen(&pattern, &replacement, 1),
@@ -241,10 +262,11 @@ impl Shell {
         parts: impl Iterator<Item = (usize, usize)>,
         is_rest_before: bool,
     ) -> Result<String, ShellError> {
-        let pattern = self.text(pattern.unwrap_or_default())?;
+        let pattern = Pattern::of(&self.text(pattern.unwrap_or_default())?)?;
         for (begin, end) in parts {
             let rest = if is_rest_before { &text[..begin] } else { &text[end..] };
-            if matches(rest, &pattern)? {
+            self.budget.spend(rest.len() + 64)?;
+            if pattern.matches(rest) {
                 return Ok(text[begin..end].to_owned());
             }
         }
@@ -300,7 +322,8 @@ impl Shell {
             self.scope.note("an element of an array is not assigned".to_owned());
             return Ok(());
         };
-        let before = self.scope.variables.get(name).cloned().filter(|_| assignment.append);
+        let before = self.scope.variables.get(name).filter(|_| assignment.append).cloned();
+        self.budget.spend(before.as_ref().map_or(0, Variable::num_bytes))?;
         let variable = match &assignment.value {
             AssignmentValue::Scalar(value) => {
                 let value = self.text(&value.value)?;

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use brush_parser::ast::CompoundCommand;
 
+/// Remarks about a script that are kept at most.
+const MAX_NOTES: usize = 200;
+
 /// The value of a variable.
 #[derive(Clone, Debug)]
 pub(super) enum Variable {
@@ -17,6 +20,14 @@ impl Variable {
         match self {
             Self::Scalar(value) => value,
             Self::Array(values) => values.first().map_or("", String::as_str),
+        }
+    }
+
+    /// Bytes of all elements, each with the size of its own.
+    pub(super) fn num_bytes(&self) -> usize {
+        match self {
+            Self::Scalar(value) => value.len(),
+            Self::Array(values) => values.iter().map(|value| value.len() + size_of::<String>()).sum(),
         }
     }
 
@@ -51,7 +62,7 @@ impl Scope {
 
     /// Says once what is not known.
     pub(super) fn note(&mut self, note: String) {
-        if !self.notes.contains(&note) {
+        if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
         }
     }

@@ -26,19 +26,98 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.rewards.functions", functions);
 }
 
+/// The reward functions that TRL has itself.
+const OWN: [(&str, &str, &str, &str); 3] = [
+    (
+        "accuracy_reward",
+        "accuracy",
+        "Math",
+        "accuracy_reward is math-verify on the column solution, and leaves out rows whose solution it cannot parse; Math compares \
+         values by its own rules and judges every row (docs/rewards.md)",
+    ),
+    (
+        "reasoning_accuracy_reward",
+        "accuracy",
+        "Math",
+        "reasoning_accuracy_reward is math-verify on the text behind </think>, and 0 without it; Math reads the whole completion \
+         (docs/rewards.md)",
+    ),
+    ("think_format_reward", "think_format", "Format", ""),
+];
+
 fn function(name: &str, draft: &mut Draft) -> Option<Value> {
-    match name {
-        "accuracy_reward" | "reasoning_accuracy_reward" => Some(json!({"name": "accuracy", "kind": "Math"})),
-        "think_format_reward" => Some(
-            json!({"name": "think_format", "kind": "Format", "pattern": r"(?s)^(?:<think>)?(?:(?!</?think>).)*</think>(?:(?!</?think>).)*$"}),
-        ),
-        "get_soft_overlong_punishment" => {
-            draft.set("spec.rewards.overlong.bufferTokens", 256);
-            None
+    if let Some((_, own, kind, difference)) = OWN.iter().find(|(theirs, ..)| *theirs == name) {
+        if !difference.is_empty() {
+            draft.remark("rewards", format!("{difference}."));
         }
-        path => {
-            let (module, short) = path.rsplit_once('.').unwrap_or(("rewards", path));
-            Some(python(path, module, short, draft))
+        let mut function = json!({"name": own, "kind": kind});
+        if *kind == "Format" {
+            function["pattern"] = json!(thought_pattern());
+        }
+        return Some(function);
+    }
+    if name == "get_soft_overlong_punishment" {
+        draft.set("spec.rewards.overlong.bufferTokens", 256);
+        draft.remark(
+            "rewards",
+            "get_soft_overlong_punishment of TRL's scripts ends at 1280 tokens; here it ends at maxCompletionTokens.",
+        );
+        return None;
+    }
+    let (module, short) = name.rsplit_once('.').unwrap_or(("rewards", name));
+    Some(python(name, module, short, draft))
+}
+
+/// `<think>`, and then `</think>` without a further `<think>` anywhere. TRL's pattern looks ahead, which the
+/// engine of `Format` does not: the text without `<think>` is spelt out, one letter of it after the other.
+fn thought_pattern() -> String {
+    let tag = "<think>";
+    let prefixes: Vec<&str> = (1..tag.len()).map(|end| &tag[..end]).collect();
+    // Behind a prefix comes neither the tag's next letter nor its first, with which it would begin again.
+    let ended = |prefix: &&str| {
+        let next = &tag[prefix.len()..=prefix.len()];
+        let others = if next == "<" { "[^<]".to_owned() } else { format!("[^<{next}]") };
+        format!("{}{others}", &prefix[1..])
+    };
+    let ends: Vec<String> = prefixes.iter().map(ended).collect();
+    let again: Vec<String> = prefixes.iter().map(|prefix| format!("{}<", &prefix[1..])).collect();
+    let rest: Vec<&str> = prefixes.iter().map(|prefix| &prefix[1..]).collect();
+    let without = format!(
+        "(?:[^<]|<(?:{})*(?:{}))*(?:<(?:{})*(?:{}))?",
+        again.join("|"),
+        ends.join("|"),
+        again.join("|"),
+        rest.join("|"),
+    );
+    format!("(?s)<think>{without}</think>{without}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::thought_pattern;
+
+    /// TRL's own pattern, with its look-ahead.
+    fn theirs(text: &str) -> bool {
+        let pattern = fancy_regex::Regex::new(r"(?s)\A<think>(?!.*<think>)(.*?)</think>.*\z").unwrap();
+        pattern.is_match(text).unwrap()
+    }
+
+    #[test]
+    fn the_format_of_thoughts_is_that_of_trl_without_looking_ahead() {
+        assert!(!thought_pattern().contains("(?!"));
+        let ours = fancy_regex::Regex::new(&format!(r"(?s)\A(?:{})\z", thought_pattern())).unwrap();
+        // All texts of up to 3 of these pieces.
+        let pieces = ["<think>", "</think>", "<thin", "k>", "<", "a\n"];
+        let mut texts = vec![String::new()];
+        let mut longest = texts.clone();
+        for _ in 0..3 {
+            longest = longest.iter().flat_map(|text| pieces.map(|piece| format!("{text}{piece}"))).collect();
+            texts.extend(longest.iter().cloned());
+        }
+        let num_matching = texts.iter().filter(|text| theirs(text)).count();
+        assert!(num_matching > 8, "{num_matching}");
+        for text in &texts {
+            assert_eq!(ours.is_match(text).unwrap(), theirs(text), "{text}");
         }
     }
 }

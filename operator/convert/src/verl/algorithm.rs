@@ -65,8 +65,8 @@ const DIVERGENCES: [(&str, &str); 12] = [
 
 const ACTOR: &str = "actor_rollout_ref.actor";
 
-/// Sets the section `algorithm`.
-pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
+/// Sets the section `algorithm`; `settings` are those that are given, and verl's defaults for the others.
+pub(super) fn finish(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let named = settings.text("algorithm.adv_estimator").unwrap_or_default();
     let Some((_, kind, estimator)) = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named) else {
         let known: Vec<_> = ESTIMATORS.iter().map(|(theirs, ..)| *theirs).collect();
@@ -88,7 +88,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
         draft.set_some("spec.algorithm.advantage.lambda", settings.number("algorithm.lam"));
         critic(settings, draft);
     }
-    loss(settings, draft);
+    loss(settings, given, draft);
     kl(settings, draft);
     correction(settings, draft);
     if settings.is_true("algorithm.filter_groups.enable") {
@@ -113,7 +113,9 @@ fn reweighting(settings: &Settings, draft: &mut Draft) {
 fn critic(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.algorithm.critic.learningRate", settings.number("critic.optim.lr"));
     draft.set_some("spec.algorithm.critic.valueClip", settings.number("critic.cliprange_value"));
-    draft.set("spec.algorithm.critic.warmupSteps", settings.count("trainer.critic_warmup").unwrap_or(0));
+    // The actor is first trained in step W there, so that the critic learns alone in W - 1 steps.
+    let warmup = settings.count("trainer.critic_warmup").unwrap_or(0);
+    draft.set("spec.algorithm.critic.warmupSteps", warmup.saturating_sub(1));
     if settings.is_true("critic.use_dynamic_bsz") || settings.is_true(&format!("{ACTOR}.use_dynamic_bsz")) {
         let tokens = settings.count("critic.ppo_max_token_len_per_gpu");
         draft.set_some("spec.training.roles.critic.maxTokensPerMicroBatch", tokens);
@@ -122,7 +124,7 @@ fn critic(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-fn loss(settings: &Settings, draft: &mut Draft) {
+fn loss(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let text = |key: &str| settings.text(&format!("{ACTOR}.{key}")).unwrap_or_default();
     let number = |key: &str| settings.number(&format!("{ACTOR}.{key}"));
     let policy = word(&LOSSES, &text("policy_loss.loss_mode"), "actor.policy_loss.loss_mode", draft)
@@ -157,7 +159,7 @@ fn loss(settings: &Settings, draft: &mut Draft) {
     }
     let is_defined_otherwise = matches!(policy, "Gspo" | "Sapo" | "GeoMean");
     let aggregation = word(&AGGREGATIONS, &text("loss_agg_mode"), "actor.loss_agg_mode", draft);
-    let aggregation = if is_defined_otherwise { Some("SequenceMeanTokenMean") } else { aggregation };
+    let aggregation = if is_defined_otherwise { sequence_means(given, policy, draft) } else { aggregation };
     draft.set_some("spec.algorithm.loss.aggregation", aggregation);
     if aggregation == Some("SequenceMeanTokenSumNorm") {
         let tokens = settings.count(&format!("{ACTOR}.loss_scale_factor"));
@@ -167,6 +169,20 @@ fn loss(settings: &Settings, draft: &mut Draft) {
         "spec.algorithm.loss.entropyCoefficient",
         number("entropy_coeff").filter(|factor| *factor != 0.0),
     );
+}
+
+/// The aggregation of losses of sequences: verl passes over `loss_agg_mode` there, too, which scripts set all
+/// the same.
+fn sequence_means(given: &Settings, policy: &str, draft: &mut Draft) -> Option<&'static str> {
+    let key = format!("{ACTOR}.loss_agg_mode");
+    let named = given.text(&key).unwrap_or_default();
+    if !named.is_empty() && named != "seq-mean-token-mean" {
+        let text = format!(
+            "{key}={named} has no effect in verl with this loss: {policy} is aggregated by SequenceMeanTokenMean."
+        );
+        draft.remark("algorithm", text);
+    }
+    Some("SequenceMeanTokenMean")
 }
 
 fn kl(settings: &Settings, draft: &mut Draft) {

@@ -6,10 +6,47 @@ use crate::draft::Draft;
 use crate::rewards::{model, python};
 use crate::settings::Settings;
 
-/// What verl judges as GSM8K.
-const GSM8K: [&str; 1] = ["openai/gsm8k"];
-/// What verl judges by the boxed answer of a competition problem.
-const MATH: [&str; 3] = ["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"];
+/// How verl judges the rows of a data source, and what stands for it here.
+struct Judged {
+    /// What the names of such files contain, in lower case.
+    files: &'static [&'static str],
+    /// The values of `data_source` that verl judges so.
+    sources: &'static [&'static str],
+    /// Name, kind and weight of each function.
+    functions: &'static [(&'static str, &'static str, f64)],
+    /// How the functions differ from verl's.
+    difference: &'static str,
+}
+
+/// verl's own table of data sources. A file is that of the first row that fits its name.
+const JUDGED: [Judged; 4] = [
+    Judged {
+        files: &["gsm8k"],
+        sources: &["openai/gsm8k"],
+        functions: &[("gsm8k", "Gsm8k", 1.0)],
+        difference: "",
+    },
+    Judged {
+        files: &["geo3k", "geometry3k"],
+        sources: &["hiyouga/geometry3k"],
+        functions: &[("math", "Math", 0.9), ("format", "Format", 0.1)],
+        difference: "verl grades geometry3k by mathruler, Math by its own rules of equality (docs/rewards.md)",
+    },
+    Judged {
+        files: &["dapo"],
+        sources: &["math_dapo", "math_dapo_reasoning", "math"],
+        functions: &[("math_dapo", "MathDapo", 1.0)],
+        difference: "",
+    },
+    Judged {
+        files: &["math"],
+        sources: &["lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"],
+        functions: &[("math", "MathStrict", 1.0)],
+        difference: "",
+    },
+];
+/// The format of completions on geometry3k.
+const BOXED_THOUGHT: &str = r"(?s)<think>.*</think>.*\\boxed\{.*\}.*";
 
 /// Sets the section `rewards`.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
@@ -49,21 +86,43 @@ fn sandbox(settings: &Settings) -> Option<String> {
 
 /// As verl's own table has it, of which a script shows only the names of its files.
 fn by_data_source(settings: &Settings, draft: &mut Draft) -> Vec<Value> {
-    let files = settings.list("data.train_files").join(" ").to_ascii_lowercase();
-    let (gsm8k, math) = (files.contains("gsm8k"), files.contains("math"));
-    let function = |name: &str, kind: &str, sources: &[&str]| json!({"name": name, "kind": kind, "dataSources": sources});
-    match (gsm8k, math) {
-        (true, false) => vec![json!({"name": "gsm8k", "kind": "Gsm8k"})],
-        (false, true) => vec![json!({"name": "math", "kind": "Math"})],
-        (true, true) => vec![function("gsm8k", "Gsm8k", &GSM8K), function("math", "Math", &MATH)],
-        (false, false) => {
-            draft.remark(
-                "rewards",
-                "verl chooses a function by data_source; the names of these files do not say which. Math is a guess: see docs/rewards.md.",
-            );
-            vec![json!({"name": "math", "kind": "Math"})]
-        }
+    let row = |file: &String| {
+        let name = file.to_ascii_lowercase();
+        JUDGED.iter().position(|judged| judged.files.iter().any(|part| name.contains(part)))
+    };
+    let mut rows: Vec<usize> = settings.list("data.train_files").iter().filter_map(row).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    if rows.is_empty() {
+        draft.remark(
+            "rewards",
+            "verl chooses a function by data_source; the names of these files do not say which. Math is a guess: see docs/rewards.md.",
+        );
+        return vec![json!({"name": "math", "kind": "Math"})];
     }
+    let is_one = rows.len() == 1;
+    let judged = rows.iter().filter_map(|row| JUDGED.get(*row));
+    judged.flat_map(|judged| functions(judged, is_one, draft)).collect()
+}
+
+fn functions(judged: &Judged, is_one: bool, draft: &mut Draft) -> Vec<Value> {
+    if !judged.difference.is_empty() {
+        draft.remark("rewards", format!("{}.", judged.difference));
+    }
+    let function = |(name, kind, weight): &(&str, &str, f64)| {
+        let mut function = json!({"name": name, "kind": kind});
+        if *weight != 1.0 {
+            function["weight"] = json!(weight);
+        }
+        if *kind == "Format" {
+            function["pattern"] = json!(BOXED_THOUGHT);
+        }
+        if !is_one {
+            function["dataSources"] = json!(judged.sources);
+        }
+        function
+    };
+    judged.functions.iter().map(function).collect()
 }
 
 /// DAPO's penalty on length, under the names of several versions.

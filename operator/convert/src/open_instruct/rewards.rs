@@ -1,0 +1,92 @@
+//! open-instruct's rewards: verifiers that it chooses by the column `dataset`, reward models and the format.
+
+use serde_json::{Value, json};
+
+use crate::draft::Draft;
+use crate::rewards;
+use crate::settings::Settings;
+
+/// Parts of the names of data sets, the verifier there, the kind here, and what differs.
+///
+/// A row goes before those behind it.
+const VERIFIERS: [(&str, &str, &str, &str); 2] = [
+    ("gsm8k", "gsm8k", "Gsm8kFlexible", "both compare the last number of a completion"),
+    (
+        "math",
+        "math",
+        "Math",
+        "it accepts the boxed answer, the text behind `final answer is` or the last formula, as texts; Math compares values \
+         (docs/rewards.md)",
+    ),
+];
+
+/// Names of data sets that hold GSM8K under another name.
+const GSM8K_NAMES: [&str; 2] = ["rlvr-gsm", "gsm_"];
+
+/// Sets `rewards` by the names of the data sets, which are all that a script shows.
+pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
+    let weight = settings.number("verification_reward").unwrap_or(10.0);
+    let names = names_of_data(settings);
+    let found: Vec<_> = VERIFIERS.iter().filter(|(part, ..)| names.contains(part)).collect();
+    let mut functions: Vec<Value> = match found.as_slice() {
+        [] => {
+            draft.remark(
+                "rewards",
+                "open-instruct chooses a verifier by the column dataset: Math is a guess, see docs/rewards.md.",
+            );
+            vec![json!({"name": "math", "kind": "Math", "weight": weight})]
+        }
+        [(_, verifier, kind, difference)] => {
+            draft.remark("rewards", format!("{kind} stands for the verifier {verifier}: {difference}."));
+            vec![json!({"name": verifier, "kind": kind, "weight": weight})]
+        }
+        several => {
+            let function = |(_, verifier, kind, difference): &&(&str, &str, &str, &str)| {
+                draft.remark("rewards", format!("{kind} stands for the verifier {verifier}: {difference}."));
+                let sources = [(*verifier).to_owned(), verifier.to_ascii_uppercase()];
+                json!({"name": verifier, "kind": kind, "weight": weight, "dataSources": sources})
+            };
+            let functions = several.iter().map(function).collect();
+            draft.remark(
+                "rewards",
+                "rows of other verifiers have no function: add one for each name in the column dataset.",
+            );
+            functions
+        }
+    };
+    if settings.is_true("apply_r1_style_format_reward")
+        || settings.is_true("add_r1_style_format_reward")
+        || settings.is_true("additive_format_reward")
+    {
+        functions.push(format(settings));
+    }
+    functions.extend(reward_model(settings));
+    draft.set("spec.rewards.functions", functions);
+    draft.set("spec.data.dataSourceKey", "dataset");
+}
+
+/// The names of all data sets to train on, in lower case, with `gsm8k` for GSM8K's other names.
+fn names_of_data(settings: &Settings) -> String {
+    let lists = ["dataset_mixer_list", "dataset_mixer"].map(|list| settings.list(list).join(" "));
+    let keys = settings.iter().filter(|(key, _)| key.starts_with("dataset_mixer.")).map(|(key, _)| key);
+    let names = lists.join(" ") + " " + &keys.collect::<Vec<_>>().join(" ");
+    GSM8K_NAMES.iter().fold(names.to_ascii_lowercase(), |names, other| names.replace(other, "gsm8k"))
+}
+
+fn format(settings: &Settings) -> Value {
+    let pattern = r"(?s)^.*?</think>\s*<answer>.*?</answer>$";
+    let mut function = json!({"name": "format", "kind": "Format", "pattern": pattern});
+    if let Some(weight) = settings.number("r1_style_format_reward") {
+        function["weight"] = weight.into();
+    }
+    function
+}
+
+/// The reward model of `ppo_vllm_thread_ray_gtrl`, whose factor 0 leaves it out.
+fn reward_model(settings: &Settings) -> Option<Value> {
+    let factor = settings.number("reward_model_multiplier").unwrap_or(1.0);
+    let path = settings.text("reward_model_path").filter(|_| factor != 0.0)?;
+    let mut function = rewards::model(&path);
+    function["weight"] = factor.into();
+    Some(function)
+}

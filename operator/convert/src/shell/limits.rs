@@ -1,0 +1,141 @@
+//! Limits of scripts: a text that is long, deeply nested or grows without end is refused before the grammar's
+//! parser, which recurses, or the memory of this process reaches its own limit.
+
+use super::ShellError;
+
+/// Bytes of a script, a page or a settings file.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+/// Brackets and compound commands within each other.
+const MAX_NESTING: usize = 60;
+/// `&&`, `||` and `!` of one text: each is a level of the tree of a condition.
+const MAX_OPERATORS: usize = 4000;
+/// Bytes of an arithmetic expression, whose operators are levels of a tree.
+pub(super) const MAX_EXPRESSION_BYTES: usize = 1024;
+/// Bytes that all expansions of a script produce together.
+const MAX_EXPANDED_BYTES: usize = 8 << 20;
+/// Digits of a number before a redirection or behind a tilde: the grammar's parser panics on more.
+pub(super) const MAX_DIGITS: usize = 9;
+
+/// Bytes that the expansions of a script have produced.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    expanded: usize,
+}
+
+impl Budget {
+    /// Counts bytes that an expansion produces, copies or compares.
+    ///
+    /// # Errors
+    /// When all expansions together exceed the limit.
+    pub(super) fn spend(&mut self, bytes: usize) -> Result<(), ShellError> {
+        self.expanded = self.expanded.saturating_add(bytes);
+        if self.expanded > MAX_EXPANDED_BYTES { Err(ShellError::Large(MAX_EXPANDED_BYTES)) } else { Ok(()) }
+    }
+}
+
+/// Checks a text before the grammar reads it.
+///
+/// # Errors
+/// When it is too long, too deeply nested, or has a number that the grammar cannot hold.
+pub(super) fn check(text: &str) -> Result<(), ShellError> {
+    if text.len() > MAX_BYTES {
+        return Err(ShellError::Large(MAX_BYTES));
+    }
+    if let Some(number) = number_too_long(text) {
+        return Err(ShellError::Number(number.to_owned()));
+    }
+    let operators = ["&&", "||", "!"].iter().map(|operator| text.matches(operator).count()).sum::<usize>();
+    if nesting(text) > MAX_NESTING || operators > MAX_OPERATORS {
+        return Err(ShellError::Nested(MAX_NESTING));
+    }
+    Ok(())
+}
+
+/// The most brackets and compound commands that may be open at once: quotes are not looked at, so that it is
+/// hardly ever too small, and what closes more than is open counts for nothing.
+fn nesting(text: &str) -> usize {
+    let (mut brackets, mut compounds, mut deepest) = (0usize, 0usize, 0usize);
+    for line in text.lines() {
+        // A keyword is one where a command begins, so that the words of comments are none.
+        let mut is_command = true;
+        for word in line.split_inclusive([' ', '\t', ';', '|', '&']) {
+            let bare = word.trim_end_matches([' ', '\t', ';', '|', '&']);
+            let bare = bare.trim_start_matches(['(', '{', '!', '`', '"']);
+            match bare {
+                "if" | "for" | "while" | "until" | "case" | "select" if is_command => compounds += 1,
+                "fi" | "done" | "esac" if is_command => compounds = compounds.saturating_sub(1),
+                _ => {}
+            }
+            for byte in word.bytes() {
+                match byte {
+                    b'(' | b'{' | b'[' => brackets += 1,
+                    b')' | b'}' | b']' => brackets = brackets.saturating_sub(1),
+                    _ => {}
+                }
+                deepest = deepest.max(brackets + compounds);
+            }
+            let is_keyword = matches!(
+                bare,
+                "" | "if"
+                    | "then"
+                    | "do"
+                    | "else"
+                    | "elif"
+                    | "while"
+                    | "until"
+                    | "time"
+                    | "in"
+                    | "done"
+                    | "fi"
+                    | "esac"
+            );
+            is_command = (is_command && is_keyword) || word.ends_with([';', '|', '&']) || bare.ends_with(')');
+        }
+    }
+    deepest
+}
+
+/// The first number of too many digits where the grammar wants a small one.
+fn number_too_long(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    let mut start = 0;
+    while start < bytes.len() {
+        let len = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let end = start + len;
+        let is_counted = matches!(bytes.get(end), Some(b'<' | b'>'))
+            || bytes[..start].ends_with(b"~")
+            || bytes[..start].ends_with(b"~+")
+            || bytes[..start].ends_with(b"~-");
+        if len > MAX_DIGITS && is_counted {
+            return text.get(start..end);
+        }
+        start = end + 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nesting_counts_what_is_open_at_once() {
+        assert_eq!(nesting("a=$((1 + (2))) b=${c:-${d}} e=[]"), 3);
+        assert_eq!(nesting("if true; then\n for x in y; do\n run; done; fi; if true; then run; fi"), 2);
+        assert_eq!(nesting(")))(("), 2);
+        assert_eq!(nesting("case $x in\n a) run ;;\n b) run ;;\nesac\nfor x in y; do run; done\n"), 1);
+        assert_eq!(nesting(&"# if this for that\necho if for\n".repeat(100)), 0);
+        assert_eq!(nesting(&"if ".repeat(10)), 10);
+        assert_eq!(nesting(&"if true; then ".repeat(10)), 10);
+    }
+
+    #[test]
+    fn long_and_nested_texts_are_refused_and_common_ones_are_not() {
+        assert!(check(&"x".repeat(MAX_BYTES + 1)).is_err());
+        assert!(check(&"$(".repeat(100)).is_err());
+        assert!(check(&"if ! ".repeat(1000)).is_err());
+        assert!(check(&"while if ".repeat(100)).is_err());
+        assert!(check(&"[[ a && ".repeat(10_000)).is_err());
+        assert!(check(&"run ${a} $((1 + 1)) && next || other; if true; then run; fi\n".repeat(1000)).is_ok());
+    }
+}

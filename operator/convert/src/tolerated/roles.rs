@@ -1,0 +1,68 @@
+//! Rules of the critic, of the reference and of what is offloaded.
+
+use crate::draft::Draft;
+
+/// Fields of roles that compute with the actor's base weights below an adapter.
+const OF_OWN_WEIGHTS: [&str; 5] = [
+    "training.roles.reference.offloadParameters",
+    "training.roles.reference.precision",
+    "training.roles.critic.precision",
+    "workers.mesh.referenceDpShard",
+    "workers.mesh.criticDpShard",
+];
+
+/// With an adapter reference and critic have no base weights of their own.
+pub(super) fn adapter(draft: &mut Draft) {
+    if !draft.has("model.lora") {
+        return;
+    }
+    for path in OF_OWN_WEIGHTS {
+        if draft.has(path) {
+            draft.remove(path);
+            let section = if path.starts_with("workers") { "workers" } else { "training" };
+            let text = format!("{path} is left out: with an adapter the role has the actor's base weights.");
+            draft.remark(section, text);
+        }
+    }
+}
+
+/// Kinds whose preset has a critic.
+const KINDS_WITH_CRITIC: [&str; 3] = ["PPO", "VAPO", "PFPPO"];
+
+/// Settings of a critic where the estimator reads no values.
+pub(super) fn critic(draft: &mut Draft) {
+    let has_critic = match (draft.text("algorithm.advantage.estimator"), draft.text("algorithm.kind")) {
+        (Some(estimator), _) => matches!(estimator.as_str(), "Gae" | "LengthAdaptiveGae"),
+        (None, kind) => kind.is_none_or(|kind| KINDS_WITH_CRITIC.contains(&kind.as_str())),
+    };
+    if has_critic {
+        return;
+    }
+    for (prefix, section) in [("training.roles.critic", "training"), ("algorithm.critic", "algorithm")] {
+        if draft.has(prefix) {
+            draft.remove_below(prefix);
+            draft.remark(section, "the estimator reads no values: settings of a critic have no effect.");
+        }
+    }
+}
+
+/// Activations are offloaded as the inputs of layers, which checkpointing keeps.
+pub(super) fn activations(draft: &mut Draft) {
+    let (checkpointing, offload) = ("training.activationCheckpointing", "training.offload.activations");
+    if !draft.is_true(offload) || draft.is_true(checkpointing) {
+        return;
+    }
+    if draft.has(checkpointing) {
+        draft.remove(offload);
+        draft.remark(
+            "training",
+            "activations are offloaded only with activationCheckpointing: they stay on the device.",
+        );
+    } else {
+        draft.set(checkpointing, true);
+        draft.remark(
+            "training",
+            "activationCheckpointing is on, as it is there by default: offload.activations needs it.",
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! TRL's losses of pairs: DPO's family, SimPO of CPO, and several losses by weights.
+
+use serde_json::{Value, json};
+
+use crate::draft::Draft;
+use crate::settings::Settings;
+
+/// DPO's losses of pairs.
+const PAIR_LOSSES: [(&str, &str); 14] = [
+    ("sigmoid", "Sigmoid"),
+    ("sigmoid_norm", "SigmoidNorm"),
+    ("hinge", "Hinge"),
+    ("ipo", "Ipo"),
+    ("robust", "Robust"),
+    ("exo_pair", "ExoPair"),
+    ("discopop", "DiscoPop"),
+    ("nca_pair", "NcaPair"),
+    ("bco_pair", "BcoPair"),
+    ("sppo_hard", "SppoHard"),
+    ("apo_zero", "ApoZero"),
+    ("apo_down", "ApoDown"),
+    ("aot", "Aot"),
+    ("aot_unpaired", "AotUnpaired"),
+];
+
+/// The losses of DPO's family: one with its parameters, or several with weights; `sft` has a field of its
+/// own.
+pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
+    let named = settings.list("loss_type");
+    if kind == "CPO" && named == ["simpo"] {
+        draft.set("spec.algorithm.kind", "SimPO");
+        draft.set_some("spec.algorithm.preference.simpoGamma", settings.number("simpo_gamma"));
+    }
+    if kind != "DPO" {
+        return;
+    }
+    let given = settings.get("loss_weights").and_then(Value::as_array).cloned().unwrap_or_default();
+    let weights = given.into_iter().chain(std::iter::repeat(json!(1.0)));
+    let mut losses = Vec::new();
+    for (loss, weight) in named.iter().zip(weights) {
+        match PAIR_LOSSES.iter().find(|(theirs, _)| theirs == loss) {
+            Some((_, ours)) => losses.push((*ours, weight)),
+            None if loss == "sft" => draft.set("spec.algorithm.preference.sftWeight", weight),
+            None => draft.remark("algorithm", format!("loss_type={loss} has no equal.")),
+        }
+    }
+    match losses.as_slice() {
+        [] => {}
+        [(loss, weight)] if weight.as_f64() == Some(1.0) => {
+            draft.set("spec.algorithm.preference.loss", *loss)
+        }
+        several => weighted(several, settings, draft),
+    }
+}
+
+/// Losses by weights, each with its own parameters, which are then set nowhere else.
+fn weighted(losses: &[(&str, Value)], settings: &Settings, draft: &mut Draft) {
+    let item = |(loss, weight): &(&str, Value)| {
+        let mut item =
+            json!({"loss": loss, "weight": weight, "beta": settings.number("beta").unwrap_or(0.1)});
+        let own = match *loss {
+            "Robust" | "ExoPair" | "Aot" | "AotUnpaired" => Some(("label_smoothing", "labelSmoothing")),
+            "DiscoPop" => Some(("discopop_tau", "discopopTau")),
+            _ => None,
+        };
+        if let Some((value, field)) = own.and_then(|(key, field)| Some((settings.number(key)?, field))) {
+            item[field] = json!(value);
+        }
+        item
+    };
+    draft.set("spec.algorithm.preference.losses", losses.iter().map(item).collect::<Vec<_>>());
+    for field in ["beta", "labelSmoothing", "discopopTau"] {
+        draft.remove(&format!("spec.algorithm.preference.{field}"));
+    }
+}
