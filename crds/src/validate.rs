@@ -5,6 +5,7 @@
 //!                                    --rules---> problems between fields --resolve--> ValidatedJob
 //! ```
 
+mod patterns;
 mod problem;
 mod schema;
 mod source;
@@ -116,7 +117,8 @@ pub fn validate_with(
     match resolved {
         Some(spec) if problems.is_empty() => {
             let job = ValidatedJob { metadata, spec };
-            problems = check(&job);
+            problems = patterns::problems(&job.spec);
+            problems.extend(check(&job));
             if problems.is_empty() {
                 return Ok(job);
             }

@@ -4,6 +4,7 @@
 mod cel;
 mod defaults;
 mod docs;
+mod example_rewards;
 mod formulas;
 #[cfg(feature = "kube")]
 mod generated;

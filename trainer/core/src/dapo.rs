@@ -1,21 +1,83 @@
 //! DAPO's dynamic sampling (arXiv 2503.14476): which rollout groups are kept for an update. Its clip,
 //! aggregation and overlong punishment are parameters of [`crate::loss`] and [`crate::reward`].
 
-/// Whether a rollout group is kept by dynamic sampling: its samples' metric differs, so its advantages do not
-/// vanish; a group of one is kept because it has nothing to differ from (verl: std > 0 or size 1).
-pub fn keeps_group(metric_values: &[f64]) -> bool {
-    metric_values.len() == 1 || metric_values.windows(2).any(|pair| pair[0] != pair[1])
+use crate::types::{RewardStatus, Rollout, RolloutGroup};
+
+/// Whether dynamic sampling keeps a rollout group: `metric` differs between its samples, so that its
+/// advantages do not vanish.
+///
+/// Samples of the `masked` statuses do not count. A group of one sample is kept, because it was never meant
+/// to be compared (verl: std > 0 or size 1); the lone survivor of a larger group is not, because its
+/// advantage is 0.
+pub fn keeps_group(group: &RolloutGroup, masked: &[RewardStatus], metric: impl Fn(&Rollout) -> f64) -> bool {
+    let counted = group.rollouts.iter().filter(|rollout| !masked.contains(&rollout.reward.status));
+    let values: Vec<f64> = counted.map(metric).collect();
+    let is_single = group.rollouts.len() == 1 && values.len() == 1;
+    is_single || values.windows(2).any(|pair| pair[0] != pair[1])
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::types::{Completion, FinishReason, Prompt, Reward};
+
+    fn group(rewards: &[(f64, RewardStatus)]) -> RolloutGroup {
+        let prompt = Arc::new(Prompt {
+            row_idx: 0,
+            tokens: vec![1],
+            text: String::new(),
+            messages: serde_json::Value::Null,
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+            images: Vec::new(),
+        });
+        let rollout = |(value, status): &(f64, RewardStatus)| Rollout {
+            prompt: Arc::clone(&prompt),
+            sample_idx: 0,
+            policy_version: 0,
+            completion: Completion {
+                tokens: vec![2],
+                rollout_logprobs: vec![-1.0],
+                text: String::new(),
+                finish_reason: FinishReason::Stop,
+            },
+            reward: Reward {
+                score: *value,
+                value: *value,
+                parts: BTreeMap::new(),
+                answer: None,
+                status: *status,
+                message: None,
+            },
+        };
+        RolloutGroup { rollouts: rewards.iter().map(rollout).collect(), prompt: Arc::clone(&prompt) }
+    }
+
+    fn is_kept(rewards: &[(f64, RewardStatus)], masked: &[RewardStatus]) -> bool {
+        keeps_group(&group(rewards), masked, |rollout| rollout.reward.value)
+    }
 
     #[test]
     fn groups_with_a_signal_are_kept() {
-        assert!(keeps_group(&[0.0, 0.0, 1.0]));
-        assert!(!keeps_group(&[0.1, 0.1, 0.1]));
-        assert!(keeps_group(&[0.0]));
-        assert!(!keeps_group(&[]));
+        let ok = |values: &[f64]| values.iter().map(|value| (*value, RewardStatus::Ok)).collect::<Vec<_>>();
+        assert!(is_kept(&ok(&[0.0, 0.0, 1.0]), &[]));
+        assert!(!is_kept(&ok(&[0.1, 0.1, 0.1]), &[]));
+        assert!(is_kept(&ok(&[0.0]), &[]));
+        assert!(!is_kept(&[], &[]));
+    }
+
+    #[test]
+    fn masked_samples_give_a_group_no_signal() {
+        use RewardStatus::{Infra, Ok, Timeout, Wrong};
+        let masked = [Timeout, Infra];
+        assert!(!is_kept(&[(1.0, Ok), (1.0, Ok), (0.0, Timeout)], &masked));
+        assert!(!is_kept(&[(1.0, Ok), (0.0, Infra)], &masked), "a lone survivor");
+        assert!(!is_kept(&[(0.0, Infra)], &masked));
+        assert!(is_kept(&[(1.0, Ok), (0.0, Wrong), (0.0, Timeout)], &masked));
+        assert!(is_kept(&[(1.0, Ok), (0.0, Timeout)], &[Infra]), "onTimeout: Zero");
     }
 }

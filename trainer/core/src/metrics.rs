@@ -62,9 +62,13 @@ pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     metrics
 }
 
-/// Whether a group teaches nothing because all of its rewards are the same.
+/// Whether a group teaches nothing, because all rewards that are verdicts are the same. A group with one or
+/// no verdict has nothing to compare.
 fn has_equal_rewards(group: &RolloutGroup) -> bool {
-    group.rollouts.windows(2).all(|pair| pair[0].reward.value == pair[1].reward.value)
+    let judged = group.rollouts.iter().filter(|rollout| rollout.reward.status.is_verdict());
+    let mut values = judged.map(|rollout| rollout.reward.value);
+    let first = values.next();
+    values.all(|value| Some(value) == first)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::batch::{Batch, BatchSequence};
 use crate::rows::Rows;
-use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
+use crate::types::{Prompt, Rollout, RolloutGroup, TokenId};
 
 /// A prompt with completions whose worth is known: filled by the data loader.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,10 +75,10 @@ impl Batch {
 
 /// The best and the worst rollout of each group by reward, in this order: a pair, chosen and rejected. Of
 /// equal rewards the first counts. Groups whose rewards are all equal prefer nothing and are left out, and so
-/// are rollouts whose reward function failed.
+/// are rollouts without a verdict. A completion that was judged wrong has one.
 pub fn best_and_worst(groups: &[RolloutGroup]) -> Vec<RolloutGroup> {
     let pair = |group: &RolloutGroup| {
-        let trusted = || group.rollouts.iter().filter(|rollout| rollout.reward.status == RewardStatus::Ok);
+        let trusted = || group.rollouts.iter().filter(|rollout| rollout.reward.status.is_verdict());
         let value = |rollout: &&Rollout| rollout.reward.value;
         let best = trusted().reduce(|best, other| if value(&other) > value(&best) { other } else { best })?;
         let worst =
@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
     use crate::packing::PromptGroup;
-    use crate::types::{Completion, FinishReason, Reward};
+    use crate::types::{Completion, FinishReason, Reward, RewardStatus};
 
     fn prompt(tokens: &[TokenId]) -> Arc<Prompt> {
         Arc::new(Prompt {
@@ -169,10 +169,11 @@ mod tests {
             group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), rollout(9.0, RewardStatus::Timeout)]),
             group(vec![ok(1.0), ok(1.0)]),
             group(vec![rollout(1.0, RewardStatus::Timeout), ok(0.0)]),
+            group(vec![rollout(0.0, RewardStatus::Wrong), ok(1.0)]),
             group(Vec::new()),
         ]);
         let values: Vec<Vec<f64>> =
             pairs.iter().map(|pair| pair.rollouts.iter().map(|r| r.reward.value).collect()).collect();
-        assert_eq!(values, [[2.0, -1.0]]);
+        assert_eq!(values, [[2.0, -1.0], [1.0, 0.0]]);
     }
 }

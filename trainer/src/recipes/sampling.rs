@@ -5,7 +5,7 @@ use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec};
 use rlt_core::dapo::keeps_group;
 use rlt_core::metrics::Metrics;
-use rlt_core::types::{Rollout, RolloutGroup};
+use rlt_core::types::{RewardStatus, RolloutGroup};
 
 use crate::data::Data;
 use crate::roles::rollout::SamplingCost;
@@ -47,7 +47,8 @@ impl GroupSampling {
             let is_last = num_batches == max_batches;
             match &self.dynamic {
                 Some(dynamic) if !(is_last && groups.is_empty()) => {
-                    groups.extend(judged.into_iter().filter(|group| has_different_rewards(group, dynamic)));
+                    let masked = &roles.rewards.masked;
+                    groups.extend(judged.into_iter().filter(|group| has_signal(group, masked, dynamic)));
                 }
                 // Without dynamic sampling, or where no group of any batch differs: the step continues with
                 // the groups that it has.
@@ -62,10 +63,9 @@ impl GroupSampling {
     }
 }
 
-fn has_different_rewards(group: &RolloutGroup, dynamic: &DynamicSamplingSpec) -> bool {
-    let value = |rollout: &Rollout| match dynamic.metric {
+fn has_signal(group: &RolloutGroup, masked: &[RewardStatus], dynamic: &DynamicSamplingSpec) -> bool {
+    keeps_group(group, masked, |rollout| match dynamic.metric {
         DynamicSamplingMetric::Reward => rollout.reward.value,
         DynamicSamplingMetric::Score => rollout.reward.score,
-    };
-    keeps_group(&group.rollouts.iter().map(value).collect::<Vec<_>>())
+    })
 }

@@ -74,23 +74,20 @@ impl Compiled {
         }
     }
 
-    /// The range of group `group_idx` in the last match that has the group, and that of the whole match.
-    fn last(
-        &self,
-        group_idx: usize,
-        text: &str,
-    ) -> Result<Option<(Range<usize>, Range<usize>)>, RewardError> {
+    /// Ranges of the last match in `text`, if it has the group `group_idx`.
+    fn last(&self, group_idx: usize, text: &str) -> Result<Option<Match>, RewardError> {
         Ok(match self {
-            Self::Linear(regex) => regex
-                .captures_iter(text)
-                .last()
-                .and_then(|last| Some((last.get(group_idx)?.range(), last.get(0)?.range()))),
+            Self::Linear(regex) => regex.captures_iter(text).last().and_then(|last| {
+                Some(Match { group: last.get(group_idx)?.range(), whole: last.get(0)?.range() })
+            }),
             Self::Backtracking(regex) => {
                 let mut last = None;
                 for captures in regex.captures_iter(text) {
                     last = Some(captures.map_err(|error| gave_up(&error))?);
                 }
-                last.and_then(|last| Some((last.get(group_idx)?.range(), last.get(0)?.range())))
+                last.and_then(|last| {
+                    Some(Match { group: last.get(group_idx)?.range(), whole: last.get(0)?.range() })
+                })
             }
         })
     }
@@ -101,6 +98,12 @@ impl Compiled {
             Self::Backtracking(regex) => regex.capture_names().collect(),
         }
     }
+}
+
+/// Byte ranges of a match and of one of its groups.
+struct Match {
+    group: Range<usize>,
+    whole: Range<usize>,
 }
 
 fn gave_up(error: &fancy_regex::Error) -> RewardError {
@@ -130,14 +133,14 @@ impl Pattern {
 
     fn captured<'a>(&self, completion: &'a str) -> Result<Option<&'a str>, RewardError> {
         let last = self.regex.last(self.group_idx, completion)?;
-        Ok(last.map(|(group, _)| completion[group].trim()))
+        Ok(last.map(|found| completion[found.group].trim()))
     }
 
     /// The answer that a ground truth states: what the pattern captures, if it marks the capture by other
     /// text (`#### (\d+)` in a whole solution), else all of it.
     fn stated<'a>(&self, truth: &'a str) -> Result<&'a str, RewardError> {
-        let marked = self.regex.last(self.group_idx, truth)?.filter(|(group, whole)| group != whole);
-        Ok(marked.map_or(truth, |(group, _)| &truth[group]).trim())
+        let marked = self.regex.last(self.group_idx, truth)?.filter(|found| found.group != found.whole);
+        Ok(marked.map_or(truth, |found| &truth[found.group]).trim())
     }
 }
 

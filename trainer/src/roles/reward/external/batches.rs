@@ -63,13 +63,11 @@ fn wire_id(sample: &ExternalSample) -> String {
 
 /// Keeps the verdicts of an answer; an error if one is missing.
 fn take_entries(
-    mut answer: Value,
+    answer: Value,
     samples: &[ExternalSample],
     known: &mut [Option<Verdict>],
 ) -> Result<(), String> {
-    let Value::Array(entries) = answer["verdicts"].take() else {
-        return Err("expected an object with a list `verdicts`".to_owned());
-    };
+    let entries = entries_of(answer)?;
     for entry in entries {
         let entry: Entry = serde_json::from_value(entry).map_err(|error| format!("a verdict: {error}"))?;
         let place = samples.iter().position(|sample| wire_id(sample) == entry.id);
@@ -79,6 +77,30 @@ fn take_entries(
     match known.iter().filter(|verdict| verdict.is_none()).count() {
         0 => Ok(()),
         num => Err(format!("the answer lacks {num} of {} samples", samples.len())),
+    }
+}
+
+/// The list `verdicts` of an answer, which may be any JSON.
+fn entries_of(answer: Value) -> Result<Vec<Value>, String> {
+    let expected = |got: &str| format!("expected an object with a list `verdicts`, got {got}");
+    match answer {
+        Value::Object(mut fields) => match fields.remove("verdicts") {
+            Some(Value::Array(entries)) => Ok(entries),
+            Some(other) => Err(expected(&format!("an object in which it is {}", kind_of(&other)))),
+            None => Err(expected("an object without it")),
+        },
+        other => Err(expected(kind_of(&other))),
+    }
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
     }
 }
 

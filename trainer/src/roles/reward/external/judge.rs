@@ -7,6 +7,7 @@ use minijinja::{Environment, UndefinedBehavior};
 use regex::Regex;
 use rlt_api::spec::JudgeSpec;
 use rlt_core::reward::Verdict;
+use rlt_core::reward::pattern::linear;
 use serde_json::{Value, json};
 
 use super::endpoint::Endpoint;
@@ -36,7 +37,7 @@ pub(super) struct JudgeServer {
 impl JudgeServer {
     pub(super) fn new(endpoint: Endpoint, spec: &JudgeSpec) -> Result<Self, ExternalError> {
         let wrong = |source| ExternalError::Pattern { pattern: spec.pattern.clone(), source };
-        let pattern = Regex::new(&spec.pattern).map_err(|error| wrong(Some(Box::new(error))))?;
+        let pattern = linear(&spec.pattern).map_err(|error| wrong(Some(error)))?;
         if pattern.captures_len() < 2 {
             return Err(wrong(None));
         }

@@ -52,6 +52,29 @@ fn a_full_request_leaves_while_others_are_still_being_sampled() {
 }
 
 #[test]
+fn an_answer_of_any_json_is_a_failure_in_words() {
+    let answers = [
+        (json!([1, 0]), "got a list"),
+        (json!(null), "got null"),
+        (json!("ok"), "got a string"),
+        (json!(1.5), "got a number"),
+        (json!({}), "got an object without it"),
+        (json!({"verdicts": {"0.0": 1}}), "got an object in which it is an object"),
+        (json!({"verdicts": [7]}), "a verdict"),
+    ];
+    for kind in ["Server", "OpenRlhf"] {
+        for (answer, words) in answers.clone() {
+            let server = Server::answering(move |_| answer.clone());
+            let functions = functions(kind, json!({"url": server.url, "retries": 0}), json!({})).unwrap();
+            let [verdict] = &judge(&functions, json!("truth"), &["x"])[..] else { panic!("one verdict") };
+            assert_eq!(verdict.status, Infra, "{kind}: {verdict:?}");
+            let words = if kind == "Server" { words } else { "expected an object with `rewards`" };
+            assert!(verdict.message.as_ref().unwrap().contains(words), "{kind}: {verdict:?}");
+        }
+    }
+}
+
+#[test]
 fn a_server_gets_all_fields_of_a_sample_and_returns_a_verdict() {
     let server = Server::answering(|request| {
         let [sample] = &request.body["samples"].as_array().unwrap()[..] else { panic!("{}", request.body) };

@@ -1,0 +1,120 @@
+//! The patterns and schemas of a manifest, compiled by the engines that run them.
+
+use std::error::Error;
+
+use rlt_algorithms::reward::{Given, RewardKind, Settings, pattern};
+use serde_json::Value;
+
+use super::Problem;
+use crate::resolved::ResolvedSpec;
+use crate::spec::{LoraSpec, RewardFunctionSpec};
+
+/// The problems of the patterns and schemas that do not compile.
+pub(super) fn problems(spec: &ResolvedSpec) -> Vec<Problem> {
+    let functions = spec.rewards.functions.iter().enumerate();
+    let rewards = functions.flat_map(|(idx, function)| {
+        let path = format!("spec.rewards.functions[{idx}]");
+        setting_problem(&path, function).into_iter().chain(judge_problem(&path, function))
+    });
+    rewards.chain(spec.model.lora.iter().flat_map(lora_problems)).collect()
+}
+
+/// Whether the reward function can be built from its `pattern` or `schema`.
+fn setting_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
+    let is_compiled = |name: &&str| matches!(*name, "pattern" | "schema");
+    let name = RewardKind::settings(function.kind).iter().map(|setting| setting.name).find(is_compiled)?;
+    let settings: &Settings = &function.settings;
+    let given = Given { name: &function.name, settings, max_completion_tokens: usize::MAX };
+    let error = function.kind.build(&given).err()?;
+    Some(refused(format!("{path}.{name}"), settings.get(name).cloned(), &error))
+}
+
+fn judge_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
+    let judge = function.judge.as_ref()?;
+    let path = format!("{path}.judge.pattern");
+    let value = Some(Value::from(judge.pattern.as_str()));
+    match pattern::linear(&judge.pattern) {
+        Err(error) => Some(refused(path, value, &*error)),
+        Ok(regex) if regex.captures_len() < 2 => {
+            Some(Problem { value, ..Problem::new(path, "needs a group, which captures the score") })
+        }
+        Ok(_) => None,
+    }
+}
+
+fn lora_problems(lora: &LoraSpec) -> Vec<Problem> {
+    let single = [("targetPattern", &lora.target_pattern), ("excludePattern", &lora.exclude_pattern)];
+    let single = single.into_iter().filter_map(|(field, pattern)| Some((field, pattern.as_ref()?)));
+    let ranks = lora.rank_pattern.keys().map(|pattern| ("rankPattern", pattern));
+    let alphas = lora.alpha_pattern.keys().map(|pattern| ("alphaPattern", pattern));
+    let problem = |(field, pattern): (&str, &String)| {
+        let error = fancy_regex::Regex::new(&format!("^(?:{pattern})$")).err()?;
+        Some(refused(format!("spec.model.lora.{field}"), Some(Value::from(pattern.as_str())), &error))
+    };
+    single.chain(ranks).chain(alphas).filter_map(problem).collect()
+}
+
+/// The problem of a value that its engine refuses, with the last cause, which says why.
+fn refused(path: String, value: Option<Value>, error: &dyn Error) -> Problem {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let message = cause.to_string();
+    let reason = message.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    Problem { value, ..Problem::new(path, format!("does not compile: {reason}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::validate;
+
+    /// A job with these fields of the reward function and of the adapter.
+    fn message(function: serde_json::Value, lora: serde_json::Value) -> Option<String> {
+        let mut function = function;
+        function["name"] = json!("f");
+        let manifest = json!({
+            "apiVersion": "rltraining.dev/v1alpha1", "kind": "RLTrainingJob", "metadata": {"name": "j"},
+            "spec": {
+                "model": {"path": "m", "lora": lora}, "data": {"train": ["a.jsonl"]},
+                "rewards": {"functions": [function]}, "algorithm": {"kind": "GRPO"},
+                "rollout": {"samplesPerPrompt": 2}, "training": {"steps": 1, "promptsPerStep": 2},
+            },
+        });
+        let problems = validate(&manifest.to_string()).err()?;
+        Some(problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+    }
+
+    #[test]
+    fn every_pattern_is_compiled_by_the_engine_that_runs_it() {
+        let server = json!({"url": "http://judge/v1"});
+        let judge = |pattern: &str| {
+            let judge = json!({"model": "m", "rubric": "r", "pattern": pattern});
+            json!({"kind": "Judge", "server": server, "judge": judge})
+        };
+        let exact = json!({"kind": "Exact"});
+        let refused = [
+            (json!({"kind": "Regex", "pattern": "(a"}), json!({}), "functions[0].pattern"),
+            (json!({"kind": "Format", "pattern": "[b-a]"}), json!({}), "functions[0].pattern"),
+            (json!({"kind": "Format", "pattern": "a)|(?:b"}), json!({}), "functions[0].pattern"),
+            (json!({"kind": "JsonSchema", "schema": {"type": 3}}), json!({}), "functions[0].schema"),
+            (json!({"kind": "JsonSchema", "schema": {"pattern": "("}}), json!({}), "functions[0].schema"),
+            (judge("(?=a)(b)"), json!({}), "functions[0].judge.pattern"),
+            (judge("b"), json!({}), "functions[0].judge.pattern"),
+            (exact.clone(), json!({"targetPattern": "(q"}), "lora.targetPattern"),
+            (exact.clone(), json!({"excludePattern": "(q"}), "lora.excludePattern"),
+            (exact.clone(), json!({"rankPattern": {"(q": 2}}), "lora.rankPattern"),
+            (exact.clone(), json!({"alphaPattern": {"(q": 2.0}}), "lora.alphaPattern"),
+        ];
+        for (function, lora, place) in refused {
+            let message = message(function.clone(), lora).unwrap_or_default();
+            assert!(message.contains(place), "{function}: {message:?}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+        let think = "^<think>(?!.*<think>)(.*?)</think>.*$";
+        assert_eq!(message(json!({"kind": "Format", "pattern": think}), json!({})), None);
+        assert_eq!(message(judge("(b)"), json!({"targetPattern": "(?!x).*_proj"})), None);
+    }
+}
