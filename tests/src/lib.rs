@@ -128,8 +128,8 @@ pub fn image_of_built_binary(name: &str) -> PathBuf {
     archive
 }
 
-/// Folder in which this project keeps what is downloaded or compiled once for all checkouts. `None` where neither
-/// `XDG_CACHE_HOME` nor `HOME` is set.
+/// Folder in which this project keeps what is downloaded or compiled once for all checkouts. `None` where
+/// neither `XDG_CACHE_HOME` nor `HOME` is set.
 fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     Some(set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?.join("rlt"))

@@ -30,8 +30,8 @@ impl PythonPackage {
         self.name
     }
 
-    /// A `python3` that finds the package. `None` where it is not installed and cannot be: the test skips, and under
-    /// CI it fails.
+    /// A `python3` that finds the package. `None` where it cannot be installed: the test skips, and under CI
+    /// it fails.
     ///
     /// # Panics
     /// Under CI, where the package cannot be installed.
@@ -49,7 +49,7 @@ impl PythonPackage {
         }
     }
 
-    /// Folder below `~/.cache/rlt/python` with the package and its dependencies, installed now if it was not yet.
+    /// Folder below `~/.cache/rlt/python` with the package and its dependencies, installed now if it was not.
     ///
     /// # Errors
     /// The reason why pip could not install it, or that `make prepare` should have.

@@ -1,4 +1,5 @@
-//! Helm, as clusters of tests use it; without Go to build it, tests that need it skip, and under CI they fail.
+//! Helm, as clusters of tests use it. Without Go to build it, tests that need it skip, and under CI they
+//! fail.
 
 use std::path::PathBuf;
 use std::process::Command;

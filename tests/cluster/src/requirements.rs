@@ -74,7 +74,7 @@ pub fn helm() -> Result<Option<Command>, ProgramError> {
     program(HELM)
 }
 
-/// Builds every program that clusters of tests use, and calls `report` with the name of each before it is built.
+/// Builds every program that clusters of tests use, and calls `report` with the name of each before that.
 /// Programs that are built already are not named.
 ///
 /// # Errors

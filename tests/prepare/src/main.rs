@@ -1,5 +1,5 @@
-//! `rlt-prepare` makes what tests need and must not download or compile themselves, one line for each thing that
-//! was not there: programs of clusters, Python packages, the Python of the sandbox, emulated devices and images.
+//! `rlt-prepare` makes what tests need and must not download or compile themselves: programs of clusters,
+//! Python packages, the Python of the sandbox, emulated devices and images. What is there already is kept.
 
 #![expect(clippy::print_stdout, reason = "it talks to people")]
 

@@ -31,8 +31,8 @@ pub fn skip_also_under_ci(reason: &str) {
     let _ = notes.and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
-/// Variable that says that `make prepare` has run: what tests download or compile is then there, and a test that
-/// would have to make it fails.
+/// Variable that says that `make prepare` has run: what tests download or compile is then there, and a test
+/// that would have to make it fails.
 pub const PREPARED: &str = "RLT_TESTS_PREPARED";
 
 /// Whether `make prepare` has run for this run of the tests.

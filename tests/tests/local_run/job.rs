@@ -164,8 +164,8 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// A small model with its tokenizer as a Hugging Face folder, exported by a run of the trainer as it is now. Tests of
-/// all processes share it.
+/// A small model with its tokenizer as a Hugging Face folder, exported by a run of the trainer as it is now.
+/// Tests of all processes share it.
 pub(crate) fn small_model() -> &'static Path {
     static MODEL: OnceLock<PathBuf> = OnceLock::new();
     MODEL.get_or_init(|| {

@@ -40,7 +40,8 @@ fn advantage(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.loss.clipLow", number("cliprange", 0.2));
     draft.set("spec.algorithm.loss.clipHigh", number("cliprange", 0.2));
     draft.set("spec.algorithm.critic.valueClip", number("cliprange_value", 0.2));
-    // The critic has the actor's learning rate, and its loss the factor vf_coef, which AdamW is indifferent to.
+    // The critic has the actor's learning rate, and its loss the factor vf_coef, which changes no step of
+    // AdamW.
     draft.set("spec.algorithm.critic.learningRate", number("learning_rate", 2e-5));
     if settings.is_true("whiten_rewards") {
         draft.remark("algorithm", "whiten_rewards has no equal: advantages are whitened, rewards are not.");

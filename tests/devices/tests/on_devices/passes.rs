@@ -71,8 +71,8 @@ pub(crate) fn actor(family: &str, device: Device, compute: Kind) -> Actor {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../trainer/tests/fixtures/models");
     let options = LoadOptions { device, compute, trainable: true, ..LoadOptions::default() };
     let decoder = Decoder::load(&fixtures.join(family), &options).unwrap();
-    // A step divides a gradient by its own size. With the default of 1e-8 a gradient that is hardly more than the
-    // rounding of its sum would move a weight as far as any other, and how sums round depends on the CPU.
+    // A step divides a gradient by its own size. With the default of 1e-8 a gradient that is hardly more than
+    // the rounding of its sum would move a weight as far as any other, and rounding depends on the CPU.
     let options = AdamWOptions { epsilon: 1e-5, ..AdamWOptions::default() };
     let optimizer = AdamW::new(decoder.trainable_parameters(), options).unwrap();
     let options = ActorOptions {
