@@ -4,6 +4,7 @@
 mod actor_gradients;
 mod critic;
 #[path = "fixtures/gradients.rs"]
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod gradients;
 mod half_precision;
 #[path = "fixtures/models.rs"]
