@@ -1,7 +1,7 @@
 //! `trainer/gpu-report.sh` with a bundle whose `gpu-check` is a script: stages that pass, fail, hang and
 //! crash.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
