@@ -13,5 +13,6 @@ mod placement;
 mod presets;
 mod resolve;
 #[path = "fixtures/specifications.rs"]
+#[expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 mod specifications;
 mod validate;
