@@ -134,7 +134,7 @@ mod tests {
             values: Some(&owned.tokens),
             old_logprobs: Some(&owned.negative),
             sum_pi_squared: Some(&owned.tokens),
-            reward_parts: &[owned.rewards.clone()],
+            reward_parts: std::slice::from_ref(&owned.rewards),
             reward_weights: &[1.0],
             ..AdvantageInputs::new(&owned.rows, &token_rewards, groups)
         };
