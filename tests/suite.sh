@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 export RUSTC_WORKSPACE_WRAPPER=clippy-driver
 export CLIPPY_ARGS="-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__"
-WORKSPACE=(--workspace --all-targets --features rlt-api/kube --locked)
+WORKSPACE=(--workspace --features rlt-api/kube --locked)
 # Packages that link libtorch, or whose tests start programs that do.
 WITH_LIBTORCH=(rlt-trainer rlt-torch rlt-devices rlt-prepare rlt-tests rlt-cluster expert-iteration)
 durations=()
@@ -38,7 +38,7 @@ nextest() {
 
 # Clusters wait for half of their time, so one test more than there are cores runs.
 run_all() {
-    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not (kind(bench) + package(rlt-rules))'
+    RLT_TESTS_PREPARED=1 nextest run "${WORKSPACE[@]}" --test-threads $(($(nproc) + 1)) -E 'not package(rlt-rules)'
 }
 
 rm -f "$target/skipped-tests.txt"
@@ -48,10 +48,11 @@ stage "rules of the repository" nextest run --package rlt-rules --locked
 case ${1:-} in
 check)
     stage "lints and tests without libtorch" nextest run "${WORKSPACE[@]}" "${WITH_LIBTORCH[@]/#/--exclude=}" \
-        --exclude rlt-rules --profile check -E 'not kind(bench)'
+        --exclude rlt-rules --profile check
     ;;
 all)
-    stage "lints and compilation" nextest run "${WORKSPACE[@]}" --no-run
+    # With benchmarks, which are not run.
+    stage "lints and compilation" cargo test "${WORKSPACE[@]}" --all-targets --no-run --no-fail-fast --quiet
     stage "preparation" "$target/debug/rlt-prepare"
     stage "tests" run_all
     stage "examples in documentation" cargo test --doc --workspace --features rlt-api/kube --locked --quiet
