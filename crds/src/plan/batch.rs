@@ -134,8 +134,8 @@ impl FullPass {
         Self { tokens, predicted: (samples * completion).min(tokens + samples), num_passes }
     }
 
-    /// The fullest pass of all updates of the policy, those of a cold start included: its batches may be
-    /// larger, and each of its demonstrations has a prompt of its own.
+    /// Returns the fullest pass of all updates of the policy, and the most passes of an update, those of a cold
+    /// start included: its batches may be larger, and each of its demonstrations has a prompt of its own.
     pub(super) fn of_updates(spec: &ResolvedSpec, samples_per_prompt: u64, budget: (u32, u32)) -> Self {
         let (own, demonstrations) = updated_prompts(spec, budget.1);
         let own = Self::new(spec, own, samples_per_prompt, budget);
@@ -144,7 +144,7 @@ impl FullPass {
         Self {
             tokens: own.tokens.max(of_cold_start.tokens),
             predicted: own.predicted.max(of_cold_start.predicted),
-            ..own
+            num_passes: own.num_passes.max(of_cold_start.num_passes),
         }
     }
 }

@@ -226,19 +226,20 @@ impl MemoryPlan {
             add(Phase::Logprob, [gathered, vec![reference], scored, vision::scoring(spec, model)].concat());
         }
         let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
-        // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
-        let gradients =
-            at_hand(&|own| vec![term("gradients", FP32 * own.shard_of_trained(trained.num_parameters))]);
         let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
             let activations = sharing(pass.budget.1, pass.width);
-            update(spec, batch, (pass.budget, offload.activations), (&activations, shards))
+            let settings = (pass.budget, offload.activations);
+            update(spec, batch, settings, (&activations, shards), trained.num_parameters)
         };
         let own = Pass { budget: (training.max_tokens_per_micro_batch, mesh.sp), width };
         let own = updated(&own, offload, &shards);
         let by_critic = |pass: &Pass, offload| updated(pass, offload, &of_critic);
         let update = fullest(own, training.critic_micro_batch_tokens(), &by_critic);
         let gathered = at_hand(&|shards| shards.gathered_in_update(widest(None)).to_vec());
-        add(Phase::Update, [gathered, gradients.clone(), update, vision::training(spec, model)].concat());
+        add(Phase::Update, [gathered, update, vision::training(spec, model)].concat());
+        // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
+        let gradients =
+            at_hand(&|own| vec![term("gradients", FP32 * own.shard_of_trained(trained.num_parameters))]);
         let moved = at_hand(&|shards| shards.updated(offloads_moments));
         add(Phase::Optimizer, [gradients, moved].concat());
         if !on_gpu(spec) {

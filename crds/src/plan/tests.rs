@@ -10,6 +10,7 @@ mod of_adapters;
 mod of_expert_parallelism;
 mod of_families;
 mod of_gathered_layers;
+mod of_micro_batches;
 mod of_places;
 mod of_quantized_models;
 mod of_refused_degrees;

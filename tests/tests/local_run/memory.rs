@@ -13,8 +13,8 @@ use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
 const TOLERANCE: f64 = 0.15;
 
 /// GiB of the estimate that a job need not take: how much code and how many buffers the libraries of products
-/// keep depends on the CPU. A frozen tower in half precision needs 23 MiB of it with AVX2 alone.
-const PRODUCTS: f64 = 24.0 / 1024.0;
+/// keep depends on the CPU.
+const PRODUCTS: f64 = 20.0 / 1024.0;
 
 /// The estimate of `rlctl plan` for the job in `manifest`, run from `folder`, in GiB.
 pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {

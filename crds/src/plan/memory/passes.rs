@@ -54,18 +54,26 @@ pub(super) fn logprob(
     larger(layers, head)
 }
 
+/// Memory of an update of one role, whose `num_trained` parameters have gradients.
+///
+/// From the second micro-batch on, the gradients of the earlier ones exist beside all activations. An update of
+/// one micro-batch has never both: a layer frees its activations when its gradients are made. It takes the most
+/// either when its backward pass begins or when it ends.
 pub(super) fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
     (budget, inputs_offloaded): ((u32, u32), bool),
     (activations, shards): (&Activations<'_>, &Shards),
+    num_trained: u64,
 ) -> Vec<MemoryTerm> {
-    let FullPass { tokens, predicted, .. } = FullPass::of_updates(spec, batch.samples_per_prompt, budget);
+    let FullPass { tokens, predicted, num_passes } =
+        FullPass::of_updates(spec, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
     let offloaded = if inputs_offloaded && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
     let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
+    let gradients =
+        vec![term("gradients", FP32 * shards.shard_of_trained(num_trained)), shards.gradients(of_one_layer)];
     let kept = vec![
-        shards.gradients(of_one_layer),
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_offloaded)),
         on_host("activations", tokens * offloaded),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),
@@ -78,7 +86,13 @@ pub(super) fn update(
         dequantized(activations.model, activations.width),
     ];
     let trains_head = u64::from(trains_head(spec, activations.model));
-    [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
+    let head = activations.head(predicted, 2, 1 + trains_head);
+    if num_passes > 1 {
+        return [gradients, kept, larger(layers, head)].concat();
+    }
+    let first_gradients = vec![shards.gradients_outside_of_layers(), shards.gradients(of_one_layer)];
+    let at_start = [first_gradients, kept, larger(layers.clone(), head)].concat();
+    larger(at_start, [gradients, layers].concat())
 }
 
 /// The larger one of two consecutive moments.

@@ -210,6 +210,11 @@ impl Shards {
         term("gathered gradients", bytes)
     }
 
+    /// A rank's shard of the gradients of embeddings, final norm and head, the first that a backward pass makes.
+    pub(super) fn gradients_outside_of_layers(&self) -> MemoryTerm {
+        term("gradients", FP32 * self.shard_of(self.trained_outer))
+    }
+
     /// The trained parameters of a layer whose gradients a rank gathers and then shares: with expert
     /// parallelism those of its own experts, where other ranks have the same.
     fn trained_gathered_layer(&self) -> u64 {

@@ -64,7 +64,9 @@ fn a_reference_that_follows_is_kept_in_fp32_and_computes_as_before() {
 
 #[test]
 fn a_rank_keeps_a_shard_of_each_role_by_the_role_s_degree() {
-    let of = |mesh: Value| planned(json!({"precision": "Bf16"}), mesh).memory.unwrap();
+    // The critic's micro-batches are the larger ones, so its update takes the most.
+    let training = json!({"precision": "Bf16", "roles": {"critic": {"maxTokensPerMicroBatch": 32768}}});
+    let of = |mesh: Value| planned(training.clone(), mesh).memory.unwrap();
     let (whole, total) = (of(json!({})), qwen().parameter_count().total());
     let mesh = json!({"referenceDpShard": 2, "criticDpShard": 2, "rewardModelDpShard": 2});
     let own = of(mesh);
