@@ -28,7 +28,7 @@ pub struct Fit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Misfit {
-    /// The phase.
+    /// Phase of a step that does not fit.
     pub phase: Phase,
     /// Device memory that the phase needs, in bytes.
     pub needed_bytes: u64,

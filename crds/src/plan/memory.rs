@@ -110,7 +110,7 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PhaseMemory {
-    /// The phase.
+    /// Phase of the step.
     pub phase: Phase,
     /// Memory terms of the phase; terms of 0 bytes are left out.
     pub terms: Vec<MemoryTerm>,
@@ -125,7 +125,7 @@ pub struct PhaseMemory {
 /// Memory that holds a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Place {
-    /// GPU memory.
+    /// Memory of the GPU.
     Device,
     /// Host memory: pinned where a GPU copies from or to it. On a CPU every term is here.
     Host,

@@ -88,7 +88,7 @@ pub struct ModelConfig {
     pub layer_ropes: Vec<Option<usize>>,
     /// Number of leading dimensions of a head that are rotated; even.
     pub rotary_dim: usize,
-    /// Which dimensions are rotated as a pair.
+    /// Pairing of the dimensions that are rotated together.
     pub rope_pairing: RopePairing,
     /// Activation function of the gate.
     pub hidden_activation: HiddenActivation,
@@ -174,9 +174,9 @@ pub enum ModelConfigError {
     /// A field has the wrong type or is out of range.
     #[error("model configuration: field `{field}`: expected {expected}, got {got}")]
     InvalidField {
-        /// The field.
+        /// Name of the field in `config.json`.
         field: String,
-        /// Accepted values.
+        /// Values that would have been accepted.
         expected: String,
         /// The JSON value found.
         got: String,
@@ -184,11 +184,11 @@ pub enum ModelConfigError {
     /// A field asks for something that is not implemented and would change computed values.
     #[error("model configuration: field `{field}`: {got} is not supported, supported: {supported}")]
     Unsupported {
-        /// The field.
+        /// Name of the field in `config.json`.
         field: String,
         /// The JSON value found.
         got: String,
-        /// Supported values.
+        /// Values that are supported.
         supported: String,
     },
 }

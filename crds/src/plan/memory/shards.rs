@@ -112,12 +112,12 @@ impl Shards {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// As [`Self::shard_of`], for parameters that include all weights of the model.
+    /// Like [`Self::shard_of`], for parameters that include all weights of the model.
     pub(super) fn shard_of_model(&self, num_parameters: u64) -> u64 {
         self.shard_beside(num_parameters, self.experts.all)
     }
 
-    /// As [`Self::shard_of`], for parameters that an update changes.
+    /// Like [`Self::shard_of`], for parameters that an update changes.
     pub(super) fn shard_of_trained(&self, num_parameters: u64) -> u64 {
         self.shard_beside(num_parameters, if self.experts.is_trained { self.experts.all } else { 0 })
     }

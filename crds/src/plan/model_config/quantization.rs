@@ -56,7 +56,7 @@ pub struct QuantizedTensor {
 /// Part of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizedPart {
-    /// Quantized codes.
+    /// Codes of the quantized elements.
     Codes,
     /// Scales, one for each block or row.
     Absmax,

@@ -16,7 +16,7 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
-/// Which dimensions of a head are rotated as a pair.
+/// Pairing of the dimensions of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairing {
     /// Dimensions i and i + rotary_dim / 2, as in GPT-NeoX and Llama.

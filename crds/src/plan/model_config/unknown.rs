@@ -27,7 +27,7 @@ const PARTS: &[(&str, &str)] = &[
 /// Supported types of layers.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Supported activations.
+/// Names of the supported activations.
 pub(super) const ACTIVATIONS: [&str; 6] =
     ["silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"];
 
