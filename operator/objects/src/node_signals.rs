@@ -26,7 +26,7 @@ pub struct NodeSignals {
     pub conditions: Vec<ConditionSignal>,
     /// Keys of taints that announce a node's termination; `*` at the end matches any suffix.
     pub termination_taints: Vec<String>,
-    /// What happens to workers on a node that gets such a condition.
+    /// Action for workers on a node that gets such a condition.
     pub on_problem: OnNodeProblem,
 }
 

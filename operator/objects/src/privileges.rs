@@ -24,7 +24,7 @@ pub struct Privileges {
     /// Namespaces whose jobs may have the privileges below; all if empty. Service accounts do not depend on
     /// it.
     pub namespaces: Vec<String>,
-    /// Allowed privileges.
+    /// Privileges that pods may have.
     pub allow: Vec<Privilege>,
     /// Capabilities that containers may add.
     pub capabilities: Vec<String>,

@@ -22,7 +22,7 @@ const VOLCANO_QUEUE_LABEL: &str = "volcano.sh/queue-name";
 pub enum Gang {
     /// Kubernetes' own PodGroup, in this version.
     Native(&'static str),
-    /// Volcano's PodGroup.
+    /// PodGroup of Volcano's scheduler.
     Volcano,
     /// PodGroup of the coscheduling plugin from scheduler-plugins.
     Coscheduling,
