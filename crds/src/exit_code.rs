@@ -12,7 +12,7 @@ pub const TERMINATION_MESSAGE_VARIABLE: &str = "RLT_TERMINATION_MESSAGE_FILE";
 pub enum ExitCode {
     /// All work is done.
     Success = 0,
-    /// An error without a class of its own, such as a bug.
+    /// An error of no other class, such as a bug.
     Failure = 1,
     /// The command line or the manifest is wrong; nothing was started.
     Usage = 2,
@@ -28,7 +28,7 @@ pub enum ExitCode {
     CorruptCheckpoint = 79,
     /// Stopped by a signal or a deadline after saving a checkpoint; starting again resumes.
     Preempted = 80,
-    /// A GPU failed, or another process has its memory; another one may do.
+    /// A GPU failed, or another process occupies its memory; another GPU may work.
     DeviceFailed = 81,
 }
 

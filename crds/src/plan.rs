@@ -212,7 +212,7 @@ fn plan_for(
 /// Returns the configuration of a model that the manifest itself describes; `None` when it is in a file.
 ///
 /// # Errors
-/// When the architecture's numbers do not fit together.
+/// When the architecture's sizes do not fit together.
 pub fn planned_model(job: &ValidatedJob) -> Result<Option<ModelConfig>, ModelConfigError> {
     let spec = &job.spec().model;
     match (&spec.source, &spec.tokenizer) {

@@ -22,7 +22,7 @@ pub enum ChartError {
 /// Returns all generated files below the workspace's `root`, with their content.
 ///
 /// # Errors
-/// [`ChartError`] where the CRD can not be read.
+/// [`ChartError`] if the CRD cannot be read.
 pub fn files(root: &Path) -> Result<Vec<(PathBuf, String)>, ChartError> {
     let crd = root.join(CRD);
     let text = std::fs::read_to_string(&crd).map_err(|source| ChartError::File {

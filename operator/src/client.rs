@@ -47,7 +47,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// `term` ends.
 ///
 /// # Errors
-/// The configuration's certificates can not be used.
+/// The configuration's certificates cannot be used.
 pub fn client(
     mut config: Config,
     limiter: &Limiter,

@@ -4,12 +4,12 @@
 //! | variable | value |
 //! |---|---|
 //! | `RLT_CHANNEL_ADDRESS` | `https://host:port` of the operator; absent: nothing is sent |
-//! | `RLT_CHANNEL_CA_FILE` | PEM file of the authority behind the operator's certificate |
+//! | `RLT_CHANNEL_CA_FILE` | PEM file of the authority that signed the operator's certificate |
 //! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read again for every report |
 //! | `RLT_JOB_UID`, `RLT_JOB_NAMESPACE`, `RLT_JOB_NAME`, `RLT_ATTEMPT` | the identity of the reporting pod |
-//! | `RANK` | torch's own |
-//! | `RLT_RETRIES_LEFT` | `spec.runPolicy.retries` as far as they are left, in JSON; absent: no restarts in place |
-//! | `RLT_RESTARTS` | of a launcher for its ranks: the restarts in place before, in JSON, by cause |
+//! | `RANK` | rank of the process, as torchrun sets it |
+//! | `RLT_RETRIES_LEFT` | remaining retries, as `spec.runPolicy.retries` in JSON; absent: no restarts in place |
+//! | `RLT_RESTARTS` | earlier restarts in place by cause, in JSON; a launcher sets it for its ranks |
 //! | `RLT_FOLLOW` | `Ranks`: the pod may be given another attempt; `Spare`: it waits for ranks; absent: neither |
 
 /// Address of the operator, `https://host:port`.

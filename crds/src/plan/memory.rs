@@ -21,7 +21,7 @@
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
-//! pass; b bytes of a number.
+//! pass; b bytes of an element.
 
 mod activations;
 pub(in crate::plan) mod adapter;

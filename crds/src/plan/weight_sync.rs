@@ -2,18 +2,18 @@
 //! merged where `model.lora.merge` leaves that open.
 //!
 //! ```text
-//! folded in         b W / n are packed, b' W (s - 1) / s sent         W projections and head
-//! beside its base   4 A are copied, 4 A (s - 1) / s sent              A = sum of r (inputs + outputs)
+//! merged      b W / n bytes are packed, b' W (s - 1) / s sent       W elements of projections and head
+//! unmerged    4 A bytes are copied, 4 A (s - 1) / s sent            A = sum of r (inputs + outputs)
 //!
-//! by default        quantized: beside its base. On GPUs folded in: each decoding step has fewer launches.
-//!                   Else where all of this holds, it is cheaper beside its base:
-//!                     2 A t < 2 sum of r inputs outputs               its products, and folding
-//!                     8 A < W                                         it is small
-//!                     the memory plan's peak is at most 9/8 as high   the packed base stays
+//! default     quantized: unmerged. On GPUs merged, because each decoding step has fewer launches.
+//!             Otherwise unmerged if all of this holds:
+//!               2 A t < 2 sum of r inputs outputs                   its products cost less than merging
+//!               8 A < W                                             it is small
+//!               the memory plan's peak is at most 9/8 as high       the packed base stays
 //! ```
-//! t tokens that a rank prefills and samples in a step where every sequence is as long as it may be, s ranks
-//! that share the model, n ranks of a rollout tensor-parallel group, b bytes of a number of the rollout, b'
-//! of the kept one, r ranks of adapters.
+//! Legend: t tokens that a rank prefills and samples in a step with sequences of maximal length, s ranks that
+//! hold one copy of the model, n ranks of a rollout tensor-parallel group, b bytes of an element of the
+//! rollout's weights, b' of the stored weights, r rank of an adapter.
 
 use serde::Serialize;
 

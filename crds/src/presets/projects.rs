@@ -20,7 +20,7 @@ pub enum PresetProject {
 rlt_algorithms::choice!(PresetProject, ["verl", "trl"]);
 
 impl PresetProject {
-    /// All projects.
+    /// All projects with presets.
     pub const ALL: [Self; 2] = [Self::Verl, Self::Trl];
 
     /// Name of the project in manifests.

@@ -82,7 +82,7 @@ impl<K: Resource<Scope = NamespaceResourceScope>> Resource for SeenMetadata<K> {
 /// Deserializes metadata without its managed fields, for which no memory is allocated.
 ///
 /// # Errors
-/// The input is no metadata.
+/// The input is not the metadata of an object.
 pub fn lean<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let lean = LeanMetadata::deserialize(deserializer)?;
     Ok(ObjectMeta {

@@ -22,7 +22,7 @@ use crate::index::{Child, ChildEntry, ChildId, Index};
 /// started.
 ///
 /// # Errors
-/// When the API server did not take a PodGroup, or a flavor is not there.
+/// When the API server refuses a PodGroup, or a resource flavor does not exist.
 pub(super) async fn prepare(
     client: &Client,
     index: &Index,

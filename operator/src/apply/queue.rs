@@ -21,7 +21,7 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 /// Applies a decision's change of the Workload.
 ///
 /// # Errors
-/// When the API server did not take it.
+/// When the API server refuses a call.
 pub(super) async fn apply(
     client: &Client,
     index: &Index,

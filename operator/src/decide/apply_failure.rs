@@ -1,4 +1,4 @@
-//! Apply failures in the status.
+//! Apply failures, and how they appear in the status.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;

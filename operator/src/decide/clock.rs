@@ -15,7 +15,7 @@ pub(super) fn seconds_between(earlier: Timestamp, later: Timestamp) -> u64 {
     u64::try_from(later.duration_since(earlier).as_secs()).unwrap_or(0)
 }
 
-/// The duration until a time; `None` once it has passed.
+/// Returns the duration until a time; `None` once it has passed.
 pub(super) fn until(time: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
     let wait = time?.duration_since(now);
     Duration::try_from(wait).ok().filter(|wait| !wait.is_zero())

@@ -60,7 +60,7 @@ pub enum SettingsError {
         name: &'static str,
         /// Expected form of the value.
         expected: &'static str,
-        /// Actual value.
+        /// Value of the variable.
         value: String,
     },
 }

@@ -105,7 +105,7 @@ fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
             Trained {
                 num_parameters: sum.num_parameters + pairs.num_parameters(),
                 largest_of_layer: sum.largest_of_layer.max(pairs.largest()),
-                // The input of the scaling by magnitudes is kept beside its output.
+                // The scaling by magnitudes keeps its input as well as its output.
                 adapter_width: sum.adapter_width + pairs.rank * pairs.per_token + pairs.magnitudes,
                 ..sum
             }
@@ -240,7 +240,7 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
         experts.adaptable(model.hidden_size).map(move |(name, size)| (name, size, per_token))
     });
     let parameters = parameters.filter(|(name, ..)| {
-        // A longer name is one of some layers.
+        // A longer name selects the parameter in some layers only.
         is_named(&lora.target_parameters, name)
             || lora.target_parameters.iter().any(|target| target.ends_with(name))
     });

@@ -29,13 +29,13 @@ pub(super) fn loading(
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
     let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
     let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
-    // A weight is quantized whole, in the numbers that compute.
+    // A weight is quantized in one piece, in the compute dtype.
     let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
     let starts_from_error = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
-    // The matrices that ranks exchange are those of the whole adapter.
+    // Ranks exchange the matrices of the full adapter.
     let decomposed = DECOMPOSITION * model.largest_matrix() + adapter;
     let decomposed = if quantizes && starts_from_error { FP32 * decomposed } else { 0 };
-    // Their product and the sum.
+    // The adapter's product, and its sum with the weight.
     let folded = if spec.model.adapters.is_empty() { 0 } else { read };
     let mut terms = vec![
         on_host("weights being read", read),
@@ -134,7 +134,7 @@ pub(super) fn judging(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    // Every rank judges samples of its own, however many tokens of a pass it has elsewhere.
+    // Every rank scores its local samples, whatever the sequence-parallel degree of other passes.
     let budget = u64::from(spec.training.reward_model_forward_tokens()).max(spec.max_sequence_tokens());
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = batch.prompts_per_step.div_ceil(spec.workers.num_ranks().into());

@@ -65,7 +65,7 @@ pub(super) fn taking_over(
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
-    // A base that stays is among what is resident.
+    // With an unmerged adapter the packed base is a resident term.
     if merges(spec) {
         packed[0].bytes -= width * packed_layer(&shard);
     }
@@ -122,7 +122,7 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     let mut packed = weights((model, &tp_shard(spec, model)), width(spec), shards);
     let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
     if on_gpu(spec) && is_whole && frozen_width(spec) == width(spec) {
-        // Weights that are a product by themselves are the trainer's own.
+        // The rollout uses the trainer's weights of projections that it does not fuse.
         let head = (model.vocab_size * model.hidden_size) as u64;
         packed[0].bytes -= width(spec) * (adapter::numbers_alone(model) + head);
     }

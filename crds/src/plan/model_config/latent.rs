@@ -2,9 +2,9 @@
 //! from one latent per token. A separate part of the keys has rotary embedding and is shared by all heads.
 //!
 //! ```text
-//! queries  (q_a_proj -> norm -> q_b_proj) or q_proj     a head: [not turned | turned]
-//! keys     kv_a_proj_with_mqa -> [latent | turned]
-//!          latent -> norm -> kv_b_proj                   a head: [not turned | values]
+//! queries  (q_a_proj -> norm -> q_b_proj) or q_proj     a head: [not rotated | rotated]
+//! keys     kv_a_proj_with_mqa -> [latent | rotated]
+//!          latent -> norm -> kv_b_proj                   a head: [not rotated | values]
 //! ```
 //! A cache needs only the normed latent and the rotated part of the keys.
 

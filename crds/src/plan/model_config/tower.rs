@@ -8,7 +8,7 @@ use super::{TOWER, TensorShape, VisionConfig};
 pub enum VisionBlocks {
     /// Qwen2-VL: layer norms, two linear layers with the quick GELU between them.
     Plain,
-    /// Qwen2.5-VL: RMS norms, and a feed-forward block behind a gate.
+    /// Qwen2.5-VL: RMS norms, and a gated feed-forward block.
     Gated,
     /// Qwen3-VL: layer norms, two linear layers with GELU by tanh between them, and a table of positions that
     /// is added to patches before the first block.

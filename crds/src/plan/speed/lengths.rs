@@ -33,7 +33,7 @@ impl MeanLengths {
     /// Takes the given mean lengths, and the longest for those that are `None`.
     ///
     /// # Errors
-    /// [`UnfitLength`] for a mean above the longest, or of nothing.
+    /// [`UnfitLength`] for a mean that is 0 or exceeds the longest.
     pub fn of(
         spec: &ResolvedSpec,
         prompt: Option<u32>,

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! forward   2 W t + 2 H c + 4 L q l t      FLOP; attention sees half of a segment's tokens, and its prompt
-//! backward  twice that; once below an adapter, whose frozen weights have no gradient
-//! again     one more forward of the layers with activation checkpointing
+//! backward  twice that; once with an adapter, whose frozen weights have no gradient
+//! recompute one more forward pass of the layers with activation checkpointing
 //! AdamW     32 P / s bytes: weight and both moments read and written, gradient read and cleared
 //! ```
 
@@ -146,7 +146,7 @@ impl<'a> Passes<'a> {
         let of_token = self.layers() * ACTIVATION_PASSES * (6.0 * hidden + 3.0 * wide);
         let weights = tokens.num_passes * (self.body() + self.head());
         self.width() * (tokens.computed * of_token + weights)
-            // Logits are written in the compute precision and read twice.
+            // Logits are written in the compute dtype and read twice.
             + 3.0 * self.width() * tokens.predicted * self.model.head_rows() as f64
     }
 

@@ -128,14 +128,14 @@ impl Step<'_> {
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
         let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
         let (per_layer, besides) = CPU_OPERATIONS;
-        // With tensor parallelism: two all-reduces of hidden states a layer, and an all-gather of logits.
+        // Tensor parallelism needs two all-reduces of hidden states a layer, and an all-gather of logits.
         let tp = f64::from(self.spec.workers.mesh.rollout_tp);
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let (adapter, num_pairs) = self.adapter();
         let quantized = self.model.quantized();
         let numbers = quantized.numbers as f64;
-        // Codes are read; for more than a few rows a GPU writes and reads their numbers as well.
+        // Codes are read; for more than a few rows a GPU also writes and reads dequantized weights.
         let dequantized = if self.dequantizes() { 2.0 * self.width() * numbers } else { 0.0 };
         let codes = quantized.bytes as f64 + dequantized - self.width() * numbers;
         let operations = self.layers() * per_layer + besides + OPERATIONS_OF_PAIR * num_pairs;
