@@ -8,7 +8,7 @@
 //! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read again for every report |
 //! | `RLT_JOB_UID`, `RLT_JOB_NAMESPACE`, `RLT_JOB_NAME`, `RLT_ATTEMPT` | the identity of the reporting pod |
 //! | `RANK` | rank of the process, as torchrun sets it |
-//! | `RLT_RETRIES_LEFT` | remaining retries, as `spec.runPolicy.retries` in JSON; absent: no restarts in place |
+//! | `RLT_RETRIES_LEFT` | remaining retries, as `spec.runPolicy.retries` in JSON; absent: no restarts |
 //! | `RLT_RESTARTS` | earlier restarts in place by cause, in JSON; a launcher sets it for its ranks |
 //! | `RLT_FOLLOW` | `Ranks`: the pod may be given another attempt; `Spare`: it waits for ranks; absent: neither |
 

@@ -1,6 +1,6 @@
 //! Benchmark of jobs, and of the same gangs as plain batch Jobs and as JobSets, on a real control plane with
-//! fake nodes: time until pods are created and statuses report it, calls that this takes, and the cost of many
-//! jobs at once. Prints the tables of a report; `run.sh` writes its head.
+//! fake nodes: time until pods are created and statuses report it, calls that this takes, and the cost of
+//! many jobs at once. Prints the tables of a report; `run.sh` writes its head.
 
 #![expect(
     clippy::unwrap_used,

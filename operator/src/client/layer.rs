@@ -19,7 +19,7 @@ use super::{CALL_TIMEOUT, Call, Closed, Limiter, Turn};
 use crate::lease::Term;
 use crate::metrics::Metrics;
 
-/// Layer that wraps a client's service in an [`ApiService`].
+/// Layer that wraps a client's service in an `ApiService`.
 #[derive(Clone, Debug)]
 pub struct ApiLayer {
     limiter: Limiter,

@@ -45,7 +45,7 @@ impl Gpu {
     }
 }
 
-/// Figures of each GPU. Sources count both directions of NVLink and PCIe; `links` has one. In the rows' order:
+/// Figures of each GPU. Sources count both directions of NVLink and PCIe, `links` one. In the rows' order:
 ///
 /// - NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64 GB/s
 /// - the same, SXM: 2039 GB/s
