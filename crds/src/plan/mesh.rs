@@ -4,9 +4,9 @@ use serde::Serialize;
 
 use crate::spec::{MeshSpec, WorkersSpec};
 
-/// Degree of each parallelism axis; the product of the axes is the number of ranks. Without tensor parallelism
-/// rank `(r * dp_shard + d) * sp + s` has the coordinates r, d and s, so ranks of a sequence-parallel group are
-/// consecutive.
+/// Degree of each parallelism axis; the product of the axes is the number of ranks. Without tensor
+/// parallelism rank `(r * dp_shard + d) * sp + s` has the coordinates r, d and s, so ranks of a
+/// sequence-parallel group are consecutive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mesh {
