@@ -141,7 +141,7 @@ pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
 }
 
-/// As [`plan_on`], but predicts times for steps with these sequence lengths. Memory is planned for the
+/// Like [`plan_on`], but predicts times for steps with these sequence lengths. Memory is planned for the
 /// longest.
 pub fn plan_for_lengths(
     job: &ValidatedJob,
