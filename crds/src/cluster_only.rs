@@ -1,12 +1,12 @@
-//! Fields that act only on a cluster: a local run reports each one that is set, instead of ignoring it
-//! silently.
+//! Fields that have an effect only on a cluster: a local run reports each one that is set, instead of
+//! ignoring it silently.
 
 use serde_json::Value;
 
 use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
-/// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
+/// Fields of `spec.workers` and `spec.runPolicy` that have an effect everywhere.
 const EVERYWHERE: [&str; 16] = [
     "spec.workers.count",
     "spec.workers.ranksPerWorker",
@@ -25,7 +25,8 @@ const EVERYWHERE: [&str; 16] = [
     "spec.workers.threads",
     "spec.runPolicy.activeDeadlineSeconds",
 ];
-/// Fields that act where a process watches the ranks: on a cluster, and in a local run of several.
+/// Fields that have an effect where a process supervises the ranks: on a cluster, and in a local run of
+/// several.
 const WITH_SEVERAL_RANKS: [&str; 5] = [
     "spec.runPolicy.terminationGracePeriodSeconds",
     "spec.runPolicy.retries.failure",
@@ -34,7 +35,7 @@ const WITH_SEVERAL_RANKS: [&str; 5] = [
     "spec.runPolicy.retries.checkpoint",
 ];
 
-/// The paths of the fields of a specification that were set and act only on a cluster.
+/// Returns the paths of the fields that are set and have an effect only on a cluster.
 pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {
     let mut found = Vec::new();
     let value = |section: Result<Value, serde_json::Error>| section.unwrap_or_default();

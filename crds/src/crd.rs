@@ -1,5 +1,4 @@
-//! The CustomResourceDefinition: kube's derivation from the types, made strict and small, with the rules as
-//! CEL.
+//! CustomResourceDefinition: kube's derivation from the types, made strict and small, with the rules as CEL.
 
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
@@ -8,14 +7,14 @@ use crate::documentation::{documented_fields, one_line};
 use crate::rules;
 use crate::spec::RLTrainingJob;
 
-/// Formats that Kubernetes knows; others only make it warn.
+/// Formats that Kubernetes knows; it warns about others.
 const KNOWN_FORMATS: [&str; 4] = ["int32", "int64", "double", "date-time"];
 
-/// Fields whose default may be a cluster's or a namespace's ([`crate::Defaults`]) and whose built-in one is a
-/// value like any other: the API server must not write it where a job leaves the field out.
+/// Fields whose built-in default the API server must not write. A cluster or namespace can set another
+/// default ([`crate::Defaults`]), and a written built-in value would look like the job's own.
 const OF_CLUSTERS: [&str; 2] = ["spec.workers.network", "spec.workers.resources.gpu"];
 
-/// The columns of `kubectl get rltj`: name, type, path, and 1 for those that only `-o wide` shows.
+/// Columns of `kubectl get rltj`: name, type, path, and priority 1 for those that only `-o wide` shows.
 const COLUMNS: [(&str, &str, &str, u32); 7] = [
     ("State", "string", ".status.conditions[?(@.status==\"True\")].type", 0),
     ("Ready", "string", ".status.ready", 0),
@@ -26,7 +25,7 @@ const COLUMNS: [(&str, &str, &str, u32); 7] = [
     ("Queue", "string", ".status.queue", 1),
 ];
 
-/// The CustomResourceDefinition as it is applied to a cluster.
+/// Returns the CustomResourceDefinition as it is applied to a cluster.
 ///
 /// # Errors
 /// When the derived definition has no JSON form, which would be a bug of this crate.
@@ -87,9 +86,9 @@ fn make_strict(schema: &mut Value) {
     }
 }
 
-/// Removes defaults within items of lists. Client-side apply replaces lists as they are in the file, so that
-/// a value that the API server wrote into an item is taken out and written again by every `kubectl apply`.
-/// Such fields have their defaults from the types.
+/// Removes defaults within items of lists. Client-side apply replaces lists with those of the file, so every
+/// `kubectl apply` would remove a default that the API server then writes again. The types still apply these
+/// defaults.
 fn forget_defaults_in_lists(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     for (key, value) in fields.iter_mut() {
@@ -141,7 +140,7 @@ fn forget_defaults(schema: &mut Value) {
     }
 }
 
-/// schemars writes bounds of whole numbers as floating-point numbers.
+/// Converts bounds of integers, which schemars writes as floating-point numbers, to integers.
 fn make_bounds_whole(fields: &mut Map<String, Value>) {
     for bound in ["minimum", "maximum"].iter().filter(|_| fields["type"] == "integer").collect::<Vec<_>>() {
         let whole = fields.get(*bound).and_then(Value::as_f64);
@@ -149,15 +148,15 @@ fn make_bounds_whole(fields: &mut Map<String, Value>) {
     }
 }
 
-/// A job that no operator has reconciled yet must not count as settled: readers of kstatus regard an object
-/// without a status as done.
+/// Sets the default of the status to "not observed": kstatus regards an object without a status as done, so a
+/// new job would count as settled before any operator has reconciled it.
 fn begin_unobserved(root: &mut Value) {
     if let Some(Value::Object(status)) = schema_at_mut(root, "status") {
         status.insert("default".into(), json!({"observedGeneration": -1}));
     }
 }
 
-/// Pods, folders and labels are named after the job.
+/// Adds the rules of the job's name, from which pods, folders and labels derive theirs.
 fn insert_name_rule(root: &mut Value) {
     let rule = json!([
         {
@@ -174,7 +173,7 @@ fn insert_name_rule(root: &mut Value) {
     }
 }
 
-/// A choice's own field says more than the type of the choice, which is what the derived schema keeps.
+/// Replaces the descriptions of fields with an enum type: the derived schema has the type's, which says less.
 fn describe(root: &mut Value) {
     for field in documented_fields() {
         if let Some(Value::Object(schema)) = schema_at_mut(root, &field.path) {
@@ -202,8 +201,8 @@ fn push_rule(root: &mut Value, scope: &str, rule: Value) {
     }
 }
 
-/// The schema of a field by its path, `[]` for the items of a list; that of the whole resource by the empty
-/// one.
+/// Returns the schema of a field by its path, with `[]` for the items of a list; an empty path is the whole
+/// resource.
 pub(crate) fn schema_at<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
     root.pointer(&pointer_to(path))
 }
@@ -219,7 +218,7 @@ fn pointer_to(path: &str) -> String {
     path.split('.').map(|name| format!("/properties/{}", name.replace("[]", "/items"))).collect()
 }
 
-/// The definition as the file in `manifests/`.
+/// Formats the definition as the file in `manifests/`.
 ///
 /// # Errors
 /// When the definition has no YAML form, which would be a bug of this crate.

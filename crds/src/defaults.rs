@@ -1,6 +1,6 @@
-//! Defaults for the pods of jobs, per cluster and per namespace: the namespace's override the cluster's, and
-//! the job's own fields override both. They are fields of `spec.workers` in YAML; all other sections have
-//! only built-in defaults.
+//! Defaults for the pods of jobs, per cluster and per namespace. A namespace's override the cluster's, and
+//! the job's own fields override both. They are fields of `spec.workers` in YAML; other sections have only
+//! built-in defaults.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use crate::overlay::{Items, Overlay, pod_key};
 use crate::spec::WorkersSpec;
 use crate::validate::{Problem, check_defaults};
 
-/// Fields of `spec.workers` that may have a default beside the built-in one.
+/// Fields of `spec.workers` that a cluster or a namespace can give a default.
 pub(crate) const FIELDS: [&str; 13] = [
     "image",
     "imagePullSecrets",
@@ -29,7 +29,7 @@ pub(crate) const FIELDS: [&str; 13] = [
     "storage",
 ];
 
-/// The defaults of a cluster or a namespace.
+/// Defaults of a cluster or a namespace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Defaults {
     workers: Map<String, Value>,
@@ -39,32 +39,32 @@ impl Defaults {
     /// Reads defaults: YAML with the one section `workers`.
     ///
     /// # Errors
-    /// Everything that is wrong, with its place in the text.
+    /// All problems, with their positions in the text.
     pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
         check_defaults(yaml).map(|workers| Self { workers })
     }
 
-    /// Whether nothing has a default.
+    /// Whether no field has a default.
     pub fn is_empty(&self) -> bool {
         self.workers.is_empty()
     }
 
-    /// The section `workers`.
+    /// Fields of the section `workers`.
     pub fn workers(&self) -> &Map<String, Value> {
         &self.workers
     }
 }
 
-/// The source of a value.
+/// Source of a field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Origin {
-    /// The job says so.
+    /// Set by the job.
     Job,
-    /// The defaults of its namespace.
+    /// Set by the defaults of its namespace.
     Namespace,
-    /// The defaults of its cluster.
+    /// Set by the defaults of its cluster.
     Cluster,
-    /// No other source sets the field.
+    /// Set by no other source.
     BuiltIn,
 }
 
@@ -79,18 +79,18 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A specification over its defaults.
+/// Specification of a job merged with its defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergedSpec {
-    /// The specification.
+    /// The merged specification.
     pub spec: Value,
-    /// Every value of `spec.workers` by its path, with its source.
+    /// Values of `spec.workers` by path, each with its source.
     pub origins: BTreeMap<String, (Value, Origin)>,
 }
 
-/// Lays the specification of a job over the defaults of its namespace, and those over the cluster's. Maps are
-/// merged by key and a pod template as Kubernetes does; variables, claims and volumes are replaced one by
-/// one, other lists as a whole. An empty list or map of a job says nothing.
+/// Merges the specification of a job over the defaults of its namespace, and those over the cluster's. Maps
+/// are merged by key, and a pod template as Kubernetes does. Environment variables, claims and volumes are
+/// replaced one by one, other lists as a whole. An empty list or map of a job counts as absent.
 pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> MergedSpec {
     let mut origins = BTreeMap::new();
     let mut workers = json!({});
@@ -105,7 +105,7 @@ pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaul
     for (layer, origin) in layers {
         let Some(layer) = layer else { continue };
         if layer.get("topology").is_some() {
-            // One choice of two fields.
+            // The two fields of `topology` are one choice, so they are replaced together.
             workers["topology"] = Value::Null;
             origins.retain(|path: &String, _| !path.starts_with("spec.workers.topology"));
         }
@@ -126,8 +126,8 @@ pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaul
     MergedSpec { spec, origins }
 }
 
-/// The defaults that apply to a job: those of storage only to a job without storage, and their class only to
-/// a job with a new claim.
+/// Returns the defaults that apply to a job: those of storage only to a job without storage, and their class
+/// only to a job with a new claim.
 fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
     let mut fields = defaults.clone();
     let own = spec.pointer("/workers/storage").filter(|own| !own.is_null());
@@ -145,7 +145,7 @@ fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
     fields.into()
 }
 
-/// How items of a list are distinguished, by its path, which begins with `spec.workers`.
+/// Returns how items of the list at `path`, which begins with `spec.workers`, are identified.
 fn items_of(path: &[String]) -> Option<Items> {
     let path: Vec<&str> = path.iter().skip(2).map(String::as_str).collect();
     match path[..] {
@@ -156,7 +156,7 @@ fn items_of(path: &[String]) -> Option<Items> {
     }
 }
 
-/// A value without empty lists and maps, which the API server fills in where a job says nothing.
+/// Returns the value without empty lists and maps, which the API server fills in where a job omits them.
 fn without_empty(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {

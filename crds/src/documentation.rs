@@ -1,4 +1,4 @@
-//! The documentation of each field, in the order of declaration. The structural schema of the custom resource
+//! Documentation of each field, in the order of declaration. The structural schema of the custom resource
 //! keeps neither that order nor the documentation of enum values.
 
 use schemars::generate::SchemaSettings;
@@ -6,19 +6,19 @@ use serde_json::Value;
 
 use crate::spec::RLTrainingJobSpec;
 
-/// A field as its type documents it.
+/// Documentation of a field, taken from its type.
 pub(crate) struct Documented {
-    /// Its path from `spec`, with `[]` where it is within the items of a list.
+    /// Path of the field from `spec`, with `[]` where it is within the items of a list.
     pub(crate) path: String,
-    /// Its description, on one line.
+    /// Description on one line.
     pub(crate) description: String,
-    /// Its default as its type has it; null without one.
+    /// Default of the type; null without one.
     pub(crate) default: Value,
-    /// The documentation of its enum values; empty for other types.
+    /// Names and documentation of enum values; empty for other types.
     pub(crate) choices: Vec<(String, String)>,
 }
 
-/// Every field below `spec`, each after the group that it belongs to.
+/// Returns all fields below `spec`, each after its parent.
 pub(crate) fn documented_fields() -> Vec<Documented> {
     let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     let schema = settings.into_generator().into_root_schema_for::<RLTrainingJobSpec>();
@@ -44,7 +44,7 @@ fn collect(path: &str, schema: &Value, fields: &mut Vec<Documented>) {
     }
 }
 
-/// An optional value is described as "this or null".
+/// Returns the schema of the inner type of an `Option`, which is described as "this or null".
 fn without_option(schema: &Value) -> &Value {
     let some = schema["anyOf"].as_array().and_then(|cases| cases.iter().find(|case| case["type"] != "null"));
     some.unwrap_or(schema)
@@ -61,7 +61,7 @@ fn choices(field: &Value) -> Vec<(String, String)> {
     variants.filter_map(choice).collect()
 }
 
-/// The first paragraph of a documentation comment on one line.
+/// Returns the first paragraph of a documentation comment on one line.
 pub(crate) fn one_line(text: &str) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     paragraph.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -1,19 +1,18 @@
-//! The exit codes that trainer, operator and command line agree on. The operator's reaction is decided
-//! elsewhere.
+//! Exit codes that trainer, operator and command line agree on. Other modules decide how the operator reacts.
 
 use std::process;
 
-/// The variable that names the file for a process's last error, for the process that started it.
+/// Environment variable with the path of the file for a process's last error, which its parent process reads.
 pub const TERMINATION_MESSAGE_VARIABLE: &str = "RLT_TERMINATION_MESSAGE_FILE";
 
-/// Why a process of ours ended. Codes from 75 follow `sysexits.h` in spirit; below 75 the shell's own
-/// meanings.
+/// Reason why a process of this project ended. Codes from 75 follow the spirit of `sysexits.h`; codes below
+/// have the shell's meanings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ExitCode {
     /// All work is done.
     Success = 0,
-    /// An error without a class of its own, such as a bug.
+    /// An error of no other class, such as a bug.
     Failure = 1,
     /// The command line or the manifest is wrong; nothing was started.
     Usage = 2,
@@ -29,12 +28,12 @@ pub enum ExitCode {
     CorruptCheckpoint = 79,
     /// Stopped by a signal or a deadline after saving a checkpoint; starting again resumes.
     Preempted = 80,
-    /// A GPU failed, or another process has its memory; another one may do.
+    /// A GPU failed, or another process occupies its memory; another GPU may work.
     DeviceFailed = 81,
 }
 
 impl ExitCode {
-    /// Every code, in order.
+    /// All codes in ascending order.
     pub const ALL: [Self; 10] = [
         Self::Success,
         Self::Failure,
@@ -48,12 +47,12 @@ impl ExitCode {
         Self::DeviceFailed,
     ];
 
-    /// The number that the process ends with.
+    /// The process's exit code.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The reason behind a process's code; `None` for codes that are not ours, such as 137 for a kill.
+    /// Returns the reason for an exit code; `None` for other codes, such as 137 for a kill.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
     }

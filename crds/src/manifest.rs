@@ -1,32 +1,30 @@
-//! A manifest as written in a file: type, metadata and specification. Rules that span fields live in
-//! `rules`.
+//! A manifest as written in a file: type, metadata and specification. Rules that span fields are in `rules`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The API group and version.
+/// API group and version.
 pub const API_VERSION: &str = "rltraining.dev/v1alpha1";
-/// The kind.
+/// Kind of the resource.
 pub const KIND: &str = "RLTrainingJob";
 
 /// Longest name of a job: pods append their worker group, attempt and rank, and 63 is the limit of a label.
 pub(crate) const MAX_NAME_LEN: usize = 52;
-/// The error for a longer name, here and in the API server's rule.
+/// Error for a longer name, here and in the API server's rule.
 pub(crate) const NAME_TOO_LONG: &str = "metadata.name must have at most 52 characters";
 
-/// The error for a name that is no DNS label, here and in the API server's rule.
+/// Error for a name that is no DNS label, here and in the API server's rule.
 pub(crate) const NAME_NOT_A_LABEL: &str = "is not a name that Kubernetes accepts";
-/// The pattern of a name.
+/// Regular expression of a valid name.
 #[cfg(feature = "kube")]
 pub(crate) const NAME_PATTERN: &str = "^[a-z]([-a-z0-9]*[a-z0-9])?$";
 
-/// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed
-/// over.
+/// The part of Kubernetes' object metadata that a local run uses; other fields are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metadata {
-    /// Name of the job; also of its run folder.
+    /// Name of the job and of its run folder.
     pub name: String,
     /// Namespace on a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,9 +1,9 @@
-//! One value laid over another, as `kubectl patch` lays a patch over a pod by default (strategic merge): maps
-//! by key, lists by the merge keys of their items, everything else as a whole.
+//! Merges values as `kubectl patch` does with a pod by default (strategic merge): maps by key, lists by the
+//! merge keys of their items, everything else as a whole.
 
 use serde_json::{Map, Value};
 
-/// Lists of a pod whose items are known by a key, as Kubernetes' types declare them.
+/// Lists of a pod with the keys of their items, as Kubernetes' types declare them.
 const KEYED_LISTS: [(&str, &str); 11] = [
     ("containers", "name"),
     ("initContainers", "name"),
@@ -18,31 +18,32 @@ const KEYED_LISTS: [(&str, &str); 11] = [
     ("resourceClaims", "name"),
 ];
 
-/// The key by which items of a list of a pod are distinguished; `None` where the list is one value.
+/// Returns the merge key of a list of a pod; `None` where the list is replaced as a whole.
 pub(crate) fn pod_key(list: &str) -> Option<&'static str> {
     KEYED_LISTS.iter().find(|(name, _)| *name == list).map(|(_, key)| *key)
 }
 
-/// How the items of a list are distinguished.
+/// How items of a list are identified and combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Items {
-    /// By this key; items of one key are merged.
+    /// Identified by this key; items with the same key are merged.
     Merged(&'static str),
-    /// By this key; of two items of one key the upper one stays.
+    /// Identified by this key; of two items with the same key the overlay's replaces the base's.
     Replaced(&'static str),
 }
 
-/// Lays a part of a pod over another one.
+/// Merges a part of a pod over another one, in place.
 pub fn overlay(base: &mut Value, over: &Value) {
     let items_of = |path: &[String]| pod_key(path.last()?).map(Items::Merged);
     Overlay { items_of: &items_of, taken: &mut |_, _| {} }.lay(base, over, &mut Vec::new());
 }
 
-/// How one value is laid over another one.
+/// Settings of a merge.
 pub(crate) struct Overlay<'a> {
-    /// How the items of the list at a path are distinguished; `None` where the list is one value.
+    /// Returns how the items of the list at a path are identified; `None` where the list is replaced as a
+    /// whole.
     pub(crate) items_of: &'a dyn Fn(&[String]) -> Option<Items>,
-    /// Called with the path of every value of the overlay.
+    /// Called with the path and value of every value of the overlay that is applied.
     pub(crate) taken: &'a mut dyn FnMut(&[String], &Value),
 }
 
@@ -79,7 +80,7 @@ impl Overlay<'_> {
         }
     }
 
-    /// Lays an item of a list over the one with the same key, or adds it.
+    /// Merges an item into the item with the same key, or appends it.
     fn lay_item(&mut self, list: &mut Value, item: &Value, path: &mut Vec<String>) {
         let how = (self.items_of)(path);
         let (Some(items), Some(Items::Merged(key) | Items::Replaced(key))) = (list.as_array_mut(), how)

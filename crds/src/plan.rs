@@ -1,4 +1,4 @@
-//! From a validated job to its plan: pure functions, no I/O.
+//! Plans a validated job: pure functions, no I/O.
 //!
 //! ```text
 //! ValidatedJob -> Mesh, WorkerGroup, rank environment
@@ -6,7 +6,7 @@
 //!   ModelConfig -> MemoryPlan: named terms by phase
 //!       Machine -> Choices, Fit, SpeedPlan: choices by device, whether it fits, how long it takes
 //! ```
-//! The operator builds pods from it, the trainer checks itself against it, `rlctl plan` prints it.
+//! The operator builds pods from the plan, the trainer checks itself against it, `rlctl plan` prints it.
 
 mod batch;
 mod choices;
@@ -49,81 +49,81 @@ use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use crate::spec::{Device, FailurePolicySpec};
 use model_config::{ModelConfig, ModelConfigError, VISION_TOKENS, VisionTokens};
 
-/// Tokens whose logits exist at the same time in the loss head.
+/// Number of tokens whose logits exist at the same time in the loss head.
 pub const HEAD_CHUNK_TOKENS: u32 = 256;
-/// Tokens in one block of the KV cache.
+/// Number of tokens in one block of the KV cache.
 pub const KV_BLOCK_TOKENS: u32 = 16;
-/// Most bytes of image features that a vision tower keeps beside it for later steps.
+/// Most bytes of image features that a vision tower caches for later steps.
 pub const KEPT_FEATURES_BYTES: u64 = 256 << 20;
-/// Numbers of a model that are read or drawn at a time.
+/// Number of model parameters that are read or initialized at a time.
 pub const READ_CHUNK_NUMBERS: u32 = 1 << 20;
 
-/// Tokens that a character tokenizer has besides its alphabet: padding, begin, end, unknown.
+/// Number of tokens of a character tokenizer besides its alphabet: padding, begin, end, unknown.
 const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;
 
-/// The plan of a job.
+/// Plan of a job: everything that follows from its specification before it runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
     /// Name of the job.
     pub job: String,
-    /// How ranks share the work.
+    /// Device mesh: the degree of each parallelism axis.
     pub mesh: Mesh,
-    /// The groups of workers, one pod a worker on a cluster.
+    /// Groups of workers; on a cluster each worker is one pod.
     pub worker_groups: Vec<WorkerGroup>,
-    /// The batch arithmetic.
+    /// Batch arithmetic of a step.
     pub batch: BatchPlan,
-    /// The model's parameters; `None` without its configuration.
+    /// Parameter counts of the model; `None` without its configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
-    /// Choices that depend on the device.
+    /// Values of the fields whose defaults depend on the device.
     pub choices: Choices,
-    /// The memory of one rank; `None` without the configurations of all models.
+    /// Memory of one rank; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,
-    /// What the weight sync of a step brings to the rollout; `None` without an adapter or without the model's
-    /// configuration, and for jobs that do not sample.
+    /// Data that the weight sync of a step moves to the rollout; `None` without an adapter or without the
+    /// model's configuration, and for jobs that do not sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_sync: Option<WeightSync>,
-    /// Whether that fits the device; `None` where its memory is not known.
+    /// Whether the job fits the device; `None` where the device's memory is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<Fit>,
-    /// How long a step takes; `None` where the machine is not known.
+    /// Predicted time of a step; `None` where the machine is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedPlan>,
-    /// The job's rules for failures, if it has any.
+    /// The job's rules for failures, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicySpec>,
 }
 
-/// How many parameters there are.
+/// Parameter counts of a job's policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Parameters {
-    /// Of the model with its vision tower, and of its adapter.
+    /// Parameters of the model, its vision tower and its adapter.
     pub total: u64,
-    /// Of the trained parameters.
+    /// Parameters that are trained.
     pub trainable: u64,
 }
 
-/// The configurations of a job's models, as far as they are known.
+/// Configurations of a job's models, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Models {
-    /// The model that is trained; see [`planned_model`] for one that needs no file.
+    /// The trained model; see [`planned_model`] for one that needs no file.
     pub policy: Option<ModelConfig>,
-    /// Those of the reward functions of kind `Model`.
+    /// Reward models: those of the reward functions of kind `Model`.
     pub reward: Vec<ModelConfig>,
 }
 
 impl Models {
-    /// The policy's, where those of all reward models are known too.
+    /// Returns the policy's configuration if the configurations of all reward models are known too.
     fn policy_beside_all_others(&self, spec: &ResolvedSpec) -> Option<&ModelConfig> {
         let num_judges = spec.rewards.functions.iter().filter(|function| function.model.is_some()).count();
         self.policy.as_ref().filter(|_| self.reward.len() == num_judges)
     }
 }
 
-/// Plans a job. Unless all of its `models` are known there is no estimate of memory.
+/// Plans a job. Memory is estimated only if all of its `models` are known.
 ///
 /// A job whose device is left open is planned for the CPU.
 pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
@@ -141,7 +141,7 @@ pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
 }
 
-/// As [`plan_on`], with the times of steps whose sequences have these lengths. Memory is planned for the
+/// Like [`plan_on`], but predicts times for steps with these sequence lengths. Memory is planned for the
 /// longest.
 pub fn plan_for_lengths(
     job: &ValidatedJob,
@@ -152,8 +152,8 @@ pub fn plan_for_lengths(
     plan_for(job, models, machine.device, Some((machine, lengths)))
 }
 
-/// The memory of a job on GPUs with so many bytes each, ignoring the manifest's device; `None` unless all
-/// of its `models` are known.
+/// Estimates the memory of a job on GPUs with `memory_bytes` each, ignoring the manifest's device; `None`
+/// unless all of its `models` are known.
 pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> Option<MemoryPlan> {
     let (device, memory) = (Device::Cuda, Some(memory_bytes));
     let policy = models.policy_beside_all_others(job.spec())?;
@@ -209,10 +209,10 @@ fn plan_for(
     }
 }
 
-/// The configuration of a model that the manifest itself describes; `None` when it is in a file.
+/// Returns the configuration of a model that the manifest itself describes; `None` when it is in a file.
 ///
 /// # Errors
-/// When the architecture's numbers do not fit together.
+/// When the architecture's sizes do not fit together.
 pub fn planned_model(job: &ValidatedJob) -> Result<Option<ModelConfig>, ModelConfigError> {
     let spec = &job.spec().model;
     match (&spec.source, &spec.tokenizer) {

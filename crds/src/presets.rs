@@ -1,6 +1,6 @@
-//! The presets behind `algorithm.kind`, one file each, with name, source, kind of data, and the parts of an
-//! algorithm that it selects. The list below registers it; the enum of the custom resource, rules, reference
-//! and resolution are derived from it.
+//! Presets of `algorithm.kind`, one file each, with name, source, kind of data, and the parts of an algorithm
+//! that it selects. The list below registers them; the enum of the custom resource, rules, reference and
+//! resolution are derived from it.
 
 #[macro_use]
 mod registry;
@@ -60,78 +60,79 @@ register_presets! {
     process_reward::ProcessReward,
 }
 
-/// A preset.
+/// Declaration of a preset, one constant in its file.
 pub(crate) struct Declaration {
-    /// Its name in manifests.
+    /// Name in manifests.
     name: &'static str,
-    /// Its documentation. The first paragraph is the description in the CRD.
+    /// Documentation; the first paragraph is the description in the CRD.
     doc: &'static str,
     learns_from: LearnsFrom,
-    /// Its parts, for completions of at most so many tokens.
+    /// Returns the preset's values for completions of at most the given number of tokens.
     preset: fn(u32) -> Preset,
 }
 
-/// The kind of data that an algorithm learns from.
+/// Kind of data from which an algorithm learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LearnsFrom {
-    /// Demonstrations of a data set.
+    /// Demonstrations from a data set.
     Demonstrations,
-    /// Rewards of completions that it samples.
+    /// Rewards of completions that the job samples.
     Rewards,
-    /// Pairs of completions of a data set, of which one is preferred.
+    /// Pairs of completions from a data set, one of which is preferred.
     Pairs,
-    /// Completions of a data set that are each desirable or undesirable.
+    /// Completions from a data set, each labelled desirable or undesirable.
     Labels,
-    /// The best and the worst of the completions that it samples for a prompt.
+    /// The best and the worst of the completions that the job samples for a prompt.
     RankedSamples,
-    /// Pairs of completions of a data set, as a model that scores them.
+    /// Pairs of completions from a data set, for training a reward model.
     ScoredPairs,
-    /// Completions of a data set whose steps are each right or wrong, as a model that judges them.
+    /// Completions from a data set whose steps are each labelled right or wrong, for training a process
+    /// reward model.
     Steps,
 }
 
-/// The parts of an algorithm where the manifest says nothing.
+/// Values of an algorithm's fields that the manifest leaves open.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preset {
-    /// How rewards become advantages.
+    /// Estimator that turns rewards into advantages.
     pub estimator: AdvantageEstimatorKind,
-    /// Parameters of estimators, where they are not the estimator's own.
+    /// Parameters of advantage estimators that differ from the estimator's own defaults.
     pub advantage: Parameters<AdvantageEstimatorKind>,
-    /// The policy loss.
+    /// Policy loss of a token or sequence.
     pub policy: PolicyLossKind,
-    /// Parameters of policy losses, where they are not the loss's own.
+    /// Parameters of policy losses that differ from the loss's own defaults.
     pub loss: Parameters<PolicyLossKind>,
-    /// How the losses of tokens become the loss of a batch.
+    /// Aggregation of token losses over a batch.
     pub aggregation: LossAggregation,
-    /// The loss of preferences, for kinds that have any.
+    /// Preference loss, for kinds that have one.
     pub preference: PreferenceLossKind,
-    /// Weight of the likelihood of chosen completions beside it.
+    /// Weight of the negative log-likelihood of chosen completions, which is added to the preference loss.
     pub sft_weight: f64,
-    /// Where the KL divergence acts.
+    /// Placement of the KL divergence: in the loss, in the reward, or none.
     pub kl_placement: KlPlacement,
-    /// Factor of the KL divergence; also the one of a placement that the manifest adds.
+    /// Factor of the KL divergence, also for a placement that the manifest adds.
     pub kl_coefficient: f64,
-    /// The estimator of a KL divergence in the loss.
+    /// Estimator of a KL divergence in the loss.
     pub kl_loss_estimator: KlEstimator,
-    /// Factor of the loss of positive examples; 0 for none.
+    /// Factor of the additional loss of positive examples; 0 for none.
     pub positive_coefficient: f64,
-    /// Steps in which only the critic learns.
+    /// Number of first steps in which only the critic learns.
     pub critic_warmup_steps: u32,
-    /// Resampling by rewards.
+    /// Resampling of samples by their rewards; `None` for none.
     pub reweighting: Option<ReweightingSpec>,
-    /// Further rollouts for groups without differing rewards.
+    /// Additional rollouts for groups whose rewards are all equal; `None` for none.
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
-    /// The penalty on completions close to the limit.
+    /// Penalty on completions close to the length limit; `None` for none.
     pub overlong: Option<OverlongRewardSpec>,
-    /// Peak learning rate of the policy, or of the model that judges.
+    /// Peak learning rate of the trained model: the policy, or a reward model.
     pub learning_rate: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay of AdamW.
     pub weight_decay: f64,
-    /// The learning rate's shape after the warm-up.
+    /// Shape of the learning rate after the warm-up.
     pub schedule: ScheduleKind,
 }
 
-/// The defaults of presets: advantages and loss of PPO without a critic, clip 0.2, no KL.
+/// Values that presets share unless they set others: GRPO's advantages, PPO's loss with clip 0.2, no KL.
 impl Default for Preset {
     fn default() -> Self {
         Self {
@@ -144,7 +145,7 @@ impl Default for Preset {
             sft_weight: 0.0,
             kl_placement: KlPlacement::None,
             kl_coefficient: 0.001,
-            // The value of K3 never falls below 0 and the gradient of K2 is that of the divergence itself.
+            // The value of K3 is never negative, and the gradient of K2 is that of the divergence itself.
             kl_loss_estimator: KlEstimator::K3StraightThrough,
             positive_coefficient: 0.0,
             critic_warmup_steps: 0,
@@ -159,27 +160,27 @@ impl Default for Preset {
 }
 
 impl LearnsFrom {
-    /// Whether the completions that it learns from are sampled.
+    /// Whether the job samples the completions from which it learns.
     pub fn samples(self) -> bool {
         matches!(self, Self::Rewards | Self::RankedSamples)
     }
 
-    /// Whether these are preferences, of a data set or of rewards.
+    /// Whether the data are preferences, from a data set or by rewards.
     pub fn is_preference(self) -> bool {
         matches!(self, Self::Pairs | Self::Labels | Self::RankedSamples)
     }
 
-    /// Whether a model is trained that judges, and no policy.
+    /// Whether the trained model is a reward model instead of a policy.
     pub fn trains_reward_model(self) -> bool {
         matches!(self, Self::ScoredPairs | Self::Steps)
     }
 
-    /// Whether a step is one update of a loss that knows neither rewards nor advantages.
+    /// Whether a step is one update, with a loss that needs neither rewards nor advantages.
     pub fn updates_once(self) -> bool {
         self != Self::Rewards
     }
 
-    /// Completions of a row of the data set; `None` where they are sampled.
+    /// Number of completions in a row of the data set; `None` where completions are sampled.
     pub fn completions_of_row(self) -> Option<u64> {
         match self {
             Self::Demonstrations | Self::Steps => Some(1),
@@ -190,17 +191,17 @@ impl LearnsFrom {
 }
 
 impl AlgorithmKind {
-    /// The kind of data that it learns from.
+    /// Kind of data from which the algorithm learns.
     pub fn learns_from(self) -> LearnsFrom {
         self.declaration().learns_from
     }
 
-    /// Whether it samples the completions that it learns from.
+    /// Whether the algorithm samples the completions from which it learns.
     pub fn samples(self) -> bool {
         self.learns_from().samples()
     }
 
-    /// Its parts where the manifest says nothing, for completions of at most `max_completion_tokens` tokens.
+    /// Returns the preset's values for completions of at most `max_completion_tokens` tokens.
     pub fn preset(self, max_completion_tokens: u32) -> Preset {
         (self.declaration().preset)(max_completion_tokens)
     }

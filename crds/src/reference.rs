@@ -1,4 +1,4 @@
-//! The field reference in Markdown, from the same schema that the API server enforces.
+//! Field reference in Markdown, from the same schema that the API server enforces.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ const HEAD: &str = "\
 default is \"-\", the description says what happens without the field.
 ";
 
-/// Every field of the specification: path, type, default, range, description.
+/// Formats all fields of the specification: path, type, default, range, description.
 pub fn reference_markdown(definition: &Value) -> String {
     let mut text = String::from(HEAD);
     let root = definition.pointer("/spec/versions/0/schema/openAPIV3Schema").cloned().unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn reference_markdown(definition: &Value) -> String {
             .iter()
             .filter(|field| format!("{}.", field.path).starts_with(&below))
             .partition(|field| field.path != *path);
-        // A field directly below `spec` is a section of its own.
+        // A field directly below `spec` without subfields is its own section.
         for field in if leaves.is_empty() { own } else { leaves } {
             text.push_str(&row(field, &root));
         }

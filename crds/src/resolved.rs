@@ -1,8 +1,8 @@
-//! The specification with every default filled in, in types that cannot hold a contradiction.
+//! Specification with every default filled in, in types that cannot hold a contradiction.
 //!
-//! [`crate::validate`] is the only constructor, so code that gets one checks nothing again. Serialised, a
-//! resolved specification is a manifest that resolves to itself. No rules live here (see `rules`), only
-//! defaults.
+//! [`crate::validate`] is the only constructor, so code that gets a resolved specification checks nothing
+//! again. Serialized, it is a manifest that resolves to itself. This module has only defaults; rules are in
+//! `rules`.
 
 mod algorithm;
 mod model;
@@ -21,37 +21,37 @@ use crate::spec::{
     WorkersSpec,
 };
 
-/// A specification in which every default is filled in.
+/// Specification in which every default is filled in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedSpec {
-    /// The model.
+    /// Model, tokenizer and adapter.
     pub model: ResolvedModel,
-    /// The data sets; [`DataSpec::source`] distinguishes generated from read ones.
+    /// Data sets; [`DataSpec::source`] tells generated data from files.
     pub data: DataSpec,
-    /// The judgement, the preset's penalty on length included.
+    /// Reward functions, the preset's penalty on length included.
     pub rewards: RewardsSpec,
-    /// The algorithm, the preset written out.
+    /// Algorithm, with the preset's values filled in.
     pub algorithm: ResolvedAlgorithm,
-    /// The sampling.
+    /// Sampling of completions.
     pub rollout: RolloutSpec,
-    /// The training.
+    /// Batches, optimizer and length of the training.
     pub training: ResolvedTraining,
-    /// The checkpoints.
+    /// Checkpoints and exports.
     pub checkpoint: CheckpointSpec,
-    /// The tracking.
+    /// Destinations of metrics.
     pub tracking: TrackingSpec,
-    /// The workers. Fields that are still open depend on the machine.
+    /// Workers; fields that are still `None` depend on the machine.
     pub workers: WorkersSpec,
-    /// The time limits.
+    /// Time limits and retries.
     pub run_policy: RunPolicySpec,
-    /// The controller that reconciles the job; by default the operator.
+    /// Controller that reconciles the job; `None` for the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub managed_by: Option<String>,
 }
 
 impl ResolvedSpec {
-    /// Fills in every default. `None` where the rules that `validate` checks first do not hold.
+    /// Fills in every default. Returns `None` if the rules that `validate` checks first do not hold.
     pub(crate) fn resolve(spec: &RLTrainingJobSpec) -> Option<Self> {
         let preset = spec.algorithm.defaults(spec.rollout.max_completion_tokens);
         let mut rewards = spec.rewards.clone();
@@ -76,8 +76,8 @@ impl ResolvedSpec {
         self.rollout.longest_sequence(&self.data)
     }
 
-    /// The prompt and the completion, in tokens, with which a rollout group is largest:
-    /// `data.maxPromptTokens` and `rollout.maxCompletionTokens` where `rollout.maxModelTokens` holds both.
+    /// Returns the tokens of prompt and completion with which a rollout group is largest:
+    /// `data.maxPromptTokens` and `rollout.maxCompletionTokens`, if `rollout.maxModelTokens` allows both.
     pub fn largest_group(&self) -> (u64, u64) {
         let longest = self.max_sequence_tokens();
         let completion = u64::from(self.rollout.max_completion_tokens).min(longest - 1);

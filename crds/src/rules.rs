@@ -1,5 +1,5 @@
-//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form are side by
-//! side and share one message. Rules of a single field (type, range, enum) are in the schema instead.
+//! Rules that span fields. Each has a Kubernetes form (CEL) and a Rust form side by side, with one message.
+//! Rules of a single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
 mod batch;
@@ -44,44 +44,44 @@ pub(crate) use pod::is_reserved_folder;
 use reward_fields::FieldRule;
 pub(crate) use workers::is_variable_reserved;
 
-/// One rule.
+/// A condition that spans fields of the specification.
 pub(crate) struct Rule {
-    /// The path of `self` in the CEL form, such as `spec.model`; `[]` for each item of a list. The API
-    /// server evaluates a rule only if that field is given, and every field access has a cost. So the scope
-    /// is as deep as possible, and the condition that decides most jobs is first.
+    /// Path of `self` in the CEL form, such as `spec.model`, with `[]` for each item of a list. The API
+    /// server evaluates a rule only if that field is present, and every field access has a cost. So the scope
+    /// is as deep as possible, and the condition that decides most jobs comes first.
     pub(crate) scope: &'static str,
-    /// The field at which a problem is reported, relative to the scope; empty for the scope itself.
+    /// Field at which a problem is reported, relative to the scope; empty for the scope itself.
     pub(crate) at: &'static str,
-    /// The fields that it reads, relative to the scope.
+    /// Fields that the rule reads, relative to the scope.
     pub(crate) reads: &'static [&'static str],
-    /// The message to the user: what must hold.
+    /// Message to the user: what must hold.
     pub(crate) message: &'static str,
-    /// The rule as the API server evaluates it, on an object with defaults filled in.
+    /// CEL expression that the API server evaluates, on an object with defaults filled in.
     #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
     pub(crate) cel: fn() -> String,
-    /// The rule as we evaluate it.
+    /// Rust form of the rule.
     pub(crate) holds: Check,
-    /// The values of the reported field that would be right, where numbers say more than the message.
+    /// Returns the valid values of the reported field, where they depend on the specification.
     pub(crate) allowed: Option<fn(&RLTrainingJobSpec) -> String>,
 }
 
-/// What a rule reads.
+/// Rust form of a rule, by the part of the specification that it reads.
 pub(crate) enum Check {
-    /// The whole specification.
+    /// A condition on the full specification.
     Spec(fn(&RLTrainingJobSpec) -> bool),
-    /// Each reward function on its own.
+    /// A condition on each reward function.
     RewardFunction(fn(&RewardFunctionSpec) -> bool),
-    /// Each data set on its own.
+    /// A condition on each data set.
     Dataset(fn(&DatasetSpec) -> bool),
-    /// A field of each reward function; its CEL form follows from the declarations.
+    /// A condition on a field of each reward function, whose CEL form follows from the declarations.
     RewardField(FieldRule),
-    /// A parameter of a formula; its CEL form follows from the declarations.
+    /// A condition on a parameter of a formula, whose CEL form follows from the declarations.
     Parameter(ParameterRule),
-    /// The same of each of several preference losses.
+    /// A condition on a parameter of each item in a list of preference losses.
     LossParameter(&'static Parameter),
 }
 
-/// Every rule, in the order of the specification's sections.
+/// Yields all rules, in the order of the specification's sections.
 pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
     let sections = [
         model::RULES,
@@ -112,7 +112,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
 }
 
 impl Rule {
-    /// The rule as the API server evaluates it.
+    /// Returns the CEL expression that the API server evaluates.
     #[cfg(feature = "kube")]
     pub(crate) fn cel(&self) -> String {
         match self.holds {
@@ -123,7 +123,7 @@ impl Rule {
         }
     }
 
-    /// The full paths of the fields that break this rule, as reported.
+    /// Returns the full paths of the fields at which the rule is broken.
     pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec) -> Vec<String> {
         let path = |scope: &str| below(scope, self.at);
         match self.holds {
@@ -143,21 +143,21 @@ impl Rule {
         }
     }
 
-    /// The full paths of the items that do not hold.
+    /// Returns the full paths of the list items that break the rule.
     fn broken_items<T>(&self, items: &[T], holds: impl Fn(&T) -> bool) -> Vec<String> {
         let broken = items.iter().enumerate().filter(|(_, item)| !holds(item));
         let scope = |idx| self.scope.replace("[]", &format!("[{idx}]"));
         broken.map(|(idx, _)| below(&scope(idx), self.at)).collect()
     }
 
-    /// The path of the field at which a problem is reported, with `[]` for the items of a list.
+    /// Path of the field at which a problem is reported, with `[]` for the items of a list.
     #[cfg(feature = "kube")]
     pub(crate) fn reported_at(&self) -> String {
         below(self.scope, self.at)
     }
 
-    /// Whether the rule reads a field at, above or below `path`: its verdict means nothing when that is
-    /// wrong.
+    /// Whether the rule reads a field at, above or below `path`. If that field is invalid, the rule's result
+    /// means nothing.
     pub(crate) fn reads(&self, path: &str) -> bool {
         let path = without_indices(path);
         self.reads.iter().any(|field| {
@@ -195,7 +195,7 @@ fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
     spec.algorithm.defaults(spec.rollout.max_completion_tokens)
 }
 
-/// `['A', 'B']` in CEL, with the names of manifests.
+/// Formats choices by their names in manifests as a CEL list, such as `['A', 'B']`.
 fn cel_list<T: Serialize>(choices: &[T]) -> String {
     format!("[{}]", choices.iter().map(cel_name).collect::<Vec<_>>().join(", "))
 }
@@ -205,7 +205,7 @@ fn cel_name<T: Serialize>(choice: &T) -> String {
     format!("'{}'", name.unwrap_or_default())
 }
 
-/// Whether the kind is one of those that `which` picks, in CEL. `algorithm` is the path of the section.
+/// CEL condition that the kind is one of those that `which` accepts. `algorithm` is the path of the section.
 fn cel_kinds(algorithm: &str, which: impl Fn(AlgorithmKind) -> bool) -> String {
     let kinds: Vec<AlgorithmKind> = AlgorithmKind::ALL.into_iter().filter(|kind| which(*kind)).collect();
     match &kinds[..] {
@@ -214,12 +214,12 @@ fn cel_kinds(algorithm: &str, which: impl Fn(AlgorithmKind) -> bool) -> String {
     }
 }
 
-/// Whether the kind learns from data that `which` accepts, in CEL.
+/// CEL condition that the kind learns from data that `which` accepts.
 fn cel_learns_from(algorithm: &str, which: impl Fn(LearnsFrom) -> bool) -> String {
     cel_kinds(algorithm, |kind| which(kind.learns_from()))
 }
 
-/// Whether the job learns from a data set alone, in CEL.
+/// CEL condition that the job learns from a data set only.
 fn cel_samples_nothing(algorithm: &str) -> String {
     cel_learns_from(algorithm, |from| !from.samples())
 }
@@ -228,8 +228,8 @@ fn learns_from(spec: &RLTrainingJobSpec) -> LearnsFrom {
     spec.algorithm.kind.learns_from()
 }
 
-/// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is
-/// the path of the section from the rule's scope.
+/// CEL expression of the value of an overridable field: the given one, or the preset's. `algorithm` is the
+/// path of the section from the rule's scope.
 fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: fn(Preset) -> T) -> String {
     format!(
         "(has({algorithm}.{section}) && has({algorithm}.{section}.{field}) ? {algorithm}.{section}.{field} : {})",
@@ -237,13 +237,13 @@ fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: 
     )
 }
 
-/// What the preset of `kind`, or the defaults of the project `preset`, say of a field, in CEL.
+/// CEL expression of a field's value in the preset of `kind`, or in the defaults of the project `preset`.
 fn cel_preset<T: Serialize>(algorithm: &str, of: fn(Preset) -> T) -> String {
     let table_of = |project: Option<PresetProject>| {
         let mut table = String::new();
         for kind in AlgorithmKind::ALL {
             let separator = if table.is_empty() { "" } else { ", " };
-            // The length only enters the penalty on long completions, which no rule reads.
+            // The length only affects the penalty on long completions, which no rule reads.
             let preset = kind.preset(1);
             let preset = match project {
                 Some(project) => project.over(kind, preset),
@@ -266,7 +266,7 @@ fn cel_preset<T: Serialize>(algorithm: &str, of: fn(Preset) -> T) -> String {
     effective
 }
 
-/// The divisors of a number, for the answer to one that does not divide it.
+/// Lists the divisors of a number, for the error about one that does not divide it.
 fn divisors(number: u32) -> String {
     let divisors =
         (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).map(|divisor| divisor.to_string());

@@ -1,15 +1,15 @@
-//! The generated files of the Helm chart. The chart's own templates are written by hand.
+//! Generated files of the Helm chart. The chart's own templates are written by hand.
 
 use std::path::{Path, PathBuf};
 
 use crate::permissions::{Reach, rules};
 
-/// The chart's folder of generated files.
+/// Folder of the chart's generated files.
 const FOLDER: &str = "charts/rl-operator/files";
-/// The generated CRD, which the chart repeats.
+/// Generated CRD, of which the chart has a copy.
 const CRD: &str = "crds/manifests/rltrainingjobs.yaml";
 
-/// Why the files could not be made.
+/// The files could not be generated or written.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ChartError {
@@ -19,10 +19,10 @@ pub enum ChartError {
     Yaml(#[from] serde_saphyr::SerializeError),
 }
 
-/// Every generated file below the workspace's `root`, with its text.
+/// Returns all generated files below the workspace's `root`, with their content.
 ///
 /// # Errors
-/// [`ChartError`] where the CRD can not be read.
+/// [`ChartError`] if the CRD cannot be read.
 pub fn files(root: &Path) -> Result<Vec<(PathBuf, String)>, ChartError> {
     let crd = root.join(CRD);
     let text = std::fs::read_to_string(&crd).map_err(|source| ChartError::File {

@@ -1,7 +1,7 @@
-//! The client of the API server: every call is counted, has a timeout, and passes a rate limit by priority.
+//! Client of the API server: every call is counted, has a timeout, and passes a rate limit by priority.
 //!
-//! kube's own retries are off: the caller decides about the next try, and one reconcile cannot occupy its
-//! slot for minutes.
+//! kube's own retries are off: the caller decides about retries, so one reconcile cannot occupy its slot for
+//! minutes.
 
 mod call;
 mod connection;
@@ -20,33 +20,34 @@ pub use limiter::{Closed, Limiter, Turn};
 use crate::lease::Term;
 use crate::metrics::Metrics;
 
-/// How many calls are made.
+/// Rate limit of calls to the API server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallRate {
-    /// Calls a second, all the time.
+    /// Sustained calls per second.
     pub per_second: f64,
-    /// Calls at once after a pause.
+    /// Calls in a burst after a pause.
     pub burst: f64,
 }
 
 impl Default for CallRate {
-    /// A burst of 200 jobs of eight pods passes at once; the API server's own limits (429) bound the rest.
+    /// Allows a burst of 200 jobs with eight pods each; the API server's own limits (429) bound the rest.
     fn default() -> Self {
         Self { per_second: 1000.0, burst: 2000.0 }
     }
 }
 
-/// Calls in flight at the same time. More than the API server works on would only wait there, without
-/// priorities.
+/// Number of calls in flight at the same time. More than the API server processes would only wait there,
+/// without priorities.
 pub const MAX_IN_FLIGHT: usize = 64;
 
-/// Time for any call, and for a watch to begin.
+/// Timeout of a call, and of the start of a watch.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client whose calls pass `limiter`, are counted by `metrics`, and whose writes end with `term`.
+/// Returns a client whose calls pass `limiter`, are counted by `metrics`, and whose writes are cancelled when
+/// `term` ends.
 ///
 /// # Errors
-/// The configuration's certificates can not be used.
+/// The configuration's certificates cannot be used.
 pub fn client(
     mut config: Config,
     limiter: &Limiter,

@@ -1,4 +1,4 @@
-//! The state that all reconciles share.
+//! State that all reconciles share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,44 +20,44 @@ use crate::metrics::Metrics;
 use crate::observe::Reports;
 use crate::written::Written;
 
-/// The state that all reconciles share.
+/// State that all reconciles share.
 #[derive(Clone)]
 pub struct Context {
-    /// The API server.
+    /// Client of the API server.
     pub client: Client,
-    /// The rate limiter of its calls.
+    /// Rate limiter of the client's calls.
     pub limiter: Limiter,
-    /// The cluster's settings of pods.
+    /// Settings for the pods of all jobs.
     pub settings: Settings,
-    /// The cache of the watches.
+    /// Cache that the watches fill.
     pub index: Arc<Index>,
-    /// Which queues and gang schedulers the cluster has.
+    /// Discovery of the cluster's queues and gang schedulers.
     pub discovery: Arc<Discovery>,
-    /// Validated jobs.
+    /// Cache of validated jobs.
     pub prepared: Arc<PreparedJobs>,
-    /// Statuses written last.
+    /// Statuses that were written last.
     pub written: Arc<Written>,
-    /// The recorder of Events.
+    /// Recorder of Events.
     pub recorder: Recorder,
-    /// The reports of trainers.
+    /// Reports of trainers.
     pub reports: Arc<dyn Reports>,
-    /// Whether this operator may write.
+    /// Whether this process may write.
     pub leadership: watch::Receiver<bool>,
     /// Consecutive failures of each job.
     pub failures: Arc<Failures>,
-    /// The metrics.
+    /// Metrics of the operator.
     pub metrics: Metrics,
-    /// Set once all objects were seen.
+    /// Whether all objects were listed once.
     pub synced: watch::Sender<bool>,
 }
 
 impl Context {
-    /// Whether this operator may write.
+    /// Whether this process may write.
     pub fn is_leader(&self) -> bool {
         *self.leadership.borrow()
     }
 
-    /// Forgets a job that is gone.
+    /// Drops the state of a deleted job.
     pub fn forget(&self, job: &Job) {
         let uid = job.uid();
         self.prepared.forget(uid);
@@ -67,7 +67,7 @@ impl Context {
     }
 }
 
-/// Consecutive failures of each job.
+/// Number of consecutive failures of each job.
 #[derive(Debug, Default)]
 pub struct Failures {
     by_uid: Mutex<HashMap<String, u32>>,
@@ -77,22 +77,22 @@ impl Failures {
     const FIRST: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(60);
 
-    /// Counts a failure and says how long to wait.
+    /// Counts a failure, and returns the time until the next try.
     pub fn next_wait(&self, uid: &str, error: &ApplyError) -> Duration {
         let mut counts = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(uid.to_owned()).or_default();
         *count += 1;
-        // A conflict mostly means that the watch is a moment behind.
+        // A conflict usually means that the watch is slightly behind.
         let doublings = if error.is_conflict() { *count - 1 } else { *count };
         backoff::doubled(Self::FIRST, doublings, Self::LONGEST)
     }
 
-    /// Consecutive failures of a job.
+    /// Number of consecutive failures of a job.
     pub fn count(&self, uid: &str) -> u32 {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).get(uid).copied().unwrap_or(0)
     }
 
-    /// Forgets the failures of a job.
+    /// Resets the count of a job.
     pub fn forget(&self, uid: &str) {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }

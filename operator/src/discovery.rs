@@ -1,7 +1,7 @@
-//! Discovery of optional APIs: Kueue and gang schedulers. One call at the start; repeated only when a job
+//! Discovery of optional APIs: Kueue and gang schedulers. One call at the start, repeated only when a job
 //! needs an API that was missing. A missing API is neither watched nor called.
 //!
-//! A failed call means nothing about the cluster: it is retried here with back-off, and nowhere else.
+//! A failed call says nothing about the cluster: it is retried here with backoff, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use crate::backoff;
 
-/// Least time between an answer and the next call.
+/// Least time between a response and the next call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Wait after a call that failed, doubled with each failure in a row.
+/// Wait after a failed call, doubled with each consecutive failure.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
-/// Longest such wait.
+/// Longest wait after failed calls.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
-/// The cached answer.
+/// Optional APIs as last discovered.
 #[derive(Debug)]
 pub struct Discovery {
     served: watch::Sender<Served>,
@@ -28,13 +28,13 @@ pub struct Discovery {
     patience: Duration,
 }
 
-/// When the next call may be made.
+/// Time of the next call.
 #[derive(Debug, Default)]
 struct Schedule {
-    /// `None`: at once, before the first call.
+    /// Earliest time of the next call; `None` before the first one.
     due: Option<Instant>,
     has_answer: bool,
-    /// Calls in a row that failed.
+    /// Number of consecutive failed calls.
     num_failures: u32,
 }
 
@@ -45,22 +45,22 @@ impl Default for Discovery {
 }
 
 impl Discovery {
-    /// Without an answer yet.
+    /// Returns a discovery without a response yet.
     pub fn new(patience: Duration) -> Self {
         Self { served: watch::Sender::new(Served::default()), schedule: Mutex::default(), patience }
     }
 
-    /// The last answer.
+    /// Returns the APIs of the last response.
     pub fn served(&self) -> Served {
         *self.served.borrow()
     }
 
-    /// A receiver of changes of the served APIs.
+    /// Returns a receiver of changes of the served APIs.
     pub fn changes(&self) -> watch::Receiver<Served> {
         self.served.subscribe()
     }
 
-    /// Calls the API server until it answers. No job may be reconciled before: an unknown Kueue would look
+    /// Calls the API server until it responds. No job may be reconciled before: an unknown Kueue would look
     /// like a missing one, and its jobs would be suspended.
     pub async fn wait_until_known(&self, client: &Client) {
         loop {
@@ -76,7 +76,8 @@ impl Discovery {
         }
     }
 
-    /// Calls the API server, unless it answered or failed a moment ago. A failure keeps the last answer.
+    /// Calls the API server, unless it responded or failed recently. After a failure the last response stays
+    /// valid.
     pub async fn refresh(&self, client: &Client) {
         let mut schedule = self.schedule.lock().await;
         if schedule.due.is_some_and(|due| Instant::now() < due) {
@@ -105,7 +106,7 @@ impl Discovery {
     /// Waits until Kueue is installed.
     pub async fn kueue(self: &Arc<Self>) {
         let mut changes = self.changes();
-        // The sender lives as long as this.
+        // The sender is owned by `self`, so it is never closed.
         let _ = changes.wait_for(|served| served.has_workloads).await;
     }
 }

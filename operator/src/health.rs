@@ -1,7 +1,7 @@
-//! The operator's own web page for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
+//! HTTP server for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
 //!
-//! Live: every watch was renewed in time, so that an operator that silently lost one is restarted. Ready: all
-//! caches are synced, on the leader and on standbys.
+//! Live: every watch was restarted in time, so that an operator that silently lost one is restarted. Ready:
+//! all caches are synced, on the leader and on standbys.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,25 +19,26 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 use crate::progress::Reports;
 
-/// A watch ends after 200 s and is restarted: twice that, and a minute for failed tries.
+/// Age at which a watch counts as dead. A watch ends after 200 s and is restarted: twice that, and a minute
+/// for failed tries.
 pub const WATCH_MAX_AGE: Duration = Duration::from_secs(2 * 200 + 60);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The sources of the page.
+/// State that the server shows.
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// Calls and watches.
+    /// Metrics of calls and watches.
     pub metrics: Metrics,
-    /// Whether all objects were seen once.
+    /// Whether all objects were listed once.
     pub synced: watch::Receiver<bool>,
     /// Whether this replica leads.
     pub leadership: watch::Receiver<bool>,
-    /// The reports of ranks.
+    /// Reports of ranks.
     pub reports: Reports,
 }
 
-/// The port can not be listened on.
+/// The server cannot listen on its port.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to listen on {address} for probes and metrics")]
 pub struct ListenError {
@@ -45,7 +46,7 @@ pub struct ListenError {
     source: std::io::Error,
 }
 
-/// Serves the page for as long as the process lives. Returns the address.
+/// Serves until the process ends. Returns the address.
 ///
 /// # Errors
 /// [`ListenError`].
@@ -73,7 +74,7 @@ async fn healthz(State(health): State<Arc<Health>>) -> Response {
     if dead.is_empty() { "alive\n".into_response() } else { unavailable(dead.join("")) }
 }
 
-/// A line for each watch that was not restarted in time.
+/// Returns a line for each watch that was not restarted in time.
 fn dead_watches(ages: &[(String, Duration)]) -> Vec<String> {
     let dead = ages.iter().filter(|(_, age)| *age > WATCH_MAX_AGE);
     dead.map(|(resource, age)| {

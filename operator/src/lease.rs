@@ -18,24 +18,23 @@ use tokio::task::JoinHandle;
 use elector::Elector;
 pub use term::Term;
 
-/// The durations of the election.
+/// Durations of the leader election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Silence after which a holder counts as gone.
+    /// Time without a change after which a holder counts as gone.
     pub valid_for: Duration,
     /// Age of the last renewal at which the leader stops.
     pub renew_within: Duration,
-    /// Between two renewals.
+    /// Interval of renewals.
     pub renew_every: Duration,
-    /// After a renewal that failed, and after the first failure to become the leader; that wait doubles with
-    /// each.
+    /// Wait after a failed renewal, and after the first failed acquisition; it doubles with each further one.
     pub retry_after: Duration,
-    /// For one call; one of a leader never lasts longer than its term.
+    /// Timeout of one call; for a leader it is cut short by the end of its term.
     pub call_timeout: Duration,
 }
 
 impl Default for Timing {
-    /// Twelve renewals a minute; a standby has taken over 15 s after a crash.
+    /// Renews twelve times a minute; a standby takes over within 15 s after a crash.
     fn default() -> Self {
         Self {
             valid_for: Duration::from_secs(14),
@@ -47,20 +46,20 @@ impl Default for Timing {
     }
 }
 
-/// Which Lease, and for whom.
+/// Lease and identity of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub name: String,
-    /// The holder's identity; two processes that run at the same time must never share it.
+    /// Identity of the holder; two processes that run at the same time must never share it.
     pub identity: String,
-    /// How patient.
+    /// Timing of the leader election.
     pub timing: Timing,
 }
 
-/// Why a leader lost its Lease, or why no leader can be elected.
+/// The leader lost its Lease, or no leader can be elected.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum LeaseError {
@@ -72,7 +71,7 @@ pub enum LeaseError {
     Ended,
 }
 
-/// An election that continues in the background.
+/// Leader election that runs in the background.
 #[derive(Debug)]
 pub struct Election {
     leadership: watch::Receiver<bool>,
@@ -81,7 +80,7 @@ pub struct Election {
 }
 
 impl Election {
-    /// Becomes a candidate, whose `term` is put off with each renewal.
+    /// Becomes a candidate; each renewal extends `term`.
     pub fn start(client: Client, candidate: Candidate, term: Term) -> Self {
         let api = Api::<Lease>::namespaced(client, &candidate.namespace);
         let (leading, leadership) = watch::channel(false);
@@ -90,12 +89,12 @@ impl Election {
         Self { leadership, release: Some(release), task }
     }
 
-    /// Whether this process leads, now and in the future. It is checked right before each write.
+    /// Whether this process leads, now and in the future. Check it right before each write.
     pub fn leadership(&self) -> watch::Receiver<bool> {
         self.leadership.clone()
     }
 
-    /// Waits until leading is over for good, which calls for the end of the process.
+    /// Waits until this process can no longer lead; then it must end.
     pub async fn lost(&mut self) -> LeaseError {
         match (&mut self.task).await {
             Ok(Err(error)) => error,
@@ -103,8 +102,7 @@ impl Election {
         }
     }
 
-    /// Gives the Lease up, so that another replica leads at once. To be called when nothing is written any
-    /// more.
+    /// Releases the Lease, so that another replica leads at once. Call it after the last write.
     pub async fn release(mut self) {
         if let Some(release) = self.release.take() {
             let _ = release.send(());

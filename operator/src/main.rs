@@ -1,4 +1,4 @@
-//! The operator's binary: arguments in, exit code out.
+//! Binary of the operator: arguments in, exit code out.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ async fn main() -> ExitCode {
     let traces = rlt_traces::start(lines, filter, Some("rlt-operator"));
     let outcome = rlt_operator::run(args).await.map_err(anyhow::Error::new);
     if let Err(error) = &outcome {
-        // With all that it follows from, in one object like everything else.
+        // The error with its chain of causes, in one JSON object like other log lines.
         tracing::error!(error = format!("{error:#}"), "operator stopped");
     }
     if let Some(traces) = traces {

@@ -1,4 +1,4 @@
-//! The cache of nodes: of each only whether it answers. The index has the pods on it.
+//! Cache of the nodes' states. The index has the pods of each node.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,27 +8,27 @@ use k8s_openapi::api::core::v1::Node;
 use rlt_objects::node_signals::{Impairment, NodeSignals};
 use rlt_objects::worker::Worker;
 
-/// The taint by which an administrator or a controller states that nothing runs on a node any more.
+/// Taint with which an administrator or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// Whether a node answers.
+/// State of a node, as far as its workers depend on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// It answers.
+    /// The node answers.
     Answers,
-    /// It answers, but workers are better off without it.
+    /// The node answers, but workers should avoid or leave it.
     Impaired(Arc<Impairment>),
-    /// It does not answer; its processes may run on.
+    /// The node does not answer; its processes may still run.
     Silent,
-    /// It is gone or tainted out-of-service: nothing on it runs any more.
+    /// The node is gone or tainted out-of-service: nothing runs on it any more.
     Lost,
 }
 
-/// The states of some nodes by their name.
+/// States of nodes, by name.
 pub type NodeStates = BTreeMap<Arc<str>, NodeState>;
 
 impl NodeState {
-    /// Reads a node, of which some signals speak against it.
+    /// Reads the state of a node; `signals` decide whether it is impaired.
     pub fn read(node: &Node, signals: &NodeSignals) -> Self {
         let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         if taints.into_iter().any(|taint| taint.key == OUT_OF_SERVICE) {
@@ -44,25 +44,25 @@ impl NodeState {
     }
 }
 
-/// Labels of some nodes by their name.
+/// Labels of nodes, by name.
 pub type NodeLabels = BTreeMap<Arc<str>, BTreeMap<String, String>>;
 
-/// All nodes of the cluster, once they were listed. Where the operator may not see nodes, nothing is ever
-/// known.
+/// States of all nodes of the cluster, once they were listed. It stays empty if the operator may not read
+/// nodes.
 #[derive(Debug, Default)]
 pub struct Nodes {
-    /// The signals by which a node is avoided.
+    /// Signals because of which a node is impaired.
     pub signals: NodeSignals,
     known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,
 }
 
 impl Nodes {
-    /// No node was listed yet.
+    /// Returns a cache for which nodes were not listed yet.
     pub fn new(signals: NodeSignals) -> Self {
         Self { signals, known: Mutex::default() }
     }
 
-    /// The states of the nodes of these workers, of those nodes that are in the cache.
+    /// Returns the cached states of the nodes of these workers.
     pub fn of(&self, workers: &[Arc<Worker>]) -> NodeStates {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return NodeStates::new() };
@@ -70,7 +70,7 @@ impl Nodes {
         names.filter_map(|name| Some((name.clone(), known.get(&name)?.clone()))).collect()
     }
 
-    /// All nodes that workers are better off without, as far as they are known.
+    /// Returns the names of all impaired nodes, sorted.
     pub fn impaired(&self) -> Vec<Arc<str>> {
         let known = self.lock();
         let nodes = known.iter().flatten();
@@ -78,8 +78,8 @@ impl Nodes {
         impaired.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The nodes of these pods that are not in the cache: they are gone, or the watch has not shown them yet,
-    /// which only the API server knows. Empty while nodes were not listed.
+    /// Returns the nodes of these pods that are not in the cache: they are gone, or the watch has not shown
+    /// them yet, which only the API server knows. Empty until nodes were listed.
     pub fn uncached(&self, workers: &[Arc<Worker>]) -> BTreeSet<Arc<str>> {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return BTreeSet::new() };
@@ -96,7 +96,7 @@ impl Nodes {
         before.as_ref() != known.get(name)
     }
 
-    /// Removes a node that is gone.
+    /// Removes a deleted node.
     pub fn remove(&self, name: &str) {
         if let Some(known) = self.lock().as_mut() {
             known.remove(name);

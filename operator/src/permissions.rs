@@ -1,40 +1,41 @@
-//! The operator's permissions in a cluster, with reasons: the one table from which the chart's roles are
+//! Permissions of the operator in a cluster, with reasons: the one table from which the chart's roles are
 //! generated.
 //!
-//! The API server refuses a call that is not here. Tests check that, and that every line is needed by a call.
+//! The API server refuses a call that the table does not allow. Tests check that, and that each entry is
+//! needed by a call.
 
 use serde::Serialize;
 
-/// How far a permission reaches.
+/// Scope of a permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All namespaces that are watched.
+    /// All watched namespaces.
     Watched,
-    /// The operator's own namespace.
+    /// Namespace of the operator.
     Own,
-    /// Cluster-scoped resources.
+    /// Resources without a namespace.
     Cluster,
 }
 
-/// One permission.
+/// One entry of the table of permissions.
 #[derive(Clone, Copy, Debug)]
 pub struct Permission {
-    /// How far it reaches.
+    /// Scope of the permission.
     pub reach: Reach,
-    /// The API group; empty for the core.
+    /// API group; empty for the core group.
     pub group: &'static str,
-    /// The resource, with its subresource.
+    /// Resource, with its subresource.
     pub resource: &'static str,
-    /// The allowed verbs.
+    /// Verbs that are allowed.
     pub verbs: &'static [&'static str],
-    /// With which object alone, as the chart names it; with any where it is `None`. Creating cannot be
-    /// limited to names.
+    /// Name of the only allowed object, as a template of the chart; `None` for all objects. Creating cannot
+    /// be limited to names.
     pub name: Option<&'static str>,
-    /// The reason.
+    /// Reason for the permission.
     pub reason: &'static str,
 }
 
-/// The Secret of the status channel, in the chart's words.
+/// Name of the status channel's Secret, as a template of the chart.
 const CHANNEL_SECRET: &str = "{{ include `rl-operator.name` . }}-channel";
 
 const fn permission(
@@ -47,17 +48,17 @@ const fn permission(
     Permission { reach, group, resource, verbs, name: None, reason }
 }
 
-/// A child that is created once for each job, watched, and restored when it differs. An existing object of
-/// its name is read to find its owner.
+/// Verbs for a child that is created once for each job, watched, and restored when it differs. An existing
+/// object of its name is read to find its owner.
 const CHILD: &[&str] = &["create", "get", "list", "patch", "watch"];
 
-/// An object that is made before the pods of an attempt, and replaced with the next one. One that exists
-/// before it is made is read, to know whose it is.
+/// Verbs for an object that is created before the pods of an attempt, and replaced in the next one. An
+/// existing object of its name is read to find its owner.
 const GROUP: &[&str] = &["create", "deletecollection", "get"];
 const GROUP_REASON: &str =
     "have all workers of an attempt placed, or none, where the cluster has such a scheduler";
 
-/// Every permission.
+/// All permissions of the operator.
 pub const PERMISSIONS: &[Permission] = &[
     permission(
         Reach::Watched,
@@ -179,28 +180,28 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
 ];
 
-/// A rule of a role, as Kubernetes writes it.
+/// Rule of a role, as Kubernetes writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rule {
-    /// API groups.
+    /// API groups of the rule.
     pub api_groups: [&'static str; 1],
-    /// Resources.
+    /// Resources of the rule.
     pub resources: [&'static str; 1],
-    /// Names of objects; any where there are none.
+    /// Names of objects; `None` for all objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_names: Option<[&'static str; 1]>,
-    /// Verbs.
+    /// Verbs of the rule.
     pub verbs: Vec<&'static str>,
 }
 
-/// The rules of one reach, in the order of the table.
+/// Returns the rules of one scope, in the order of the table.
 pub fn rules(reach: Reach) -> Vec<Rule> {
     let within = PERMISSIONS.iter().filter(|permission| permission.reach == reach);
     within.flat_map(rules_of).collect()
 }
 
-/// One rule, or two where all verbs but `create` are limited to a name.
+/// Returns one rule, or two where all verbs except `create` are limited to a name.
 fn rules_of(permission: &Permission) -> Vec<Rule> {
     let is_limited = |verb: &&&str| permission.name.is_some() && **verb != "create";
     let rule = |name: Option<&'static str>, verbs: Vec<&'static str>| Rule {

@@ -1,5 +1,5 @@
-//! The server of the status channel: authentication and authorization of reports, and the newest report of
-//! every job.
+//! Server of the status channel: authentication and authorization of reports, and the newest report of every
+//! job.
 //!
 //! ```text
 //! rank -- TLS, token --> service -> does the token claim to be a worker of that job, attempt, rank?
@@ -7,14 +7,13 @@
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
-//! Launchers of pods that may be assigned to another attempt poll the same server for what to run
+//! Launchers of pods that may be assigned to another attempt poll the same server for their assignment
 //! (`launchers.rs`).
 //!
-//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby would
-//! have to forward reports. Every report contains the whole state, so a change of leader costs one report.
+//! Only the leader serves: it announces itself in the EndpointSlice of the channel's Service. A standby would
+//! have to forward reports. Every report contains the full state, so a change of leader costs one report.
 //!
-//! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known
-//! here.
+//! The names of variables, files and the audience are in [`rlt_channel`]. Other modules write the status.
 
 mod bounds;
 mod certificates;

@@ -1,12 +1,12 @@
-//! The client that reports: a process keeps its newest state in a mailbox, and a separate thread sends it to
-//! the operator.
+//! Client that reports status: a process keeps its newest state in a mailbox, and a separate thread sends it
+//! to the operator.
 //!
 //! ```text
 //! training -> Client::update -> mailbox (the newest state, once) -> thread -> TLS -> operator
 //! ```
-//! With any fault of the operator (absent, slow, hanging, refusing, restarting, unknown certificate), a call
-//! here takes microseconds and never fails. Every report contains the whole state, so a delayed report loses
-//! nothing and memory does not grow. What the state means is not known here.
+//! Whatever is wrong with the operator (absent, slow, hanging, refusing, restarting, unknown certificate), a
+//! call here takes microseconds and never fails. Every report contains the full state, so a delayed report
+//! loses nothing and memory does not grow. This module does not interpret the state.
 
 mod backoff;
 mod connection;
@@ -27,20 +27,20 @@ use crate::{Ending, ReportRequest};
 /// How soon a change must be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// With the next report that is due anyway.
+    /// Sent with the next scheduled report.
     Routine,
-    /// At once, unless the operator is out of reach.
+    /// Sent at once, unless the operator is unreachable.
     AtOnce,
 }
 
-/// A handle of this process's reports; clones share the same state.
+/// Handle of this process's reports; clones share the same state.
 #[derive(Clone, Debug)]
 pub struct Client {
     mailbox: Arc<Mailbox>,
 }
 
 impl Client {
-    /// Starts the thread that reports.
+    /// Starts the reporting thread.
     ///
     /// # Errors
     /// The operating system refuses a thread.
@@ -59,8 +59,8 @@ impl Client {
         self.mailbox.update(urgency, change);
     }
 
-    /// Says how the process ends, and waits until the operator knows it, at most `timeout`. Returns whether
-    /// it does. Nothing is reported afterwards.
+    /// Reports how the process ends, and waits at most `timeout` for the operator's acknowledgement. Returns
+    /// whether it came. Nothing is reported afterwards.
     pub fn finish(&self, ending: Ending, timeout: Duration) -> bool {
         self.mailbox.update(Urgency::AtOnce, |report| report.ending = Some(ending));
         self.mailbox.close(timeout)

@@ -1,5 +1,4 @@
-//! The status channel between trainer and operator: its messages, its client, and the names that both sides
-//! share.
+//! Status channel between trainer and operator: its messages, its client, and the names that both sides use.
 //!
 //! Messages are generated from `proto/channel.proto` by `make generate`. The operator authorizes and stores
 //! reports; the trainer fills them.
@@ -14,8 +13,8 @@ pub use messages::*;
 #[expect(clippy::allow_attributes_without_reason, reason = "written by the generator")]
 mod messages;
 
-/// The audience that a token must be meant for.
+/// Audience of the service account tokens that the operator accepts.
 pub const AUDIENCE: &str = "rltraining.dev/channel";
 
-/// The metadata entry that carries `Bearer <token>`.
+/// Metadata entry with `Bearer <token>`.
 pub const AUTHORIZATION: &str = "authorization";

@@ -1,11 +1,11 @@
-//! The batch arithmetic: the sizes of one step, as `rlctl plan` and the status show them.
+//! Batch arithmetic: the sizes of one step, as `rlctl plan` and the status show them.
 
 use serde::Serialize;
 
 use crate::resolved::{ResolvedSpec, TrainingLength};
 use crate::spec::DataSource;
 
-/// The sizes of one step. Counts of samples and tokens are those of steps without filtered samples.
+/// Sizes of one step. Counts of samples and tokens assume that no sample is filtered out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BatchPlan {
@@ -13,7 +13,7 @@ pub struct BatchPlan {
     pub prompts_per_step: u64,
     /// Completions of each prompt; 1 in supervised training, 2 where a data set has the pairs.
     pub samples_per_prompt: u64,
-    /// Sequences of one step.
+    /// Sequences of one step, over all ranks.
     pub samples_per_step: u64,
     /// Sequences of one optimizer update.
     pub samples_per_update: u64,
@@ -23,16 +23,16 @@ pub struct BatchPlan {
     pub max_sequence_tokens: u64,
     /// Most tokens of one step.
     pub max_tokens_per_step: u64,
-    /// Most forward and backward passes of one update, when every sequence is as long as it may be.
+    /// Most forward and backward passes of one update, if every sequence has the maximal length.
     pub max_micro_batches_per_update: u64,
-    /// Most forward passes without gradients to score a step once, likewise.
+    /// Most forward passes without gradients to score a step once, if every sequence has the maximal length.
     pub max_logprob_passes_per_step: u64,
     /// Most sequences that one rank decodes at the same time, see [`concurrent_sequences`].
     pub concurrent_sequences: u64,
-    /// Steps of the whole training; `None` when the data says how many there are.
+    /// Steps of the whole training; `None` when it depends on the size of a data set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_steps: Option<u64>,
-    /// Supervised steps before the first one.
+    /// Supervised steps before the first step of the algorithm.
     pub cold_start_steps: u64,
 }
 
@@ -77,36 +77,36 @@ impl BatchPlan {
     }
 }
 
-/// Most sequences that one rank, or its rollout tensor-parallel group, decodes at the same time: as many as
-/// it samples in a step, within the job's limit. An evaluation of more sequences takes longer, not more
-/// memory.
+/// Returns the most sequences that one rank, or its rollout tensor-parallel group, decodes at the same time:
+/// as many as it samples in a step, within `rollout.maxConcurrentSequences`. An evaluation of more sequences
+/// takes longer, not more memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     let samples = u64::from(spec.rollout.samples_per_prompt);
     let own = share(spec, spec.training.prompts_per_step.into()).saturating_mul(samples);
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// The share of `num_prompts` of the busiest sequence-parallel group of `sp` ranks in passes over the model.
+/// Number of prompts, of `num_prompts`, that the busiest sequence-parallel group of `sp` ranks processes.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / (sp * spec.workers.mesh.tp)).max(1).into())
 }
 
-/// Samples of the busiest rank, or of its rollout tensor-parallel group, for `num_prompts` prompts.
+/// Number of prompts, of `num_prompts`, that the busiest rank or rollout tensor-parallel group samples for.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }
 
-/// The fullest pass under a token budget of each of `sp` ranks, when every sequence is as long as it may
-/// be; shorter ones only make fewer passes. As the trainer packs: a group takes its prompt once, the last
-/// token of a completion is not computed, and only a group that exceeds the budget is split. Ranks that
-/// share the tokens of a pass have one budget together.
+/// The fullest pass under a token budget of each of `sp` ranks, if every sequence has the maximal length;
+/// shorter sequences only make fewer passes. It follows the trainer's packing: a group contains its prompt
+/// once, the last token of a completion is not computed, and only a group that exceeds the budget is split.
+/// Ranks that share the tokens of a pass have one budget together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullPass {
-    /// Tokens that one rank computes.
+    /// Tokens that one rank computes in the pass.
     pub(super) tokens: u64,
-    /// Most completion tokens of which one rank computes log-probs.
+    /// Most completion tokens for which one rank computes log-probs.
     pub(super) predicted: u64,
-    /// Passes that `num_prompts` groups take.
+    /// Number of passes that `num_prompts` groups take.
     pub(super) num_passes: u64,
 }
 
@@ -130,7 +130,8 @@ impl FullPass {
             (prompt + samples * added, samples, num_prompts * samples_per_prompt.div_ceil(samples))
         };
         let tokens = tokens.div_ceil(sp);
-        // Each token predicts one, but the end of a prompt the first token of each of its samples.
+        // Each token predicts one, except the end of a prompt, which predicts the first token of each of its
+        // samples.
         Self { tokens, predicted: (samples * completion).min(tokens + samples), num_passes }
     }
 
@@ -149,15 +150,15 @@ impl FullPass {
     }
 }
 
-/// Most prompts of an update that a sequence-parallel group of `sp` ranks has, and most demonstrations of a
-/// cold start where there is one.
+/// Most prompts that a sequence-parallel group of `sp` ranks has in one update, and most demonstrations in
+/// one update of a cold start, where there is one.
 fn updated_prompts(spec: &ResolvedSpec, sp: u32) -> (u64, Option<u64>) {
     let of = |num: u32| scored_share(spec, num.into(), sp);
     let cold_start = spec.algorithm.cold_start.as_ref().filter(|cold_start| cold_start.steps > 0);
     (of(spec.training.prompts_per_update), cold_start.map(|cold_start| of(cold_start.batch_size)))
 }
 
-/// Most prompts whose tokens one rank computes in an update of any kind.
+/// Most prompts whose tokens one rank computes in one update, cold start included.
 pub(super) fn most_updated_prompts(spec: &ResolvedSpec) -> u64 {
     let (own, demonstrations) = updated_prompts(spec, 1);
     own.max(demonstrations.unwrap_or(0))
@@ -174,7 +175,7 @@ fn num_steps(spec: &ResolvedSpec) -> Option<u64> {
     }
 }
 
-/// Held-out prompts; as many as can be where only the files say.
+/// Most held-out prompts that an evaluation can have: an upper bound where the number of prompts is in files.
 pub(super) fn num_held_out_prompts(spec: &ResolvedSpec) -> u64 {
     let limit = spec.data.max_held_out_prompts.unwrap_or(u64::MAX);
     match spec.data.source() {

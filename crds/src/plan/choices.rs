@@ -1,5 +1,5 @@
-//! Defaults that depend on the device: compute precision, activation checkpointing, and whether the rollout
-//! folds an adapter in. The trainer and the plan choose by the same functions.
+//! Defaults that depend on the device: compute dtype, activation checkpointing, and whether the rollout
+//! merges an adapter. The trainer and the plan use the same functions.
 
 use serde::Serialize;
 
@@ -10,35 +10,35 @@ use super::weight_sync::{self, unmerged_refusal};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, Precision};
 
-/// Models above so many parameters checkpoint activations on GPUs by default.
+/// Number of parameters above which models checkpoint activations on GPUs by default.
 const CHECKPOINTED_PARAMETERS: u64 = 1_000_000_000;
 
-/// The part of a device's memory that a choice may fill: the allocator's fragments and what libraries take
-/// need the rest.
+/// Fraction of a device's memory that a choice may fill. The rest is for fragments of the allocator and for
+/// libraries.
 const FILLED: f64 = 0.8;
 
-/// How much more memory, at the peak, an adapter beside its base may take by default.
+/// Most memory at the peak, relative to a merged adapter, that an unmerged one may take by default.
 const MORE_MEMORY: f64 = 1.125;
 
-/// The chosen values.
+/// Values chosen for the open fields of a specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Choices {
-    /// Numbers of the training's layers.
+    /// Compute dtype of the training.
     pub precision: Precision,
-    /// Numbers of the rollout.
+    /// Compute dtype of the rollout.
     pub rollout_precision: Precision,
-    /// Whether layers keep only their inputs.
+    /// Whether activations inside layers are recomputed, so that layers keep only their inputs.
     pub activation_checkpointing: bool,
-    /// Whether the rollout folds the adapter into its weights; `None` without an adapter, and without the
+    /// Whether the rollout merges the adapter into its weights; `None` without an adapter, and without the
     /// model's configuration where the manifest leaves it open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merge_lora: Option<bool>,
 }
 
 impl Choices {
-    /// The manifest's values or the defaults for `device`, with `memory` bytes if known. Reward models are
-    /// not considered.
+    /// Takes the manifest's values, or chooses defaults for `device` with `memory` bytes, where known. Reward
+    /// models are not considered.
     pub fn new(
         spec: &ResolvedSpec,
         model: Option<&ModelConfig>,
@@ -56,7 +56,7 @@ impl Choices {
         Self { merge_lora: merge_lora.or_else(by_default), ..chosen }
     }
 
-    /// The specification with nothing of this left open.
+    /// Returns the specification with these choices filled in.
     #[must_use]
     pub fn made_in(&self, spec: &ResolvedSpec) -> ResolvedSpec {
         let mut spec = spec.clone();
@@ -69,8 +69,8 @@ impl Choices {
         spec
     }
 
-    /// Whether folding the adapter in is the cheaper, where nothing rules out that it stays beside its base
-    /// and it takes hardly more memory.
+    /// Whether merging the adapter is cheaper. An adapter stays unmerged only if nothing rules it out and it
+    /// takes hardly more memory.
     fn merges(
         &self,
         spec: &ResolvedSpec,
@@ -86,7 +86,7 @@ impl Choices {
         if model.quantization.is_some() {
             return Some(false);
         }
-        // Beside its base an adapter is eight launches a layer more in each decoding step.
+        // An unmerged adapter costs eight more kernel launches a layer in each decoding step.
         if device == Device::Cuda {
             return Some(true);
         }
@@ -103,7 +103,7 @@ impl Choices {
         Some(!(is_cheaper && fits()))
     }
 
-    /// Whether a large model's layers would not all fit with everything that they keep.
+    /// Whether a large model must checkpoint, because the activations of all layers would not fit.
     fn must_checkpoint(
         &self,
         spec: &ResolvedSpec,

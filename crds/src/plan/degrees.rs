@@ -1,9 +1,9 @@
-//! Over how many ranks tensors and layers can be sharded.
+//! Parallelism degrees over which tensors and layers can be sharded.
 
 use super::model_config::ModelConfig;
 
-/// The feed-forward width that `rolloutTp` must divide; with experts the greatest common divisor of their
-/// width and of the shared block's.
+/// Returns the feed-forward width that `rolloutTp` must divide; with experts the greatest common divisor of
+/// their width, the shared block's and that of dense layers.
 pub(super) fn tp_width(model: &ModelConfig) -> u64 {
     let dense = (0..model.num_layers).any(|layer_idx| model.experts_of(layer_idx).is_none());
     let experts = model.experts.as_ref();
@@ -19,25 +19,24 @@ fn greatest_common_divisor(one: u64, other: u64) -> u64 {
     if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
-/// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look
-/// at.
+/// Whether `sp` ranks can have equally many query heads each, with the key heads that these attend to.
 pub(crate) fn divides_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
     let sp = u64::from(sp);
     num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
 }
 
-/// Whether each of `tp` ranks can have as wide a slice of every layer as the others: heads, and of the
-/// feed-forward block's width.
+/// Whether `tp` ranks can sample with equal shards of every layer: of its heads, and of the feed-forward
+/// width.
 pub(crate) fn tp_divides_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
     divides_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
 }
 
-/// Whether `tp` ranks that train together can have equal parts of every weight of a layer.
+/// Whether `tp` ranks can train with equal shards of every weight of a layer.
 pub(crate) fn tp_divides_weights(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
     [heads.0, heads.1, intermediate_size].iter().all(|size| size.is_multiple_of(tp.into()))
 }
 
-/// Every degree up to the number of query heads that `fits`, as text.
+/// Lists the degrees up to the number of query heads that pass `fits`, as text for an error message.
 pub(crate) fn legal_degrees((num_heads, _): (u64, u64), fits: impl Fn(u32) -> bool) -> String {
     let degrees = (1..=u32::try_from(num_heads).unwrap_or(u32::MAX)).filter(|degree| fits(*degree));
     format!("one of {}", degrees.map(|sp| sp.to_string()).collect::<Vec<_>>().join(", "))

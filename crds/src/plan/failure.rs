@@ -1,5 +1,5 @@
-//! What can end an attempt, and how often each cause is retried. How a cause is read from a pod is not
-//! decided here.
+//! Causes that can end an attempt, and how often each cause is retried. Other modules read the cause from a
+//! pod.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 use crate::exit_code::ExitCode;
 use crate::spec::RetriesSpec;
 
-/// An attempt that lives longer than this is not one that ends at its start.
+/// Longest attempt that counts as short, and so delays the next one.
 pub const SHORT_ATTEMPT: Duration = Duration::from_secs(60);
 /// The delay of the next attempt after the second short one in a row; doubled after each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(5);
-/// The longest such wait.
+/// Longest delay of an attempt after short ones.
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// The delay of the next attempt after `num_short` short ones in a row.
+/// Returns the delay of the next attempt after `num_short` short attempts in a row.
 pub fn restart_delay(num_short: u32) -> Duration {
     match num_short {
         0 | 1 => Duration::ZERO,
@@ -63,24 +63,24 @@ pub enum FailureCause {
     DeadlineExceeded,
 }
 
-/// How often an attempt may follow another that ended for one cause.
+/// How often an attempt may be retried after it ended for one cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// As often as it happens.
+    /// Retried without a limit.
     Unlimited,
-    /// This often, counted together with causes of the same budget.
+    /// Retried up to a limit, counted together with causes of the same budget.
     Limited {
-        /// The field below `spec.runPolicy.retries`.
+        /// Field below `spec.runPolicy.retries` that sets the limit.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         limit: u32,
     },
-    /// Never: it would end in the same way.
+    /// Not retried, because the next attempt would end in the same way.
     Never,
 }
 
 impl FailureCause {
-    /// Every cause.
+    /// All causes, in the order of declaration.
     pub const ALL: [Self; 17] = [
         Self::Disrupted,
         Self::NodeLost,
@@ -101,7 +101,7 @@ impl FailureCause {
         Self::DeadlineExceeded,
     ];
 
-    /// The cause of a worker's exit code; `None` for success. Codes above 128 are signals.
+    /// Returns the cause of a worker's exit code; `None` for success. Codes above 128 are signals.
     pub fn from_exit_code(code: i32) -> Option<Self> {
         Some(match ExitCode::from_code(code) {
             Some(ExitCode::Success) => return None,
@@ -118,7 +118,7 @@ impl FailureCause {
         })
     }
 
-    /// How often it is tried again.
+    /// Returns how often an attempt that ended for this cause is retried.
     pub fn budget(self, retries: &RetriesSpec) -> Budget {
         let limited = |field, limit| Budget::Limited { field, limit };
         match self {
@@ -137,7 +137,7 @@ impl FailureCause {
         }
     }
 
-    /// Whether another node may do better.
+    /// Whether the node may be at fault, so that another node may do better.
     pub fn may_be_the_nodes(self) -> bool {
         matches!(
             self,
@@ -151,7 +151,7 @@ impl FailureCause {
         )
     }
 
-    /// Advice for the user.
+    /// Returns advice for the user on what to do about this cause.
     pub fn advice(self) -> &'static str {
         match self {
             Self::Disrupted => "nothing: the job continues automatically; storage keeps its checkpoints",

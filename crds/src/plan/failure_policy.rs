@@ -1,14 +1,14 @@
-//! The rules of `spec.runPolicy.failurePolicy` in words, for plans and statuses. Which rule matches a failure
-//! is not decided here.
+//! Rules of `spec.runPolicy.failurePolicy` as text, for plans and statuses. Another module matches rules to
+//! failures.
 
 use crate::spec::{ExitCodesOperator, FailureAction, FailurePolicySpec, FailureRuleSpec};
 
-/// The name of a rule, or its index if it has none.
+/// Returns the name of a rule, or its index if it has none.
 pub fn rule_name(idx: usize, rule: &FailureRuleSpec) -> String {
     rule.name.clone().unwrap_or_else(|| format!("rules[{idx}]"))
 }
 
-/// A rule's conditions and action, in words.
+/// Describes a rule's conditions and action in words.
 pub fn rule_in_words(policy: &FailurePolicySpec, rule: &FailureRuleSpec) -> String {
     let list = |names: Vec<String>| names.join(", ");
     let codes = rule.on_exit_codes.as_ref().map(|codes| {

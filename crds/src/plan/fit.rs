@@ -1,4 +1,4 @@
-//! Whether a job fits the memory of a device, and if not which single changes of the manifest would make it
+//! Whether a job fits the memory of a device, and if not, which single changes of the manifest would make it
 //! fit. Changes that alter the training's result are not considered.
 
 use serde::Serialize;
@@ -10,45 +10,46 @@ use super::{Models, model_check};
 use crate::resolved::ResolvedSpec;
 use crate::spec::RolesSpec;
 
-/// A device's memory, and the job's need.
+/// Comparison of a device's memory with the job's need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Fit {
-    /// Bytes that the device has.
+    /// Memory of the device in bytes.
     pub available_bytes: u64,
     /// Whether every phase fits.
     pub fits: bool,
-    /// The phases that do not, the largest first.
+    /// Phases that do not fit, the largest first.
     pub misfits: Vec<Misfit>,
-    /// Changes that would make the job fit, if possible each on its own.
+    /// Changes that would make the job fit, each on its own if possible.
     pub remedies: Vec<Remedy>,
 }
 
-/// A phase that needs more than there is.
+/// A phase that needs more memory than the device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Misfit {
-    /// Which phase.
+    /// Phase of a step that does not fit.
     pub phase: Phase,
-    /// Bytes of the device that it needs.
+    /// Device memory that the phase needs, in bytes.
     pub needed_bytes: u64,
 }
 
-/// Values of fields with which the job fits.
+/// A change of fields with which the job fits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remedy {
-    /// The fields below `spec` with their values, such as `training.offload.optimizer: true`.
+    /// Fields below `spec` with their values, such as `training.offload.optimizer: true`.
     pub fields: Vec<String>,
-    /// Bytes of the device that the job then needs.
+    /// Device memory that the job then needs, in bytes.
     pub needed_bytes: u64,
 }
 
-/// A change of a specification; `None` where it changes nothing or may not be made.
+/// Function that returns changed specifications, each with the field and value that changed; empty where it
+/// changes nothing or may not be made.
 type Change = fn(&ResolvedSpec, &ModelConfig) -> Vec<(String, ResolvedSpec)>;
 
-/// In the order of their cost: more passes, recomputation, fewer concurrent sequences, copies to the host,
-/// more workers.
+/// Changes in the order of their cost: more passes, recomputation, fewer concurrent sequences, copies to the
+/// host, more workers.
 const CHANGES: [Change; 7] = [
     fewer_tokens,
     checkpointing,
@@ -60,7 +61,7 @@ const CHANGES: [Change; 7] = [
 ];
 
 impl Fit {
-    /// Of a specification in which everything is decided.
+    /// Compares a specification without open choices with the memory of a device.
     pub(super) fn new(spec: &ResolvedSpec, models: &Models, memory: &MemoryPlan, available: u64) -> Self {
         let mut misfits: Vec<Misfit> = memory
             .phases
@@ -83,8 +84,8 @@ fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available:
     MemoryPlan::new(spec, policy, &models.reward, &batch, Some(available)).peak_device_bytes
 }
 
-/// Each kind of change alone, at its first value that suffices; where none does, all of them one after the
-/// other until they suffice together.
+/// Returns each kind of change alone, with its first value that suffices. Where no single change does,
+/// returns all of them one after the other until they suffice together.
 fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Vec<Remedy> {
     let alone = CHANGES.iter().filter_map(|change| {
         change(spec, policy).into_iter().find_map(|(field, changed)| {
@@ -96,7 +97,7 @@ fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, availabl
     if alone.is_empty() { together(spec, policy, models, available).into_iter().collect() } else { alone }
 }
 
-/// Every change at the value that helps most, for as long as it helps.
+/// Combines the changes: each at the value that helps most, as long as it helps.
 fn together(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Option<Remedy> {
     let (mut spec, mut fields) = (spec.clone(), Vec::new());
     for change in &CHANGES {
@@ -124,19 +125,19 @@ fn changed(
     (field, spec)
 }
 
-/// `from` halved until `least`, without itself.
+/// Returns `from` halved until `least`, without `from` itself.
 fn halves(from: u32, least: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(from), move |tokens| (*tokens > least).then(|| (tokens / 2).max(least)))
         .skip(1)
 }
 
-/// Both budgets, down to the longest sequence.
+/// Lowers both token budgets, down to the longest sequence.
 fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let mesh = &spec.workers.mesh;
     let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_reference()).min(mesh.sp_of_critic());
     let least = u32::try_from(spec.max_sequence_tokens().div_ceil(sp.into())).unwrap_or(u32::MAX);
     let budget = spec.training.max_tokens_per_micro_batch;
-    // A role with a budget of its own would not fit then.
+    // A role with its own budget would still exceed the memory.
     let roles = if spec.training.roles.is_some() { " and without the budgets of training.roles" } else { "" };
     let with = |tokens: u32| {
         let field = format!(
@@ -179,7 +180,7 @@ fn offloaded(
     if with == *spec { Vec::new() } else { vec![(field, with)] }
 }
 
-/// More ranks that hold one copy together: of those there are, then with more of them.
+/// Raises the FSDP degree: first over the existing ranks, then with more workers.
 fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let (workers, mesh) = (&spec.workers, &spec.workers.mesh);
     let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2));
@@ -203,7 +204,7 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
 }
 
-/// A larger `rolloutTp`.
+/// Raises the rollout tensor-parallel degree.
 fn tensor_parallel_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let num_ranks = spec.workers.num_ranks();
     let from = spec.workers.mesh.rollout_tp;

@@ -1,27 +1,27 @@
-//! The memory of one rank, by phase, in named terms with their formulas, and where each is: on the device or
-//! on its host, which are the same on a CPU.
+//! Memory estimate of one rank: named terms with their formulas by phase, each on the device or on its host
+//! (the same memory on a CPU).
 //!
-//! A phase has the terms that are resident for the whole run and its own; phases follow each other, so
-//! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
-//! sequences. Only tensors are counted, not the free blocks that libtorch's caching allocator keeps. Numbers
-//! are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as `training.precision`
-//! (activations, weights that are gathered to compute with, on a GPU frozen weights too) or
+//! A phase holds the terms that are resident for the whole run and its own terms. Phases follow each other,
+//! so the peak is the largest phase, not their sum. Terms are upper bounds for full token budgets and longest
+//! sequences. Only tensors are counted, not the free blocks that libtorch's caching allocator keeps. An
+//! element takes 4 bytes (trained weights, gradients, optimizer state, loss head) or the width of
+//! `training.precision` (activations, weights gathered for compute, frozen weights on a GPU) or of
 //! `rollout.precision` (KV cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a rank keeps its shard of every role's weights, gradients and optimizer state,
-//! and the FSDP units that a pass has gathered: `shards`. It reads only its shard of the model, and packs the
-//! rollout's weights unit by unit. A checkpoint is copied into its file: that is page cache, which is not
-//! counted. With `workers.mesh.sp` it has its share of the tokens of a pass; passes for log-probs and of the
-//! critic have their own degrees. With `workers.mesh.rolloutTp` a tensor-parallel shard of the packed
-//! weights: `rollout`. With `workers.mesh.tp` it has its part of every layer's width, heads and vocabulary in
-//! every training role, except for weight sync. With `workers.mesh.ep` the weights of experts are shared by
-//! all ranks of a copy, and a pass gathers those of a rank's own; experts count as equally busy. Offloaded
-//! tensors take memory of a GPU's host, and of the GPU only while they are prefetched or in use; on the CPU
-//! they are in a file.
+//! plus the FSDP units that a pass has gathered (module `shards`). It reads only its shard of the model, and
+//! packs the rollout's weights unit by unit. A checkpoint is copied into its file, which is page cache and
+//! not counted. With `workers.mesh.sp` a rank computes its shard of the tokens of a pass; log-prob passes and
+//! the critic have their own degrees. With `workers.mesh.rolloutTp` it holds a tensor-parallel shard of the
+//! packed weights (module `rollout`). With `workers.mesh.tp` it holds a shard of every layer's width, heads
+//! and vocabulary in every training role; weight sync handles full layers. With `workers.mesh.ep` the expert
+//! weights are sharded over all ranks of a copy, and a pass gathers those of the rank's local experts;
+//! experts count as equally busy. Offloaded tensors take host memory of a GPU, and device memory only while
+//! they are prefetched or in use; on the CPU they are in a file.
 //!
 //! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
-//! pass; b bytes of a number.
+//! pass; b bytes of an element.
 
 mod activations;
 pub(in crate::plan) mod adapter;
@@ -53,29 +53,29 @@ use widths::{
 };
 pub(super) use widths::{quantized_as, widths_of_sync};
 
-/// Bytes of an fp32 number.
+/// Bytes of an fp32 element.
 const FP32: u64 = 4;
 
-/// The process's memory besides tensors, measured on x86-64 with libtorch 2.11: tables of
-/// libtorch, tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products'
-/// code. The pages of program and libraries, 60 to 150 MiB that the kernel takes back where it needs them,
-/// are not counted.
+/// Host memory of the process besides tensors, measured on x86-64 with libtorch 2.11: tables of libtorch,
+/// tokenizer and threads (the peak of a job with a few thousand parameters) and 16 MiB for the code of matrix
+/// products. Pages of the program and its libraries (60 to 150 MiB, which the kernel reclaims under
+/// pressure) are not counted.
 const HOST_BASE_BYTES: u64 = 92 << 20;
 
-/// A process's GPU memory besides tensors: the context with libtorch's kernels and cuBLAS' workspace,
+/// GPU memory of a process besides tensors: the CUDA context with libtorch's kernels and cuBLAS' workspace,
 /// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to
 /// 600 MiB on sm_80 to sm_100).
 const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
 
-/// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over
-/// while batches are split.
+/// Host bytes of one token of the step's batch: token id, mask and six per-token f64 values, twice because
+/// batches are copied when they are split.
 const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
 
-/// The memory of one rank.
+/// Memory of one rank, by phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryPlan {
-    /// Each phase with its terms.
+    /// Phases with their terms, in the order in which they run.
     pub phases: Vec<PhaseMemory>,
     /// Bytes of the largest phase, on device and host together.
     pub peak_bytes: u64,
@@ -83,22 +83,22 @@ pub struct MemoryPlan {
     pub peak_device_bytes: u64,
     /// Most bytes of the host in any phase.
     pub peak_host_bytes: u64,
-    /// The phase that takes the most of the GPU, on a CPU of the host.
+    /// Phase that takes the most device memory; on a CPU the most host memory.
     pub peak_phase: Phase,
 }
 
-/// The phases of a step that differ in memory.
+/// Phases of a step that differ in memory use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Phase {
-    /// Weights are read or drawn, copied for the reference and the critic.
+    /// Weights are read or initialized, and copied for the reference and the critic.
     Loading,
-    /// The rollout takes the actor's weights over.
+    /// Weight sync: the rollout packs or copies the actor's weights.
     WeightSync,
     /// Completions are sampled.
     Rollout,
-    /// Completions are judged by reward models.
+    /// Reward models score completions.
     Reward,
-    /// Completions are scored by the actor or the reference policy, without gradients.
+    /// The actor, critic or reference policy scores completions, without gradients.
     Logprob,
     /// Forward and backward passes of an update.
     Update,
@@ -106,47 +106,47 @@ pub enum Phase {
     Optimizer,
 }
 
-/// One phase.
+/// Memory of one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PhaseMemory {
-    /// Which phase.
+    /// Phase of the step.
     pub phase: Phase,
-    /// Its terms; those of 0 bytes are left out.
+    /// Memory terms of the phase; terms of 0 bytes are left out.
     pub terms: Vec<MemoryTerm>,
-    /// The sum of its terms on the GPU; 0 on a CPU.
+    /// Bytes of the phase's terms on the GPU; 0 on a CPU.
     pub device_bytes: u64,
-    /// The sum of its terms on the host.
+    /// Bytes of the phase's terms on the host.
     pub host_bytes: u64,
-    /// The sum of its terms.
+    /// Bytes of the phase's terms, on device and host together.
     pub total_bytes: u64,
 }
 
-/// Where a term is.
+/// Memory that holds a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Place {
-    /// In memory of the GPU.
+    /// Memory of the GPU.
     Device,
-    /// In memory of the host, pinned where a GPU copies it; everything that a CPU computes with.
+    /// Host memory: pinned where a GPU copies from or to it. On a CPU every term is here.
     Host,
 }
 
-/// One thing that takes memory.
+/// A named amount of memory, such as the weights or the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryTerm {
-    /// Its name, the same in every phase and version.
+    /// Name of the term, stable across phases and versions.
     pub name: &'static str,
-    /// Where it is.
+    /// Memory that holds it.
     pub place: Place,
-    /// How much it takes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// The terms of a role's passes, with its offload.
+/// Function that returns the memory terms of a role's pass, given the role's offload settings.
 type PassTerms<'a> = dyn Fn(&Pass, OffloadSpec) -> Vec<MemoryTerm> + 'a;
 
 impl MemoryPlan {
-    /// Of ranks that each have `memory` bytes of their device, where that is known.
+    /// Estimates the memory of a rank; `memory` is the bytes of its device, where known.
     pub(super) fn new(
         spec: &ResolvedSpec,
         model: &ModelConfig,
@@ -169,7 +169,7 @@ impl MemoryPlan {
             casts_head: !is_gathered_by_unit(spec) && trains_head(spec, model),
             largest_trained: trained.largest_of_layer,
         };
-        // A critic passes over the same tokens in micro-batches and numbers of its own.
+        // A critic passes over the same tokens with its own micro-batch budget and compute dtype.
         let critic = roles::has_critic(spec).then(|| training.critic_precision().width());
         let (offload, offload_of_critic) = (training.offload, training.critic_offload());
         let fullest = |own: Vec<MemoryTerm>, of_critic: u32, terms: &PassTerms<'_>| match critic {
@@ -183,7 +183,7 @@ impl MemoryPlan {
             |of_reference: Option<u64>| width.max(critic.unwrap_or(0)).max(of_reference.unwrap_or(0));
         let shards = Shards::new(spec, model, &trained, width);
         let of_sync = Shards::new(spec, whole, &self::trained(spec, whole), width);
-        // Units of a role in an update, of the larger of actor and critic; all of each in weight sync.
+        // The larger of the actor's and the critic's terms of FSDP units.
         let of_critic = shards.of_degree(mesh.dp_shard_of_critic());
         let at_hand = |terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>| match critic {
             None => terms(&shards),
@@ -198,7 +198,7 @@ impl MemoryPlan {
         resident.extend(rollout::base(spec, whole, &of_sync));
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         if generates(spec) {
-            // Every rank samples whole sequences, also where it has a shard of each layer.
+            // Every rank samples full sequences, even where it holds only a shard of each layer.
             let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
             add(Phase::WeightSync, rollout::taking_over(spec, whole, alone.width, &of_sync));
             let terms = rollout::terms((spec, memory), whole, batch, &alone, &of_sync);
@@ -212,7 +212,7 @@ impl MemoryPlan {
             let reference = roles::reference_read(spec, model, &shards);
             let scored =
                 |pass: &Pass, _| logprob(spec, batch, pass.budget, &sharing(pass.budget.1, pass.width));
-            // Reference and actor follow each other.
+            // Reference and actor score one after the other.
             let own = Pass { budget: (training.max_logprob_tokens, mesh.sp_of_logprobs()), width };
             let of_reference = Pass {
                 budget: (training.reference_forward_tokens(), mesh.sp_of_reference()),
@@ -269,14 +269,14 @@ impl PhaseMemory {
         Self { phase, device_bytes, host_bytes, total_bytes: device_bytes + host_bytes, terms }
     }
 
-    /// On a CPU the device is the host.
+    /// Moves all terms to the host, for jobs on a CPU.
     fn lies_on_host(&mut self) {
         self.terms.iter_mut().for_each(|term| term.place = Place::Host);
         (self.device_bytes, self.host_bytes) = (0, self.total_bytes);
     }
 }
 
-/// The terms that are resident for the whole run.
+/// Returns the terms that are resident for the whole run.
 fn resident(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -287,7 +287,8 @@ fn resident(
     let num_parameters = model.parameter_count().total() + vision::parameters(spec, model);
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
-    // 4 P / s, or below an adapter b P / s and the adapter's 4. For quantized weights their stored bytes.
+    // Weights take 4 P / s, or with an adapter b P / s and the adapter's 4. Quantized weights take their
+    // stored bytes.
     let quantized = model.quantized();
     let dense = num_parameters - quantized.numbers;
     let weights = match spec.model.lora {
@@ -296,7 +297,7 @@ fn resident(
         }
         _ => FP32 * shards.shard_of_model(dense + adapter),
     };
-    // Two moments of 4.
+    // Two moments of 4 bytes each.
     let moments = 2 * FP32 * shards.shard_of_trained(trained.num_parameters);
     let mut terms = vec![
         on_host("host base", HOST_BASE_BYTES),

@@ -1,36 +1,38 @@
-//! How the ranks of a job share its work, by the axes of a mesh.
+//! Device mesh of a job: how its ranks share the work, by axis.
 
 use serde::Serialize;
 
 use crate::spec::{MeshSpec, WorkersSpec};
 
-/// How ranks share the work: the product of the axes is the number of ranks. Rank
-/// `(r * dp_shard + d) * sp + s` has the places r, d and s along them, so that neighbours share tokens.
+/// Degree of each parallelism axis; the product of the axes is the number of ranks. Without tensor
+/// parallelism rank `(r * dp_shard + d) * sp + s` has the coordinates r, d and s, so ranks of a
+/// sequence-parallel group are consecutive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mesh {
-    /// Copies of the sharded model, each with data of its own.
+    /// Number of replicas of the sharded model, each with its own data.
     pub dp_replicate: u32,
-    /// Ranks over which parameters, gradients and optimizer are sharded, each with data of its own.
+    /// FSDP degree: ranks over which parameters, gradients and optimizer state are sharded, each with its own
+    /// data.
     pub dp_shard: u32,
-    /// Ranks that share the tokens of one micro-batch and otherwise hold the same.
+    /// Sequence-parallel degree: ranks that share the tokens of one micro-batch.
     pub sp: u32,
-    /// Neighbours that compute the same tokens with different parts of every weight.
+    /// Tensor-parallel degree: ranks that compute the same tokens with different shards of every weight.
     pub tp: u32,
-    /// Neighbours that have different experts, of the ranks that hold a copy of the model together.
+    /// Expert-parallel degree: ranks of one model copy that hold different experts.
     pub ep: u32,
-    /// Neighbours that share the tokens of log-probs, along which axes ever.
+    /// Sequence-parallel degree of log-prob passes, independent of the other axes.
     pub logprob_sp: u32,
-    /// Neighbours that share the tokens of the reference's log-probs.
+    /// Sequence-parallel degree of the reference policy's log-prob passes.
     pub reference_sp: u32,
-    /// Neighbours that share the tokens of the critic.
+    /// Sequence-parallel degree of the critic's passes.
     pub critic_sp: u32,
-    /// Ranks of a rollout tensor-parallel group, which share one copy of the packed weights.
+    /// Rollout tensor-parallel degree: ranks that share one copy of the packed weights.
     pub rollout_tp: u32,
 }
 
 impl Mesh {
-    /// The mesh of a valid job.
+    /// Returns the mesh of a validated job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
         let MeshSpec { dp_shard, sp, tp, ep, rollout_tp, .. } = workers.mesh;
         Self {
@@ -46,9 +48,9 @@ impl Mesh {
         }
     }
 
-    /// The axes whose exchanges leave a worker of `ranks_per_worker` ranks, by their fields, with their
-    /// degrees: those of every layer and token, which are slow across machines. Neighbours stay in one worker
-    /// where the degree divides the number of its ranks.
+    /// Returns the axes whose groups span several workers of `ranks_per_worker` ranks, with their degrees.
+    /// Only axes that communicate for every layer or token are listed, since these are slow across machines.
+    /// A group stays within one worker if its degree divides the worker's number of ranks.
     pub fn across_workers(&self, ranks_per_worker: u32) -> Vec<(&'static str, u32)> {
         let axes = [
             ("mesh.sp", self.sp),
@@ -62,7 +64,7 @@ impl Mesh {
         axes.into_iter().filter(|(_, degree)| !ranks_per_worker.is_multiple_of(*degree)).collect()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> u32 {
         self.dp_replicate * self.dp_shard * self.sp * self.tp
     }

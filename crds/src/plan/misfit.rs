@@ -1,42 +1,42 @@
-//! Why a model cannot be trained as a job asks; each error names the field, the value and what is
-//! expected. When it applies is decided in `model_check`.
+//! Reasons why a model cannot be trained as a job asks; each error names the field, the value and what is
+//! expected. `model_check` decides when they apply.
 
 use super::model_config::{Family, ModelConfigError};
 
-/// Why a model cannot be trained as the job asks.
+/// Reason why a model cannot be trained as the job asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
-    /// More ranks share a tensor or layer of the model than it can be sharded over.
+    /// A parallelism degree does not divide the tensors or layers of the model.
     #[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
     Degree {
-        /// The field that asks for it.
+        /// Field that sets the degree.
         field: &'static str,
-        /// Ranks that would share it.
+        /// Requested degree: ranks that would share the tensors.
         degree: u32,
-        /// The part of the model that they would share, with its sizes.
+        /// Part of the model that the ranks would share, with its sizes.
         shared: String,
-        /// The degrees that fit.
+        /// Degrees that fit the model.
         expected: String,
     },
-    /// Ranks exchange rows of experts on CPUs alone.
+    /// Expert parallelism was requested on GPUs; it is implemented on CPUs only.
     #[error(
         "spec.workers.mesh.ep: ranks with GPUs do not exchange rows of experts yet: expected 1 on GPUs, got {ep}"
     )]
     ExpertParallelOnGpu {
-        /// Ranks that would have different experts.
+        /// Requested expert-parallel degree.
         ep: u32,
     },
-    /// Some parts of models run on CPUs alone.
+    /// The model has a part that has no GPU kernels.
     #[error(
         "spec.workers.device: {family:?} has {part}, which have no kernels for GPUs yet: expected Cpu, got Cuda"
     )]
     PartOnGpu {
         /// The model's family.
         family: Family,
-        /// Which part.
+        /// The part without GPU kernels.
         part: &'static str,
     },
-    /// transformers could not load what would be exported.
+    /// The family has no classifier class in transformers, so a reward model could not be exported.
     #[error(
         "spec.algorithm: {family:?} has no classifiers in transformers, as which a reward model is exported: \
          expected an algorithm that trains a policy, got a reward model"
@@ -45,39 +45,39 @@ pub enum Misfit {
         /// The model's family.
         family: Family,
     },
-    /// Settings that quantized weights do not support.
+    /// A setting is not supported with quantized weights.
     #[error("{field}: the model's linear layers have 4 or 8 bits: expected {expected}, got {got}")]
     Quantized {
-        /// The field that asks for more.
+        /// Field with the unsupported value.
         field: &'static str,
         /// The supported values.
         expected: &'static str,
         /// The actual value.
         got: String,
     },
-    /// The rollout cannot have the adapter beside its base.
+    /// The rollout cannot use an unmerged adapter with this job.
     #[error(
         "spec.model.lora.merge: with the adapter beside its base the rollout does not sample from {part}: \
          expected true, got false"
     )]
     UnmergedAdapter {
-        /// Which part of the job.
+        /// Part of the job that rules it out.
         part: &'static str,
     },
-    /// More layers are to stay gathered than the model has.
+    /// `unshardedLayers` exceeds the number of layers of the model.
     #[error(
         "spec.training.unshardedLayers: the model has {num_layers} layers: expected 1 to {num_layers}, got {got}"
     )]
     UnshardedLayers {
-        /// How many are asked for.
+        /// Requested number of unsharded layers.
         got: u32,
-        /// How many there are.
+        /// Number of layers of the model.
         num_layers: usize,
     },
-    /// Settings that models with a vision tower do not support.
+    /// A setting is not supported for models with a vision tower.
     #[error("{field}: {family:?} has a vision tower: expected {expected}, got {got}")]
     Vision {
-        /// The field that asks for more.
+        /// Field with the unsupported value.
         field: &'static str,
         /// The model's family.
         family: Family,
@@ -86,10 +86,10 @@ pub enum Misfit {
         /// The actual value.
         got: String,
     },
-    /// A vision tower is to be adapted or trained where there is none.
+    /// The job adapts or trains a vision tower, and the model has none.
     #[error("{field}: {family:?} has no vision tower: expected {expected}, got {got}")]
     NoTower {
-        /// The field.
+        /// Field that asks for the vision tower.
         field: &'static str,
         /// The model's family.
         family: Family,
@@ -98,10 +98,10 @@ pub enum Misfit {
         /// The actual value.
         got: String,
     },
-    /// The job and the model's files disagree on its quantization.
+    /// The job's quantization contradicts that of the model's files.
     #[error("spec.model.quantization: {0}")]
     Quantization(ModelConfigError),
-    /// A loss of routers is asked for where there are none.
+    /// A router loss was requested for a model without experts.
     #[error(
         "spec.training.routerAuxLossCoef: {family:?} has no experts whose router it could balance: expected 0, got \
          {got}"
@@ -109,19 +109,19 @@ pub enum Misfit {
     NoRouters {
         /// The model's family.
         family: Family,
-        /// The coefficient, as text.
+        /// Requested coefficient, as text.
         got: String,
     },
-    /// Sequences would be longer than the model's rotary embedding has one set of frequencies for.
+    /// Sequences can exceed the length for which the model's rotary embedding has one set of frequencies.
     #[error(
         "spec.data.maxPromptTokens and spec.rollout.maxCompletionTokens: sequences of {got} tokens need \
          the long factors of the model's LongRoPE, which are not supported: expected at most {longest} \
          together, or spec.rollout.maxModelTokens: {longest}"
     )]
     TooLong {
-        /// Tokens of the longest sequence.
+        /// Length of the longest sequence in tokens.
         got: u64,
-        /// As many as have the short factors.
+        /// Longest sequence in tokens that uses the short factors.
         longest: u64,
     },
 }

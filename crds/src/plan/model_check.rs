@@ -1,4 +1,5 @@
-//! Whether a model fits the layout of a job's ranks, its device, and what the job does with its weights.
+//! Checks whether a model fits the parallelism and the device of a job, and what the job does with its
+//! weights.
 
 use super::degrees::{divides_heads, legal_degrees, tp_divides_layers, tp_divides_weights, tp_width};
 use super::memory;
@@ -22,7 +23,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
     ];
     check_tensor_parallel(spec, model)?;
-    // Those of a rank.
+    // Heads of one rank.
     let own = (heads.0 / u64::from(mesh.tp), heads.1 / u64::from(mesh.tp));
     if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !divides_heads(*sp, own)) {
         let of_tp =
@@ -75,7 +76,8 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
 }
 
-/// Checks that a model can be computed on a device, `Auto` being none yet, with its experts on `ep` ranks.
+/// Checks that a model can be computed on a device, with its experts on `ep` ranks. `Auto` passes, because no
+/// device is chosen yet.
 ///
 /// # Errors
 /// [`Misfit::ExpertParallelOnGpu`] and [`Misfit::PartOnGpu`].
@@ -89,7 +91,8 @@ pub fn check_device(device: Device, ep: u32, model: &ModelConfig) -> Result<(), 
     }
 }
 
-/// Checks that `tp` ranks can have equal parts of every weight of a layer, and some of the vocabulary each.
+/// Checks that `tp` ranks can have equal shards of every weight of a layer, and each a part of the
+/// vocabulary.
 fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let (field, tp) = ("spec.workers.mesh.tp", spec.workers.mesh.tp);
     let uncut = match model.qk_norm {
@@ -117,7 +120,7 @@ fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(),
         );
         return misfit(shared, legal_degrees(heads, |tp| tp_divides_weights(tp, heads, width)));
     }
-    // The first ranks have as many tokens as the largest; the last one must have some.
+    // All ranks but the last have the same number of tokens; the last one must have at least one.
     let has_tokens = |tp: u32| {
         let tp = tp as usize;
         (tp - 1) * model.vocab_size.div_ceil(tp) < model.vocab_size
@@ -129,7 +132,7 @@ fn check_tensor_parallel(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(),
     Ok(())
 }
 
-/// Checks that the model has experts that `ep` ranks can have equally many of.
+/// Checks that the model has experts, and that `ep` divides their number.
 fn check_experts(ep: u32, model: &ModelConfig) -> Result<(), Misfit> {
     let num_experts = model.experts.as_ref().map_or(0, |experts| experts.num_experts as u64);
     if ep == 1 || (num_experts > 0 && num_experts.is_multiple_of(ep.into())) {
@@ -145,7 +148,7 @@ fn check_experts(ep: u32, model: &ModelConfig) -> Result<(), Misfit> {
     Err(Misfit::Degree { field: "spec.workers.mesh.ep", degree: ep, shared, expected })
 }
 
-/// Checks that there are as many layers as are to stay gathered.
+/// Checks that the model has at least as many layers as are to stay unsharded.
 fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let num_layers = model.num_layers;
     match spec.training.unsharded_layers.filter(|layers| *layers as usize > num_layers) {
@@ -154,7 +157,7 @@ fn check_unsharded_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<()
     }
 }
 
-/// Checks that an adapter that is to stay beside its base can.
+/// Checks that an adapter that is requested unmerged can stay unmerged.
 fn check_unmerged(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let lora = spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
     let refusal = |lora: &LoraSpec| unmerged_refusal(lora.parts(), model, spec.workers.device);
@@ -164,7 +167,7 @@ fn check_unmerged(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit
     }
 }
 
-/// Checks the settings of models with a vision tower.
+/// Checks the settings that a vision tower restricts, and that settings for a tower find one.
 fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     if model.vision.is_none() {
         let refused = |field, expected, got| Misfit::NoTower { field, family: model.family, expected, got };
@@ -203,7 +206,7 @@ fn check_vision(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> 
     Ok(())
 }
 
-/// Checks the settings of models with quantized weights, by the job or by the model's files.
+/// Checks the settings that quantized weights restrict, whether the job or the model's files quantize them.
 fn check_quantization(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
     if quantized.map_err(Misfit::Quantization)?.quantization.is_none() {

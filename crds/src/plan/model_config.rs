@@ -1,10 +1,10 @@
-//! A decoder's shape, as its Hugging Face `config.json` states it: the one reading that memory plan, trainer
+//! Shape of a decoder, as its Hugging Face `config.json` states it: the one parser that memory plan, trainer
 //! and export share.
 //!
-//! Families differ in data here, never in code elsewhere: biases, the places of norms, the norm's offset, the
-//! activation, windows, rotary embeddings and projections that share a tensor are fields. A family is one
-//! file of `families/` that sets them. What is not implemented is refused by name; nothing that would change
-//! a number is skipped. Never here: files, tensors, tokenizers.
+//! Families differ in data here, never in code elsewhere: biases, positions of norms, the norm's offset, the
+//! activation, windows, rotary embeddings and fused projections are fields. A family is one file of
+//! `families/` that sets them. What is not implemented is refused by name; no field that would change a
+//! computed value is ignored. Never here: files, tensors, tokenizers.
 
 mod bounds;
 mod experts;
@@ -41,7 +41,7 @@ pub use shapes::{
 pub use tower::{TowerNames, VisionBlocks};
 pub use vision::{TOWER, VisionConfig};
 
-/// The function on the gate of the feed-forward block.
+/// Activation function of the feed-forward block's gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HiddenActivation {
     /// `silu`, also written `swish`.
@@ -52,10 +52,10 @@ pub enum HiddenActivation {
     Gelu,
 }
 
-/// Everything that decides which numbers a decoder computes, besides its weights.
+/// Everything besides the weights that decides the values that a decoder computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Which family's names and defaults the checkpoint follows.
+    /// Family whose tensor names and defaults the checkpoint follows.
     pub family: Family,
     /// Rows of the embedding; token ids are below it.
     pub vocab_size: usize,
@@ -63,7 +63,7 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Width of the feed-forward block of a layer without experts.
     pub intermediate_size: usize,
-    /// What layers have in place of that block; `None` where all of them have it.
+    /// Experts that replace the feed-forward block in some or all layers; `None` in a dense model.
     pub experts: Option<Experts>,
     /// Number of decoder layers.
     pub num_layers: usize,
@@ -73,26 +73,26 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Width of one head, even; need not be `hidden_size / num_heads`.
     pub head_dim: usize,
-    /// Latent attention; `None` where heads have keys and values of their own. With it `num_kv_heads` is
-    /// `num_heads`, and `head_dim` the width of a head of queries and keys.
+    /// Latent attention; `None` where each head has its own keys and values. With it `num_kv_heads` equals
+    /// `num_heads`, and `head_dim` is the width of a query or key head.
     pub latent: Option<LatentAttention>,
-    /// Longest sequence the model was made for, in tokens.
+    /// Longest sequence for which the model was made, in tokens.
     pub max_position_embeddings: usize,
-    /// What every norm computes.
+    /// Formula of every norm.
     pub norm_kind: NormKind,
-    /// Added to the mean square in every RMS norm, and to the variance in every layer norm.
+    /// Epsilon that is added to the mean square in RMS norms, and to the variance in layer norms.
     pub rms_norm_eps: f64,
-    /// The rotary embeddings that layers use, each once.
+    /// Distinct rotary embeddings of the layers.
     pub ropes: Vec<RopeConfig>,
-    /// One entry a layer: which of `ropes` turns its queries and keys; `None` turns nothing (NoPE).
+    /// Index into `ropes` for each layer; `None` for a layer without rotary embedding (NoPE).
     pub layer_ropes: Vec<Option<usize>>,
-    /// How many dims of a head the rotary embedding turns, its first ones; even.
+    /// Number of leading dimensions of a head that are rotated; even.
     pub rotary_dim: usize,
-    /// Which of these dims it turns together.
+    /// Pairing of the dimensions that are rotated together.
     pub rope_pairing: RopePairing,
-    /// The gate's function.
+    /// Activation function of the gate.
     pub hidden_activation: HiddenActivation,
-    /// One entry a layer: how many tokens a query sees, itself included; `None` sees all before it.
+    /// Number of tokens that a query attends to in each layer, itself included; `None` for full attention.
     pub layer_windows: Vec<Option<usize>>,
     /// Whether query, key and value projections have a bias.
     pub qkv_bias: bool,
@@ -100,53 +100,53 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Whether gate, up and down projections have a bias.
     pub mlp_bias: bool,
-    /// Which projections share a tensor.
+    /// Projections that are fused into one tensor in the checkpoint.
     pub fused_projections: FusedProjections,
-    /// Whether the feed-forward block reads what attention reads, and both are added to the residual stream
-    /// at once.
+    /// Whether attention and feed-forward block read the same normed input, and both outputs are added to the
+    /// residual stream at once.
     pub parallel_blocks: bool,
-    /// Where norms stand around attention and feed-forward block.
+    /// Positions of norms around attention and feed-forward block.
     pub block_norms: BlockNorms,
-    /// The norm that queries and keys pass before the rotary embedding.
+    /// Norm of queries and keys before the rotary embedding.
     pub qk_norm: QkNorm,
-    /// What is added to a norm's stored weight: 1 for Gemma, 0 elsewhere.
+    /// Offset that is added to a norm's stored weight: 1 for Gemma, 0 elsewhere.
     pub norm_offset: f64,
-    /// What embeddings are multiplied by, rounded to the compute dtype.
+    /// Factor of embeddings, rounded to the compute dtype.
     pub embedding_scale: f64,
-    /// What queries are multiplied by before the softmax; `head_dim^-0.5` unless the family says otherwise.
+    /// Factor of queries before the softmax; `head_dim^-0.5` unless the family says otherwise.
     pub attention_scale: f64,
-    /// The c of c tanh(s / c), which scores s count as; `None` where they count as they are.
+    /// Softcap c of attention scores s, as c tanh(s / c); `None` without a cap.
     pub attention_softcap: Option<f64>,
-    /// Whether each query head has a learned score that has no key and no value.
+    /// Whether each query head has an attention sink: a learned score without key and value.
     pub attention_sinks: bool,
-    /// What the output of attention and feed-forward block is multiplied by before the residual sum.
+    /// Factor of the outputs of attention and feed-forward block before the residual sum.
     pub residual_scale: f64,
-    /// What logits are multiplied by.
+    /// Factor of the logits.
     pub logit_scale: f64,
-    /// The same of logits, behind their scale.
+    /// Softcap of logits, applied after `logit_scale`; `None` without a cap.
     pub logit_softcap: Option<f64>,
-    /// Whether checkpoints may have layers behind the last one, which predict further tokens and are not
+    /// Whether checkpoints may have layers after the last one that predict further tokens. They are not
     /// loaded.
     pub has_prediction_layers: bool,
-    /// How linear layers are quantized; `None` where none is.
+    /// Quantization of the linear layers; `None` where none is quantized.
     pub quantization: Option<Quantization>,
-    /// The vision tower beside the decoder; `None` where a model reads text alone.
+    /// Vision tower in front of the decoder; `None` for a text model.
     pub vision: Option<VisionConfig>,
-    /// What is computed from the hidden state of a token.
+    /// Kind of output head.
     pub head: OutputHead,
-    /// Whether the head is the embedding itself.
+    /// Whether the head shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Standard deviation of freshly made weights.
+    /// Standard deviation of newly initialized weights.
     pub initializer_range: f64,
-    /// The token that starts a sequence.
+    /// Token that starts a sequence.
     pub bos_token_id: Option<u32>,
-    /// The token that fills; transformers gives its embedding row no gradient.
+    /// Padding token; transformers gives its embedding row no gradient.
     pub pad_token_id: Option<u32>,
-    /// The tokens that end a sequence.
+    /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Why a configuration was refused.
+/// Reason why a configuration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelConfigError {
     /// The document is not a JSON object.
@@ -158,45 +158,45 @@ pub enum ModelConfigError {
     /// The model is of a family that the trainer does not run.
     #[error("model configuration: unknown architecture {got:?}; {parts}; known architectures are {known}")]
     UnknownArchitecture {
-        /// What the configuration names.
+        /// Architecture that the configuration names.
         got: String,
-        /// Which of its parts are not known.
+        /// Description of the parts of the model that are not supported.
         parts: String,
         /// Known class names, separated by commas.
         known: String,
     },
-    /// A field without a default is absent.
+    /// A required field is absent.
     #[error("model configuration: field `{field}` is missing")]
     MissingField {
         /// The absent field.
         field: String,
     },
-    /// A field holds another type or lies outside its range.
+    /// A field has the wrong type or is out of range.
     #[error("model configuration: field `{field}`: expected {expected}, got {got}")]
     InvalidField {
-        /// The field.
+        /// Name of the field in `config.json`.
         field: String,
-        /// What would have been accepted.
+        /// Values that would have been accepted.
         expected: String,
         /// The JSON value found.
         got: String,
     },
-    /// A field asks for something that is not implemented and would change the model's numbers.
+    /// A field asks for something that is not implemented and would change computed values.
     #[error("model configuration: field `{field}`: {got} is not supported, supported: {supported}")]
     Unsupported {
-        /// The field.
+        /// Name of the field in `config.json`.
         field: String,
         /// The JSON value found.
         got: String,
-        /// What is supported.
+        /// Values that are supported.
         supported: String,
     },
 }
 
 impl ModelConfig {
     /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or
-    /// 5 (`rope_parameters`). Fields that do not change the model's numbers are not read;
-    /// `attention_dropout` is one of them, because an update must see the policy that sampled.
+    /// 5 (`rope_parameters`). Fields that do not change computed values are not read; `attention_dropout` is
+    /// one of them, because an update must see the policy that sampled.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.
@@ -204,8 +204,8 @@ impl ModelConfig {
         parse::parse(document)
     }
 
-    /// The body of a classifier (`...ForSequenceClassification`, `...ForTokenClassification`) by its
-    /// `config.json`: as [`Self::from_json`], and without a head of its own.
+    /// Reads the body of a classifier (`...ForSequenceClassification`, `...ForTokenClassification`) from its
+    /// `config.json`, without the classifier's head.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.
@@ -213,8 +213,8 @@ impl ModelConfig {
         parse::classifier(document)
     }
 
-    /// A model that is trained with `head`, by the `config.json` that it starts from: a classifier's own
-    /// where that has this head, else that of a model for tokens, whose head is replaced.
+    /// Reads the model that is trained with `head` from the `config.json` of its initial weights: a
+    /// classifier's, if it has this head, or a language model's, whose head is replaced.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field; a classifier with another head than `head` is refused.
@@ -227,8 +227,8 @@ impl ModelConfig {
         Ok(body?.with_head(head))
     }
 
-    /// The configuration of a model to be made, with the family's own biases, norms and activation;
-    /// `vocab_size`, the ending tokens and those of images come from its tokenizer.
+    /// Builds the configuration of a model that is initialized from scratch, with the family's own biases,
+    /// norms and activation; `vocab_size`, end tokens and image tokens come from its tokenizer.
     ///
     /// # Errors
     /// [`ModelConfigError`] when the sizes do not fit together; fields are named as in `config.json`.
@@ -241,14 +241,14 @@ impl ModelConfig {
         parse::from_architecture(spec, vocab_size, eos_token_ids, vision_tokens)
     }
 
-    /// The `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`,
+    /// Writes a `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`,
     /// `bfloat16`, ...) as the stored type of the weights.
     pub fn to_json(&self, dtype: &str) -> serde_json::Value {
         write::to_json(self, dtype)
     }
 
-    /// Takes the ending tokens from a `generation_config.json`, which generation in transformers obeys before
-    /// `config.json`. Nothing changes where it names none.
+    /// Takes the end tokens from a `generation_config.json`, which overrides `config.json` in transformers'
+    /// generation. Nothing changes where it names none.
     ///
     /// # Errors
     /// [`ModelConfigError::InvalidField`] when `eos_token_id` is neither an id nor a list of ids.
@@ -260,7 +260,7 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// What of the model no kernel for GPUs computes yet; `None` where nothing is.
+    /// Returns the first part of the model that has no GPU kernel yet; `None` where there is none.
     pub fn cpu_part(&self) -> Option<&'static str> {
         let has = |of: fn(&Experts) -> bool| self.experts.as_ref().is_some_and(of);
         let parts = [
@@ -277,8 +277,8 @@ impl ModelConfig {
         parts.into_iter().find_map(|(has, part)| has.then_some(part))
     }
 
-    /// Longest sequence in tokens whose positions have the frequencies that the model was read with: LongRoPE
-    /// has others for longer ones.
+    /// Longest sequence in tokens for which the frequencies of the rotary embeddings hold; LongRoPE uses
+    /// others for longer sequences. `None` without a limit.
     pub fn longest_sequence(&self) -> Option<u64> {
         self.ropes.iter().filter_map(|rope| rope.scaling.longest_sequence()).min()
     }

@@ -1,21 +1,21 @@
-//! The pictures of a generated task: how many there are and how many tokens each takes. Never here: pixels.
+//! Pictures of a generated task: how many there are and how many tokens each takes. Never here: pixels.
 
 use super::model_config::VisionConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{TaskKind, VisionSpec};
 
-/// The pictures of a generated task.
+/// Sizes of the pictures of a generated task.
 pub(super) struct Pictures {
-    /// Height and width in pixels.
+    /// Height and width of a picture in pixels.
     side: u32,
-    /// Pictures of both splits.
+    /// Number of different pictures in both splits.
     pub(super) num_different: u64,
-    /// Rows that are read: a picture may be that of a prompt and that of a demonstration.
+    /// Number of rows that are read: one picture can belong to a prompt and to a demonstration.
     pub(super) num_rows: u64,
 }
 
 impl Pictures {
-    /// Those of a job; `None` where its data are others.
+    /// Returns the pictures of a job; `None` where its task generates none.
     pub(super) fn of(spec: &ResolvedSpec) -> Option<Self> {
         let task = spec.data.task.as_ref().filter(|task| task.kind == TaskKind::CountingPictures)?;
         let train = task.num_train_prompts(spec.data.max_train_prompts);
@@ -29,7 +29,7 @@ impl Pictures {
         })
     }
 
-    /// Tokens of a picture.
+    /// Returns the number of tokens of a picture.
     pub(super) fn num_tokens(&self, vision: &VisionConfig) -> u64 {
         let token_side = (vision.patch_size * vision.spatial_merge_size) as u32;
         u64::from(VisionSpec::tokens_of_square(self.side, token_side))

@@ -1,18 +1,17 @@
 //! Restarts in place: a pod that runs all ranks of its job restarts their processes itself, without a new
-//! pod. This module has the causes for which it does so, the retries that are left, and how restarts are
-//! reported.
+//! pod. This module decides for which causes, counts the retries that are left, and formats the report.
 
 use std::collections::BTreeMap;
 
 use super::failure::{Budget, FailureCause};
 use crate::spec::RetriesSpec;
 
-/// The prefix of the line with restarts in place in a termination message.
+/// Prefix of the line in a termination message that counts restarts in place.
 const LINE: &str = "restarts in place: ";
 
 impl FailureCause {
-    /// Whether processes that ended for this cause may start again in their pod. After the failure of a
-    /// device the pod ends instead, so that another node can run the next one.
+    /// Whether processes that ended for this cause may restart in their pod. After the failure of a device
+    /// the pod ends instead, so that another node can run the next one.
     pub fn restarts_in_place(self) -> bool {
         matches!(
             self,
@@ -24,13 +23,13 @@ impl FailureCause {
         )
     }
 
-    /// The cause of this name, as it is written in a status.
+    /// Parses the name of a cause as it is written in a status.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|cause| format!("{cause:?}") == name)
     }
 }
 
-/// The remaining budget of each cause after the `used` retries.
+/// Returns the remaining budget of each cause after the `used` retries.
 pub fn retries_left(retries: &RetriesSpec, used: &BTreeMap<FailureCause, u32>) -> RetriesSpec {
     let mut left = retries.clone();
     for (cause, count) in used {
@@ -48,13 +47,14 @@ pub fn retries_left(retries: &RetriesSpec, used: &BTreeMap<FailureCause, u32>) -
     left
 }
 
-/// A line for the termination message of a pod: its restarts in place by cause. Empty where there were none.
+/// Formats the line of a termination message that counts restarts in place by cause; empty where there were
+/// none.
 pub fn restarts_line(restarts: &BTreeMap<FailureCause, u32>) -> String {
     let counts: Vec<_> = restarts.iter().map(|(cause, count)| format!("{cause:?}={count}")).collect();
     if counts.is_empty() { String::new() } else { format!("\n{LINE}{}", counts.join(" ")) }
 }
 
-/// The restarts in place that a termination message counts.
+/// Parses the restarts in place, by cause, from a termination message.
 pub fn restarts_in(message: &str) -> BTreeMap<FailureCause, u32> {
     let line = message.lines().find_map(|line| line.strip_prefix(LINE)).unwrap_or_default();
     let counts = line.split(' ').filter_map(|count| count.split_once('='));

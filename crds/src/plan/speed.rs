@@ -1,13 +1,13 @@
-//! How long a step takes on a machine, predicted from the bytes and products of every phase: a roofline with
-//! stated efficiencies (`work`), over counts of the trainer's operations (`passes`, `sampling`).
+//! Predicted time of a step on a machine, from the bytes and products of every phase: a roofline with stated
+//! efficiencies (`work`), over counts of the trainer's operations (`passes`, `sampling`).
 //!
 //! ```text
 //! seconds of a phase = roofline(bytes of memory, FLOP, operations, bytes exchanged and to the host)
 //! step               = rollout + weight sync + log-probs + values + update     phases follow each other
 //! MFU of the update  = FLOP of the model (no recomputation) / (seconds x FLOP/s of the machine)
 //! ```
-//! Sequences have the lengths that the caller expects; without these they are as long as they may be, as in
-//! the plan of memory. Rewards, data and checkpoints are not counted. The busiest rank decides.
+//! Sequences have the lengths that the caller expects, by default the maximal ones, as in the memory plan.
+//! Rewards, data and checkpoints are not counted. The busiest rank decides.
 
 mod lengths;
 mod passes;
@@ -27,45 +27,45 @@ use passes::Passes;
 pub use work::Bound;
 use work::{Kind, Work};
 
-/// Times of one step, predicted.
+/// Predicted times of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeedPlan {
-    /// The machine of each rank.
+    /// Name of each rank's machine.
     pub machine: String,
-    /// The lengths of its sequences.
+    /// Mean lengths of the step's sequences.
     pub lengths: MeanLengths,
-    /// The phases of a step, in order.
+    /// Phases of a step, in order.
     pub phases: Vec<PhaseSpeed>,
-    /// Seconds of a step.
+    /// Seconds of a step: the sum of its phases.
     pub step_seconds: f64,
     /// Tokens that all ranks sample in a second of the rollout.
     pub rollout_tokens_per_second: f64,
     /// Tokens of prompts and completions that all ranks train on in a second of the update; a prompt counts
     /// once for its samples in a pass.
     pub update_tokens_per_second: f64,
-    /// The MFU of the update: its model FLOP/s as a fraction of the machine's FLOP/s.
+    /// Model FLOPs utilization (MFU) of the update: its model FLOP/s as a fraction of the machine's FLOP/s.
     pub update_mfu: f64,
 }
 
-/// One phase.
+/// Predicted time of one phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PhaseSpeed {
-    /// Its name.
+    /// Name of the phase.
     pub name: &'static str,
-    /// How long it takes.
+    /// Duration in seconds.
     pub seconds: f64,
     /// FLOP of the busiest rank.
     pub flop: f64,
     /// Bytes that the busiest rank's device reads and writes.
     pub bytes: f64,
-    /// The dominant bound.
+    /// The limit that dominates the duration.
     pub bound: Bound,
 }
 
 impl PhaseSpeed {
-    /// With more work of the same phase, which follows it in other numbers.
+    /// Adds work of the same phase that follows in another dtype.
     fn and(self, next: Self) -> Self {
         Self {
             name: self.name,
@@ -78,7 +78,7 @@ impl PhaseSpeed {
 }
 
 impl SpeedPlan {
-    /// Of a specification in which the device is decided, on `machine`.
+    /// Predicts a step of a specification whose device is decided, on `machine`.
     pub(super) fn new(
         spec: &ResolvedSpec,
         model: &ModelConfig,

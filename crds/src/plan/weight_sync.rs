@@ -1,19 +1,19 @@
-//! What a step's weight sync brings from the actor to the rollout, and whether an adapter is folded in where
-//! `model.lora.merge` leaves that open.
+//! Amount of data that a step's weight sync moves from the actor to the rollout, and whether an adapter is
+//! merged where `model.lora.merge` leaves that open.
 //!
 //! ```text
-//! folded in         b W / n are packed, b' W (s - 1) / s sent         W projections and head
-//! beside its base   4 A are copied, 4 A (s - 1) / s sent              A = sum of r (inputs + outputs)
+//! merged      b W / n bytes are packed, b' W (s - 1) / s sent       W elements of projections and head
+//! unmerged    4 A bytes are copied, 4 A (s - 1) / s sent            A = sum of r (inputs + outputs)
 //!
-//! by default        quantized: beside its base. On GPUs folded in: each decoding step has fewer launches.
-//!                   Else where all of this holds, it is cheaper beside its base:
-//!                     2 A t < 2 sum of r inputs outputs               its products, and folding
-//!                     8 A < W                                         it is small
-//!                     the memory plan's peak is at most 9/8 as high   the packed base stays
+//! default     quantized: unmerged. On GPUs merged, because each decoding step has fewer launches.
+//!             Otherwise unmerged if all of this holds:
+//!               2 A t < 2 sum of r inputs outputs                   its products cost less than merging
+//!               8 A < W                                             it is small
+//!               the memory plan's peak is at most 9/8 as high       the packed base stays
 //! ```
-//! t tokens that a rank prefills and samples in a step where every sequence is as long as it may be, s ranks
-//! that share the model, n ranks of a rollout tensor-parallel group, b bytes of a number of the rollout, b'
-//! of the kept one, r ranks of adapters.
+//! Legend: t tokens that a rank prefills and samples in a step with sequences of maximal length, s ranks that
+//! hold one copy of the model, n ranks of a rollout tensor-parallel group, b bytes of an element of the
+//! rollout's weights, b' of the stored weights, r rank of an adapter.
 
 use serde::Serialize;
 
@@ -23,24 +23,24 @@ use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, LoraSpec};
 
-/// Bytes of a trained number.
+/// Bytes of a trained parameter.
 const TRAINED: u64 = 4;
-/// An adapter is small that has at most one in so many of the weights' numbers.
+/// Divisor for a small adapter: it has less than one trained parameter per so many base weights.
 const SMALL: u64 = 8;
 
-/// What the weight sync of a step brings.
+/// Amount of data that the weight sync of one step moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WeightSync {
     /// Bytes that a rank copies from the actor to the rollout.
     pub bytes: u64,
-    /// Bytes that a rank sends to others that share the model, to gather what it copies.
+    /// Bytes that a rank sends to the other ranks of its model copy, to gather what they copy.
     pub sent_bytes: u64,
 }
 
 impl WeightSync {
-    /// That of a step after the first. An adapter's targets given by a pattern are counted as all: an upper
-    /// bound.
+    /// Computes the weight sync of any step after the first. Adapter targets that are patterns count as all
+    /// linear layers: an upper bound.
     pub fn new(spec: &ResolvedSpec, model: &ModelConfig) -> Self {
         let model = &memory::quantized_as(spec, model);
         let shards = u64::from(spec.workers.mesh.dp_shard);
@@ -55,21 +55,23 @@ impl WeightSync {
         }
     }
 
-    /// That of an adapter alone, which so many ranks share.
+    /// Computes the weight sync of an unmerged adapter that is sharded over `shards` ranks.
     pub fn of_adapter(lora: &LoraSpec, model: &ModelConfig, shards: u64) -> Self {
         let bytes = TRAINED * adapter::trained(lora, model).num_parameters;
         Self { bytes, sent_bytes: bytes * (shards - 1) / shards }
     }
 }
 
-/// Numbers that a rank sends of its shard of `weights` so that all ranks of a copy have all of them: of
-/// distributed experts to those with the same ones first, then to those with others.
+/// Number of elements of its shard of `weights` that a rank sends so that all ranks of a copy have all of
+/// them. Distributed experts are sent first to ranks with the same experts, then to those with others.
 pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u64) -> u64 {
     let [shards, sp, ep] =
         [spec.workers.mesh.dp_shard, spec.workers.mesh.sp, spec.workers.mesh.ep].map(u64::from);
     let experts = if ep > 1 { model.expert_weights().0 } else { 0 };
     let (own, same) = (experts / ep, shards * sp / ep);
-    // With tensor parallelism of its part to the ranks of its place, then of the part to those with others.
+    // With tensor parallelism a rank first sends its FSDP shard of the tensor-parallel shard to the ranks
+    // with the same tensor-parallel index, then the gathered tensor-parallel shard to those with other
+    // indices.
     let tp = u64::from(spec.workers.mesh.tp);
     let cut = weights / tp;
     if tp > 1 {
@@ -78,8 +80,9 @@ pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u6
     (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
 }
 
-/// Why an adapter cannot be beside its base; `None` where it can. The first three say whether it is DoRA's,
-/// whether it adapts parameters that are not linear layers, and whether modules are trained whole.
+/// Returns the reason why an adapter must be merged; `None` where it may stay unmerged. The first three
+/// arguments say whether it is DoRA, whether it adapts parameters that are not linear layers, and whether
+/// modules are trained in full.
 pub fn unmerged_refusal(
     [dora, has_target_parameters, saves_modules]: [bool; 3],
     model: &ModelConfig,
@@ -97,7 +100,7 @@ pub fn unmerged_refusal(
     }
 }
 
-/// Whether folding a small adapter in takes more operations than its products in a step.
+/// Whether merging a small adapter takes more operations than its own products in a step.
 pub(super) fn folding_costs_more(spec: &ResolvedSpec, lora: &LoraSpec, model: &ModelConfig) -> bool {
     let batch = BatchPlan::new(spec);
     let of_prompt = u64::from(spec.data.max_prompt_tokens)

@@ -1,24 +1,25 @@
-//! Workers of a job: the groups that are alike, their names, and the variables that give a process its rank.
+//! Groups of identical workers of a job, their names, and the environment variables that give a process its
+//! rank.
 
 use serde::Serialize;
 
 use crate::spec::{Device, WorkersSpec};
 
-/// The port of the rendezvous store on the first worker.
+/// Port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
 
-/// The name of the group whose ranks train, which every job has and which is the first.
+/// Name of the group whose ranks train. Every job has it, as its first group.
 pub const TRAINER_GROUP: &str = "trainer";
-/// The name of the group of hot spares, which have no ranks until they take those of a lost worker.
+/// Name of the group of hot spares, which have no ranks until they replace a lost worker.
 pub const SPARE_GROUP: &str = "spare";
 
-/// Workers that are alike. The ranks of a group are a world of their own; spares have none.
+/// A group of identical workers. The ranks of a group form one world; spares have no ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerGroup {
-    /// Its name within the job.
+    /// Name of the group within the job.
     pub name: String,
-    /// Name of the job, which names its workers.
+    /// Name of the job, the prefix of its workers' names.
     #[serde(skip)]
     job: String,
     /// Number of workers.
@@ -29,12 +30,12 @@ pub struct WorkerGroup {
     pub device: Device,
 }
 
-/// A variable in a rank's environment.
+/// An environment variable of a rank's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EnvironmentVariable {
-    /// Its name.
+    /// Name of the variable.
     pub name: &'static str,
-    /// Its value.
+    /// Value of the variable.
     pub value: String,
 }
 
@@ -49,38 +50,38 @@ impl WorkerGroup {
         }
     }
 
-    /// Pods like those of the training group that wait; `None` where the job asks for none.
+    /// Returns the group of spares, with the pods of the training group; `None` where the job asks for none.
     pub(super) fn spares(job: &str, workers: &WorkersSpec, device: Device) -> Option<Self> {
         let num_workers = workers.spares?;
         Some(Self { name: SPARE_GROUP.into(), num_workers, ..Self::trainer(job, workers, device) })
     }
 
-    /// Whether its workers wait for the ranks of others.
+    /// Whether the workers of the group are hot spares.
     pub fn is_spare(&self) -> bool {
         self.name == SPARE_GROUP
     }
 
-    /// Name of a worker, which is also its host name; workers count from 0.
+    /// Returns the name of a worker, which is also its host name; worker indices start at 0.
     pub fn worker_name(&self, worker_idx: u32) -> String {
         format!("{}-{}-{worker_idx}", self.job, self.name)
     }
 
-    /// Name of the service that gives the first worker an address.
+    /// Returns the name of the headless service that gives the first worker an address.
     pub fn service_name(&self) -> String {
         format!("{}-{}", self.job, self.name)
     }
 
-    /// The first rank of a worker.
+    /// Returns the first rank of a worker.
     pub fn first_rank(&self, worker_idx: u32) -> u32 {
         worker_idx.saturating_mul(self.ranks_per_worker)
     }
 
-    /// GPUs that a worker asks the cluster for.
+    /// Returns the number of GPUs that a worker requests.
     pub fn gpus_per_worker(&self) -> u32 {
         if self.device == Device::Cuda { self.ranks_per_worker } else { 0 }
     }
 
-    /// The variables that give a process its rank, under the names of torchrun.
+    /// Returns the variables that give a process its rank, under the names of torchrun.
     ///
     /// `None` when there is no such rank.
     pub fn environment(&self, rank: u32) -> Option<Vec<EnvironmentVariable>> {

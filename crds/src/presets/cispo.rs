@@ -1,4 +1,4 @@
-//! Clipped importance-sampling weights.
+//! CISPO: clipped importance-sampling weights.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW};

@@ -1,4 +1,4 @@
-//! Contrastive preference optimization.
+//! CPO: contrastive preference optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;

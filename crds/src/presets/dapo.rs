@@ -1,4 +1,4 @@
-//! Decoupled clip and dynamic sampling.
+//! DAPO: decoupled clip and dynamic sampling.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::loss::CLIP_HIGH;

@@ -1,4 +1,4 @@
-//! Direct preference optimization.
+//! DPO: direct preference optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 

@@ -1,4 +1,4 @@
-//! GRPO done right.
+//! Dr. GRPO: GRPO done right.
 
 use rlt_algorithms::advantage::NORMALIZE_BY_STD;
 use rlt_algorithms::declaration::Parameters;

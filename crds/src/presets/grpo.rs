@@ -1,4 +1,4 @@
-//! Group-relative policy optimization.
+//! GRPO: group-relative policy optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::{KlPlacement, LossAggregation};

@@ -1,4 +1,4 @@
-//! Group sequence policy optimization.
+//! GSPO: group sequence policy optimization.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW};

@@ -1,4 +1,4 @@
-//! Kahneman-Tversky optimization.
+//! KTO: Kahneman-Tversky optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 

@@ -1,4 +1,4 @@
-//! DPO on the policy's own samples.
+//! Online DPO: DPO on the policy's own samples.
 
 use super::{Declaration, LearnsFrom, Preset};
 

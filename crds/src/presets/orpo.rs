@@ -1,4 +1,4 @@
-//! Odds-ratio preference optimization.
+//! ORPO: odds-ratio preference optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;

@@ -1,4 +1,4 @@
-//! PPO with policy filtration.
+//! PF-PPO: PPO with policy filtration.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::{AdvantageEstimatorKind, ReweightingSpec};

@@ -1,4 +1,4 @@
-//! Proximal policy optimization.
+//! PPO: proximal policy optimization with a critic.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::AdvantageEstimatorKind;

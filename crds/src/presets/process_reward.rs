@@ -1,4 +1,4 @@
-//! Reward models of steps.
+//! Process reward models: classifiers of the steps of a completion.
 
 use super::{Declaration, LearnsFrom, Preset};
 

@@ -1,5 +1,5 @@
-//! `algorithm.preset`: the defaults of verl and TRL, laid over those of an algorithm. A project's defaults
-//! are those of its own configuration; fields of the manifest override them.
+//! Defaults of verl and TRL (`algorithm.preset`), which replace those of the algorithm's own preset. Fields
+//! of the manifest override both.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::kl::KlEstimator;
@@ -8,22 +8,22 @@ use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW, DUAL_CLIP, PENALTY};
 use super::{AlgorithmKind, Preset};
 use crate::spec::{KlPlacement, LossAggregation, ScheduleKind};
 
-/// A project whose defaults a job may take.
+/// Project whose default configuration a job can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PresetProject {
-    /// verl.
+    /// Defaults of verl.
     Verl,
-    /// TRL.
+    /// Defaults of TRL.
     Trl,
 }
 
 rlt_algorithms::choice!(PresetProject, ["verl", "trl"]);
 
 impl PresetProject {
-    /// Every project.
+    /// All projects with presets.
     pub const ALL: [Self; 2] = [Self::Verl, Self::Trl];
 
-    /// Its name in manifests.
+    /// Name of the project in manifests.
     pub fn name(self) -> &'static str {
         match self {
             Self::Verl => "verl",
@@ -31,7 +31,7 @@ impl PresetProject {
         }
     }
 
-    /// Its documentation.
+    /// Documentation of the project's defaults.
     pub fn doc(self) -> &'static str {
         match self {
             Self::Verl => "verl 0.9, for `PPO`, `GRPO`, `RLOO`, `ReinforcePlusPlus` and `ReMax`.",
@@ -39,7 +39,7 @@ impl PresetProject {
         }
     }
 
-    /// The algorithms that it has defaults for.
+    /// Algorithms for which the project has defaults.
     pub fn kinds(self) -> &'static [AlgorithmKind] {
         use AlgorithmKind::{Dpo, Grpo, Kto, Ppo, ReMax, ReinforcePlusPlus, RewardModel, Rloo, Sft};
         match self {
@@ -48,7 +48,8 @@ impl PresetProject {
         }
     }
 
-    /// Its defaults over those of an algorithm; nothing changes for one that it has no defaults for.
+    /// Replaces fields of a preset by the project's defaults; algorithms that the project does not have are
+    /// unchanged.
     pub(crate) fn over(self, kind: AlgorithmKind, preset: Preset) -> Preset {
         match self {
             _ if !self.kinds().contains(&kind) => preset,
@@ -58,11 +59,11 @@ impl PresetProject {
     }
 }
 
-/// verl 0.9.1. Loss: `clip_ratio_low`, `clip_ratio_high`, `clip_ratio_c`, `loss_agg_mode`, `ppo_kl_coef` (the
-/// penalty of `KlCov`), `use_kl_loss`, `kl_loss_coef` and `kl_loss_type` of
+/// Defaults of verl 0.9.1. Loss: `clip_ratio_low`, `clip_ratio_high`, `clip_ratio_c`, `loss_agg_mode`,
+/// `ppo_kl_coef` (the penalty of `KlCov`), `use_kl_loss`, `kl_loss_coef` and `kl_loss_type` of
 /// `verl/trainer/config/actor/actor.yaml`. `use_kl_in_reward` and `kl_ctrl.kl_coef`:
 /// `verl/trainer/config/ppo_trainer.yaml`. Optimizer: `lr` of `actor.yaml`, `weight_decay` and
-/// `lr_scheduler_type` of `verl/trainer/config/optim/fsdp.yaml`. Clips do not depend on the loss there.
+/// `lr_scheduler_type` of `verl/trainer/config/optim/fsdp.yaml`. In verl the clips do not depend on the loss.
 fn verl(preset: Preset) -> Preset {
     Preset {
         loss: Parameters::default()
@@ -81,11 +82,12 @@ fn verl(preset: Preset) -> Preset {
     }
 }
 
-/// TRL 1.16.0. Loss: `epsilon`, `epsilon_high`, `delta`, `loss_type` (`dapo`) and `beta` of
-/// `trl/trainer/grpo_config.py`; the KL is that of Schulman's k3, as `_compute_loss` of
-/// `trl/trainer/grpo_trainer.py` has it. Learning rates: `{sft,grpo,dpo,kto,reward}_config.py` in
-/// `trl/trainer`. `weight_decay` and `lr_scheduler_type`: `TrainingArguments` of transformers 5.17.0
-/// (`src/transformers/training_args.py`). The losses of DPO, KTO and reward models are those of our presets.
+/// Defaults of TRL 1.16.0. Loss: `epsilon`, `epsilon_high`, `delta`, `loss_type` (`dapo`) and `beta` of
+/// `trl/trainer/grpo_config.py`; the KL estimator is Schulman's k3, as in `_compute_loss` of
+/// `trl/trainer/grpo_trainer.py`. Learning rates: `{sft,grpo,dpo,kto,reward}_config.py` in `trl/trainer`.
+/// `weight_decay` and `lr_scheduler_type`: `TrainingArguments` of transformers 5.17.0
+/// (`src/transformers/training_args.py`). The losses of DPO, KTO and reward models are those of this crate's
+/// presets.
 fn trl(kind: AlgorithmKind, preset: Preset) -> Preset {
     Preset {
         loss: Parameters::default().with(&CLIP_LOW, 0.2).with(&CLIP_HIGH, 0.2),

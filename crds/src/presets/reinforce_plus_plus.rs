@@ -1,4 +1,4 @@
-//! REINFORCE++.
+//! REINFORCE++: the preset of `algorithm.kind: ReinforcePlusPlus`.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::{AdvantageEstimatorKind, KlPlacement};

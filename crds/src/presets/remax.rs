@@ -1,4 +1,4 @@
-//! ReMax.
+//! ReMax: the preset of `algorithm.kind: ReMax`.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::{AdvantageEstimatorKind, KlPlacement};

@@ -1,4 +1,4 @@
-//! Reward models from pairs.
+//! Reward models trained on pairs of completions.
 
 use super::{Declaration, LearnsFrom, Preset};
 

@@ -1,4 +1,4 @@
-//! REINFORCE leave one out.
+//! RLOO: REINFORCE leave-one-out.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::{AdvantageEstimatorKind, KlPlacement, LossAggregation};

@@ -1,4 +1,4 @@
-//! Supervised training.
+//! SFT: supervised training on demonstrations.
 
 use super::{Declaration, LearnsFrom, Preset};
 

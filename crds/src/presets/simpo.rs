@@ -1,4 +1,4 @@
-//! Simple preference optimization.
+//! SimPO: simple preference optimization.
 
 use super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;

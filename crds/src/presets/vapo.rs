@@ -1,4 +1,4 @@
-//! Value-based augmented PPO.
+//! VAPO: value-based augmented PPO.
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::loss::CLIP_HIGH;

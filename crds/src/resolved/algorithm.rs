@@ -1,4 +1,4 @@
-//! The algorithm with the preset written out and only the constants that its parts use.
+//! Algorithm with the preset's values filled in, and only the constants that its parts use.
 
 use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
 use rlt_algorithms::kto::Kto;
@@ -16,70 +16,70 @@ use crate::spec::{
     WeightedLossSpec,
 };
 
-/// The algorithm.
+/// Algorithm of a job, with every default filled in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedAlgorithm {
-    /// The preset behind it.
+    /// Preset on which the algorithm is based.
     pub kind: AlgorithmKind,
-    /// The project whose defaults it took.
+    /// Project whose defaults were applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<PresetProject>,
-    /// Supervised training before the first step.
+    /// Supervised training before the first step; `None` without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
-    /// The policy gradient; `None` for `SFT` and preferences.
+    /// Policy gradient; `None` for `SFT` and preferences.
     #[serde(flatten)]
     pub policy_gradient: Option<PolicyGradient>,
-    /// The learning from preferences; `None` for other kinds.
+    /// Preference learning; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
-    /// How the reference follows the actor; `None` where it stays as it is.
+    /// How the reference policy follows the actor; `None` if it stays fixed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference_sync: Option<ReferenceSyncSpec>,
-    /// The training of a reward model; `None` for other kinds.
+    /// Training of a reward model; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModelTrainingSpec>,
-    /// The training of a process reward model; `None` for other kinds.
+    /// Training of a process reward model; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process_reward: Option<ProcessRewardTrainingSpec>,
 }
 
-/// How preferences become a loss.
+/// Loss of preference learning, by the kind of data.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Preference {
-    /// By pairs of completions.
+    /// Loss of pairs of completions.
     Pairs(PairPreference),
-    /// By completions that are each desirable or not.
+    /// Loss of completions that are each labelled desirable or not (KTO).
     Labels(Kto),
 }
 
-/// The losses of a pair.
+/// Losses that are applied to each pair.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum PairLosses {
-    /// A single loss.
+    /// A single loss of weight 1.
     One(PreferenceLoss),
-    /// Several, which are added by their weights.
+    /// Weighted sum of several losses.
     Several {
-        /// In the order of the manifest.
+        /// Losses in the order of the manifest.
         losses: Vec<WeightedLoss>,
     },
 }
 
-/// One of several losses.
+/// One term of a weighted sum of losses.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WeightedLoss {
-    /// The loss of a pair.
+    /// Loss of a pair.
     #[serde(flatten)]
     pub loss: PreferenceLoss,
-    /// Its weight.
+    /// Factor of the loss in the sum.
     pub weight: f64,
 }
 
 impl PairLosses {
-    /// Every loss with its weight.
+    /// Returns all losses with their weights.
     pub fn weighted(&self) -> Vec<(PreferenceLoss, f64)> {
         match self {
             Self::One(loss) => vec![(*loss, 1.0)],
@@ -88,27 +88,27 @@ impl PairLosses {
     }
 }
 
-/// How pairs of completions become a loss.
+/// Preference learning from pairs of completions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PairPreference {
-    /// The losses of a pair.
+    /// Losses that are applied to each pair.
     #[serde(flatten)]
     pub losses: PairLosses,
-    /// The divergence whose derivative scores a completion.
+    /// Divergence whose derivative scores a completion.
     #[serde(flatten)]
     pub divergence: Divergence,
-    /// Weight of tokens behind the length of the shorter completion; `None` for 1.
+    /// Weight of tokens beyond the length of the shorter completion; `None` for 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length_desensitization: Option<f64>,
-    /// Whether a pair is weighed by how likely the actor is to sample it.
+    /// Whether a pair is weighted by the probability with which the actor samples it.
     pub weigh_by_policy: bool,
-    /// Weight of the negative log-likelihood of a chosen token.
+    /// Weight of the negative log-likelihood of a chosen token; 0 for none.
     pub sft_weight: f64,
 }
 
 impl Preference {
-    /// Whether log-probs under the reference are read.
+    /// Whether the loss reads log-probs under the reference policy.
     pub fn reads_reference(&self) -> bool {
         match self {
             Self::Pairs(pairs) => pairs.losses.weighted().iter().any(|(loss, _)| loss.reads_reference()),
@@ -117,76 +117,76 @@ impl Preference {
     }
 }
 
-/// Everything that reinforcement learning needs.
+/// Settings of policy-gradient training.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyGradient {
-    /// How rewards become advantages.
+    /// Estimator that turns rewards into advantages.
     pub advantage: AdvantageEstimator,
-    /// How advantages become a loss.
+    /// Loss that is computed from advantages.
     pub loss: PolicyGradientLoss,
-    /// The critic; `None` for estimators that know none.
+    /// Critic; `None` for estimators without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticSpec>,
-    /// How the actor is held near the reference policy.
+    /// KL term that holds the actor near the reference policy.
     pub kl: Kl,
-    /// Correction for the difference between sampling and trained policy.
+    /// Correction for the difference between the sampling and the trained policy; `None` for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub importance_correction: Option<ImportanceCorrectionSpec>,
-    /// Sampling again for groups without differing rewards.
+    /// Resampling for groups whose rewards are all equal; `None` for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
-    /// Drawing samples again by their rewards.
+    /// Resampling of samples in proportion to their rewards; `None` for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reweighting: Option<ReweightingSpec>,
 }
 
-/// The loss: per token, over a batch, and the entropy bonus.
+/// Policy loss of a token, its aggregation over a batch, and the entropy bonus.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyGradientLoss {
-    /// The loss of a token or sequence.
+    /// Loss of a token or sequence.
     #[serde(flatten)]
     pub policy: PolicyLoss,
-    /// The loss of a batch.
+    /// Aggregation of token losses over a batch.
     #[serde(flatten)]
     pub aggregation: Aggregation,
-    /// Factor of the entropy that is subtracted; 0 for none.
+    /// Factor of the entropy that is subtracted from the loss; 0 for none.
     pub entropy_coefficient: f64,
-    /// Factor of the loss of positive examples; 0 for none.
+    /// Factor of the additional loss of positive examples; 0 for none.
     pub positive_coefficient: f64,
-    /// The reward above which an example is positive; `None` without that loss.
+    /// Reward above which an example is positive; `None` without that loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub positive_threshold: Option<f64>,
 }
 
-/// The KL term, by where it acts.
+/// KL term to the reference policy, by placement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "placement")]
 pub enum Kl {
-    /// Nowhere: there is no reference policy.
+    /// No KL term, so no reference policy is needed for it.
     None,
-    /// Added to the loss.
+    /// Term that is added to the loss.
     Loss(KlTerm),
-    /// Subtracted from each token's reward.
+    /// Term that is subtracted from each token's reward.
     Reward(KlTerm),
 }
 
-/// The KL term's constants.
+/// Constants of the KL term.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KlTerm {
-    /// The estimator.
+    /// Estimator of the KL divergence.
     pub estimator: KlEstimator,
-    /// Its factor, the first one if it adapts.
+    /// Factor of the term; the initial one if it adapts.
     pub coefficient: f64,
-    /// The controller of the factor.
+    /// Controller that adapts the factor; `None` if it is fixed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adaptive: Option<AdaptiveKlSpec>,
 }
 
 impl Kl {
-    /// The term, wherever it acts; `None` when no reference policy is needed.
+    /// Returns the term, whatever its placement; `None` when no reference policy is needed.
     pub fn term(&self) -> Option<&KlTerm> {
         match self {
             Self::None => None,
@@ -234,12 +234,12 @@ impl ResolvedAlgorithm {
         }
     }
 
-    /// Whether it samples the completions that it learns from.
+    /// Whether the algorithm samples the completions from which it learns.
     pub fn samples(&self) -> bool {
         self.kind.samples()
     }
 
-    /// The output head of the trained model.
+    /// Returns the output head of the trained model.
     pub fn head(&self) -> OutputHead {
         match (&self.reward_model, &self.process_reward) {
             (Some(_), _) => OutputHead::Sequence,
@@ -248,12 +248,12 @@ impl ResolvedAlgorithm {
         }
     }
 
-    /// Whether it learns from demonstrations alone.
+    /// Whether the algorithm learns from demonstrations only.
     pub fn is_supervised(&self) -> bool {
         self.kind.learns_from() == LearnsFrom::Demonstrations
     }
 
-    /// Whether it reads log-probs under a reference policy.
+    /// Whether the algorithm reads log-probs under a reference policy.
     pub fn reads_reference(&self) -> bool {
         let has_kl = self.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
         has_kl || self.preference.as_ref().is_some_and(Preference::reads_reference)

@@ -1,4 +1,4 @@
-//! The model with its source as a choice.
+//! Model of a job, with its source as an enum.
 
 use serde::Serialize;
 
@@ -6,51 +6,51 @@ use crate::spec::{
     ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, QuantizationSpec, TokenizerSpec, VisionTraining,
 };
 
-/// The model, its source chosen.
+/// Model with exactly one source of weights.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedModel {
-    /// The source of the weights.
+    /// Source of the weights.
     #[serde(flatten)]
     pub source: ModelSource,
-    /// The source of the tokenizer; `None` for the model's own folder.
+    /// Source of the tokenizer; `None` for the model's own folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<TokenizerSource>,
-    /// A chat template that replaces the tokenizer's own.
+    /// Chat template that replaces the tokenizer's; `None` to keep it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
-    /// Folders of adapters that are folded into the weights as these are read.
+    /// Folders of adapters that are merged into the weights while these are read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<String>,
-    /// The adapter; `None` to train all weights.
+    /// Settings of the trained adapter; `None` to train all weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
     /// Whether the vision tower is trained with all other weights.
     pub vision_tower: VisionTraining,
-    /// How frozen weights are quantized; `None` as they are stored.
+    /// Quantization of frozen weights; `None` to keep them as stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quantization: Option<QuantizationSpec>,
 }
 
-/// The source of the weights.
+/// Source of a model's weights.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ModelSource {
-    /// A Hugging Face folder.
+    /// A local folder in Hugging Face format.
     Path(String),
-    /// The Hugging Face hub.
+    /// A repository of the Hugging Face hub.
     Hub(HubSpec),
-    /// Random weights.
+    /// Random weights in a described architecture.
     Architecture(ArchitectureSpec),
 }
 
-/// The source of the tokenizer.
+/// Source of a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TokenizerSource {
     /// A folder with tokenizer.json.
     Path(String),
-    /// One token for each character of an alphabet.
+    /// A character tokenizer: one token for each character of this alphabet.
     Characters(String),
 }
 
@@ -89,12 +89,12 @@ impl ResolvedModel {
 }
 
 impl ArchitectureSpec {
-    /// Number of key and value heads: as given, else as many as there are query heads.
+    /// Number of key and value heads; by default the number of query heads.
     pub fn kv_heads(&self) -> u32 {
         self.num_kv_heads.unwrap_or(self.num_heads)
     }
 
-    /// Width of one head: as given, else the hidden size divided by the heads.
+    /// Width of one head; by default the hidden size divided by the number of heads.
     pub fn head_width(&self) -> u32 {
         self.head_dim.unwrap_or(self.hidden_size / self.num_heads.max(1))
     }

@@ -1,4 +1,4 @@
-//! The training with its length chosen and its budgets in numbers.
+//! Training settings, with the length as an enum and all token budgets as numbers.
 
 use serde::Serialize;
 
@@ -8,16 +8,16 @@ use crate::spec::{
     RolloutSpec, ScheduleKind, ScheduleSpec, TaskSpec,
 };
 
-/// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
-/// activations outgrow the weights.
+/// Range of the default micro-batch in tokens: enough rows to keep matrix products busy, and few enough that
+/// their activations do not outgrow the weights.
 const MICRO_BATCH_TOKENS: std::ops::RangeInclusive<u32> = 1024..=4096;
 
-/// The training, every default filled in. See [`crate::spec::TrainingSpec`] for the fields' meaning.
+/// Training settings with every default filled in. See [`crate::spec::TrainingSpec`] for the fields' meaning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are documented once, in TrainingSpec")]
 pub struct ResolvedTraining {
-    /// How long.
+    /// Length of the training, in steps or epochs.
     #[serde(flatten)]
     pub length: TrainingLength,
     pub prompts_per_step: u32,
@@ -25,7 +25,8 @@ pub struct ResolvedTraining {
     pub epochs_per_batch: u32,
     pub max_tokens_per_micro_batch: u32,
     pub max_logprob_tokens: u32,
-    /// As given: missing values are the actor's, see [`Self::critic_micro_batch_tokens`] and its like.
+    /// Settings as given: missing values are the actor's, see [`Self::critic_micro_batch_tokens`] and similar
+    /// methods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
     pub precision: Precision,
@@ -47,38 +48,38 @@ pub struct ResolvedTraining {
     pub evaluate_before: bool,
 }
 
-/// AdamW.
+/// Settings of AdamW.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedOptimizer {
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Decay of the mean of gradients and of their squares.
+    /// Decay rates of the mean of gradients and of the mean of their squares.
     pub betas: [f64; 2],
     /// Decoupled weight decay.
     pub weight_decay: f64,
 }
 
-/// The learning rate over time, in steps.
+/// Learning rate over time, in steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResolvedSchedule {
-    /// Its shape after the warm-up.
+    /// Shape after the warm-up.
     pub kind: ScheduleKind,
-    /// How long it rises linearly from 0.
+    /// Length of the linear rise from 0.
     #[serde(flatten)]
     pub warmup: Warmup,
-    /// Its last value as a part of the peak.
+    /// Final learning rate as a fraction of the peak.
     pub min_ratio: f64,
 }
 
-/// How long the learning rate rises.
+/// Length of the learning rate's linear rise.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub enum Warmup {
-    /// So many steps.
+    /// Number of steps.
     #[serde(rename = "warmupSteps")]
     Steps(u64),
-    /// Such a part of all steps, 0 to 1.
+    /// Fraction of all steps, 0 to 1.
     #[serde(rename = "warmupRatio")]
     Ratio(f64),
 }
@@ -88,7 +89,7 @@ impl Warmup {
         spec.warmup_ratio.map_or(Self::Steps(spec.warmup_steps), Self::Ratio)
     }
 
-    /// Its steps in a training of `num_steps`, at least one of which is left at the peak.
+    /// Number of warm-up steps in a training of `num_steps`; a ratio leaves at least one step at the peak.
     pub fn num_steps(self, num_steps: u64) -> u64 {
         match self {
             Self::Steps(steps) => steps,
@@ -103,19 +104,19 @@ impl Warmup {
     }
 }
 
-/// How long the training lasts.
+/// Length of the training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum TrainingLength {
-    /// So many steps.
+    /// Number of steps.
     Steps(u64),
-    /// So many passes over the training prompts.
+    /// Number of passes over the training prompts.
     Epochs(u32),
 }
 
 impl TrainingLength {
-    /// Number of steps when one pass has `num_prompts` prompts; an incomplete last batch of a pass is left
-    /// out, but a data set smaller than one step still gives one step a pass.
+    /// Returns the number of steps when one pass has `num_prompts` prompts. An incomplete last batch of a
+    /// pass is left out, but a data set smaller than one step still gives one step a pass.
     pub fn num_steps(self, num_prompts: u64, prompts_per_step: u32) -> u64 {
         match self {
             Self::Steps(steps) => steps,
@@ -170,75 +171,75 @@ impl ResolvedTraining {
 }
 
 impl ResolvedTraining {
-    /// How many of `num_layers` layers, the last ones, stay gathered between forward and backward pass. The
-    /// very last always does: its backward pass follows at once.
+    /// Number of layers, of `num_layers`, that stay gathered between forward and backward pass: the last
+    /// ones. The very last always does, because its backward pass follows at once.
     pub fn layers_kept_unsharded(&self, num_layers: usize) -> usize {
         let last = self.unsharded_layers.map_or(1, |layers| layers as usize).min(num_layers);
         if self.reshard_after_forward { last } else { num_layers }
     }
 
-    /// Most tokens of a forward and backward pass of the critic.
+    /// Token budget of a forward and backward pass of the critic.
     pub fn critic_micro_batch_tokens(&self) -> u32 {
         let own = self.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch);
         own.unwrap_or(self.max_tokens_per_micro_batch)
     }
 
-    /// Most tokens of a pass for the critic's values.
+    /// Token budget of a pass for the critic's values.
     pub fn critic_forward_tokens(&self) -> u32 {
         let own = self.roles.and_then(|roles| roles.critic?.max_forward_tokens);
         own.unwrap_or(self.max_logprob_tokens)
     }
 
-    /// Most tokens of a pass for the reference policy's log-probs.
+    /// Token budget of a pass for the reference policy's log-probs.
     pub fn reference_forward_tokens(&self) -> u32 {
         let own = self.roles.and_then(|roles| roles.reference?.max_forward_tokens);
         own.unwrap_or(self.max_logprob_tokens)
     }
 
-    /// Most tokens of a pass of a reward model, or one of the longest sequences where that has more.
+    /// Token budget of a pass of a reward model; a single sequence may exceed it.
     pub fn reward_model_forward_tokens(&self) -> u32 {
         let own = self.roles.and_then(|roles| roles.reward_models?.max_forward_tokens);
         own.unwrap_or(self.max_logprob_tokens)
     }
 
-    /// Numbers in which the critic's layers are computed.
+    /// Compute dtype of the critic.
     pub fn critic_precision(&self) -> Precision {
         self.precision_or_own(self.roles.and_then(|roles| roles.critic?.precision))
     }
 
-    /// Numbers in which a frozen reference is kept and computed.
+    /// Compute dtype of a frozen reference policy, in which its weights are also stored.
     pub fn reference_precision(&self) -> Precision {
         self.precision_or_own(self.roles.and_then(|roles| roles.reference?.precision))
     }
 
-    /// Numbers in which reward models are kept and computed.
+    /// Compute dtype of reward models, in which their weights are also stored.
     pub fn reward_model_precision(&self) -> Precision {
         self.precision_or_own(self.roles.and_then(|roles| roles.reward_models?.precision))
     }
 
-    /// That of a role, the actor's where it has none.
+    /// Returns a role's compute dtype, by default the actor's.
     fn precision_or_own(&self, of_role: Option<Precision>) -> Precision {
         of_role.filter(|given| *given != Precision::Auto).unwrap_or(self.precision)
     }
 
-    /// The critic's offload.
+    /// Offload settings of the critic, by default the actor's.
     pub fn critic_offload(&self) -> OffloadSpec {
         self.roles.and_then(|roles| roles.critic?.offload).unwrap_or(self.offload)
     }
 
-    /// Whether a frozen reference is offloaded.
+    /// Whether the weights of a frozen reference policy are offloaded.
     pub fn reference_is_offloaded(&self) -> bool {
         let own = self.roles.and_then(|roles| roles.reference?.offload_parameters);
         own.unwrap_or(self.offload.parameters)
     }
 
-    /// Whether reward models are offloaded.
+    /// Whether the weights of reward models are offloaded.
     pub fn reward_models_are_offloaded(&self) -> bool {
         let own = self.roles.and_then(|roles| roles.reward_models?.offload_parameters);
         own.unwrap_or(self.offload.parameters)
     }
 
-    /// Whether weights of any role are offloaded: then those of all of them are gathered unit by unit.
+    /// Whether weights of any role are offloaded. If so, the weights of all roles are gathered unit by unit.
     pub fn is_any_offloaded(&self) -> bool {
         self.offload.parameters
             || self.critic_offload().parameters
@@ -247,7 +248,8 @@ impl ResolvedTraining {
     }
 }
 
-/// Room for a whole group, within limits, and always for two of the longest sequences.
+/// Returns the default micro-batch: a full group within [`MICRO_BATCH_TOKENS`], and at least two of the
+/// longest sequences.
 fn default_micro_batch(data: &DataSpec, rollout: &RolloutSpec) -> u32 {
     let (prompt, completion) = (data.max_prompt_tokens, rollout.max_completion_tokens);
     let group = rollout.samples_per_prompt.saturating_mul(completion).saturating_add(prompt);
@@ -256,7 +258,7 @@ fn default_micro_batch(data: &DataSpec, rollout: &RolloutSpec) -> u32 {
 }
 
 impl DataSpec {
-    /// The source of the prompts.
+    /// Returns the source of the prompts.
     pub fn source(&self) -> DataSource<'_> {
         match &self.task {
             Some(task) => DataSource::Task(task),
@@ -264,8 +266,8 @@ impl DataSpec {
         }
     }
 
-    /// The data sets to train on, or those that are held out. The files of `train`, or of `heldOut`, are one
-    /// data set without a weight.
+    /// Returns the data sets for training, or the held-out ones. The files of `train`, or of `heldOut`, are
+    /// one data set without a weight.
     pub fn sets(&self, held_out: bool) -> Vec<DatasetSpec> {
         let files = if held_out { &self.held_out } else { &self.train };
         let plain = DatasetSpec { files: files.clone(), held_out, ..DatasetSpec::default() };
@@ -278,7 +280,7 @@ impl DataSpec {
 }
 
 impl TaskSpec {
-    /// Number of training prompts, `limit` applied.
+    /// Number of training prompts, at most `limit`.
     pub fn num_train_prompts(&self, limit: Option<u64>) -> u64 {
         limit.unwrap_or(u64::MAX).min(u64::from(self.num_train))
     }

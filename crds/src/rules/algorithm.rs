@@ -1,4 +1,4 @@
-//! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
+//! Rules of `spec.algorithm` except its loss: fields that are given must be used by the chosen parts.
 
 use super::{
     Check, Rule, cel_effective, cel_kinds, cel_learns_from, cel_list, cel_name, cel_samples_nothing,
@@ -15,7 +15,7 @@ use crate::spec::{
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
 
-/// An estimator with its own parameters: its inputs do not depend on them.
+/// Returns an estimator with default parameters, on which its inputs do not depend.
 fn formula(kind: AdvantageEstimatorKind) -> AdvantageEstimator {
     AdvantageEstimator::resolve(kind, &Parameters::default())
 }
@@ -24,7 +24,7 @@ fn estimators(which: impl Fn(&AdvantageEstimator) -> bool) -> Vec<AdvantageEstim
     AdvantageEstimatorKind::ALL.iter().copied().filter(|kind| which(&formula(*kind))).collect()
 }
 
-/// The estimators that need a critic.
+/// Returns the estimators that need a critic.
 pub(super) fn with_critic() -> Vec<AdvantageEstimatorKind> {
     estimators(|estimator| estimator.reads(EstimatorInput::Values))
 }

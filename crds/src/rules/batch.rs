@@ -1,5 +1,5 @@
-//! The rules of how many prompts a step and an update take, and how often. Their division among ranks is not
-//! checked here.
+//! Rules of the prompts of a step and of an update, and of the number of epochs. Their division among ranks
+//! is not checked here.
 
 use super::{Check, Rule, cel_learns_from, divisors, learns_from};
 use crate::spec::LearnsFrom;

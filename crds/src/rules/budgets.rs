@@ -1,19 +1,20 @@
-//! The rules of how many tokens a pass of each role takes: budgets hold the longest sequence, over the ranks
-//! that share it.
+//! Rules of the token budgets of each role's passes: over the ranks of a sequence-parallel group they must
+//! hold the longest sequence.
 
 use super::roles::cel_has;
 use super::rollout::{cel_is_longest_within, holds_longest, longest};
 use super::{Check, Rule};
 use crate::spec::RLTrainingJobSpec;
 
-/// The least number of ranks that share passes under the actor's budget: `own` of the actor, or those of a
-/// role, of which degree and budget are given, that has a degree of its own but no budget.
+/// Returns the smallest sequence-parallel degree of passes under the actor's budget. `own` is the actor's
+/// degree; `roles` are degree and budget of other roles, which count if they have a degree but no budget.
 fn least_sp(own: u32, roles: &[(Option<u32>, Option<u32>)]) -> u32 {
     let of_roles = roles.iter().filter_map(|(degree, budget)| degree.filter(|_| budget.is_none()));
     of_roles.fold(own, u32::min)
 }
 
-/// The same in CEL; of roles the paths of degree and budget are given.
+/// CEL condition that the budget `tokens` holds the longest sequence at the actor's degree `own` and at the
+/// degrees of `roles`, given as paths of degree and budget.
 fn cel_holds_longest(tokens: &str, own: &str, roles: &[(&str, &str)]) -> String {
     let mut rule = format!("!has({tokens}) || ({}", cel_is_longest_within(&format!("{tokens} * {own}")));
     for (degree, budget) in roles {
@@ -23,7 +24,7 @@ fn cel_holds_longest(tokens: &str, own: &str, roles: &[(&str, &str)]) -> String 
     rule + ")"
 }
 
-/// The budget of a role besides the actor holds the longest sequence, in CEL; `sp` ranks share its passes.
+/// CEL condition that the budget of a role besides the actor holds the longest sequence at the degree `sp`.
 fn cel_role_holds_longest(tokens: &str, sp: &str) -> String {
     format!("!({}) || {}", cel_has(tokens), cel_is_longest_within(&format!("{tokens} * {sp}")))
 }
@@ -44,13 +45,13 @@ fn at_least_of(spec: &RLTrainingJobSpec, sp: u32) -> String {
     format!("at least {}", longest(spec).div_ceil(sp.into()))
 }
 
-/// Ranks that share the smallest update under the actor's budget.
+/// Returns the smallest sequence-parallel degree of updates under the actor's budget.
 fn update_sp(spec: &RLTrainingJobSpec) -> u32 {
     let critic = (spec.workers.mesh.critic_sp, spec.training.critic_role().max_tokens_per_micro_batch);
     least_sp(spec.workers.mesh.sp, &[critic])
 }
 
-/// The same of passes without gradients.
+/// Returns the smallest sequence-parallel degree of passes without gradients under the actor's budget.
 fn forward_sp(spec: &RLTrainingJobSpec) -> u32 {
     let (mesh, training) = (&spec.workers.mesh, &spec.training);
     let critic = (mesh.critic_sp, training.critic_role().max_forward_tokens);

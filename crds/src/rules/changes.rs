@@ -1,28 +1,28 @@
-//! Fields that may not change in an existing job. Only the API server sees a change, so these rules have no
+//! Fields of an existing job that may not change. Only the API server sees a change, so these rules have no
 //! form in Rust.
 //!
 //! The API server evaluates every rule at every write, also of the status, and each field access copies the
 //! schema of all sibling fields. So these rules are one rule at the root, which first checks whether the
-//! status is being written: then the specification is unchanged, and nothing is compared. This is no
+//! status is being written; if so, the specification is unchanged and nothing is compared. This is no
 //! loophole: a write of the specification cannot change the status.
 
 use serde_json::{Value, json};
 
 use crate::crd::schema_at;
 
-/// A field that may not change.
+/// A field, or group of fields, that may not change.
 struct ChangeRule {
-    /// The field that it is about, in words.
+    /// Name of the field in messages.
     field: &'static str,
-    /// The section whose schema its form in CEL depends on.
+    /// Section whose schema the CEL expression depends on.
     section: &'static str,
-    /// The message to the user: what must hold.
+    /// Message to the user: what must hold.
     message: &'static str,
     cel: fn(section: &str, schema: &Value) -> String,
 }
 
-/// The rule about changes as the API server evaluates it at the root, whose schema is `root`. Its message is
-/// that of the first change that may not be.
+/// Returns the rule about changes that the API server evaluates at the root, whose schema is `root`. Its
+/// message is that of the first forbidden change.
 pub(crate) fn change_rule(root: &Value) -> Value {
     let cel = |rule: &ChangeRule| {
         schema_at(root, rule.section).map(|schema| (rule.cel)(rule.section, schema)).unwrap_or_default()
@@ -39,17 +39,17 @@ pub(crate) fn change_rule(root: &Value) -> Value {
     })
 }
 
-/// The API server fills both in where they are missing. Whether they are is not asked: that would cost as
-/// much again.
+/// CEL condition that only the status is written. The API server fills in both counters; checking whether
+/// they are present would double the cost.
 const STATUS_IS_WRITTEN: &str = "self.status.writes != oldSelf.status.writes";
 
-/// Fields of `spec.training` that a run may be continued with another value of.
+/// Fields of `spec.training` that may change while the run continues.
 const CONTINUABLE: [&str; 6] =
     ["steps", "epochs", "evaluateEvery", "offload", "reshardAfterForward", "unshardedLayers"];
 
 const NEVER: &str = "cannot be changed, because the run could not be continued under it: make a new job";
 
-/// Every rule about changes.
+/// All rules about changes.
 const CHANGE_RULES: [ChangeRule; 8] = [
     ChangeRule { field: "spec.model", section: "spec.model", message: NEVER, cel: same },
     ChangeRule { field: "spec.data", section: "spec.data", message: NEVER, cel: same },
@@ -85,7 +85,7 @@ fn same(section: &str, _: &Value) -> String {
     equal(section)
 }
 
-/// Every field but those that a run may be continued with another value of.
+/// CEL condition that no field of the section changes, except those of [`CONTINUABLE`].
 fn same_training(section: &str, schema: &Value) -> String {
     let fields = schema["properties"].as_object().into_iter().flatten();
     let fixed = fields.filter(|(name, _)| !CONTINUABLE.contains(&name.as_str()));
@@ -100,7 +100,8 @@ fn equal(path: &str) -> String {
     format!("self.{path} == oldSelf.{path}")
 }
 
-/// A field without a default is compared only where both have it.
+/// CEL condition that a field without a default does not change; its values are compared only if both are
+/// present.
 fn same_optional(path: &str) -> String {
     format!("has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {})", equal(path))
 }

@@ -1,8 +1,8 @@
-//! The rules of `spec.checkpoint`.
+//! Rules of `spec.checkpoint`.
 
 use super::{Check, Rule, cel_list};
 
-/// How an address begins.
+/// Prefixes of an object store's address.
 const SCHEMES: [&str; 4] = ["s3://", "gs://", "az://", "file:///"];
 
 fn is_address(uri: &str) -> bool {

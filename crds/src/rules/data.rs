@@ -1,4 +1,4 @@
-//! The rules of `spec.data`, besides those of a generated task.
+//! Rules of `spec.data`, except those of a generated task.
 
 use super::{Check, Rule};
 use crate::spec::{DataSpec, DatasetSpec};
@@ -11,12 +11,12 @@ fn cel_known_endings() -> String {
     "self.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
 }
 
-/// The entries of `datasets` that are trained on.
+/// Yields the entries of `datasets` used for training.
 fn trained(data: &DataSpec) -> impl Iterator<Item = &DatasetSpec> {
     data.datasets.iter().filter(|set| !set.held_out)
 }
 
-/// The entries of `datasets` that are trained on and that hold `condition`, in CEL.
+/// CEL list of the entries of `datasets` used for training that meet `condition`.
 fn cel_trained(condition: &str) -> String {
     format!("self.datasets.filter(each, (!has(each.heldOut) || !each.heldOut) && {condition})")
 }

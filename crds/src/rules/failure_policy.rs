@@ -1,4 +1,4 @@
-//! The rules of `spec.runPolicy.failurePolicy`.
+//! Rules of `spec.runPolicy.failurePolicy`.
 
 use super::{Check, Rule};
 use crate::plan::FailureCause;

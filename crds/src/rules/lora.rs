@@ -1,4 +1,4 @@
-//! The rules of `spec.model.lora`.
+//! Rules of `spec.model.lora`.
 
 use super::{Check, Rule};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};

@@ -1,5 +1,4 @@
-//! The rules of `spec.algorithm.loss`. That a given parameter is one of the chosen loss is in
-//! [`super::parameters`].
+//! Rules of `spec.algorithm.loss`. [`super::parameters`] checks that parameters belong to the chosen loss.
 
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::loss::{ClipCov, PolicyLoss};
@@ -23,7 +22,7 @@ fn loss(spec: &RLTrainingJobSpec) -> LossSpec {
     spec.algorithm.loss.clone().unwrap_or_default()
 }
 
-/// The policy losses that are defined with one aggregation alone.
+/// Returns the policy losses that prescribe their aggregation.
 fn of_one_aggregation() -> Vec<PolicyLossKind> {
     let own = |kind: PolicyLossKind| PolicyLoss::resolve(kind, &Parameters::default()).aggregation();
     PolicyLossKind::ALL.iter().copied().filter(|kind| own(*kind).is_some()).collect()

@@ -1,4 +1,4 @@
-//! The rules of `spec.model`.
+//! Rules of `spec.model`.
 
 use super::{Check, Rule, divisors};
 use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec, VisionTraining};

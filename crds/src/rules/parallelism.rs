@@ -1,4 +1,4 @@
-//! The rules of how ranks share the work, in sections. Here is what several sections read; a rule is in the
+//! Rules of how ranks share the work, in sections. This file has what several sections use; a rule is in the
 //! file of its section. Resources of nodes are not checked.
 
 mod degrees;
@@ -10,22 +10,23 @@ mod unused;
 use super::Rule;
 use crate::spec::{MeshSpec, RLTrainingJobSpec};
 
-/// The sections, in the order of the definition.
+/// Rules of all sections, in the order of the definition.
 pub(super) const SECTIONS: [&[Rule]; 6] =
     [degrees::RULES, tensor_parallel::RULES, experts::RULES, degrees::OF_ROLES, unused::RULES, heads::RULES];
 
-/// Query and key heads of a new model; those of others are known where their files are.
+/// Query and key heads of a newly initialized model; `None` for others, which are checked once their files
+/// are read.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
     let shape = spec.model.architecture.as_ref()?;
     Some((shape.num_heads.into(), shape.kv_heads().into()))
 }
 
-/// The width of its feed-forward block.
+/// Feed-forward width of a newly initialized model; `None` for others.
 fn feed_forward_width(spec: &RLTrainingJobSpec) -> Option<u64> {
     spec.model.architecture.as_ref().map(|shape| shape.intermediate_size.into())
 }
 
-/// That a degree is 1, or another field's. One that has a default the API server fills in.
+/// CEL condition that a degree is 1 or absent. The API server fills in a degree that has a default.
 fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
     match degree(&MeshSpec::default()) {
         Some(_) => format!("{path} == 1"),
@@ -33,10 +34,10 @@ fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
     }
 }
 
-/// The number of ranks.
+/// CEL expression of the number of ranks.
 const NUM_RANKS: &str = "(self.count * self.ranksPerWorker)";
 
-/// That a degree is not given, and follows another field; nothing where the API server fills it in.
+/// CEL prefix that accepts an absent degree, which follows another field; empty for a degree with a default.
 fn given_default(degree: fn(&MeshSpec) -> Option<u32>, path: &str) -> String {
     match degree(&MeshSpec::default()) {
         Some(_) => String::new(),
@@ -44,7 +45,7 @@ fn given_default(degree: fn(&MeshSpec) -> Option<u32>, path: &str) -> String {
     }
 }
 
-/// A degree of the mesh; `None` where it is another field's.
+/// Returns a degree of the mesh; `None` if it follows another field.
 fn given(spec: &RLTrainingJobSpec, degree: fn(&MeshSpec) -> Option<u32>) -> Option<u32> {
     degree(&spec.workers.mesh)
 }

@@ -1,4 +1,4 @@
-//! The rules that follow from the declarations of formulas: a parameter is given only with a formula that has
+//! Rules that follow from the declarations of formulas: a parameter is given only with a formula that uses
 //! it.
 
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use rlt_algorithms::declaration::{Family, Parameter};
 use super::{Check, Rule, algorithm, cel_list, loss, preference};
 use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind, RLTrainingJobSpec};
 
-/// A parameter of a section, and whether what a manifest gives and chooses fits.
+/// Rule that a parameter of a section is given only with a formula that uses it.
 #[derive(Clone, Copy)]
 pub(crate) struct ParameterRule {
     parameter: &'static Parameter,
@@ -29,7 +29,7 @@ impl ParameterRule {
     }
 }
 
-/// One rule a parameter that not every formula of its family has.
+/// One rule for each parameter that some formulas of its family do not use.
 pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let of_estimator = |parameter| ParameterRule {
         parameter,
@@ -72,7 +72,7 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let losses = PolicyLossKind::all_parameters().into_iter().map(of_loss);
     let estimators = estimators
         .map(|rule| rule_of::<AdvantageEstimatorKind>(rule, "estimator", ("estimator", "estimators")));
-    // Every preference loss has a beta: no rule is needed for it.
+    // All preference losses have a beta, so it needs no rule.
     let all = PreferenceLossKind::all_parameters().into_iter();
     let of_some = all.filter(|parameter| !PreferenceLossKind::ALL.iter().all(|loss| loss.uses(parameter)));
     let family = ("preference loss", "preference losses");
@@ -93,7 +93,7 @@ fn users_of<F: Family>(parameter: &Parameter) -> Vec<F> {
     F::ALL.iter().copied().filter(|formula| formula.uses(parameter)).collect()
 }
 
-/// The rule of a parameter in each of several preference losses.
+/// Returns the rule of a parameter in each item of a list of preference losses.
 fn of_item(parameter: &'static Parameter, family: (&str, &str)) -> Rule {
     Rule {
         scope: "spec.algorithm.preference.losses[]",
@@ -106,14 +106,14 @@ fn of_item(parameter: &'static Parameter, family: (&str, &str)) -> Rule {
     }
 }
 
-/// The same as the API server evaluates it.
+/// CEL form of the rule of a parameter in each item of a list of preference losses.
 #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
 pub(super) fn cel_of_item(parameter: &Parameter) -> String {
     let users = cel_list(&users_of::<PreferenceLossKind>(parameter));
     format!("!has(self.{}) || self.loss in {users}", parameter.name)
 }
 
-/// The rule as the others have it. Its texts live as long as the program: there is one list of rules.
+/// Converts to a [`Rule`]. Its texts are leaked, which is bounded because the list of rules is built once.
 fn rule_of<F: Family>(rule: ParameterRule, choice: &str, family: (&str, &str)) -> Rule {
     let Parameter { name, .. } = rule.parameter;
     let at = leaked(format!("{}.{name}", rule.section));
@@ -132,7 +132,7 @@ fn leaked(text: String) -> &'static str {
     Box::leak(text.into_boxed_str())
 }
 
-/// Names whichever are fewer: the formulas that have the parameter, or those that do not.
+/// Returns the message, which names whichever are fewer: the formulas that use the parameter, or the others.
 fn message<F: Family>(parameter: &Parameter, family: (&str, &str)) -> String {
     let (users, others): (Vec<F>, Vec<F>) = F::ALL.iter().partition(|formula| formula.uses(parameter));
     let name = parameter.name;

@@ -1,12 +1,12 @@
-//! The rules of `spec.workers.pod` and of resources by name.
+//! Rules of `spec.workers.pod` and of named resources.
 
 use super::{Check, Rule};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{RLTrainingJobSpec, ResourceClaimSpec, VolumeSpec};
 
-/// Folders of a worker over or below which a job may mount nothing.
+/// Folders of a worker that a job may not mount over, above or below.
 const RESERVED_FOLDERS: [&str; 6] = ["/storage", "/tmp", "/etc/rltraining", "/dev", "/proc", "/sys"];
-/// Labels and annotations of the operator.
+/// Prefix of the operator's labels and annotations.
 const OWN_PREFIX: &str = "rltraining.dev/";
 
 fn all_volumes(spec: &RLTrainingJobSpec, holds: impl Fn(&VolumeSpec) -> bool) -> bool {

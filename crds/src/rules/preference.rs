@@ -1,5 +1,5 @@
-//! The rules of `spec.algorithm.preference`. That a given parameter is one of the chosen loss is in
-//! [`super::parameters`].
+//! Rules of `spec.algorithm.preference`. [`super::parameters`] checks that parameters belong to the chosen
+//! loss.
 
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
@@ -23,33 +23,33 @@ fn is_labels(from: LearnsFrom) -> bool {
     from == LearnsFrom::Labels
 }
 
-/// The losses of a pair: the only one, or each of several.
+/// Returns all losses of a pair: the single one, or those of the list.
 pub(super) fn all_losses(spec: &RLTrainingJobSpec) -> Vec<PreferenceLossKind> {
     let several = spec.algorithm.preference.as_ref().map_or(&[][..], |preference| &preference.losses);
     if several.is_empty() { vec![loss(spec)] } else { several.iter().map(|one| one.loss).collect() }
 }
 
-/// That all of them are among `kinds`, in CEL.
+/// CEL condition that all losses are among `kinds`.
 fn cel_all_in(kinds: &[PreferenceLossKind]) -> String {
     let kinds = cel_list(kinds);
     let losses = "self.preference.losses";
     format!("(has({losses}) ? {losses}.all(one, one.loss in {kinds}) : {} in {kinds})", cel_loss())
 }
 
-/// The losses that compare completions of the same pair.
+/// Returns the losses that compare the completions of one pair.
 fn of_pairs() -> Vec<PreferenceLossKind> {
     let compares_pairs =
         |kind: &PreferenceLossKind| !PreferenceLoss::resolve(*kind, &Parameters::default()).sorts_update();
     PreferenceLossKind::ALL.iter().copied().filter(compares_pairs).collect()
 }
 
-/// Whether a parameter of a loss is given beside the list of losses.
+/// Whether a parameter of a single loss is given outside of the list of losses.
 fn has_parameters(preference: &PreferenceSpec) -> bool {
     let mut all = PreferenceLossKind::all_parameters().into_iter();
     all.any(|parameter| preference.parameters.get(parameter).is_some())
 }
 
-/// The losses of the difference of two scores.
+/// Returns the losses that are computed from the difference of two scores.
 fn with_divergence() -> Vec<PreferenceLossKind> {
     let takes =
         |kind: &PreferenceLossKind| PreferenceLoss::resolve(*kind, &Parameters::default()).takes_divergence();

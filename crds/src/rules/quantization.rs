@@ -1,4 +1,4 @@
-//! The rules of `spec.model.quantization`.
+//! Rules of `spec.model.quantization`.
 
 use super::{Check, Rule};
 use crate::plan::model_config::BLOCK_SIZES;

@@ -1,4 +1,4 @@
-//! The rules of `spec.algorithm.referenceSync`: there is a reference, and it has weights of its own.
+//! Rules of `spec.algorithm.referenceSync`: there is a reference, and it has its own weights.
 
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
@@ -6,7 +6,7 @@ use rlt_algorithms::preference::PreferenceLoss;
 use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of};
 use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
 
-/// The losses of pairs that compare with a reference.
+/// Returns the losses of pairs that read a reference policy.
 fn with_reference() -> Vec<PreferenceLossKind> {
     let reads =
         |kind: &PreferenceLossKind| PreferenceLoss::resolve(*kind, &Parameters::default()).reads_reference();
@@ -17,7 +17,7 @@ fn is_of_pairs(from: LearnsFrom) -> bool {
     from.is_preference() && from != LearnsFrom::Labels
 }
 
-/// Whether log-probs under a reference are read.
+/// Whether the algorithm reads log-probs under a reference policy.
 fn reads_reference(spec: &RLTrainingJobSpec) -> bool {
     let placement = spec.algorithm.kl.as_ref().and_then(|kl| kl.placement);
     match learns_from(spec) {

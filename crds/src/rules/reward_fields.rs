@@ -1,12 +1,12 @@
-//! The rules that follow from the declarations of reward functions: a function has the settings and sections
-//! that its kind needs, and none that its kind does not read.
+//! Rules that follow from the declarations of reward functions: a function has the settings and sections that
+//! its kind needs, and none that its kind does not read.
 
 use std::sync::LazyLock;
 
 use super::{Check, Rule, cel_list, cel_name};
 use crate::spec::{RewardFunctionSpec, RewardKind};
 
-/// A field of reward functions, the kinds that read it, and those of them that need it.
+/// Rule of one field of reward functions: which kinds read it, and which of them need it.
 #[derive(Clone, Copy)]
 pub(crate) struct FieldRule {
     name: &'static str,
@@ -57,7 +57,7 @@ impl FieldRule {
     }
 }
 
-/// One rule a field.
+/// One rule for each field.
 pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let mut names: Vec<&'static str> = Vec::new();
     for (name, _) in RewardKind::ALL.into_iter().flat_map(fields) {
@@ -68,13 +68,13 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     names.into_iter().map(rule).collect()
 });
 
-/// The settings and sections of a kind, each with whether the kind needs it.
+/// Yields the settings and sections of a kind, each with whether the kind needs it.
 fn fields(kind: RewardKind) -> impl Iterator<Item = (&'static str, bool)> {
     let settings = kind.settings().iter().map(|setting| (setting.name, true));
     settings.chain(kind.sections().iter().map(|section| (section.name, section.is_needed)))
 }
 
-/// The rule as the others have it. Its texts live as long as the program: there is one list of rules.
+/// Converts to a [`Rule`]. Its texts are leaked, which is bounded because the list of rules is built once.
 fn rule(name: &'static str) -> Rule {
     let rule = FieldRule { name };
     Rule {

@@ -1,4 +1,4 @@
-//! The rules of kinds that train a reward model.
+//! Rules of the kinds that train a reward model.
 
 use super::{Check, Rule, cel_learns_from, learns_from};
 use crate::spec::LearnsFrom;

@@ -1,4 +1,4 @@
-//! The rules of `spec.rewards`. That a function has the fields of its kind is in [`super::reward_fields`].
+//! Rules of `spec.rewards`. [`super::reward_fields`] checks that a function has the fields of its kind.
 
 use rlt_algorithms::reward::length::TARGET_TOKENS;
 
@@ -82,7 +82,7 @@ pub(super) const RULES: &[Rule] = &[
         at: "minScore",
         reads: &["minScore", "maxScore"],
         message: "minScore must be below maxScore",
-        // Defaults of list items are not in the schema.
+        // The schema has no defaults of list items, so the expression has them.
         cel: || {
             let (min, max) = (0.0, JudgeSpec::default_max_score());
             format!(

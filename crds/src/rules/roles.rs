@@ -1,10 +1,10 @@
-//! The rules of `spec.training.roles`: settings of a role that the job does not have, or that it cannot use.
+//! Rules of `spec.training.roles`: settings of a role that the job does not have, or that it cannot use.
 //! Budgets of roles are in `budgets`.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
 use super::{Check, Rule, cel_list};
 
-/// Whether a field of `training.roles` is given, in CEL.
+/// CEL condition that a field of `training.roles` is given.
 pub(super) fn cel_has(path: &str) -> String {
     let roles = "self.training.roles";
     let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);

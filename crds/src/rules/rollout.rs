@@ -1,16 +1,15 @@
-//! The rules of `spec.rollout`, and the length of the longest sequence. How many tokens a pass takes is in
-//! `budgets`.
+//! Rules of `spec.rollout`, and the length of the longest sequence. Token budgets of passes are in `budgets`.
 
 use super::{Check, Rule};
 use crate::spec::RLTrainingJobSpec;
 
-/// Longest sequence in tokens.
+/// Length of the longest sequence in tokens.
 pub(super) fn longest(spec: &RLTrainingJobSpec) -> u64 {
     spec.rollout.longest_sequence(&spec.data)
 }
 
-/// Whether `tokens`, a number in CEL, hold the longest sequence, in CEL: prompt and completion, or no more
-/// than `rollout.maxModelTokens`.
+/// CEL condition that the CEL number `tokens` is at least the longest sequence: prompt and completion, or
+/// `rollout.maxModelTokens` where that is less.
 pub(super) fn cel_is_longest_within(tokens: &str) -> String {
     let limit = "self.rollout.maxModelTokens";
     format!(
@@ -23,7 +22,7 @@ fn at_least_longest(spec: &RLTrainingJobSpec) -> String {
     format!("at least {}", longest(spec))
 }
 
-/// Whether passes of `tokens` on each of `sp` workers hold the longest sequence.
+/// Whether passes of `tokens` on each of `sp` ranks hold the longest sequence.
 pub(super) fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>, sp: u32) -> bool {
     tokens.is_none_or(|tokens| u64::from(tokens) * u64::from(sp) >= longest(spec))
 }

@@ -1,11 +1,11 @@
-//! The rules of `spec.data.task`.
+//! Rules of `spec.data.task`.
 
 use super::{Check, Rule};
 use crate::spec::{
     ArithmeticOperator, COUNTING_QUESTION, DataSpec, RLTrainingJobSpec, TaskKind, TaskSpec, VisionSpec,
 };
 
-/// The digits, and what a task asks with.
+/// Returns the characters that a task's texts need: the digits, and those of its question.
 fn needed_characters(task: &TaskSpec) -> String {
     let operators = task.operators.iter().map(|operator| operator.symbol());
     let asked: String = match task.kind {
@@ -15,7 +15,7 @@ fn needed_characters(task: &TaskSpec) -> String {
     format!("0123456789{asked}")
 }
 
-/// Every operator and unordered pair of operands from 0 on.
+/// Number of different problems: every operator with every unordered pair of operands from 0 on.
 fn num_problems(task: &TaskSpec) -> u64 {
     let num_operands = u64::from(task.max_operand) + 1;
     task.operators.len() as u64 * (num_operands * (num_operands + 1) / 2)
@@ -25,8 +25,8 @@ fn task_holds(data: &DataSpec, holds: fn(&TaskSpec) -> bool) -> bool {
     data.task.as_ref().is_none_or(holds)
 }
 
-/// Tokens of a prompt of `CountingPictures` before a tower that the manifest describes and a tokenizer of
-/// characters: those of the picture, one before and one behind it, and the question. `None` of other jobs.
+/// Number of prompt tokens of `CountingPictures` with a newly initialized tower and a character tokenizer:
+/// the picture, the tokens before and after it, and the question. `None` for other jobs.
 fn num_picture_tokens(spec: &RLTrainingJobSpec) -> Option<u32> {
     let task = spec.data.task.as_ref().filter(|task| task.kind == TaskKind::CountingPictures)?;
     let tower = spec.model.architecture.as_ref()?.vision?;
@@ -35,7 +35,7 @@ fn num_picture_tokens(spec: &RLTrainingJobSpec) -> Option<u32> {
     Some(VisionSpec::tokens_of_square(side, tower.token_side()) + 2 + COUNTING_QUESTION.len() as u32)
 }
 
-/// The same in CEL, where a list of one item stands for a variable.
+/// CEL condition that the prompts of [`num_picture_tokens`] fit. A list of one item serves as a variable.
 fn cel_picture_tokens_fit() -> String {
     let side = "has(self.data.task.pictures) ? \
                 self.data.task.pictures.cells * self.data.task.pictures.cellPixels : 84";

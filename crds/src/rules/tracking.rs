@@ -1,10 +1,10 @@
-//! The rules of `spec.tracking`.
+//! Rules of `spec.tracking`.
 
 use super::rewards::is_plain_url;
 use super::{Check, Rule};
 use crate::spec::{RLTrainingJobSpec, TrackingSpec};
 
-/// The address of a tracking server is one that requests can be sent to, without a password.
+/// Rule that a tracking server's address is a URL without a password.
 macro_rules! is_plain_address {
     ($scope:literal, $of:expr) => {
         Rule {
@@ -20,7 +20,7 @@ macro_rules! is_plain_address {
     };
 }
 
-/// The address that a section has, if it is there.
+/// Returns the address in a section, if present.
 fn address(spec: &RLTrainingJobSpec, of: fn(&TrackingSpec) -> Option<&String>) -> Option<&str> {
     of(&spec.tracking).map(String::as_str)
 }

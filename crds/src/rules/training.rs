@@ -1,10 +1,10 @@
-//! The rules of `spec.training` about gathered layers, offload and the schedule. Batches, budgets and roles
-//! have files of their own.
+//! Rules of `spec.training` about unsharded layers, offload and the schedule. Batches, budgets and roles have
+//! their own files.
 
 use super::{Check, Rule, cel_preset, preset_of};
 use crate::spec::{RLTrainingJobSpec, ScheduleKind};
 
-/// Whether layers of a role that is trained are gathered of shards, or fetched from offload storage.
+/// Whether layers of a trained role are gathered from shards, or fetched from offload storage.
 fn gathers_layers(spec: &RLTrainingJobSpec) -> bool {
     let (mesh, training) = (&spec.workers.mesh, &spec.training);
     let offload_of_critic = training.critic_role().offload.is_some_and(|offload| offload.parameters);

@@ -1,10 +1,10 @@
-//! The rules of `spec.workers` and `spec.runPolicy`.
+//! Rules of `spec.workers` and `spec.runPolicy`.
 
 use super::{Check, Rule, cel_list, divisors};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator, TopologySpec};
 
-/// Variables that give a rank its identity; only the operator sets them. Ours begin with `RLT_`.
+/// Environment variables that give a rank its identity, which only the operator sets. `RLT_` is reserved too.
 const RESERVED_VARIABLES: [&str; 6] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
@@ -31,7 +31,7 @@ fn all_env(spec: &RLTrainingJobSpec, holds: fn(&EnvSpec) -> bool) -> bool {
     spec.workers.env.iter().all(holds)
 }
 
-/// A C identifier, with the dots and dashes that Kubernetes lets through.
+/// Whether a name is a C identifier, in which Kubernetes also allows dots and dashes.
 fn is_variable_name(name: &str) -> bool {
     let is_part = |each: char| each.is_ascii_alphanumeric() || "-._".contains(each);
     name.chars().all(is_part) && !name.starts_with(|first: char| first.is_ascii_digit())
@@ -206,11 +206,11 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// A label of a domain (RFC 1123), as a regular expression.
+/// Regular expression of a domain label (RFC 1123).
 const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
 
-/// The API server's rule for `spec.managedBy` of a batch Job: a domain (RFC 1123), a slash, and characters
-/// of a path (RFC 3986).
+/// Whether a text is a domain (RFC 1123), a slash, and path characters (RFC 3986): the API server's rule for
+/// `spec.managedBy` of a batch Job.
 fn is_domain_path(text: &str) -> bool {
     let Some((domain, path)) = text.split_once('/') else { return false };
     let is_lower = |each: char| each.is_ascii_lowercase() || each.is_ascii_digit();

@@ -75,7 +75,8 @@ pub struct AlgorithmSpec {
 }
 
 impl AlgorithmSpec {
-    /// Its parts where the manifest says nothing, for completions of at most `max_completion_tokens` tokens.
+    /// Returns the preset's values for completions of at most `max_completion_tokens` tokens, with those of
+    /// `preset`.
     pub(crate) fn defaults(&self, max_completion_tokens: u32) -> Preset {
         let preset = self.kind.preset(max_completion_tokens);
         match self.preset {

@@ -130,7 +130,7 @@ pub enum TaskKind {
     CountingPictures,
 }
 
-/// What is asked about the pictures of [`TaskKind::CountingPictures`].
+/// Question about the pictures of [`TaskKind::CountingPictures`].
 pub const COUNTING_QUESTION: &str = "how many?";
 
 /// An operator of the arithmetic task.
@@ -148,7 +148,7 @@ pub enum ArithmeticOperator {
 }
 
 impl ArithmeticOperator {
-    /// How it is written in manifests and problems.
+    /// Symbol of the operator in manifests and problems.
     pub fn symbol(self) -> char {
         match self {
             Self::Add => '+',
@@ -239,7 +239,7 @@ impl TaskSpec {
     }
 }
 
-/// Where prompts come from; see [`DataSpec::source`].
+/// Source of a job's prompts; see [`DataSpec::source`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DataSource<'a> {
     /// Generated.

@@ -133,7 +133,7 @@ pub enum FailureReason {
 }
 
 impl FailureReason {
-    /// The word in a pod's status.
+    /// Returns the reason as a pod's status writes it.
     pub fn name(self) -> String {
         format!("{self:?}")
     }

@@ -47,12 +47,12 @@ pub enum VlmLora {
 }
 
 impl VlmLora {
-    /// Whether the text model gets some.
+    /// Whether the text model gets adapters.
     pub fn adapts_text(self) -> bool {
         self != Self::Vision
     }
 
-    /// Whether the vision tower gets some.
+    /// Whether the vision tower gets adapters.
     pub fn adapts_vision(self) -> bool {
         self != Self::Text
     }
@@ -171,8 +171,8 @@ impl Default for LoraSpec {
     }
 }
 
-/// The modules that one of Megatron's names stands for, by their names in transformers; a model has some of
-/// them. Where Megatron fuses projections with one A, each of ours has its own.
+/// Returns the transformers names of the modules for which a Megatron name stands; a model has some of them.
+/// Where Megatron fuses projections with one A, each projection has its own here.
 pub fn modules_of_megatron(name: &str) -> &'static [&'static str] {
     match name {
         "linear_qkv" => &["q_proj", "k_proj", "v_proj", "qkv_proj"],
@@ -192,24 +192,24 @@ pub fn modules_of_megatron(name: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether `modulesToSave` means the module of a parameter: a name is a module's end, as in PEFT.
+/// Whether `modulesToSave` selects the module of a parameter: a name matches a module's end, as in PEFT.
 pub fn is_module_to_save(names: &[String], parameter: &str) -> bool {
     let module = parameter.strip_suffix(".weight").unwrap_or(parameter);
     names.iter().any(|name| module.ends_with(name.as_str()))
 }
 
 impl LoraSpec {
-    /// Whether the adapter has parts that a rollout cannot have beside its base, on any device or model.
+    /// Whether the adapter has parts that the rollout cannot use unmerged, on any device and with any model.
     pub fn must_merge(&self) -> bool {
         self.parts().contains(&true)
     }
 
-    /// Whether it is DoRA's, adapts parameters that are not linear layers, and has modules trained whole.
+    /// Whether the adapter is DoRA, adapts parameters that are not linear layers, and trains modules in full.
     pub fn parts(&self) -> [bool; 3] {
         [self.dora, !self.target_parameters.is_empty(), !self.modules_to_save.is_empty()]
     }
 
-    /// Whether any adapter has another rank or alpha than most.
+    /// Whether some modules have their own rank or alpha.
     pub fn has_patterns(&self) -> bool {
         !self.rank_pattern.is_empty() || !self.alpha_pattern.is_empty()
     }

@@ -228,13 +228,13 @@ pub struct VisionSpec {
 }
 
 impl VisionSpec {
-    /// The area in pixels to which larger images are shrunk, as in published Qwen2-VL.
+    /// Area in pixels to which larger images are shrunk, as in published Qwen2-VL.
     pub const MAX_PIXELS: u32 = 1_003_520;
-    /// The largest whole side whose square is within that area.
+    /// Largest integer side whose square is within [`Self::MAX_PIXELS`].
     pub(crate) const MAX_SIDE: u32 = 1001;
 
-    /// Tokens of a square image by its side and that of a token in pixels: as many as its side has rounded,
-    /// halves to the even number, at least one, and within [`Self::MAX_PIXELS`].
+    /// Number of tokens of a square image, by its side and that of a token in pixels. The tokens of a side
+    /// are rounded, halves to even, to at least one, within [`Self::MAX_PIXELS`].
     pub fn tokens_of_square(side: u32, token_side: u32) -> u32 {
         let (halves, of_token) = (2 * side + token_side, 2 * token_side);
         let rounded = halves / of_token;

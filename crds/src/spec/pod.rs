@@ -74,7 +74,7 @@ pub enum ImagePullPolicy {
 }
 
 impl ImagePullPolicy {
-    /// As Kubernetes writes it.
+    /// Name of the policy in Kubernetes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Always => "Always",
@@ -118,7 +118,7 @@ pub struct VolumeSpec {
 }
 
 impl VolumeSpec {
-    /// How many sources are given.
+    /// Number of sources that are given.
     pub(crate) fn num_sources(&self) -> usize {
         let given = [
             self.claim_name.is_some(),

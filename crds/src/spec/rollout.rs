@@ -88,7 +88,7 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Longest prompt and completion together in tokens.
+    /// Length of the longest prompt and completion together in tokens.
     pub fn longest_sequence(&self, data: &DataSpec) -> u64 {
         let sum = u64::from(data.max_prompt_tokens) + u64::from(self.max_completion_tokens);
         self.max_model_tokens.map_or(sum, |longest| sum.min(longest.into()))

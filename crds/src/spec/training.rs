@@ -182,7 +182,7 @@ pub struct ScoringRoleSpec {
 }
 
 impl RolesSpec {
-    /// The same under the actor's token budgets.
+    /// Returns the settings without token budgets, so that the actor's apply.
     #[must_use]
     pub(crate) fn without_budgets(self) -> Self {
         let scoring = |role: ScoringRoleSpec| ScoringRoleSpec { max_forward_tokens: None, ..role };
@@ -200,12 +200,12 @@ impl RolesSpec {
 }
 
 impl TrainingSpec {
-    /// The critic's own settings.
+    /// Settings of the critic; empty by default.
     pub(crate) fn critic_role(&self) -> CriticRoleSpec {
         self.roles.and_then(|roles| roles.critic).unwrap_or_default()
     }
 
-    /// The reference policy's own settings.
+    /// Settings of the reference policy; empty by default.
     pub(crate) fn reference_role(&self) -> ScoringRoleSpec {
         self.roles.and_then(|roles| roles.reference).unwrap_or_default()
     }
@@ -244,7 +244,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// The same with `Auto` decided for a device.
+    /// Replaces `Auto` by the dtype for a device.
     #[must_use]
     pub fn on(self, device: Device) -> Self {
         match (self, device) {
@@ -254,7 +254,7 @@ impl Precision {
         }
     }
 
-    /// Bytes of a number; those of fp32 where it is not decided.
+    /// Bytes of an element; those of fp32 for `Auto`.
     pub fn width(self) -> u64 {
         match self {
             Self::Auto | Self::Fp32 => 4,

@@ -132,7 +132,7 @@ impl Default for WorkersSpec {
 }
 
 impl WorkersSpec {
-    /// The number of ranks of all workers.
+    /// Number of ranks of all workers.
     pub fn num_ranks(&self) -> u32 {
         self.count.saturating_mul(self.ranks_per_worker)
     }

@@ -1,15 +1,15 @@
-//! The metrics of a run's finished steps, as far as symptoms need them.
+//! Metrics of a run's finished steps, as far as symptoms need them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Symptom, detect};
 
-/// Steps at either end of a run that are compared.
+/// Number of steps at either end of a run that are compared.
 pub(super) const WINDOW: usize = 10;
-/// Steps that are kept.
+/// Number of steps whose metrics are kept.
 const RECENT: usize = 200;
 
-/// Metrics that are kept of every step; of time all phases are.
+/// Metrics that are kept for every step; all phases' times are kept as well.
 const KEPT: [&str; 13] = [
     "actor/entropy",
     "actor/kl_loss",
@@ -26,8 +26,8 @@ const KEPT: [&str; 13] = [
     "training/rollout_actor_probs_pearson_corr",
 ];
 
-/// The steps of the training in their order, without those of a cold start and separate evaluations.
-/// Its size does not grow with the run.
+/// Metrics of the training's steps in order, without those of a cold start and separate evaluations. The size
+/// does not grow with the run.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
     num_steps: usize,
@@ -35,18 +35,18 @@ pub struct Course {
     first: Vec<Step>,
     /// The newest steps, at most [`RECENT`].
     recent: VecDeque<Step>,
-    /// The highest mean of `critic/score/mean` over [`WINDOW`] steps in a row.
+    /// Highest mean of `critic/score/mean` over [`WINDOW`] consecutive steps.
     highest_score: Option<f64>,
-    /// Lowest and highest score that any sample had.
+    /// Lowest and highest score of any sample.
     scores: Option<(f64, f64)>,
 }
 
-/// Metrics of a step by name.
+/// Metrics of a step, by name.
 type Step = BTreeMap<String, f64>;
 
 impl Course {
-    /// Adds a finished step with its `metrics` by name, as in a line of `metrics.jsonl`. Lines that are no
-    /// training step are skipped.
+    /// Adds a finished step with its `metrics` by name, as in a line of `metrics.jsonl`. Lines of other kinds
+    /// are skipped.
     pub fn push<'a>(&mut self, metrics: impl IntoIterator<Item = (&'a str, f64)>) {
         let is_kept = |name: &str| KEPT.contains(&name) || name.starts_with("timing_s/");
         let kept = metrics.into_iter().filter(|(name, value)| is_kept(name) && value.is_finite());
@@ -70,42 +70,43 @@ impl Course {
             [self.highest_score, self.last("critic/score/mean")].into_iter().flatten().reduce(f64::max);
     }
 
-    /// Steps so far.
+    /// Number of steps so far.
     pub fn num_steps(&self) -> usize {
         self.num_steps
     }
 
-    /// Median seconds of the newest steps, evaluations and checkpoints not counted; `None` without a step.
+    /// Median seconds of the newest steps, without evaluations and checkpoints; `None` without a step.
     pub fn step_seconds(&self) -> Option<f64> {
         median(self.recent.iter().map(seconds_of_step).collect())
     }
 
-    /// The symptoms in the last steps, most important first; none in the first steps of a run.
+    /// Returns the symptoms in the last steps, most important first; none in the first steps of a run.
     pub fn symptoms(&self) -> Vec<Symptom> {
         detect::symptoms(self)
     }
 
-    /// Mean of a metric over the last steps; `None` where one of them lacks it.
+    /// Mean of a metric over the last [`WINDOW`] steps; `None` where one of them lacks it.
     pub(super) fn last(&self, name: &str) -> Option<f64> {
         mean(self.recent.iter().skip(self.recent.len().checked_sub(WINDOW)?), name)
     }
 
-    /// Mean of a metric over the first steps; `None` where one of them lacks it.
+    /// Mean of a metric over the first [`WINDOW`] steps; `None` where one of them lacks it.
     pub(super) fn first(&self, name: &str) -> Option<f64> {
         mean(self.first.get(..WINDOW)?.iter(), name)
     }
 
-    /// The highest mean score over so many steps in a row.
+    /// Highest mean score over [`WINDOW`] consecutive steps.
     pub(super) fn highest_score(&self) -> Option<f64> {
         self.highest_score
     }
 
-    /// Lowest and highest score that any sample had.
+    /// Lowest and highest score of any sample.
     pub(super) fn scores(&self) -> Option<(f64, f64)> {
         self.scores
     }
 
-    /// Median of a phase's seconds, or of the whole step's, over the last steps and over those before.
+    /// Median of a phase's seconds, or of the whole step's, over the last [`WINDOW`] steps and over the kept
+    /// steps before.
     pub(super) fn seconds_last_and_before(&self, phase: Option<&str>) -> Option<(f64, f64)> {
         let num_before = self.recent.len().checked_sub(WINDOW)?;
         let seconds = |step: &Step| match phase {
@@ -116,14 +117,14 @@ impl Course {
         Some((last, median(self.recent.iter().take(num_before).filter_map(seconds).collect())?))
     }
 
-    /// The phases of the last step.
+    /// Yields the phases of the last step, by metric name.
     pub(super) fn phases(&self) -> impl Iterator<Item = &str> {
         let names = self.recent.back().into_iter().flat_map(BTreeMap::keys).map(String::as_str);
         names.filter(|name| name.starts_with("timing_s/") && *name != "timing_s/step")
     }
 }
 
-/// Evaluations and checkpoints run after the step's timer has stopped, and have their own.
+/// Seconds of a step. Evaluations and checkpoints run after the step's timer has stopped, and have their own.
 fn seconds_of_step(step: &Step) -> f64 {
     step.get("timing_s/step").copied().unwrap_or_default()
 }

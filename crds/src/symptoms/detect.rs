@@ -1,36 +1,36 @@
-//! One function for each symptom: from the course of a run to the evidence.
+//! Detectors, one function for each symptom: from the metrics of a run to the evidence.
 //!
-//! Thresholds are set so that a run which learns has no symptom; a value that is only high in itself is
-//! compared with what the same run had in its first steps.
+//! Thresholds are set so that a successful run has no symptom. A value that is not bad by itself is compared
+//! with the first steps of the same run.
 
 use super::course::{Course, WINDOW};
 use super::{Symptom, SymptomKind};
 
-/// Share of samples without a verdict beyond which verdicts are lost.
+/// Share of samples without a reward above which a run loses rewards.
 const MAX_LOST: f64 = 0.2;
-/// Mean difference of a token's probability; in bf16 it is below 0.01.
+/// Mean difference between a token's probability in rollout and training; in bf16 it is below 0.01.
 const MAX_PROBS_DIFF: f64 = 0.02;
-/// Correlation of both probabilities; with the same weights it is above 0.99.
+/// Correlation of a token's probability in rollout and training; with the same weights it is above 0.99.
 const MIN_CORRELATION: f64 = 0.95;
-/// Share of groups that teach nothing.
+/// Share of groups whose rewards are all equal, and which therefore give no gradient.
 const MAX_EQUAL: f64 = 0.9;
 /// Share of the best reward from which on a task counts as learned.
 const LEARNED: f64 = 0.9;
-/// Entropy of the last steps by that of the first.
+/// Ratio of the last steps' entropy to that of the first.
 const MIN_ENTROPY_RATIO: f64 = 0.15;
-/// KL to the reference in nats per token that is far, and by how much it grew.
+/// KL divergence to the reference in nats per token that is far, and its growth since the first steps.
 const MAX_KL: f64 = 1.0;
 const KL_GROWTH: f64 = 5.0;
-/// Share of completions that reach the limit.
+/// Share of completions that reach the length limit.
 const MAX_CUT_OFF: f64 = 0.5;
-/// A step's seconds relative to those of earlier steps, and the least absolute difference: milliseconds do
-/// not matter.
+/// Ratio of a step's seconds to those of earlier steps, and the least absolute difference, because
+/// milliseconds do not matter.
 const SLOWDOWN: f64 = 3.0;
 const MIN_SLOWDOWN_SECONDS: f64 = 0.5;
 
 type Detector = fn(&Course) -> Option<String>;
 
-/// All symptoms of a course, in the order of their kinds.
+/// Returns all symptoms of a run, in the order of their kinds.
 pub(super) fn symptoms(course: &Course) -> Vec<Symptom> {
     let evidence = SymptomKind::ALL.into_iter().map(|kind| (kind, detector(kind)(course)));
     evidence.filter_map(|(kind, evidence)| Some(Symptom { kind, evidence: evidence? })).collect()
@@ -153,8 +153,8 @@ fn slowdown(course: &Course) -> Option<String> {
     ))
 }
 
-/// Whether the mean reward of the last steps is near to the best reward that any sample had, so that there is
-/// little left to learn.
+/// Whether the mean reward of the last steps is close to the best reward of any sample, so that little is
+/// left to learn.
 fn is_learned(course: &Course) -> Option<bool> {
     let (low, high) = course.scores()?;
     let last = course.last("critic/score/mean")?;

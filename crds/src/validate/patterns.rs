@@ -1,4 +1,4 @@
-//! The patterns and schemas of a manifest, compiled by the engines that run them.
+//! Checks that patterns and schemas of a manifest compile, with the engines that run them.
 
 use std::error::Error;
 
@@ -9,7 +9,7 @@ use super::Problem;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{LoraSpec, RewardFunctionSpec};
 
-/// The problems of the patterns and schemas that do not compile.
+/// Returns the problems of the patterns and schemas that do not compile.
 pub(super) fn problems(spec: &ResolvedSpec) -> Vec<Problem> {
     let functions = spec.rewards.functions.iter().enumerate();
     let rewards = functions.flat_map(|(idx, function)| {
@@ -19,7 +19,7 @@ pub(super) fn problems(spec: &ResolvedSpec) -> Vec<Problem> {
     rewards.chain(spec.model.lora.iter().flat_map(lora_problems)).collect()
 }
 
-/// Whether the reward function can be built from its `pattern` or `schema`.
+/// Returns the problem of a reward function that cannot be built from its `pattern` or `schema`.
 fn setting_problem(path: &str, function: &RewardFunctionSpec) -> Option<Problem> {
     let is_compiled = |name: &&str| matches!(*name, "pattern" | "schema");
     let name = RewardKind::settings(function.kind).iter().map(|setting| setting.name).find(is_compiled)?;
@@ -54,7 +54,7 @@ fn lora_problems(lora: &LoraSpec) -> Vec<Problem> {
     single.chain(ranks).chain(alphas).filter_map(problem).collect()
 }
 
-/// The problem of a value that its engine refuses, with the last cause, which says why.
+/// Returns the problem of a value that its engine refuses, with the innermost cause, which states the reason.
 fn refused(path: String, value: Option<Value>, error: &dyn Error) -> Problem {
     let mut cause = error;
     while let Some(source) = cause.source() {

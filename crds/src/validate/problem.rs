@@ -1,37 +1,37 @@
-//! One thing that is wrong with a manifest.
+//! A single problem of a manifest, with its position.
 
 use std::fmt;
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// One thing that is wrong with a manifest.
+/// A single problem of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole
-    /// text.
+    /// Path of the field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the
+    /// whole text.
     pub path: String,
-    /// The problem.
+    /// Description of the problem.
     pub message: String,
-    /// The value, if there is one.
+    /// Invalid value, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
-    /// The allowed range or values.
+    /// Allowed range or values.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
-    /// The field or choice that was probably meant.
+    /// Field or choice that was probably meant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub did_you_mean: Option<String>,
-    /// The line in the text, from 1.
+    /// Line in the text, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u64>,
-    /// The column in the text, from 1.
+    /// Column in the text, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub column: Option<u64>,
 }
 
-/// Longest value in a message.
+/// Longest value in a message, in characters.
 const MAX_SHOWN_LEN: usize = 80;
 
 impl Problem {

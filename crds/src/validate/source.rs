@@ -1,4 +1,4 @@
-//! YAML text as a value that keeps the line and column of each of its parts.
+//! YAML text as a value that keeps the line and column of each part.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use serde_saphyr::{Location, Spanned, UserMessageFormatter};
 use super::problem::Problem;
 use crate::yaml::read_yaml;
 
-/// A parsed text.
+/// A parsed YAML document.
 pub(super) struct Source {
-    /// Its value.
+    /// Content of the document.
     pub(super) value: Value,
     root: Spanned<Node>,
 }
@@ -54,7 +54,7 @@ impl Source {
     }
 }
 
-/// The value of a field below `spec` by its full path.
+/// Returns the value of a field below `spec` by its full path.
 pub(super) fn value_at<'a>(spec: &'a Value, path: &str) -> Option<&'a Value> {
     steps(path).skip(1).try_fold(spec, |value, step| match step {
         Step::Field(name) => value.get(name),
@@ -97,7 +97,7 @@ impl Node {
         }
     }
 
-    /// A part and its position: that of a field is the position of its name.
+    /// Returns a part and its position, which for a field is the position of its name.
     fn step(&self, step: &Step<'_>) -> Option<(&Spanned<Self>, Location)> {
         match (self, step) {
             (Self::List(items), Step::Item(idx)) => items.get(*idx).map(|item| (item, item.referenced)),
@@ -149,7 +149,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(Node::Scalar(value.into()))
     }
 
-    /// A number that JSON does not have, such as NaN, becomes its name, which no field accepts.
+    /// Converts a number that JSON does not have, such as NaN, to its name, which no field accepts.
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
         let number = serde_json::Number::from_f64(value);
         Ok(Node::Scalar(number.map_or_else(|| value.to_string().into(), Value::Number)))

@@ -1,4 +1,4 @@
-//! The trace of an attempt: a function of the job and the attempt, so that an operator that takes over
+//! Trace of an attempt. Its ids are a function of the job and the attempt, so an operator that takes over
 //! continues the same trace.
 
 use std::sync::LazyLock;
@@ -16,18 +16,18 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{SCOPE, ids};
 
-/// The variable with the parent span of a process, in W3C's form `00-<trace>-<span>-<flags>`.
+/// Environment variable with the parent span of a process, in W3C's form `00-<trace>-<span>-<flags>`.
 pub const TRACEPARENT: &str = "TRACEPARENT";
 
-/// Which attempts are followed, as the environment says it of traces that begin here.
+/// Sampler of the environment's variables, which decides for the root of a trace which attempts are sampled.
 static SAMPLER: LazyLock<Box<dyn ShouldSample>> = LazyLock::new(|| Config::default().sampler);
 
-/// The trace of one attempt of a job.
+/// Trace context of one attempt of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptTrace(SpanContext);
 
 impl AttemptTrace {
-    /// The trace of the attempt, from 1, of the job with this UID.
+    /// Returns the trace of an attempt, counted from 1, of the job with this UID.
     pub fn of(job_uid: &str, attempt: u32) -> Self {
         let digest =
             Sha256::new().chain_update(job_uid).chain_update([0]).chain_update(attempt.to_le_bytes());
@@ -38,29 +38,29 @@ impl AttemptTrace {
         Self(SpanContext::new(trace, span, flags, true, TraceState::NONE))
     }
 
-    /// As a pod's environment says it.
+    /// Formats the trace for `TRACEPARENT` in a pod's environment.
     pub fn traceparent(&self) -> String {
         text(&self.0)
     }
 
-    /// The trace's id: 32 hexadecimal digits.
+    /// Trace id: 32 hexadecimal digits.
     pub fn id(&self) -> String {
         self.0.trace_id().to_string()
     }
 
-    /// Whether it is one of those that are followed, where not all are.
+    /// Whether the attempt's trace is sampled.
     pub fn is_followed(&self) -> bool {
         self.0.is_sampled()
     }
 
-    /// Makes `span`, which has not been entered yet, a part of the trace.
+    /// Makes `span`, which has not been entered yet, a child of the attempt's span.
     pub fn adopt(&self, span: &Span) {
-        // A span that is not sampled has no parent.
+        // This fails for a span that is not recorded, which needs no parent.
         let _ = span.set_parent(Context::new().with_remote_span_context(self.0.clone()));
     }
 
-    /// Sends the attempt's own span, of which all others are parts: from `start` until now, with the `error`
-    /// that ended it.
+    /// Exports the attempt's own span, the root of its trace: from `start` until now, with the `error` that
+    /// ended the attempt.
     pub fn end(
         &self,
         start: SystemTime,
@@ -92,12 +92,12 @@ pub fn follow_environment(span: &Span) {
     }
 }
 
-/// The id of the trace that `span` is a part of; `None` if it is not sampled.
+/// Returns the id of the trace that contains `span`; `None` if it is not sampled.
 pub fn trace_id(span: &Span) -> Option<String> {
     followed(span).filter(SpanContext::is_sampled).map(|context| context.trace_id().to_string())
 }
 
-/// The `TRACEPARENT` of a process that `span` starts; `None` if it is not sampled.
+/// Returns the `TRACEPARENT` for a process that `span` starts; `None` without a trace.
 pub fn traceparent(span: &Span) -> Option<String> {
     followed(span).map(|context| text(&context))
 }
@@ -113,7 +113,7 @@ fn text(context: &SpanContext) -> String {
     format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id())
 }
 
-/// Reads W3C's form; later versions may add parts to it.
+/// Parses W3C's form; later versions may append parts to it.
 fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.trim().split('-');
     let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];

@@ -26,13 +26,13 @@ use crate::ids::Ids;
 use crate::variables::Endpoint;
 use crate::{SCOPE, TARGET};
 
-/// Time that the collector has for an answer, where the environment says nothing.
+/// Timeout of a call to the collector, unless the environment sets one.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time that the last spans have to leave when a process ends, unless the collector did not take those before
-/// them.
+/// Longest wait for the export of the last spans when a process ends. There is no wait if the collector
+/// refused the previous batch.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
-/// Why spans can not leave.
+/// Reason why spans cannot be exported.
 #[derive(Debug, thiserror::Error)]
 enum TracesError {
     #[error("traces are sent by http/protobuf only, got OTEL_EXPORTER_OTLP_PROTOCOL `{0}`")]
@@ -45,9 +45,9 @@ enum TracesError {
     Thread,
 }
 
-/// Starts logging and tracing: `lines` of the log by `levels`, and spans by the environment, under the name
-/// `service` if that gives none. Without a `service`, or if the environment requests an unsupported protocol,
-/// which is logged, spans are not exported.
+/// Starts logging and tracing: log lines filtered by `levels`, and spans as the environment says, under the
+/// name `service` unless it sets one. Without a `service`, spans are not exported. The same holds, and is
+/// logged, if the environment requests an unsupported protocol.
 pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
 where
     L: Layer<Registry> + Send + Sync + 'static,
@@ -65,7 +65,7 @@ where
     traces
 }
 
-/// The way of spans out of this process.
+/// Span exporter of this process.
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
@@ -73,7 +73,7 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Prepares it as the environment says, under the name `service` where that gives none; `None` if the
+    /// Builds the exporter from the environment, under the name `service` unless it sets one; `None` if the
     /// environment turns export off.
     fn from_environment(service: &'static str) -> Result<Option<Self>, TracesError> {
         let variable = |name: &str| std::env::var(name).ok();
@@ -83,7 +83,7 @@ impl Traces {
             Endpoint::Collector(address) => address,
         };
         let client = on_its_own_thread(client(&address, variable))?;
-        // The address itself and headers the exporter reads from the same environment.
+        // The exporter itself reads address and headers from the environment.
         let exporter =
             SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).with_http_client(client);
         let exporter =
@@ -103,7 +103,7 @@ impl Traces {
         Ok(Some(Self { provider, sent }))
     }
 
-    /// The layer that receives spans of [`TARGET`].
+    /// Returns the layer that receives spans of [`TARGET`].
     fn layer<S>(&self) -> impl Layer<S> + use<S>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,
@@ -118,7 +118,7 @@ impl Traces {
             .with_filter(Targets::new().with_target(TARGET, LevelFilter::TRACE))
     }
 
-    /// Flushes the last spans, for a bounded time.
+    /// Exports the last spans, within a bounded time.
     pub fn finish(self) {
         let patience = if self.sent.is_refused.load(Ordering::Relaxed) { Duration::ZERO } else { LAST_SPANS };
         let ended = self.provider.shutdown_with_timeout(patience);
@@ -132,7 +132,7 @@ impl Traces {
     }
 }
 
-/// A constructor of the client of the collector at `address`, with the limits of the environment.
+/// Returns a constructor of the HTTP client for the collector at `address`, with the environment's timeout.
 fn client(
     address: &str,
     variable: impl Fn(&str) -> Option<String>,
@@ -141,13 +141,13 @@ fn client(
     let limit = milliseconds("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT");
     let limit = limit.or_else(|| milliseconds("OTEL_EXPORTER_OTLP_TIMEOUT")).unwrap_or(ANSWER);
     let builder = Client::builder().timeout(limit);
-    // Authorities are looked for where they are needed; an image need not have any.
+    // Certificate authorities are loaded only for https; an image need not have any.
     let is_secret = address.starts_with("https:");
     let builder = if is_secret { builder } else { builder.tls_certs_only([]) };
     move || builder.build()
 }
 
-/// A client that blocks must not be made where others take turns.
+/// Builds a blocking client on a separate thread, because that panics in an asynchronous runtime.
 fn on_its_own_thread<T: Send + 'static>(
     make: impl FnOnce() -> reqwest::Result<T> + Send + 'static,
 ) -> Result<T, TracesError> {
@@ -155,7 +155,7 @@ fn on_its_own_thread<T: Send + 'static>(
     Ok(made?)
 }
 
-/// The filter of the log: by `levels`, without traced spans and the exporter's messages about each failure.
+/// Filter of the log: `levels`, without the spans of traces and the exporter's message about each failure.
 fn logged<S>(levels: EnvFilter) -> impl Filter<S> + Send + Sync + 'static
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
@@ -165,27 +165,27 @@ where
 
 fn is_logged(metadata: &Metadata<'_>) -> bool {
     let of_exporter = metadata.target().starts_with("opentelemetry");
-    // A queue that overflows says so once, and at the end how much was lost.
+    // A full queue is logged once, and at the end how many spans were lost.
     metadata.target() != TARGET && (!of_exporter || metadata.name().contains("Dropp"))
 }
 
-/// The counts of exported and lost spans.
+/// State of the export, shared with the exporter.
 #[derive(Debug, Default)]
 struct Sent {
     num_lost: AtomicUsize,
-    /// Whether the collector did not take the last batch.
+    /// Whether the collector refused the last batch.
     is_refused: AtomicBool,
 }
 
 impl Sent {
-    /// Takes down whether a batch was taken; true for the first that was not.
+    /// Records whether a batch was accepted; returns true for the first one that was not.
     fn note(&self, is_taken: bool, num_spans: usize) -> bool {
         self.is_refused.store(!is_taken, Ordering::Relaxed);
         !is_taken && self.num_lost.fetch_add(num_spans, Ordering::Relaxed) == 0
     }
 }
 
-/// An exporter of which one failure is spoken.
+/// Exporter that logs only the first failure.
 #[derive(Debug)]
 struct Unhurried {
     exporter: SpanExporter,

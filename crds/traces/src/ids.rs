@@ -1,4 +1,4 @@
-//! Ids of spans: random, except for the span of an attempt, whose children refer to it before it is sent.
+//! Ids of spans: random, except for the span of an attempt, whose children refer to it before it is exported.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ thread_local! {
     static GIVEN: Cell<Option<(TraceId, SpanId)>> = const { Cell::new(None) };
 }
 
-/// Runs `make`, and gives the span that it makes on this thread the ids of `context`.
+/// Runs `make`, whose new span on this thread gets the ids of `context`.
 pub(crate) fn given<T>(context: &SpanContext, make: impl FnOnce() -> T) -> T {
     GIVEN.set(Some((context.trace_id(), context.span_id())));
     let made = make();
@@ -17,7 +17,7 @@ pub(crate) fn given<T>(context: &SpanContext, make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// The generator of span ids.
+/// Generator of span ids.
 #[derive(Debug, Default)]
 pub(crate) struct Ids(RandomIdGenerator);
 

@@ -4,7 +4,7 @@
 //! job uid + attempt --digest--> attempt --TRACEPARENT--> pods --> run --> step --> phase
 //!                                  \--> reconcile --> calls to the API server
 //! ```
-//! OpenTelemetry's environment variables turn it on. Without them a span costs one untaken branch. Other
+//! OpenTelemetry's environment variables turn export on. Without them a span costs one untaken branch. Other
 //! crates decide which spans exist; this one has no clock, no job and no Kubernetes.
 
 mod attempt;
@@ -16,8 +16,8 @@ pub use attempt::{AttemptTrace, TRACEPARENT, follow_environment, trace_id, trace
 pub use export::{Traces, start};
 pub use variables::for_pods;
 
-/// The instrumentation scope of spans.
+/// Instrumentation scope of the spans.
 const SCOPE: &str = "rltraining";
 
-/// The target of every span that is followed. Log lines know nothing of these.
+/// Target of all exported spans. Log lines do not use it.
 pub const TARGET: &str = "rlt_traces";

@@ -1,6 +1,6 @@
-//! OpenTelemetry's variables, as far as they decide whether and where spans are exported.
+//! Environment variables of OpenTelemetry that decide whether and where spans are exported.
 
-/// The operator's variables that pods get, too. Headers, which may contain a password, and variables that
+/// Variables that the operator passes on to pods. Headers, which may contain a password, and variables that
 /// describe the operator itself are not passed on.
 const FOR_PODS: [&str; 5] =
     [ENDPOINT, TRACES_ENDPOINT, PROTOCOL, "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"];
@@ -9,19 +9,19 @@ const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const PROTOCOL: &str = "OTEL_EXPORTER_OTLP_PROTOCOL";
 const TRACES_PROTOCOL: &str = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL";
 
-/// Where spans go, as the environment says it.
+/// Destination of spans, according to the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// Nowhere.
+    /// Spans are not exported.
     Off,
-    /// To this collector, over HTTP in protobuf.
+    /// Spans go to this collector, by HTTP with protobuf.
     Collector(String),
-    /// The environment requests a protocol that is not spoken here.
+    /// The environment requests an unsupported protocol.
     OtherProtocol(String),
 }
 
 impl Endpoint {
-    /// Reads variables, of which an empty one counts as unset.
+    /// Reads the destination; an empty variable counts as unset.
     pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let is_disabled =
@@ -40,8 +40,8 @@ impl Endpoint {
     }
 }
 
-/// The variables by which pods send their spans to where this process sends its own; none where it sends
-/// none.
+/// Returns the variables with which pods export their spans to this process's collector; empty if this
+/// process exports none.
 pub fn for_pods(variable: impl Fn(&str) -> Option<String>) -> Vec<(String, String)> {
     if !matches!(Endpoint::read(&variable), Endpoint::Collector(_)) {
         return Vec::new();

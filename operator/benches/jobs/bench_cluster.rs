@@ -1,4 +1,4 @@
-//! A cluster with one contestant in it, and the operations of a benchmark.
+//! Cluster in which one contestant is installed, and the operations of a benchmark.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -22,27 +22,27 @@ use crate::observed::{Observed, PATIENCE};
 use crate::process::{Process, peak_kib};
 use crate::raw::IN_FLIGHT;
 
-/// The operator's namespace and account.
+/// Name of the operator's namespace and of its service account.
 const OPERATOR: &str = "rl-operator";
-/// Enough for a thousand jobs of eight pods.
+/// Number of nodes, enough for a thousand jobs of eight pods.
 const NUM_NODES: usize = 32;
 const PODS_PER_NODE: &str = "320";
 
-/// A cluster with one contestant in it.
+/// Cluster in which one contestant is installed.
 pub(crate) struct BenchCluster {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
     pub(crate) contestant: Contestant,
     pub(crate) namespace: String,
-    /// Processes of its controller, the leader first.
+    /// Processes of the contestant's controller, the leader first.
     pub(crate) controllers: Vec<Process>,
-    /// Memory of the controller before the first job.
+    /// Memory of the controller before the first job, in KiB.
     pub(crate) kib_at_start: f64,
     num_names: usize,
 }
 
 impl BenchCluster {
-    /// Starts everything; why it can not be, if it can not.
+    /// Starts the cluster and the contestant; returns the reason where that is impossible.
     pub(crate) async fn start(contestant: Contestant) -> Result<Self, String> {
         let mut nodes = FakeNodes::new(NUM_NODES);
         nodes
@@ -75,7 +75,7 @@ impl BenchCluster {
             Contestant::Job | Contestant::TrainerJob => {}
             Contestant::Operator => {
                 self.kubectl(&["apply", "-k", "charts/kustomize"]);
-                // Here it runs beside the cluster.
+                // In the benchmark the operator runs outside of the cluster.
                 self.kubectl(&[
                     "delete",
                     "deployment",
@@ -97,7 +97,7 @@ impl BenchCluster {
         Ok(())
     }
 
-    /// Starts a process of the controller beside those that run, and waits until it says that it is ready.
+    /// Starts another process of the controller, and waits until it is ready.
     pub(crate) async fn start_controller(&mut self) {
         let port = free_port();
         let process = match self.contestant {
@@ -113,7 +113,7 @@ impl BenchCluster {
         self.controllers.push(process);
     }
 
-    /// The operator with the chart's settings.
+    /// Starts the operator with the chart's settings.
     async fn operator(&self, port: u16) -> Process {
         let kubeconfig = self.cluster.kubeconfig_of_service_account(OPERATOR, OPERATOR).await.unwrap();
         let log = std::fs::File::create(self.cluster.folder().join(format!("operator-{port}.log"))).unwrap();
@@ -130,8 +130,8 @@ impl BenchCluster {
         Process::start(&mut command)
     }
 
-    /// The process whose costs are the contestant's own: where it has none, that of all of Kubernetes' own
-    /// controllers.
+    /// Id of the process whose costs count as the contestant's own: its controller, or without one
+    /// Kubernetes' controller manager.
     pub(crate) fn own_process(&self) -> u32 {
         let of_kubernetes = || self.cluster.process_id("kube-controller-manager").unwrap();
         self.controllers.first().map_or_else(of_kubernetes, Process::id)
@@ -151,12 +151,12 @@ impl BenchCluster {
         Api::namespaced_with(self.client.clone(), namespace, &self.contestant.resource())
     }
 
-    /// Jobs of all namespaces.
+    /// Returns the API of the jobs in all namespaces.
     pub(crate) fn jobs_everywhere(&self) -> Api<DynamicObject> {
         Api::all_with(self.client.clone(), &self.contestant.resource())
     }
 
-    /// Makes namespaces, 16 at a time.
+    /// Creates namespaces, 16 at a time.
     pub(crate) async fn make_namespaces(&self, num: usize) -> Vec<String> {
         let made = stream::iter((0..num).map(|_| self.cluster.namespace("team"))).buffer_unordered(IN_FLIGHT);
         made.map(Result::unwrap).collect().await
@@ -166,18 +166,18 @@ impl BenchCluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Begins to read the calls of its namespace.
+    /// Starts to read the calls in the benchmark's namespace.
     pub(crate) fn observe(&self) -> Observed {
         Observed::begin(self.cluster.call_log(), [self.namespace.clone()])
     }
 
-    /// A name that no job had before.
+    /// Returns a name that no job had before.
     pub(crate) fn new_name(&mut self) -> String {
         self.num_names += 1;
         format!("gang-{}", self.num_names)
     }
 
-    /// Posts a gang.
+    /// Posts a gang in the benchmark's namespace.
     pub(crate) async fn post(&self, name: &str, gang: Gang) {
         self.post_in(&self.namespace, name, gang).await;
     }
@@ -188,7 +188,7 @@ impl BenchCluster {
         self.jobs_in(namespace).create(&PostParams::default(), &manifest).await.unwrap();
     }
 
-    /// Deletes a gang and waits until nothing is left of it.
+    /// Deletes a gang and waits until none of its objects is left.
     pub(crate) async fn delete(&self, name: &str) {
         let mut observed = self.observe();
         self.jobs().delete(name, &DeleteParams::background()).await.unwrap();
@@ -196,7 +196,7 @@ impl BenchCluster {
         observed.quiet().await;
     }
 
-    /// Deletes all gangs and waits until nothing is left of them.
+    /// Deletes all gangs and waits until none of their objects is left.
     pub(crate) async fn clear(&self) {
         self.jobs().delete_collection(&DeleteParams::background(), &ListParams::default()).await.unwrap();
         self.gone().await;
@@ -214,7 +214,7 @@ impl BenchCluster {
     }
 }
 
-/// A client that may do everything, as fast as it can.
+/// Returns a client with all rights and without a rate limit.
 async fn unlimited(cluster: &Cluster) -> Client {
     let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
@@ -222,7 +222,7 @@ async fn unlimited(cluster: &Cluster) -> Client {
     client(config, &limiter, &Metrics::default(), &Term::default()).unwrap()
 }
 
-/// The root of the repository.
+/// Root folder of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }

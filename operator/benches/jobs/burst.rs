@@ -9,42 +9,42 @@ use crate::process::{cpu_seconds, peak_kib};
 use crate::raw::IN_FLIGHT;
 use crate::statuses::Statuses;
 
-/// The other processes that work for a job.
+/// Other processes whose CPU time is reported.
 const OTHERS: [&str; 5] = ["kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok"];
 
-/// What became of them.
+/// Results of a burst of jobs.
 #[derive(Clone, Debug)]
 pub(crate) struct Burst {
-    /// Pods of all jobs.
+    /// Number of pods of all jobs.
     pub(crate) num_pods: f64,
-    /// Pods made in a second, from just before the first POST to the last pod.
+    /// Pods created per second, from just before the first POST to the last pod.
     pub(crate) pods_per_second: f64,
     /// Seconds until the last pod ran.
     pub(crate) all_running: f64,
-    /// Seconds until the last status reported it.
+    /// Seconds until the last status reported that its job runs.
     pub(crate) all_reported: f64,
-    /// Memory of the contestant's own process before the first job of all.
+    /// Memory of the contestant's own process before its first job, in KiB.
     pub(crate) kib_before: f64,
-    /// The most that it had so far.
+    /// Peak memory of the contestant's own process so far, in KiB.
     pub(crate) kib_at_peak: f64,
-    /// Its processor time.
+    /// CPU time of the contestant's own process, in milliseconds per pod.
     pub(crate) own_cpu_ms_per_pod: f64,
-    /// That of the others.
+    /// CPU time of the other processes, in milliseconds per pod, as text.
     pub(crate) cpu_of_others: String,
-    /// Calls of all processes.
+    /// Calls per job by user, as text.
     pub(crate) calls_per_job: String,
 }
 
-/// Where the jobs are.
+/// Namespaces of the jobs.
 #[derive(Clone, Debug)]
 pub(crate) enum Spread {
-    /// In the namespace of the test bench.
+    /// All jobs are in the namespace of the benchmark.
     OneNamespace,
-    /// In turn in these.
+    /// Jobs are in these namespaces, round-robin.
     Namespaces(Vec<String>),
 }
 
-/// Posts the jobs and waits until all statuses say that they run. They stay.
+/// Posts the jobs and waits until all statuses report that they run. The jobs are not deleted.
 pub(crate) async fn measure(bench: &mut BenchCluster, num_jobs: usize, spread: &Spread) -> Burst {
     let (api, namespaces) = match spread {
         Spread::OneNamespace => (bench.jobs(), vec![bench.namespace.clone()]),

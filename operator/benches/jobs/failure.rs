@@ -1,4 +1,4 @@
-//! One pod of a running gang is lost, and the gang runs again.
+//! Loss of one pod of a running gang, until the gang runs again.
 
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
@@ -8,33 +8,33 @@ use crate::bench_cluster::BenchCluster;
 use crate::contestant::Gang;
 use crate::statuses::Statuses;
 
-/// Rounds of each fault, each with another gang.
+/// Number of rounds of each fault, each with another gang.
 const ROUNDS: usize = 3;
-/// Of a process that may be tried again: it could not read or write.
+/// Exit code of a process that may be retried: it failed to read or write.
 const EXIT_CODE: &str = "75";
 
-/// What happens to a pod.
+/// Fault of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// It is deleted, without any grace.
+    /// The pod is deleted with a grace period of 0.
     Deleted,
-    /// Its process fails.
+    /// The pod's process fails.
     Failed,
 }
 
-/// Milliseconds from just before the fault.
+/// Times of a recovery in milliseconds, from just before the fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recovery {
-    /// Until the last new pod was made.
+    /// Time until the last new pod was created.
     pub(crate) created: f64,
-    /// Until it ran.
+    /// Time until the last new pod ran.
     pub(crate) running: f64,
 }
 
 impl Fault {
     pub(crate) const ALL: [Self; 2] = [Self::Deleted, Self::Failed];
 
-    /// In words.
+    /// Name of the fault in a report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Deleted => "pod deleted",
@@ -43,7 +43,7 @@ impl Fault {
     }
 }
 
-/// Injects the fault into gang after gang.
+/// Injects the fault into one gang after another.
 pub(crate) async fn measure(bench: &mut BenchCluster, fault: Fault, gang: Gang) -> Vec<Recovery> {
     let statuses = Statuses::follow(bench.jobs(), bench.contestant, gang);
     let mut all = Vec::new();

@@ -1,8 +1,8 @@
-//! JobSet's controller beside the cluster, under its own roles and with its webhooks on.
+//! JobSet's controller outside of the cluster, with its own roles and its webhooks enabled.
 //!
-//! The API server calls webhooks by the address of their Service. Here that address is this machine's, so
-//! nothing about the webhooks has to be changed, and the controller makes its certificates itself. It expects
-//! to find them as a mounted Secret.
+//! The API server calls webhooks at the address of their Service. Here that address is this machine's, so the
+//! webhooks need no changes, and the controller makes its certificates itself. It expects to find them as a
+//! mounted Secret.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,10 +22,10 @@ const NAMESPACE: &str = "jobset-system";
 const ACCOUNT: &str = "jobset-controller-manager";
 const SECRET: &str = "jobset-webhook-server-cert";
 const WEBHOOK_SERVICE: &str = "jobset-webhook-service";
-/// Where the controller looks for its certificates, whatever it is configured to.
+/// Folder in which the controller looks for its certificates, whatever its configuration.
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
 
-/// Builds it and applies its manifests, without the Deployment.
+/// Builds JobSet and applies its manifests, without the Deployment.
 pub(crate) async fn install(bench: &BenchCluster) -> Result<(), String> {
     let jobset = tokio::task::block_in_place(JobSet::built).map_err(|error| error.to_string())?;
     let manifests = jobset.manifests.display().to_string();
@@ -45,7 +45,7 @@ async fn webhook_address(bench: &BenchCluster) -> String {
     services.get(WEBHOOK_SERVICE).await.unwrap().spec.unwrap().cluster_ip.unwrap()
 }
 
-/// Starts its process, with the probes at this port.
+/// Starts the controller's process, with the probes at `port`.
 pub(crate) async fn start(bench: &BenchCluster, port: u16) -> Process {
     let jobset = tokio::task::block_in_place(JobSet::built).unwrap();
     let folder = bench.cluster.folder();
@@ -81,7 +81,7 @@ pub(crate) async fn start(bench: &BenchCluster, port: u16) -> Process {
     process
 }
 
-/// Does what the kubelet would: the Secret's keys become files, once the controller has filled it.
+/// Writes the Secret's keys as files, as the kubelet would, once the controller has filled it.
 async fn mount_secret(bench: &BenchCluster, folder: &Path) {
     let secrets = Api::<Secret>::namespaced(bench.client.clone(), NAMESPACE);
     let begun = Instant::now();

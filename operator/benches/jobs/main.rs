@@ -1,6 +1,6 @@
-//! Jobs beside the same gangs as plain batch Jobs and as JobSets, on a real control plane with fake nodes:
-//! time until pods are created and statuses report it, calls that this takes, and the cost of many jobs at
-//! once. Prints the tables of a report; `run.sh` writes its head.
+//! Benchmark of jobs, and of the same gangs as plain batch Jobs and as JobSets, on a real control plane with
+//! fake nodes: time until pods are created and statuses report it, calls that this takes, and the cost of
+//! many jobs at once. Prints the tables of a report; `run.sh` writes its head.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ fn main() {
     runtime.block_on(measure(&Settings::from_environment()));
 }
 
-/// Each contestant has a cluster of its own, which no other has filled before.
+/// Measures all contestants, each in a new cluster.
 async fn measure(settings: &Settings) {
     let mut tables = Tables::new();
     for contestant in settings.contestants() {
@@ -73,7 +73,7 @@ async fn measure_one(contestant: Contestant, settings: &Settings, tables: &mut T
     Ok(())
 }
 
-/// One gang after another, undisturbed and with faults.
+/// Measures one gang after another, undisturbed and with faults.
 async fn measure_gangs(bench: &mut BenchCluster, settings: &Settings, tables: &mut Tables) {
     let contestant = bench.contestant;
     for gang in settings.gangs.clone() {
@@ -89,14 +89,14 @@ async fn measure_gangs(bench: &mut BenchCluster, settings: &Settings, tables: &m
     }
 }
 
-/// A plain client's small pods, then those that the gang has.
+/// Measures a plain client that creates small pods, and then pods like the contestant's.
 async fn measure_raw(bench: &mut BenchCluster, settings: &Settings) -> [raw::Raw; 2] {
     let small = raw::measure(bench, settings.raw_pods, &contestant::small_pod()).await;
     let same = bench.contestant.pod();
     [small, raw::measure(bench, settings.raw_pods, &same).await]
 }
 
-/// What a crowd costs while nothing happens, and when its controller ends.
+/// Measures the cost of many running jobs while nothing happens, and of the end of their controller.
 async fn measure_running_crowd(
     bench: &mut BenchCluster,
     num_jobs: usize,
@@ -110,7 +110,7 @@ async fn measure_running_crowd(
     }
 }
 
-/// The tables of the report.
+/// Tables of the report.
 struct Tables {
     singles: Table,
     calls: Table,

@@ -1,4 +1,4 @@
-//! Reads the API server's own log: when pods were created and ran, and the number of calls by user.
+//! Reads the API server's log: when pods were created and ran, and the number of calls by user.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -6,26 +6,26 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rlt_cluster::{Call, CallLog};
 
-/// The user of the benchmark; kwok's nodes call under this name too.
+/// User of the benchmark's calls; kwok's nodes call under this name too.
 const OBSERVER: &str = "admin";
-/// Without any call for so long, a job is settled.
+/// Time without any call after which a job is settled.
 const QUIET: Duration = Duration::from_millis(800);
-/// Longest that anything here may take.
+/// Longest time that any operation here may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
 
-/// The calls of a while, in some namespaces.
+/// Calls in some namespaces since a point in time.
 #[derive(Debug)]
 pub(crate) struct Observed {
     log: CallLog,
     namespaces: HashSet<String>,
-    /// When it began.
+    /// Time at which the observation began.
     pub(crate) since: Timestamp,
     calls: Vec<Call>,
     ignored: Option<String>,
 }
 
 impl Observed {
-    /// Begins now.
+    /// Begins an observation now.
     pub(crate) fn begin(mut log: CallLog, namespaces: impl IntoIterator<Item = String>) -> Self {
         log.skip().unwrap();
         Self {
@@ -37,7 +37,7 @@ impl Observed {
         }
     }
 
-    /// Leaves a pod that was there before out of account.
+    /// Excludes a pod that existed before.
     pub(crate) fn ignoring(self, pod: &str) -> Self {
         Self { ignored: Some(pod.to_owned()), ..self }
     }
@@ -52,7 +52,7 @@ impl Observed {
         self.calls[before..].iter().any(|call| call.user != OBSERVER || call.resource == "pods")
     }
 
-    /// Waits until nothing has happened for a while.
+    /// Waits until there was no call for a while.
     pub(crate) async fn quiet(&mut self) {
         let mut last = Instant::now();
         while last.elapsed() < QUIET {
@@ -63,7 +63,7 @@ impl Observed {
         }
     }
 
-    /// Waits until so many pods were made and run.
+    /// Waits until `num_pods` pods were created and run.
     pub(crate) async fn running(&mut self, num_pods: usize) {
         let begun = Instant::now();
         while self.running_times().len() < num_pods {
@@ -73,7 +73,7 @@ impl Observed {
         }
     }
 
-    /// Milliseconds from the beginning to each new pod, in their order.
+    /// Milliseconds from the beginning to the creation of each new pod, in order.
     pub(crate) fn created_times(&self) -> Vec<f64> {
         let made = self.calls.iter().filter(|call| is_made(call));
         let mut times: Vec<_> = made.map(|call| self.milliseconds(&call.answered_at)).collect();
@@ -81,8 +81,8 @@ impl Observed {
         times
     }
 
-    /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods
-    /// whose names the API server chose count from their first status that was written here.
+    /// Milliseconds from the beginning to the first status of each new pod after its creation, when it runs.
+    /// Pods whose names the API server chose count from their first status that was written here.
     pub(crate) fn running_times(&self) -> Vec<f64> {
         // On a busy machine a pod may run before its creator has the answer.
         let made: HashMap<&str, &str> = self
@@ -106,7 +106,7 @@ impl Observed {
         times
     }
 
-    /// Calls by user, without the observer's.
+    /// Returns the calls by user, without the observer's.
     pub(crate) fn calls(&self) -> Calls {
         let mut calls = Calls::new();
         for call in self.calls.iter().filter(|call| call.user != OBSERVER) {
@@ -143,7 +143,7 @@ fn is_status_of_pod(call: &Call) -> bool {
     call.resource == "pods" && call.subresource == "status" && call.verb == "patch" && call.code == 200
 }
 
-/// The mean of several counts: all but the scheduler's, and each caller's in words.
+/// Mean of several counts: the total without the scheduler's calls, and each user's as text.
 pub(crate) fn mean_calls<'a>(all: impl Iterator<Item = &'a Calls>) -> (f64, String) {
     let mut sum = Calls::new();
     let mut num = 0.0;
@@ -159,7 +159,7 @@ pub(crate) fn mean_calls<'a>(all: impl Iterator<Item = &'a Calls>) -> (f64, Stri
     (others.map(|(_, counts)| counts.iter().sum::<f64>()).sum(), in_words(&sum))
 }
 
-/// Each caller with its calls: reads, writes, statuses, events.
+/// Formats each user's calls: reads, writes, statuses, events.
 pub(crate) fn in_words(calls: &Calls) -> String {
     let one = |(user, counts): (&String, &[f64; 4])| {
         let [reads, writes, statuses, events] = counts.map(rounded);

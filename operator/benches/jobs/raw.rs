@@ -1,4 +1,4 @@
-//! Pods created by a plain client, without a controller: the machine's own limit.
+//! Pods created by a plain client, without a controller: the limit of the machine.
 
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 
 use crate::bench_cluster::BenchCluster;
 
-/// Calls in flight at the same time, here and where jobs are posted.
+/// Number of calls in flight at the same time, here and where jobs are posted.
 pub(crate) const IN_FLIGHT: usize = 16;
 
-/// What the machine can do.
+/// Limit of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Raw {
-    /// Pods made in a second, while the scheduler binds them and they start.
+    /// Pods created per second, while the scheduler binds them and they start.
     pub(crate) pods_per_second: f64,
 }
 
-/// Makes pods of a specification and waits until they run; then they go.
+/// Creates pods of a specification, waits until they run, and deletes them.
 pub(crate) async fn measure(bench: &mut BenchCluster, num_pods: usize, spec: &Value) -> Raw {
     let pods = bench.pods();
     let mut observed = bench.observe();

@@ -11,17 +11,17 @@ use crate::bench_cluster::BenchCluster;
 use crate::contestant::EIGHT_PODS;
 use crate::observed::{Observed, PATIENCE};
 
-/// After its end, calls are counted until there was none for so long.
+/// Time without a call after which the calls that the end of a controller causes are complete.
 const QUIET: Duration = Duration::from_secs(4);
 
-/// How a controller ends.
+/// How a controller is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By SIGTERM, while no other process of it waits.
+    /// By SIGTERM, without a standby.
     WithoutStandby,
-    /// By SIGTERM, beside a standby.
+    /// By SIGTERM, with a standby.
     AskedToStop,
-    /// By SIGKILL, beside a standby.
+    /// By SIGKILL, with a standby.
     Killed,
 }
 
@@ -46,7 +46,7 @@ impl End {
     }
 }
 
-/// Calls of the controller in a minute.
+/// Calls of the controller per minute while nothing happens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Idle {
     pub(crate) calls: f64,
@@ -54,14 +54,14 @@ pub(crate) struct Idle {
     pub(crate) watches: f64,
 }
 
-/// What the end of a controller costs.
+/// Cost of the end of a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Again {
     /// Seconds from the signal to the first pod of a job that was posted right after it.
     pub(crate) works_after: f64,
-    /// Writes about anything but that job and the lease.
+    /// Writes of the controller, except for that job and the lease, as text.
     pub(crate) writes: String,
-    /// All calls besides those for that job and the lease.
+    /// Number of calls, except for that job and the lease.
     pub(crate) num_calls: usize,
 }
 
@@ -82,7 +82,7 @@ pub(crate) async fn idle(bench: &mut BenchCluster, duration: Duration) -> Idle {
     }
 }
 
-/// Ends the controller that leads. Without a standby it is started again at once.
+/// Ends the leading controller. Without a standby it is restarted at once.
 pub(crate) async fn measure(bench: &mut BenchCluster, end: End) -> Again {
     if end.has_standby() && bench.controllers.len() < 2 {
         bench.start_controller().await;
@@ -97,7 +97,7 @@ pub(crate) async fn measure(bench: &mut BenchCluster, end: End) -> Again {
     let ended = Timestamp::now();
     leader.signal(end.signal());
     let posted = tokio::spawn(async move {
-        // Its webhook, if it has one, may be away.
+        // Its webhook, if it has one, may be unavailable.
         while jobs.create(&PostParams::default(), &probe).await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -1,26 +1,26 @@
-//! What is measured: everything, unless the environment requests less.
+//! Settings of the benchmark: everything is measured, unless the environment requests less.
 
 use std::time::Duration;
 
 use crate::contestant::{Contestant, Gang};
 
-/// What is measured.
+/// Settings of the benchmark, from the environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     contestants: Vec<String>,
     /// Sizes of the jobs that are posted one after another.
     pub(crate) gangs: Vec<Gang>,
-    /// Repetitions of each; one more runs first as a warm-up.
+    /// Number of repetitions for each size; one more runs first as a warm-up.
     pub(crate) rounds: usize,
-    /// Whether pods are taken away.
+    /// Whether faults of pods are measured.
     pub(crate) has_failures: bool,
-    /// Sizes of the crowds, smallest first.
+    /// Numbers of jobs in a burst, ascending.
     pub(crate) burst_jobs: Vec<usize>,
-    /// Jobs that have a namespace each.
+    /// Numbers of jobs that have one namespace each.
     pub(crate) namespaces: Vec<usize>,
-    /// Pods of a plain client, to compare a crowd with.
+    /// Number of pods that a plain client creates for comparison.
     pub(crate) raw_pods: usize,
-    /// How long nothing happens.
+    /// Duration of the idle measurement.
     pub(crate) idle: Duration,
 }
 
@@ -40,7 +40,7 @@ impl Settings {
         }
     }
 
-    /// The contestants.
+    /// Yields the contestants to measure.
     pub(crate) fn contestants(&self) -> impl Iterator<Item = Contestant> {
         Contestant::ALL.into_iter().filter(|one| self.contestants.iter().any(|name| name == one.flag()))
     }
@@ -57,7 +57,7 @@ fn numbers(name: &str, default: &str) -> Vec<usize> {
     words(name, default).into_iter().map(parse).collect()
 }
 
-/// Numbers, where 0 means none.
+/// Reads numbers, without zeros.
 fn above_zero(name: &str, default: &str) -> Vec<usize> {
     numbers(name, default).into_iter().filter(|number| *number > 0).collect()
 }

@@ -5,22 +5,22 @@ use crate::contestant::Gang;
 use crate::observed::Calls;
 use crate::statuses::Statuses;
 
-/// One job: milliseconds from just before its POST.
+/// Times of one job in milliseconds, from just before its POST.
 #[derive(Clone, Debug)]
 pub(crate) struct Single {
-    /// Until its first pod was made.
+    /// Time until its first pod was created.
     pub(crate) first_created: f64,
-    /// Until its last pod was made.
+    /// Time until its last pod was created.
     pub(crate) all_created: f64,
-    /// Until its last pod ran.
+    /// Time until its last pod ran.
     pub(crate) all_running: f64,
-    /// Until its status reported it.
+    /// Time until its status reported that it runs.
     pub(crate) reported: f64,
-    /// All calls about it until quiet.
+    /// Calls for the job until the cluster was quiet.
     pub(crate) calls: Calls,
 }
 
-/// Posts job after job; the first one does not count.
+/// Posts one job after another; the first one is a warm-up.
 pub(crate) async fn measure(bench: &mut BenchCluster, gang: Gang, rounds: usize) -> Vec<Single> {
     let num_pods = gang.num_pods;
     let statuses = Statuses::follow(bench.jobs(), bench.contestant, gang);

@@ -1,4 +1,4 @@
-//! When statuses say that their gang runs, by a watch.
+//! Watch that records when statuses report that their gang runs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::contestant::{Contestant, Gang};
 use crate::observed::PATIENCE;
 
-/// The watch, which ends with this.
+/// Watch of statuses, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Statuses {
     reported: Arc<Mutex<HashMap<String, Timestamp>>>,
@@ -40,7 +40,7 @@ impl Statuses {
         Self { reported, task }
     }
 
-    /// When the status of this job said so.
+    /// Waits until the status of this job reports that it runs; returns the time.
     pub(crate) async fn reported(&self, name: &str) -> Timestamp {
         let begun = Instant::now();
         loop {
@@ -52,7 +52,7 @@ impl Statuses {
         }
     }
 
-    /// When the last of so many said so.
+    /// Waits until `num_jobs` statuses report that their job runs; returns the time of the last one.
     pub(crate) async fn all_reported(&self, num_jobs: usize) -> Timestamp {
         let begun = Instant::now();
         loop {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A table with its title.
+/// A table with its title and columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     title: &'static str,
@@ -37,7 +37,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The median of some figures and the largest.
+/// Formats the median and the largest of some figures.
 pub(crate) fn middle_and_worst(figures: impl Iterator<Item = f64>) -> String {
     let mut figures: Vec<f64> = figures.collect();
     figures.sort_by(f64::total_cmp);

@@ -62,7 +62,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The signals by which a node is avoided.
+    /// Returns the signals because of which a node is avoided.
     pub fn node_signals(&self) -> NodeSignals {
         let taints = self.termination_taints.split(',').map(str::trim).filter(|key| !key.is_empty());
         NodeSignals {
@@ -72,7 +72,7 @@ impl Args {
         }
     }
 
-    /// The cluster's settings for the pods of all jobs.
+    /// Returns the cluster's settings for the pods of all jobs.
     pub fn pods(&self) -> PodSettings {
         PodSettings {
             privileges: self.pod_privileges.clone().unwrap_or_default(),
@@ -103,7 +103,7 @@ pub enum PullPolicy {
 }
 
 impl PullPolicy {
-    /// The word in a container's `imagePullPolicy`.
+    /// Name of the policy in a container's `imagePullPolicy`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Always => "Always",

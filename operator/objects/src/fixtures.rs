@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::job::Job;
 use crate::prepare::Prepared;
 
-/// The quickstart's specification with another run policy.
+/// Returns the quickstart's job with another run policy.
 pub fn job(run_policy: &Value) -> Job {
     let example = include_str!("../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
@@ -18,14 +18,14 @@ pub fn job(run_policy: &Value) -> Job {
     serde_json::from_value(manifest).unwrap()
 }
 
-/// A validated job of so many workers.
+/// Returns a validated job of `num_workers` workers.
 pub fn prepared(num_workers: u32, run_policy: Value) -> Prepared {
     let mut prepared = Prepared::new(&job(&run_policy)).unwrap();
     prepared.plan.worker_groups[0].num_workers = num_workers;
     prepared
 }
 
-/// The job with a second group of workers, of two ranks each on GPUs.
+/// Adds a second group of workers to the job, with two ranks each on GPUs.
 pub fn with_samplers(mut prepared: Prepared, num_workers: u32) -> Prepared {
     let mut samplers = prepared.plan.worker_groups[0].clone();
     samplers.name = "sampler".into();
@@ -36,7 +36,7 @@ pub fn with_samplers(mut prepared: Prepared, num_workers: u32) -> Prepared {
     prepared
 }
 
-/// The job with so many hot spares.
+/// Adds `num_spares` hot spares to the job.
 pub fn with_spares(mut prepared: Prepared, num_spares: u32) -> Prepared {
     let mut spares = prepared.plan.worker_groups[0].clone();
     spares.name = SPARE_GROUP.into();

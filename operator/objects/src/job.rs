@@ -1,4 +1,4 @@
-//! The custom resource as the operator caches it: small, and readable with any specification; only
+//! Custom resource as the operator caches it: small, and readable with any specification; only
 //! `rlt_api::validate` parses that.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -12,7 +12,7 @@ use crate::labels;
 use crate::seen::lean;
 use crate::worker::JobKey;
 
-/// The marks of Argo CD and Flux, which would apply a deleted job again.
+/// Labels and annotations of Argo CD and Flux, which would create a deleted job again.
 const TRACKING: [&str; 4] = [
     "argocd.argoproj.io/tracking-id",
     "argocd.argoproj.io/instance",
@@ -24,13 +24,13 @@ const TRACKING: [&str; 4] = [
 #[derive(Clone, Debug, Deserialize, Resource)]
 #[resource(inherit = "RLTrainingJob")]
 pub struct Job {
-    /// Name, namespace, UID, generation.
+    /// Name, namespace, UID, generation and labels, without managed fields.
     #[serde(deserialize_with = "lean")]
     pub metadata: ObjectMeta,
-    /// The specification as JSON text, a tenth of the memory that its parsed form takes.
+    /// Specification as JSON text, which takes a tenth of the memory of its parsed form.
     #[serde(default, deserialize_with = "as_text")]
     pub spec: String,
-    /// The status, or why it cannot be read.
+    /// Status, or the error in reading it.
     #[serde(default = "no_status", deserialize_with = "read_status")]
     pub status: Result<RLTrainingJobStatus, String>,
 }
@@ -56,37 +56,37 @@ fn read_status<'de, D: Deserializer<'de>>(
 }
 
 impl Job {
-    /// Its name.
+    /// Name of the job.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// Its namespace.
+    /// Namespace of the job.
     pub fn namespace(&self) -> &str {
         self.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    /// Its UID.
+    /// UID of the job.
     pub fn uid(&self) -> &str {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// The key of its objects in the index.
+    /// Key of the job in the index.
     pub fn key(&self) -> JobKey {
         JobKey { uid: self.uid().into(), namespace: self.namespace().into(), name: self.name().into() }
     }
 
-    /// Grows with every change of its specification.
+    /// Generation of the job, which grows with every change of its specification.
     pub fn generation(&self) -> i64 {
         self.metadata.generation.unwrap_or_default()
     }
 
-    /// The version of the object in the API server's store.
+    /// Version of the object in the API server's store.
     pub fn resource_version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 
-    /// The owner reference of its children.
+    /// Returns the owner reference of the job's children.
     pub fn owner_reference(&self) -> OwnerReference {
         OwnerReference {
             api_version: rlt_api::API_VERSION.into(),
@@ -98,32 +98,32 @@ impl Job {
         }
     }
 
-    /// Whether a GitOps controller would apply it again after it was deleted.
+    /// Whether a GitOps controller would create the job again after its deletion.
     pub fn is_tracked(&self) -> bool {
         let labels = self.metadata.labels.iter().flatten();
         let mut marks = labels.chain(self.metadata.annotations.iter().flatten()).map(|(name, _)| name);
         marks.any(|name| TRACKING.contains(&name.as_str()))
     }
 
-    /// The job as a manifest, for `rlt_api::validate`.
+    /// Returns the job as a manifest, for `rlt_api::validate`.
     pub fn manifest(&self) -> String {
         self.manifest_of(if self.spec.is_empty() { "{}" } else { &self.spec })
     }
 
-    /// Whether its specification names no other controller, as far as it can be read.
+    /// Whether the specification names no other controller, as far as it can be parsed.
     pub fn is_managed_here(&self) -> bool {
         let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
         let controller = spec.get("managedBy").and_then(Value::as_str);
         controller.is_none_or(|controller| controller == labels::CONTROLLER)
     }
 
-    /// The specification over the defaults of its namespace and cluster.
+    /// Merges the specification over the defaults of its namespace and cluster.
     pub fn merged_spec(&self, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> MergedSpec {
         let spec = serde_json::from_str(&self.spec).unwrap_or_else(|_| json!({}));
         rlt_api::merge(&spec, namespace, cluster)
     }
 
-    /// As [`Self::manifest`], over the defaults of its namespace and cluster.
+    /// Returns the manifest with the specification merged over the defaults of its namespace and cluster.
     pub fn manifest_over(&self, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> String {
         self.manifest_of(&self.merged_spec(namespace, cluster).spec.to_string())
     }

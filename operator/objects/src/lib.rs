@@ -1,7 +1,8 @@
-//! What the operator and `rlctl` share: jobs and workers as the API server has them, the objects that a job
-//! needs, and the settings of an installation.
+//! Code that the operator and `rlctl` share: jobs and workers as the API server has them, the objects that a
+//! job needs, and the settings of an installation.
 //!
-//! Pure: nothing here calls the API server, waits or decides what happens next; `rlt-operator` does.
+//! This crate is pure: it does not call the API server, wait, or decide what happens next; `rlt-operator`
+//! does.
 
 pub mod args;
 pub mod build;

@@ -9,36 +9,36 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
 
-/// Conditions that report broken hardware or of a broken kernel: those of node-problem-detector and its
+/// Conditions that report broken hardware or a broken kernel: those of node-problem-detector and its
 /// counterparts on AKS (`GPUMissing`, `NVLinkStatusInactive`, `XIDErrors`), EKS (`AcceleratedHardwareReady`)
 /// and Nebius (`NebiusGPUError`).
 pub const DEFAULT_CONDITIONS: &str = "AcceleratedHardwareReady=False,GPUMissing,KernelDeadlock,NVLinkStatusInactive,\
                                       NebiusGPUError,ReadonlyFilesystem,XIDErrors";
-/// Taints of a node that is about to be taken away: those of AWS, Google Cloud, Karpenter and the cluster
+/// Taints of a node that is about to be terminated: those of AWS, Google Cloud, Karpenter and the cluster
 /// autoscaler.
 pub const DEFAULT_TERMINATION_TAINTS: &str = "aws-node-termination-handler/*,cloud.google.com/impending-node-termination,\
                                               karpenter.sh/disrupted,ToBeDeletedByClusterAutoscaler";
 
-/// The signals by which a node is avoided.
+/// Signals because of which a node is avoided.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSignals {
     /// Conditions that report a problem.
     pub conditions: Vec<ConditionSignal>,
-    /// Keys of taints that announce a node's termination; `*` at the end matches anything.
+    /// Keys of taints that announce a node's termination; `*` at the end matches any suffix.
     pub termination_taints: Vec<String>,
-    /// What happens to workers on a node that gets such a condition.
+    /// Action for workers on a node that gets such a condition.
     pub on_problem: OnNodeProblem,
 }
 
-/// A condition that reports a problem: `XIDErrors`, or `AcceleratedHardwareReady=False` where another status
-/// than `True` does.
+/// Condition that reports a problem: `XIDErrors`, or `AcceleratedHardwareReady=False` where a status other
+/// than `True` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConditionSignal {
     type_: String,
     status: String,
 }
 
-/// A list of such conditions, separated by commas.
+/// List of [`ConditionSignal`]s, separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionSignals(pub Vec<ConditionSignal>);
 
@@ -53,20 +53,20 @@ pub enum OnNodeProblem {
     Ignore,
 }
 
-/// A node that workers are better off without.
+/// Problem of a node because of which workers should leave or avoid it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impairment {
-    /// The cause of attempts that it ends.
+    /// Failure cause of the attempts that it ends.
     pub cause: FailureCause,
-    /// The taint or condition, for messages.
+    /// Taint or condition, for messages.
     pub message: String,
-    /// Since when; `None` where the node does not say.
+    /// Time at which it began; `None` where the node does not say.
     pub since: Option<Timestamp>,
-    /// Whether workers are stopped because of it.
+    /// Whether running workers are stopped because of it.
     pub stops_workers: bool,
 }
 
-/// The error in the text of a condition.
+/// The text of a condition is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no condition: expected a type such as XIDErrors, or TYPE=True, TYPE=False or TYPE=Unknown")]
 pub struct ConditionSignalError(String);
@@ -94,7 +94,7 @@ impl FromStr for ConditionSignals {
 }
 
 impl NodeSignals {
-    /// The signal of a node; termination takes precedence over problems.
+    /// Returns the impairment of a node, if any; a termination takes precedence over problems.
     pub fn read(&self, node: &Node) -> Option<Arc<Impairment>> {
         let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         let ends = taints.into_iter().find(|taint| self.is_termination(&taint.key));

@@ -1,4 +1,5 @@
-//! Defaults for the pods of a namespace's jobs: a ConfigMap with a well-known name, as cached by the watch.
+//! Defaults for the pods of a namespace's jobs, from a ConfigMap with a well-known name, as the watch caches
+//! them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,22 +8,23 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use rlt_api::Defaults;
 
-/// The name of the ConfigMap.
+/// Name of the ConfigMap.
 pub const NAME: &str = "rltraining-defaults";
-/// Its key.
+/// Key of the defaults in the ConfigMap.
 pub const KEY: &str = "defaults.yaml";
 
-/// The defaults of a namespace, or their errors.
+/// Defaults of a namespace, or their problems.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamespaceDefaults {
-    /// The version of the ConfigMap.
+    /// Resource version of the ConfigMap.
     pub version: String,
-    /// The defaults, or each problem in a line of its own.
+    /// Parsed defaults, or a line for each problem.
     pub defaults: Result<Defaults, Vec<String>>,
 }
 
 impl NamespaceDefaults {
-    /// Reads a ConfigMap. One without the key says nothing, but for a key that is meant to be it.
+    /// Reads a ConfigMap. Without the key it has no defaults; other keys are problems, because they are
+    /// probably typos.
     pub fn read(map: &ConfigMap) -> Self {
         let data = map.data.as_ref();
         let others = data.into_iter().flatten().map(|(key, _)| key).filter(|key| *key != KEY);
@@ -37,19 +39,19 @@ impl NamespaceDefaults {
     }
 }
 
-/// The defaults of every namespace that has some.
+/// Defaults of all namespaces that have some.
 #[derive(Debug, Default)]
 pub struct PodDefaults {
     by_namespace: Mutex<HashMap<String, Arc<NamespaceDefaults>>>,
 }
 
 impl PodDefaults {
-    /// Those of a namespace.
+    /// Returns the defaults of a namespace.
     pub fn of(&self, namespace: &str) -> Option<Arc<NamespaceDefaults>> {
         self.lock().get(namespace).cloned()
     }
 
-    /// Enters those of a namespace, or removes them.
+    /// Sets or removes the defaults of a namespace.
     pub fn set(&self, namespace: &str, defaults: Option<NamespaceDefaults>) {
         let mut all = self.lock();
         match defaults {
@@ -58,7 +60,7 @@ impl PodDefaults {
         }
     }
 
-    /// Replaces those of a namespace, or of all, after they were listed again.
+    /// Replaces the defaults of one namespace, or of all, after a new list.
     pub fn replace(&self, namespace: Option<&str>, listed: Vec<(String, NamespaceDefaults)>) {
         let mut all = self.lock();
         all.retain(|known, _| namespace.is_some_and(|namespace| namespace != known));

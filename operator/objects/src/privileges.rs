@@ -1,5 +1,5 @@
 //! Privileges of pods beyond Pod Security's level `restricted`: those that the cluster's settings allow, and
-//! those that a job requests. By default none. Pure.
+//! those that a job requests. By default none are allowed. Pure.
 
 use std::fmt;
 
@@ -12,25 +12,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod_template::PATH;
 
-/// The value of the chart that holds the settings.
+/// Value of the Helm chart that holds the settings.
 const SETTING: &str = "podPrivileges";
-/// Every service account.
+/// Wildcard that stands for every service account.
 const ANY: &str = "*";
 
-/// The privileges that a cluster allows the pods of jobs.
+/// Privileges that a cluster allows the pods of jobs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Privileges {
-    /// Namespaces whose jobs may have the following; all if empty. Service accounts are limited
-    /// everywhere.
+    /// Namespaces whose jobs may have the privileges below; all if empty. Service accounts do not depend on
+    /// it.
     pub namespaces: Vec<String>,
-    /// Privileges by their names.
+    /// Privileges that pods may have.
     pub allow: Vec<Privilege>,
     /// Capabilities that containers may add.
     pub capabilities: Vec<String>,
     /// Folders of nodes that may be mounted, with everything below.
     pub host_paths: Vec<String>,
-    /// Service accounts that jobs may name; `*` for every one of their namespace.
+    /// Service accounts that jobs may name; `*` for all of their namespace.
     pub service_accounts: Vec<String>,
 }
 
@@ -46,36 +46,37 @@ impl Default for Privileges {
     }
 }
 
-/// A privilege without a value of its own.
+/// Privilege that is either allowed or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Privilege {
-    /// The network of the node.
+    /// Use of the node's network.
     HostNetwork,
-    /// The processes of the node.
+    /// Access to the node's processes.
     HostPid,
-    /// The shared memory of the node.
+    /// Access to the node's shared memory.
     HostIpc,
-    /// Ports of the node.
+    /// Use of the node's ports.
     HostPorts,
     /// Everything that root on the node may do.
     Privileged,
-    /// To gain privileges by a program, such as one with the set-user-ID bit.
+    /// Gaining privileges by a program, such as one with the set-user-ID bit.
     PrivilegeEscalation,
-    /// To run as root.
+    /// Running as root.
     Root,
-    /// Capabilities that a container engine gives where none are dropped.
+    /// Capabilities that a container engine grants where they are not dropped.
     DefaultCapabilities,
-    /// Other profiles than those of the container engine: seccomp, AppArmor, SELinux, `/proc`, sysctls.
+    /// Other profiles than the container engine's: seccomp, AppArmor, SELinux, `/proc`, sysctls.
     Unconfined,
-    /// Volumes of other kinds than Pod Security's level `restricted` allows, but for folders of nodes.
+    /// Volumes of kinds that Pod Security's level `restricted` does not allow, except folders of nodes.
     OtherVolumes,
     /// A token for the API server.
     ServiceAccountToken,
-    /// Annotations of the account that is made for the job, by which a cloud may give it rights.
+    /// Annotations of the service account that is created for the job, with which a cloud may grant it
+    /// rights.
     ServiceAccountAnnotations,
 }
 
-/// A privilege that a job requests, and the field.
+/// Privilege that a job requests, and the field that requests it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asked {
     path: String,
@@ -102,7 +103,7 @@ impl fmt::Display for What {
 }
 
 impl What {
-    /// The setting that would allow it.
+    /// Name of the setting that would allow the privilege.
     fn setting(&self) -> &'static str {
         match self {
             Self::Privilege(_) => "allow",
@@ -114,8 +115,8 @@ impl What {
 }
 
 impl Privileges {
-    /// The privileges that a job of a namespace requests without permission: the field, and the setting that
-    /// refuses it.
+    /// Returns the privileges that a job requests without permission: the field, and the setting that refuses
+    /// it.
     pub fn refused(&self, namespace: &str, workers: &WorkersSpec) -> Vec<String> {
         let asked = asked(workers).into_iter();
         asked.filter_map(|one| self.refusal(namespace, &one)).collect()
@@ -146,7 +147,8 @@ impl Privileges {
     }
 }
 
-/// Whether a folder is another one or below it. A path that is not plain is within nothing.
+/// Whether `path` is `folder` or below it. A relative path, or one with `.` or `..`, is below
+/// nothing.
 fn is_within(path: &str, folder: &str) -> bool {
     let is_plain = path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");
     let folder = folder.trim_end_matches('/');
@@ -157,7 +159,7 @@ fn privilege(path: String, privilege: Privilege) -> Asked {
     Asked { path, what: What::Privilege(privilege) }
 }
 
-/// Everything that a job requests. The operator's own pod has none of them.
+/// Returns all privileges that a job requests. The operator's own pod requests none of them.
 fn asked(workers: &WorkersSpec) -> Vec<Asked> {
     let pod = &workers.pod;
     let path = |field: &str| format!("spec.workers.pod.{field}");

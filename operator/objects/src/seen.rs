@@ -1,5 +1,5 @@
 //! Objects of the API server, reduced to the fields that are read: a pod's `managedFields` alone are longer
-//! than all of these. What they mean is decided elsewhere.
+//! than all of these. Other modules interpret them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,35 +11,35 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference,
 use kube::Resource;
 use serde::{Deserialize, Deserializer};
 
-/// The fields of a pod from which a worker is read.
+/// Fields of a pod from which a worker is read.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
 #[resource(inherit = "Pod")]
 pub struct SeenPod {
-    /// Without managed fields.
+    /// Metadata without managed fields.
     #[serde(deserialize_with = "lean")]
     pub metadata: ObjectMeta,
-    /// The little that is asked of its specification.
+    /// Fields of the specification that are read.
     #[serde(default)]
     pub spec: SeenPodSpec,
-    /// All of its status.
+    /// Full status of the pod.
     #[serde(default)]
     pub status: PodStatus,
 }
 
-/// The fields of a pod's specification that are set after its creation.
+/// Fields of a pod's specification that are set after its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeenPodSpec {
-    /// The node that it has.
+    /// Node on which the pod is scheduled.
     #[serde(default)]
     pub node_name: Option<String>,
 }
 
-/// The metadata of a `K`, all that is requested.
+/// Metadata of a `K`; nothing else is requested.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(bound = "")]
 pub struct SeenMetadata<K> {
-    /// Without managed fields.
+    /// Metadata without managed fields.
     #[serde(deserialize_with = "lean")]
     pub metadata: ObjectMeta,
     #[serde(skip)]
@@ -79,10 +79,10 @@ impl<K: Resource<Scope = NamespaceResourceScope>> Resource for SeenMetadata<K> {
     }
 }
 
-/// Reads metadata past its managed fields, which are never put together.
+/// Deserializes metadata without its managed fields, for which no memory is allocated.
 ///
 /// # Errors
-/// The input is no metadata.
+/// The input is not the metadata of an object.
 pub fn lean<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let lean = LeanMetadata::deserialize(deserializer)?;
     Ok(ObjectMeta {
@@ -115,7 +115,7 @@ struct LeanMetadata {
     deletion_timestamp: Option<Time>,
 }
 
-/// Resource versions of one kind of object grow.
+/// Parses a resource version, which grows with each change within one kind of object; 0 if it is no number.
 pub fn version(text: &str) -> u64 {
     text.parse().unwrap_or(0)
 }

@@ -1,38 +1,39 @@
-//! The optional APIs of a cluster: Kueue and gang schedulers. The operator decides when to discover them.
+//! Optional APIs of a cluster: Kueue and gang schedulers. The operator decides when to discover them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
 use kube::core::{ApiResource, GroupVersionKind};
 
-/// The optional APIs that the cluster serves.
+/// Optional APIs that the cluster serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Kueue's Workload v1beta2.
+    /// Whether it serves Kueue's Workload v1beta2.
     pub has_workloads: bool,
-    /// The version of Kubernetes' own PodGroup.
+    /// Served version of Kubernetes' own PodGroup; `None` without one.
     pub native_groups: Option<&'static str>,
-    /// Volcano's PodGroup.
+    /// Whether it serves Volcano's PodGroup.
     pub has_volcano: bool,
-    /// The PodGroup of scheduler-plugins.
+    /// Whether it serves the PodGroup of scheduler-plugins.
     pub has_coscheduling: bool,
 }
 
-/// Kueue's group and the version of its Workload.
+/// Kueue's API group, and the version of its Workload.
 const KUEUE: (&str, &str) = ("kueue.x-k8s.io", "v1beta2");
-/// The versions of Kubernetes' PodGroup, the best first. Those before have none, or another one.
+/// Versions of Kubernetes' PodGroup that are supported, in order of preference. Earlier versions have no
+/// PodGroup, or a different one.
 const NATIVE_VERSIONS: [&str; 3] = ["v1beta1", "v1alpha3", "v1alpha2"];
 
-/// Kueue's Workload.
+/// API resource of Kueue's Workload.
 pub fn workloads() -> ApiResource {
     kueue("Workload")
 }
 
-/// A kind of Kueue.
+/// API resource of a kind of Kueue.
 pub fn kueue(kind: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(KUEUE.0, KUEUE.1, kind))
 }
 
 impl Served {
-    /// Reads the answer of `/apis`.
+    /// Reads the response of `/apis`.
     pub fn read(groups: &APIGroupList) -> Self {
         let serves = |group: &str, version: &str| {
             let group = groups.groups.iter().find(|known| known.name == group);

@@ -1,4 +1,4 @@
-//! Which worker of a job: its group, and its index there.
+//! Identity of a worker of a job: its group, and its index in the group.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::ops::Deref;
 
 use rlt_api::plan::TRAINER_GROUP;
 
-/// The name of a group of workers. That of the group which every job has takes no memory of its own.
+/// Name of a group of workers. The trainer group's name, which every job has, needs no allocation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupName(Cow<'static, str>);
 
-/// A worker of a job.
+/// Identity of a worker of a job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId {
-    /// Its group.
+    /// Group of the worker.
     pub group: GroupName,
-    /// Its index in the group, from 0.
+    /// Index of the worker in its group, from 0.
     pub idx: u32,
 }
 

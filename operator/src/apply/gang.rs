@@ -18,10 +18,11 @@ use rlt_objects::worker_id::{GroupName, WorkerId};
 use super::{ApplyError, ClusterState, creation, error};
 use crate::index::{Child, ChildEntry, ChildId, Index};
 
-/// Prepares the pods of each group of an attempt. Only a group whose workers are started needs its gang.
+/// Prepares the pods of each group of an attempt. A PodGroup is only created for a group whose workers are
+/// started.
 ///
 /// # Errors
-/// When the API server did not take a PodGroup, or a flavor is not there.
+/// When the API server refuses a PodGroup, or a resource flavor does not exist.
 pub(super) async fn prepare(
     client: &Client,
     index: &Index,
@@ -50,7 +51,7 @@ pub(super) async fn prepare(
     Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
 }
 
-/// Makes the PodGroup of a group of workers in an attempt, and removes those of earlier ones.
+/// Creates the PodGroup of a group of workers in an attempt, and deletes those of earlier attempts.
 async fn ensure(
     client: &Client,
     index: &Index,
@@ -87,7 +88,8 @@ async fn ensure(
     Ok(())
 }
 
-/// A PodGroup of another owner has other numbers, and may be deleted together with the job's pods.
+/// Checks that an existing PodGroup belongs to the job. Another owner's has other counts, and may be deleted
+/// with the job's pods.
 async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<(), ApplyError> {
     let found = api.get_metadata(name).await;
     let failed = |source| ApplyError::Call { act: "read pod group", name: name.to_owned(), source };

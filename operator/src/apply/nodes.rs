@@ -1,5 +1,5 @@
-//! Uncached reads of nodes. The cache may be stale: a decision based on it could end a healthy attempt, or
-//! run two processes of one rank.
+//! Uncached reads of nodes. The cache may be stale, and a decision based on it could end a healthy attempt,
+//! or run two processes of one rank.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::ApplyError;
 use crate::client::MAX_IN_FLIGHT;
 use crate::nodes::{NodeLabels, NodeState, NodeStates};
 
-/// The states of these nodes; one that does not exist is lost.
+/// Reads the states of these nodes; a node that does not exist is lost.
 ///
 /// # Errors
 /// When one of them could not be read.
@@ -29,7 +29,7 @@ pub async fn read_nodes(
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect().await
 }
 
-/// Some labels of these nodes; a node that does not exist has none.
+/// Reads the `wanted` labels of these nodes; a node that does not exist has none.
 ///
 /// # Errors
 /// When one of them could not be read.

@@ -21,11 +21,11 @@ use crate::decide::{Assignment, Deletion};
 use crate::index::Index;
 use crate::nodes::NodeState;
 
-/// Pods that are created first: a full quota costs at most this many calls.
+/// Number of pods that are created first, so that an exhausted quota costs at most this many calls.
 const FIRST_PODS: usize = 8;
 
-/// Deletes pods. A pod on a lost node is force-deleted, after the API server confirmed that the node is lost:
-/// otherwise a process could still run, and a second one of its rank would start.
+/// Deletes pods. A pod on a lost node is force-deleted, after the API server has confirmed that the node is
+/// lost: otherwise a process could still run, and a second one of its rank would start.
 pub(super) async fn delete(
     client: &Client,
     index: &Index,
@@ -43,7 +43,7 @@ pub(super) async fn delete(
         let params = DeleteParams { grace_period_seconds, ..DeleteParams::default() };
         match api.delete(&deletion.name, &exactly(&deletion.uid, params)).await {
             Ok(answer) => {
-                // The terminating pod, or nothing where it is gone at once.
+                // The response has the terminating pod, or none if it is gone at once.
                 let leaving = answer.left().and_then(|pod| Worker::read(&pod));
                 if let Some((key, worker)) = leaving.filter(|(_, worker)| worker.is_deleting) {
                     index.enter(&key, worker);
@@ -59,7 +59,7 @@ pub(super) async fn delete(
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await
 }
 
-/// Gives pods that exist their place in an attempt, by their labels.
+/// Assigns existing pods to workers of an attempt, by their labels.
 pub(super) async fn assign(
     client: &Client,
     index: &Index,
@@ -92,23 +92,23 @@ pub(super) async fn assign(
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await
 }
 
-/// The pods of one attempt.
+/// Settings for creating the pods of one attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttemptPods<'a> {
-    /// Their job.
+    /// Job, plan and settings from which pods are built.
     pub(super) input: &'a BuildInput<'a>,
-    /// The fields that queues and schedulers add to the pods of each group.
+    /// Fields that queues and schedulers add to the pods of each group.
     pub(super) placements: &'a BTreeMap<GroupName, Placement>,
-    /// Nodes that its pods avoid, the more failures the stronger.
+    /// Number of failures on each node; pods avoid nodes with more failures more strongly.
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,
     /// The attempt, from 1.
     pub(super) attempt: u32,
-    /// How often a pod may restart its processes in place; `None` where it may not.
+    /// Number of restarts in place that a pod may make; `None` if it may make none.
     pub(super) retries_left: Option<&'a RetriesSpec>,
 }
 
-/// Creates the pods of these workers: a few first, and the others once these were accepted, so that a full
-/// quota costs few calls.
+/// Creates the pods of these workers: a few first, and the others once these were accepted, so that an
+/// exhausted quota costs few calls.
 pub(super) async fn start(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
@@ -122,7 +122,8 @@ pub(super) async fn start(
     Ok(())
 }
 
-/// A pod is built when the rate limiter lets its call through: pods that wait need no memory.
+/// Creates a pod. It is built only once the rate limiter lets its call through, so waiting pods need no
+/// memory.
 async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker: WorkerId) -> Result<(), ApplyError> {
     let turn = access.limiter.turn(Importance::Change).await?;
     Box::pin(make(access, pods, &worker, turn)).await
@@ -152,7 +153,7 @@ async fn make(
 }
 
 impl AttemptPods<'_> {
-    /// The name of a pod and its JSON, which may have fields that `Pod` lacks.
+    /// Returns a pod's name and JSON, which may have fields that the type `Pod` lacks.
     fn pod(&self, worker: &WorkerId) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
         let Self { input, placements, failures_by_node, attempt, retries_left } = *self;
         let group = input.prepared.group(&worker.group).zip(placements.get(&worker.group));
@@ -176,7 +177,7 @@ async fn post(client: &Client, namespace: &str, body: Vec<u8>, turn: Turn) -> Re
     client.request(request).await
 }
 
-/// The pod of that name, which the watch has not shown yet, if it is ours.
+/// Returns the existing pod of that name, which the watch has not shown yet, if it belongs to the job.
 async fn own(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyError> {
     let api: Api<SeenPod> = Api::namespaced(client.clone(), job.namespace());
     let found = api.get(&name).await;

@@ -1,4 +1,4 @@
-//! Calls about a job's Workload: create, delete, release quota, set conditions.
+//! Calls for a job's Workload: create, delete, release quota, set conditions.
 
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::jiff::Timestamp;
@@ -21,7 +21,7 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 /// Applies a decision's change of the Workload.
 ///
 /// # Errors
-/// When the API server did not take it.
+/// When the API server refuses a call.
 pub(super) async fn apply(
     client: &Client,
     index: &Index,
@@ -85,8 +85,8 @@ async fn create(
     }
 }
 
-/// Makes the job the owner of the Workload that was created for it, which is how Kueue treats one that its
-/// label names. The Workload's specification stays as it is.
+/// Makes the job the owner of the prebuilt Workload, as Kueue does for a Workload that a job's label names.
+/// The Workload's specification is not changed.
 async fn take_over(
     api: &Api<DynamicObject>,
     index: &Index,
@@ -121,7 +121,7 @@ async fn take_over(
     }
 }
 
-/// The value of the class that says how urgent the job is.
+/// Returns the value of the job's priority class.
 async fn priority(client: &Client, input: &BuildInput<'_>) -> Result<Option<i32>, ApplyError> {
     let Some(class) = build::queue_priority_class(input) else { return Ok(None) };
     let name = class.name.clone();
@@ -150,7 +150,7 @@ async fn delete(
 ) -> Result<(), ApplyError> {
     let params = exactly(&workload.uid, DeleteParams::background());
     match api.delete(&workload.name, &params).await {
-        // With a finalizer it stays until that is removed.
+        // An object with a finalizer stays until that is removed.
         Ok(answer) => match answer.left().and_then(|object| Workload::read(&object)) {
             Some((key, leaving)) if leaving.is_deleting => index.enter(&key, leaving),
             _ => index.remove(&job.key(), workload),
@@ -190,7 +190,7 @@ fn enter(index: &Index, object: &DynamicObject) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// The status without quota and admission, as a merge patch; `None` where there is none to release.
+/// Returns a merge patch of the status without quota and admission; `None` where there is none to release.
 fn released(status: &Value) -> Option<Value> {
     let mut conditions = status["conditions"].as_array()?.clone();
     let find = |conditions: &[Value], type_: &str| conditions.iter().position(|one| one["type"] == type_);
@@ -203,7 +203,7 @@ fn released(status: &Value) -> Option<Value> {
     let evicted = conditions[find(&conditions, "Evicted")?].clone();
     let reason = evicted["reason"].as_str().unwrap_or("Evicted").to_owned();
     let message = evicted["message"].as_str().unwrap_or_default().to_owned();
-    // Other evictions are requeued by Kueue itself, after its back-off.
+    // Kueue requeues other evictions itself, after its backoff.
     let is_requeued = matches!(reason.as_str(), "Preempted" | "NodeFailures");
     let mut set = |type_: &str, holds: bool, reason: &str, message: &str| {
         let new = condition(type_, holds, reason, message);
@@ -234,12 +234,12 @@ fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Value {
     })
 }
 
-/// In whole seconds, as Kubernetes writes times.
+/// Returns the current time in whole seconds, as Kubernetes writes times.
 fn now() -> String {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string()
 }
 
-/// Sets one condition, as its only writer.
+/// Sets one condition by server-side apply, with a field manager for each condition.
 async fn set_condition(
     api: &Api<DynamicObject>,
     index: &Index,
@@ -257,7 +257,7 @@ async fn set_condition(
     let params = PatchParams::apply(&writer).force();
     match api.patch_status(&workload.name, &params, &Patch::Apply(&patch)).await {
         Ok(object) => enter(index, &object),
-        // It is gone.
+        // The Workload is gone.
         Err(error) if error::is_done(&error) => Ok(()),
         Err(source) => {
             let name = workload.name.clone();

@@ -1,4 +1,4 @@
-//! Writes the generated files of the chart: the CRD and the rules of the roles.
+//! Writes the generated files of the Helm chart: the CRD and the rules of the roles.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

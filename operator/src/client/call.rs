@@ -1,4 +1,4 @@
-//! The verb and resource of a request to the API server, from its method and path. Pure.
+//! Verb and resource of a request to the API server, from its method and path. Pure.
 
 use std::time::Duration;
 
@@ -6,27 +6,27 @@ use kube::client::Body;
 
 use super::connections::Lane;
 
-/// Kubernetes' verb of a call.
+/// Verb of a call, as in Kubernetes' authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
-    /// One object is read.
+    /// Reads one object.
     Get,
-    /// Many objects are read.
+    /// Reads a list of objects.
     List,
-    /// Changes are followed.
+    /// Receives changes of objects.
     Watch,
-    /// An object is made.
+    /// Creates an object.
     Create,
-    /// An object is replaced.
+    /// Replaces an object.
     Update,
-    /// An object is changed in part.
+    /// Changes a part of an object.
     Patch,
-    /// An object is removed.
+    /// Deletes an object.
     Delete,
 }
 
 impl Verb {
-    /// As a role says it.
+    /// Name of the verb in a role.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -40,12 +40,12 @@ impl Verb {
     }
 }
 
-/// Priority of a call while the rate limit or the connection holds calls back.
+/// Priority of a call while the rate limit or the connection delays calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Importance {
-    /// Leases and watches: never held back, and not counted.
+    /// Leases and watches: never delayed, and not counted.
     Vital,
-    /// Statuses that later decisions depend on, and TokenReviews that ranks wait for.
+    /// Statuses on which later decisions depend, and TokenReviews for which ranks wait.
     Status,
     /// Pods, the children that they need to start, and reads.
     Change,
@@ -56,7 +56,7 @@ pub enum Importance {
 }
 
 impl Importance {
-    /// How long such a call can be overtaken by more urgent ones.
+    /// Longest time by which more urgent calls may delay a call.
     pub fn patience(self) -> Duration {
         match self {
             Self::Vital | Self::Status => Duration::ZERO,
@@ -67,20 +67,19 @@ impl Importance {
     }
 }
 
-/// One call.
+/// Verb, resource and namespace of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Its verb.
+    /// Verb of the call.
     pub verb: Verb,
-    /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no
-    /// resource.
+    /// Resource with its subresource, such as `pods` or `pods/status`; `none` for URLs that are no resource.
     pub resource: String,
-    /// In which namespace; `None` where it is in all of them, or the resource is in none.
+    /// Namespace of the resource; `None` for all namespaces or a cluster-scoped resource.
     pub namespace: Option<String>,
 }
 
 impl Call {
-    /// Reads a request.
+    /// Parses a request.
     pub fn of(request: &http::Request<Body>) -> Self {
         let query = request.uri().query().unwrap_or("");
         let is_watch = query.split('&').any(|part| part == "watch=true" || part == "watch=1");
@@ -113,12 +112,13 @@ impl Call {
         Self { verb, resource, namespace: namespace.map(str::to_owned) }
     }
 
-    /// Whether only the leader may make it: it changes something, and is not how the leader is found.
+    /// Whether only the leader may make the call: it changes something, and does not belong to the leader
+    /// election.
     pub(super) fn is_bound_by_term(&self) -> bool {
         !matches!(self.verb, Verb::Get | Verb::List | Verb::Watch) && self.resource != "leases"
     }
 
-    /// The connections that it may use.
+    /// Connections that the call may use.
     pub(super) fn lane(&self) -> Lane {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) => Lane::Watches,
@@ -127,12 +127,12 @@ impl Call {
         }
     }
 
-    /// Its default importance, if the caller sets none.
+    /// Priority of the call, unless the caller sets another one.
     pub fn importance(&self) -> Importance {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) | (_, "leases") => Importance::Vital,
             (_, "tokenreviews") => Importance::Status,
-            // A caller waits for reads.
+            // A caller waits for the result of a read.
             (Verb::Get | Verb::List, _) => Importance::Change,
             (_, "services" | "networkpolicies" | "endpointslices") => Importance::Network,
             (_, resource) if resource.ends_with("/status") => Importance::Status,

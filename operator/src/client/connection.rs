@@ -1,5 +1,5 @@
-//! Opens connections to the API server: over HTTP/2, so that concurrent calls need no handshake each, and
-//! with pings, which detect a dead connection while no call is made.
+//! Opens connections to the API server: over HTTP/2, so that concurrent calls need no separate handshakes,
+//! and with pings, which detect a dead connection while no call is made.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use tower::{BoxError, ServiceBuilder};
 use super::ApiLayer;
 use super::connections::Connections;
 
-/// Interval of HTTP/2 pings on an idle connection, and their timeout: those of client-go.
+/// Interval and timeout of HTTP/2 pings on an idle connection, the values of client-go.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15));
 
-/// A client of the API server of `config`, with its credentials and with `layer` around every call.
+/// Returns a client of the API server of `config`, with its credentials and with `layer` around every call.
 pub(super) fn connect(config: Config, layer: &ApiLayer) -> Result<Client, kube::Error> {
     // Configurations that only kube's own connector supports use HTTP/1.1.
     if config.proxy_url.is_some() || config.tls_server_name.is_some() || config.auth_info.exec.is_some() {

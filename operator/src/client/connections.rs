@@ -1,7 +1,7 @@
 //! Several connections to one API server. A server limits the streams of an HTTP/2 connection
-//! (kube-apiserver: 100 by default), and a watch holds its stream for minutes: beyond the limit requests wait
-//! unsent. So watches have as many connections as they need, and neither calls nor the renewal of a lease
-//! share one with them.
+//! (kube-apiserver: 100 by default), and a watch holds its stream for minutes; beyond the limit requests wait
+//! unsent. So watches have as many connections as they need, and share none with calls or the renewal of the
+//! lease.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,24 +12,23 @@ use http_body::{Frame, SizeHint};
 use kube::client::Body;
 use tower::Service;
 
-/// Watches that share a connection: half of the streams that kube-apiserver allows by default, and that
-/// RFC 9113 advises servers to allow at least.
+/// Number of watches that share a connection: half of the streams that kube-apiserver allows by default, and
+/// that RFC 9113 recommends as a minimum.
 const WATCHES_PER_CONNECTION: usize = 50;
 
-/// Which connections a request may use, among the extensions of the request; those of calls where it is
-/// absent.
+/// Connections that a request may use, set as an extension of the request; [`Lane::Calls`] if absent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Calls with an answer at once, at most [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT) at a time.
+    /// Calls with an immediate answer, at most [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT) at a time.
     Calls,
-    /// The calls by which a replica is elected and continues leading.
+    /// Calls of the leader election.
     Leases,
-    /// Watches, each for as long as its answer is read.
+    /// Watches, each for as long as its response is read.
     Watches,
 }
 
-/// Sends each request over a connection of its [`Lane`]. `C` is a client with a connection of its own, which
-/// it opens with its first request.
+/// Sends each request over a connection of its [`Lane`]. `C` is a client with one connection, which it opens
+/// with its first request.
 #[derive(Clone)]
 pub(super) struct Connections<C> {
     calls: C,
@@ -38,20 +37,20 @@ pub(super) struct Connections<C> {
     open: Arc<dyn Fn() -> C + Send + Sync>,
 }
 
-/// A connection of watches.
+/// Connection that watches share.
 struct Shared<C> {
     client: C,
-    /// Its watches hold clones of this.
+    /// Reference count: each watch on the connection holds a clone.
     place: Arc<()>,
 }
 
 impl<C: Clone> Connections<C> {
-    /// Connections that `open` opens.
+    /// Returns connections that `open` opens.
     pub(super) fn new(open: impl Fn() -> C + Send + Sync + 'static) -> Self {
         Self { calls: open(), leases: open(), watches: Arc::default(), open: Arc::new(open) }
     }
 
-    /// A connection for one more watch, and its place there.
+    /// Returns a connection for one more watch, and its reference-count token.
     fn for_watch(&self) -> (C, Arc<()>) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let num_watches = |shared: &Shared<C>| Arc::strong_count(&shared.place) - 1;
@@ -91,7 +90,7 @@ where
     }
 }
 
-/// An answer's body, which holds the place of a watch on its connection until it is dropped.
+/// Body of a response, which holds a watch's slot on its connection until it is dropped.
 pub(super) struct Held<B> {
     body: B,
     _place: Option<Arc<()>>,

@@ -1,7 +1,7 @@
-//! The tower layer around every call: its turn, its time limit, the end of the leader's term, its count.
+//! Tower layer around every call: rate limit, timeout, end of the leader's term, metrics.
 //!
 //! A caller can set extensions of its request: an [`Importance`](super::Importance), or a [`Turn`] that it
-//! already has.
+//! has already acquired.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use super::{CALL_TIMEOUT, Call, Closed, Limiter, Turn};
 use crate::lease::Term;
 use crate::metrics::Metrics;
 
-/// Puts the service that accounts for calls around a client's service.
+/// Layer that wraps a client's service in an `ApiService`.
 #[derive(Clone, Debug)]
 pub struct ApiLayer {
     limiter: Limiter,
@@ -28,12 +28,12 @@ pub struct ApiLayer {
 }
 
 impl ApiLayer {
-    /// Lets calls through by `limiter` and counts them into `metrics`.
+    /// Returns a layer that limits calls by `limiter` and counts them in `metrics`.
     pub fn new(limiter: Limiter, metrics: Metrics) -> Self {
         Self { limiter, metrics, term: Term::default() }
     }
 
-    /// Ends calls that change something with `term`, whether they wait or are in flight.
+    /// Cancels calls that change something when `term` ends, whether they wait or are in flight.
     #[must_use]
     pub fn within(self, term: Term) -> Self {
         Self { term, ..self }
@@ -48,7 +48,7 @@ impl<S> Layer<S> for ApiLayer {
     }
 }
 
-/// A client's service with [`ApiLayer`] around it.
+/// Service of a client, wrapped by [`ApiLayer`].
 #[derive(Clone, Debug)]
 pub struct ApiService<S> {
     inner: S,
@@ -76,7 +76,7 @@ where
         let own_turn = request.extensions_mut().remove::<Arc<Turn>>();
         let ApiLayer { limiter, metrics, term } = self.layer.clone();
         let is_bound = call.is_bound_by_term();
-        // Nothing is sent before the first poll.
+        // Nothing is sent before the future's first poll.
         let answer = self.inner.call(request);
         let span = span(&call);
         let answered = async move {
@@ -102,7 +102,7 @@ where
                 return answered.await;
             }
             tokio::select! {
-                // First, so that nothing is sent any more once it is over.
+                // Polled first, so that nothing is sent once the term is over.
                 biased;
                 () = term.over() => Err(Closed.into()),
                 answered = answered => answered,
@@ -112,7 +112,7 @@ where
     }
 }
 
-/// A part of the reconcile of a job for which the call is made; calls that belong to no job are not followed.
+/// Returns a span in the reconcile for which the call is made; calls outside of a reconcile have none.
 fn span(call: &Call) -> Span {
     let is_followed = Span::current().metadata().is_some_and(|span| span.target() == rlt_traces::TARGET);
     if !is_followed {

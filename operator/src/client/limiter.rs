@@ -1,5 +1,5 @@
 //! Limits the rate of calls and the number in flight. Waiting calls are ordered by deadline: the time of the
-//! request plus a delay by importance. So many important calls delay the others for a bounded time.
+//! request plus a delay by importance. So many important calls delay the others only for a bounded time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{CallRate, Importance};
 
-/// A bucket of tokens, a number of places, and a queue. Clones share it.
+/// Token bucket, limit of calls in flight, and queue of waiting calls. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     state: Arc<Mutex<State>>,
@@ -23,7 +23,7 @@ struct State {
     tokens: f64,
     filled_at: Instant,
     num_in_flight: usize,
-    /// By deadline, and in order of arrival.
+    /// Waiting calls by deadline, and in order of arrival.
     waiting: BTreeMap<(Instant, u64), oneshot::Sender<Turn>>,
     num_waited: u64,
     is_pumping: bool,
@@ -35,7 +35,7 @@ struct State {
 #[error("the operator was asked to stop, or is no longer the leader")]
 pub struct Closed;
 
-/// A call's slot among those in flight, released on drop. A caller that needs it before it builds the call
+/// Slot of a call among those in flight, released on drop. A caller that needs it before it builds the call
 /// passes it in an `Arc`, as an extension of the request.
 #[derive(Debug)]
 #[must_use = "the place is given back at once"]
@@ -54,7 +54,7 @@ impl Drop for Turn {
 }
 
 impl Limiter {
-    /// A full bucket, and no call in flight.
+    /// Returns a limiter with a full bucket, and no call in flight.
     pub fn new(rate: CallRate, max_in_flight: usize) -> Self {
         let state = State {
             tokens: rate.burst,
@@ -80,7 +80,7 @@ impl Limiter {
         turn.await.map_err(|_| Closed)
     }
 
-    /// Lets no call through any more but vital ones, so that calls in flight end soon.
+    /// Stops admitting calls, except vital ones, so that calls in flight end soon.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -121,7 +121,7 @@ impl Limiter {
         }
     }
 
-    /// Admits at every new token, until it is not tokens that are lacking.
+    /// Admits waiting calls at every new token, until tokens are no longer scarce.
     async fn pump(self) {
         loop {
             tokio::time::sleep(Duration::from_secs_f64(1.0 / self.rate.per_second)).await;

@@ -1,4 +1,4 @@
-//! Apply failures in the status.
+//! Apply failures, and how they appear in the status.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
@@ -6,21 +6,21 @@ use rlt_api::status::RLTrainingJobStatus;
 
 use super::{Decision, JobState, conditions};
 
-/// Why a decision could not be applied.
+/// Failure to apply a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplyFailure {
-    /// The condition's reason.
+    /// Reason of the conditions.
     pub reason: Reason,
-    /// The condition's message: which object, and the API server's error.
+    /// Message of the conditions: the object, and the API server's error.
     pub message: String,
-    /// Whether the user has to change something; otherwise retries may succeed.
+    /// Whether the user has to change something; otherwise a retry may succeed.
     pub needs_action: bool,
 }
 
 impl Decision {
-    /// The decision with the apply failure in its status.
+    /// Adds the apply failure to the status of the decision.
     ///
-    /// The job itself is then not deleted, so that its status can be read.
+    /// The job is not deleted then, so that its status can be read.
     #[must_use]
     pub fn failed(mut self, failure: ApplyFailure, now: Timestamp) -> Self {
         conditions::write(&mut self.status, &self.state, Some(&failure), now);
@@ -30,7 +30,8 @@ impl Decision {
     }
 }
 
-/// A finished job stays `Complete` or `Failed`, also while its clean-up fails.
+/// Whether an apply failure stalls the job. A finished job stays `Complete` or `Failed`, even if its clean-up
+/// fails.
 pub(super) fn stalls(state: &JobState, failure: &ApplyFailure, status: &RLTrainingJobStatus) -> bool {
     let has_ended = status.completion_time.is_some() || matches!(state, JobState::Complete);
     failure.needs_action && !has_ended

@@ -9,7 +9,7 @@ use rlt_objects::worker::{Waiting, Worker};
 use super::failure::{Failure, in_words};
 use super::{JobState, Reconcile, clock, deletion};
 
-/// Seconds after which a delayed start is reported: a cluster autoscaler needs some to add nodes.
+/// Seconds after which a delayed start is reported: a cluster autoscaler needs time to add nodes.
 const HELD_UP_AFTER_SECONDS: u64 = 10;
 
 /// Time until the next deadline.
@@ -23,7 +23,7 @@ pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
     [next, deletion::next(reconcile)].into_iter().flatten().min()
 }
 
-/// The failure for a deadline that is over.
+/// Returns the failure for a deadline that has passed.
 pub(super) fn overdue(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let policy = &reconcile.input.prepared.job.spec().run_policy;
     if startup_seconds_left(reconcile) == Some(0) {
@@ -38,7 +38,7 @@ pub(super) fn overdue(reconcile: &Reconcile<'_>) -> Option<Failure> {
     None
 }
 
-/// Why a start takes longer than usual.
+/// Returns the state of a start that takes longer than usual, with the reason.
 pub(super) fn start_delay(reconcile: &Reconcile<'_>) -> Option<JobState> {
     seconds_starting(reconcile).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
     let (worker, cause, why) = held_up_worker(reconcile)?;
@@ -63,8 +63,8 @@ fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     let ran_at = reconcile.time(reconcile.status.attempt_running_time.as_deref())?;
     let report = reconcile.input.report.filter(|report| report.attempt == reconcile.attempt());
     let reported = report.and_then(|report| report.progress.as_ref());
-    // An operator that has just started has no report yet; the status has the last one, which is of this
-    // attempt if it is younger than its start.
+    // An operator that has just started has no report yet. The status has the last one, which belongs to this
+    // attempt if it is newer than the attempt's start.
     let step_time = |step: Option<&rlt_api::status::Progress>| reconcile.time(step?.step_time.as_deref());
     let written = step_time(reconcile.status.progress.as_ref()).filter(|at| *at >= ran_at);
     let step_at = match reported {
@@ -74,7 +74,7 @@ fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
     Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), reconcile.input.now)))
 }
 
-/// The failure of a start that took too long, with the reason why its pod waits.
+/// Returns the failure of a start that took too long, with the reason why a pod waits.
 fn late_start(reconcile: &Reconcile<'_>, seconds: u64) -> Failure {
     let late = |why: &str| format!("not all workers ran within {seconds} s: {why}");
     match held_up_worker(reconcile) {

@@ -1,5 +1,5 @@
-//! Deletion of pods: with their grace period, or by force where the node is lost. A pod whose node only
-//! stopped answering may still run; its name stays taken.
+//! Deletion of pods: with their grace period, or by force where the node is lost. A pod whose node merely
+//! does not answer may still run, so its name stays occupied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rlt_objects::worker::Worker;
 use super::{Deletion, JobState, Reconcile, clock};
 use crate::nodes::NodeState;
 
-/// The pods of these to delete: those without a deletion timestamp, and those on a lost node.
+/// Returns deletions for pods without a deletion timestamp, and for pods on a lost node.
 pub(super) fn deletions<'w>(
     reconcile: &Reconcile<'_>,
     workers: impl Iterator<Item = &'w Worker>,
@@ -44,13 +44,13 @@ pub(super) fn node_state<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Opti
     reconcile.input.nodes.get(node)
 }
 
-/// The rest of a deleted pod's grace period; `None` once it is over.
+/// Remaining grace period of a deleted pod; `None` once it is over.
 pub(super) fn time_left(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Duration> {
     clock::until(worker.leaves_by, reconcile.input.now)
 }
 
-/// A pod whose grace period is over and whose node does not answer: only an administrator can know whether it
-/// still runs.
+/// Returns a stuck state for a pod whose grace period is over and whose node does not answer: only an
+/// administrator can know whether it still runs.
 pub(super) fn stuck(reconcile: &Reconcile<'_>) -> Option<JobState> {
     let is_stuck =
         |worker: &&Worker| is_leaving_silently(reconcile, worker) && time_left(reconcile, worker).is_none();

@@ -1,12 +1,12 @@
 //! Jobs in the manager cluster of MultiKueue, which run in another cluster: the operator keeps the job's
-//! Workload, as Kueue does for its built-in kinds. MultiKueue copies the status.
+//! Workload up to date, as Kueue does for its built-in kinds. MultiKueue copies the status.
 
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 
 use super::queue::is_outdated;
 
-/// The change of the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
+/// Returns the change of the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
 /// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
 pub fn dispatch(
     queueing: &Queueing,

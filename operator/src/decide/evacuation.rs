@@ -1,9 +1,9 @@
-//! Evacuation of workers from nodes: a node whose termination was announced, or one whose hardware broke
-//! while they ran. They are stopped with their grace period, so that all save a checkpoint, and the next
-//! attempt prefers other nodes.
+//! Evacuation of workers from a node whose termination was announced, or whose hardware broke while they ran.
+//! The workers are stopped with their grace period, so that all save a checkpoint, and the next attempt
+//! prefers other nodes.
 //!
-//! The evacuation is written to the status before the pod is deleted: pods and nodes may be gone when the
-//! attempt ends.
+//! The evacuation is written to the status before the pod is deleted, because pods and nodes may be gone when
+//! the attempt ends.
 
 use rlt_api::FailureCause;
 use rlt_api::status::EvacuationStatus;
@@ -17,7 +17,7 @@ use crate::nodes::NodeState;
 /// Longest message of a node in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Writes down that a worker has to leave its node; `None` where none has.
+/// Records in the status that a worker has to leave its node; returns `None` where no worker has to.
 pub(super) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
     if reconcile.status.evacuation.is_some() || reconcile.status.attempt_running_time.is_none() {
         return None;
@@ -36,21 +36,21 @@ pub(super) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
     Some(state)
 }
 
-/// The pod to delete in an evacuation that is written down.
+/// Returns the deletion of the pod that a recorded evacuation names.
 pub(super) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
     let Some(evacuation) = &reconcile.input.status.evacuation else { return Vec::new() };
     let is_it = |worker: &&Worker| *worker.name == *evacuation.pod && !worker.is_finished();
     deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
 }
 
-/// The signal of a worker's node for which the worker is stopped. A worker whose node had the signal already
-/// when the attempt began is kept: no better node was available, and a move would not help.
+/// Returns the signal of a worker's node for which the worker is stopped. A worker whose node had the signal
+/// already when the attempt began stays: no better node was available, and a move would not help.
 fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a Impairment> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref()?;
     let was_left =
         reconcile.status.failures_by_node.contains_key(node) && reconcile.status.short_attempts.is_some();
-    // Kueue keeps to the nodes that it chose at admission, for as long as they are there.
+    // Kueue keeps the nodes that it chose at admission, as long as they exist.
     let is_bound = has_chosen_nodes(reconcile) && why.cause == FailureCause::NodeProblem;
     (why.stops_workers && !was_left && !is_bound && is_new(reconcile, why)).then_some(why)
 }
@@ -60,13 +60,13 @@ fn has_chosen_nodes(reconcile: &Reconcile<'_>) -> bool {
     workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_topology))
 }
 
-/// Whether a node is worse than when the attempt began.
+/// Whether a node has become worse since the attempt began.
 fn is_new(reconcile: &Reconcile<'_>, why: &Impairment) -> bool {
     let began = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     why.since.zip(began).is_none_or(|(since, began)| since >= began)
 }
 
-/// Why a worker leaves or has failed, where its node says it.
+/// Returns the failure of a worker that its node's signal explains, if any.
 pub(super) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failure> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref().unwrap_or_default();
@@ -74,7 +74,7 @@ pub(super) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failur
     is_new(reconcile, why).then(|| Failure::of_worker(why.cause, message, worker))
 }
 
-/// The failure of an attempt, which counts as an evacuation where it is the end of one.
+/// Attributes the failure of an attempt to its evacuation, if the evacuation ended it.
 pub(super) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure {
     match &reconcile.status.evacuation {
         Some(evacuation) if failure.cause == FailureCause::Disrupted => Failure {
@@ -88,12 +88,12 @@ pub(super) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure 
     }
 }
 
-/// Leaves the evacuation behind with its attempt.
+/// Removes the evacuation from the status, when its attempt ends.
 pub(super) fn end(reconcile: &mut Reconcile<'_>) {
     reconcile.status.evacuation = None;
 }
 
-/// Which worker has to leave, and why.
+/// Describes which worker has to leave, and why.
 fn in_words(evacuation: &EvacuationStatus) -> String {
     let EvacuationStatus { pod, node, message, .. } = evacuation;
     format!("{pod}: its node {node}: {message}")

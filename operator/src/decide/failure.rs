@@ -1,5 +1,5 @@
-//! The cause of an attempt's end. The first pod that fails names the cause: the others fail because they lost
-//! it.
+//! Cause of an attempt's end. The first pod that fails determines the cause: the others fail because they
+//! lost it.
 //!
 //! A pod that is being deleted keeps its grace period: all pods save a checkpoint in it, and the attempt ends
 //! with them.
@@ -13,28 +13,29 @@ use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 use super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
 
-/// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
+/// Longest wait, after a `PeerLost` exit, for the exit of the peer, which determines the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
-/// The state of an attempt.
+/// State of an attempt, as far as failures are concerned.
 pub(super) enum AttemptState {
     /// No failure was found.
     Healthy,
-    /// It has failed, but the pod that knows the cause may not have reported its exit yet.
+    /// The attempt has failed, but the pod that knows the cause may not have reported its exit yet. Holds the
+    /// time to wait.
     CauseUnknown(Duration),
     /// A pod is being deleted, and all pods save a checkpoint.
     Stopping {
-        /// Its cause.
+        /// Cause of the deletion.
         cause: FailureCause,
-        /// Which pod, and why.
+        /// Name of the pod, and the reason.
         message: String,
-        /// The rest of its grace period.
+        /// Remaining grace period.
         wait: Duration,
     },
-    /// It has failed.
+    /// The attempt has failed.
     Failed(Failure),
 }
 
-/// The failure that ended an attempt.
+/// Failure that ended an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) cause: FailureCause,
@@ -42,12 +43,12 @@ pub(super) struct Failure {
     pub(super) pod: Option<String>,
     pub(super) node: Option<String>,
     pub(super) exit_code: Option<i32>,
-    /// Kubernetes' reasons of the worker's pod.
+    /// Reasons that Kubernetes reports for the worker's pod.
     pub(super) reasons: Vec<String>,
 }
 
 impl Failure {
-    /// A failure of the job as a whole.
+    /// Returns a failure of the job as a whole.
     pub(super) fn of_job(cause: FailureCause, message: String) -> Self {
         Self { cause, message, pod: None, node: None, exit_code: None, reasons: Vec::new() }
     }
@@ -64,7 +65,7 @@ impl Failure {
     }
 }
 
-/// All reasons that Kubernetes reports for a worker's end, or for its failure to start.
+/// Returns all reasons that Kubernetes reports for a worker's end, or for its failure to start.
 fn reasons(worker: &Worker) -> Vec<String> {
     let explanations = [worker.disruption.as_deref(), worker.explanation.as_deref()];
     let waiting = worker.waiting.as_deref().map(|waiting| match waiting {
@@ -95,7 +96,7 @@ pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
     }
     if let (Some(failure), Some(first)) = (failures.first(), failed.first()) {
         let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), reconcile.input.now);
-        // The clock of a node may be ahead of ours: never wait longer than `PEER_PATIENCE`.
+        // A node's clock may be ahead of the operator's, so the wait is bounded by `PEER_PATIENCE`.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
             Some(wait) if failed.len() < reconcile.pods.num_planned() => AttemptState::CauseUnknown(wait),
             _ => {
@@ -107,7 +108,8 @@ pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
     deadlines::overdue(reconcile).map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
-/// All pods stop when one is deleted or preempted: the cause is that pod's.
+/// Attributes an exit after a stop signal to the pod that was deleted or preempted, because of which all pods
+/// stop.
 fn by_whom_it_began(reconcile: &Reconcile<'_>, failure: &Failure) -> Failure {
     if failure.exit_code != Some(i32::from(ExitCode::Preempted.code())) {
         return failure.clone();
@@ -123,7 +125,7 @@ fn by_whom_it_began(reconcile: &Reconcile<'_>, failure: &Failure) -> Failure {
     )
 }
 
-/// A pod on a lost node.
+/// Returns the failure of a pod on a lost node.
 fn on_lost_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let is_lost = |worker: &&Worker| !worker.is_finished() && deletion::is_lost(reconcile, worker);
     let worker = reconcile.pods.present().find(is_lost)?;
@@ -132,7 +134,7 @@ fn on_lost_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
-/// A pod on a node that does not answer, once its peers have lost it.
+/// Returns the failure of a pod on a silent node. Call it only once the pod's peers have lost it.
 fn on_silent_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let is_silent = |worker: &&Worker| !worker.is_finished() && deletion::is_silent(reconcile, worker);
     let worker = reconcile.pods.present().find(is_silent)?;
@@ -141,7 +143,7 @@ fn on_silent_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
-/// The worker that others have lost, if its node reports a problem.
+/// Returns the failure of an unfinished worker whose node reports a problem.
 fn on_impaired_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let mut unfinished = reconcile.pods.present().filter(|worker| !worker.is_finished());
     unfinished.find_map(|worker| evacuation::cause(reconcile, worker))
@@ -151,7 +153,7 @@ fn finished_at(worker: &Worker) -> Option<Timestamp> {
     worker.last_exit().and_then(|exit| exit.finished_at)
 }
 
-/// The cause of a pod's failure.
+/// Classifies a pod's failure, by its exit and by the signals of its node.
 fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     let failure = classify_exit(worker);
     let by_node = evacuation::cause(reconcile, worker).filter(|_| failure.cause.may_be_the_nodes());
@@ -161,7 +163,7 @@ fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     }
 }
 
-/// The cause of a pod's failure, from its status and its termination message.
+/// Classifies a pod's failure by its status and its termination message.
 pub(super) fn classify_exit(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {
@@ -176,7 +178,7 @@ pub(super) fn classify_exit(worker: &Worker) -> Failure {
         return failure(cause.unwrap_or(FailureCause::TrainerFailed), message);
     }
     match &worker.explanation {
-        // Ephemeral storage of this pod; a node under pressure sets `DisruptionTarget`.
+        // The pod exceeded its ephemeral storage; a node under pressure sets `DisruptionTarget` instead.
         Some(explanation) if explanation.reason == "Evicted" => {
             failure(FailureCause::RetryableIo, in_words(explanation))
         }
@@ -197,8 +199,9 @@ pub(super) fn in_words(explanation: &Explanation) -> String {
     if message.is_empty() { reason.clone() } else { format!("{reason}: {message}") }
 }
 
-/// A pod of a running gang that was deleted from outside. (While a gang starts, the pod is created again
-/// instead.) It keeps its grace period if all other pods run and can save a checkpoint with it.
+/// Returns the state for a pod of a running gang that others have deleted. (While a gang starts, the pod is
+/// created again instead.) The pod keeps its grace period if all other pods run and can save a checkpoint
+/// with it.
 fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptState> {
     reconcile.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;
@@ -219,7 +222,7 @@ fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptStat
     Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }
 
-/// Why a pod is terminating that has not failed.
+/// Returns the failure that explains why a pod that has not failed is terminating.
 fn removed(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     if let Some(by_node) = evacuation::cause(reconcile, worker) {
         return by_node;

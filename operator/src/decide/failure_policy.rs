@@ -1,4 +1,4 @@
-//! Which rule of `spec.runPolicy.failurePolicy` decides about a failure: the first one that matches.
+//! Matches failures to the rules of `spec.runPolicy.failurePolicy`: the first matching rule decides.
 
 use rlt_api::spec::{
     ExitCodesOperator, ExitCodesSpec, FailureAction, FailurePolicySpec, FailureReason, FailureRuleSpec,
@@ -8,7 +8,7 @@ use rlt_api::{FailureCause, plan};
 
 use super::failure::Failure;
 
-/// The rule that decides about a failure.
+/// Rule that decides about a failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatchedRule<'a> {
     policy: &'a FailurePolicySpec,
@@ -16,12 +16,12 @@ pub(super) struct MatchedRule<'a> {
     rule: &'a FailureRuleSpec,
 }
 
-/// The first rule that matches a failure; `None` where `retries` decides.
+/// Returns the first rule that matches a failure; `None` where `retries` decides.
 pub(super) fn first_match<'a>(
     policy: Option<&'a FailurePolicySpec>,
     failure: &Failure,
 ) -> Option<MatchedRule<'a>> {
-    // A deadline that is over stays over: no rule can give the job more time.
+    // A deadline that has passed cannot be extended, so no rule applies.
     let policy = policy.filter(|_| failure.cause != FailureCause::DeadlineExceeded)?;
     let mut rules = policy.rules.iter().enumerate();
     let (idx, rule) = rules.find(|(_, rule)| matches(rule, failure))?;
@@ -42,7 +42,7 @@ fn matches(rule: &FailureRuleSpec, failure: &Failure) -> bool {
 }
 
 impl MatchedRule<'_> {
-    /// Its name and action, as a status has them.
+    /// Name and action of the rule, as in a status.
     pub(super) fn title(&self) -> String {
         format!("{}: {:?}", plan::rule_name(self.idx, self.rule), self.rule.action)
     }
@@ -52,14 +52,14 @@ impl MatchedRule<'_> {
         self.rule.avoid_node
     }
 
-    /// Counts a failure that it decides about.
+    /// Counts a failure that this rule decides.
     pub(super) fn count(&self, status: &mut RLTrainingJobStatus) {
         if self.rule.action == FailureAction::Restart {
             *status.policy_restarts_used.get_or_insert_default() += 1;
         }
     }
 
-    /// Why the job ends; `None` where it continues. The failure is counted already.
+    /// Returns the reason why the job ends; `None` where it continues. The failure is already counted.
     pub(super) fn forbids(&self, status: &RLTrainingJobStatus) -> Option<String> {
         let (title, limit) = (self.title(), self.policy.max_restarts);
         let by_rule = format!("by spec.runPolicy.failurePolicy, {title}");

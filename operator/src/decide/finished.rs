@@ -7,13 +7,13 @@ use rlt_objects::worker::Worker;
 
 use super::{Decision, JobState, Reconcile, clock, deletion};
 
-/// All steps are done.
+/// Ends the job as complete.
 pub(super) fn complete(mut reconcile: Reconcile<'_>) -> Decision {
     end(&mut reconcile);
     reconcile.write_first(JobState::Complete)
 }
 
-/// The job has failed for good; the cause is in the status already.
+/// Ends the job as failed; the status already has the cause.
 pub(super) fn fail(mut reconcile: Reconcile<'_>, state: JobState) -> Decision {
     end(&mut reconcile);
     reconcile.write_first(state)
@@ -43,7 +43,7 @@ pub(super) fn settle(mut reconcile: Reconcile<'_>) -> Decision {
         _ if is_expired => true,
         CleanPodPolicy::All => true,
         _ if worker.is_spare() => true,
-        // A pod whose launcher waits for another attempt ends by itself, and keeps its logs.
+        // A pod whose launcher waits for another attempt exits by itself, and keeps its logs.
         CleanPodPolicy::Running => !worker.has_no_process() || worker.has_live_sidecars,
         CleanPodPolicy::None => false,
     };

@@ -1,4 +1,4 @@
-//! The pods of a job: those of this attempt by their group and index, those of earlier attempts, and spares.
+//! Pods of a job: those of this attempt by group and index, those of earlier attempts, and spares.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use rlt_objects::worker_id::WorkerId;
 
 use super::{JobState, spares};
 
-/// The pods of a job.
+/// Pods of a job, sorted by role.
 pub(super) struct JobPods<'a> {
-    /// The groups of the plan whose workers have ranks, in its order.
+    /// Pods of the groups whose workers have ranks, in the order of the plan.
     pub(super) groups: Vec<GroupPods<'a>>,
-    /// The pods of other attempts, and those whose group or index the plan does not have.
+    /// Pods of other attempts, and pods whose group or index the plan does not have.
     pub(super) previous: Vec<&'a Worker>,
-    /// The spares, which belong to no attempt.
+    /// Spares, which belong to no attempt.
     pub(super) spares: Vec<&'a Worker>,
-    /// Spares that the plan has.
+    /// Number of spares in the plan.
     num_spares: Option<u32>,
 }
 
-/// The pods of a group in this attempt.
+/// Pods of a group in this attempt.
 pub(super) struct GroupPods<'a> {
     plan: &'a WorkerGroup,
-    /// The pods by their index; `None` where there is none.
+    /// Pods by index; `None` where a worker has no pod.
     pub(super) current: Vec<Option<&'a Worker>>,
 }
 
@@ -48,7 +48,7 @@ impl<'a> JobPods<'a> {
         Self { groups, previous, spares, num_spares: of_spares.map(|group| group.num_workers) }
     }
 
-    /// The place of every worker of the plan, with its pod.
+    /// Yields every worker of the plan, with its pod.
     pub(super) fn places(&self) -> impl Iterator<Item = (WorkerId, Option<&'a Worker>)> {
         self.groups.iter().flat_map(|group| {
             let name = &group.plan.name;
@@ -65,7 +65,7 @@ impl<'a> JobPods<'a> {
         self.present().chain(self.previous.iter().copied()).chain(self.spares.iter().copied())
     }
 
-    /// The first worker of the first group, whose exit decides how the job ended.
+    /// Returns the first worker of the first group, whose exit decides how the job ended.
     pub(super) fn first(&self) -> Option<&'a Worker> {
         self.groups.first()?.current.first().copied().flatten()
     }
@@ -74,14 +74,14 @@ impl<'a> JobPods<'a> {
         self.groups.iter().map(|group| group.current.len()).sum()
     }
 
-    /// Workers without a pod of any attempt: only these names are free.
+    /// Returns the workers without a pod in any attempt, since only their names are free.
     pub(super) fn missing(&self) -> Vec<WorkerId> {
         let is_taken = |id: &WorkerId| self.previous.iter().any(|worker| worker.id() == *id);
         let missing = self.places().filter(|(_, place)| place.is_none()).map(|(id, _)| id);
         missing.filter(|id| !is_taken(id)).collect()
     }
 
-    /// The pod's name of the first worker that has none in this attempt.
+    /// Returns the pod name of the first worker that has no pod in this attempt.
     pub(super) fn first_missing(&self) -> Option<String> {
         self.groups.iter().find_map(|group| {
             let idx = group.current.iter().position(Option::is_none)?;
@@ -89,7 +89,7 @@ impl<'a> JobPods<'a> {
         })
     }
 
-    /// The state of an attempt without a failure.
+    /// Returns the state of an attempt without a failure.
     pub(super) fn state(&self, status: &RLTrainingJobStatus) -> JobState {
         if self.places().all(|(_, place)| place.is_some_and(Worker::is_in_place)) {
             JobState::Running
@@ -100,8 +100,8 @@ impl<'a> JobPods<'a> {
         }
     }
 
-    /// Counts the pods into the status, including those that are about to be created. `replicas` is the
-    /// number that the subresource `scale` changes: workers without spares.
+    /// Writes the pod counts to the status, including pods that are about to be created (`made`). `replicas`
+    /// is the number that the subresource `scale` changes: workers without spares.
     pub(super) fn count(&self, made: &[WorkerId], status: &mut RLTrainingJobStatus) {
         let groups: Vec<_> = self.groups.iter().map(|group| group.status(self, made)).collect();
         let sum = |count: fn(&WorkerGroupStatus) -> u32| groups.iter().map(count).sum::<u32>();
@@ -110,7 +110,8 @@ impl<'a> JobPods<'a> {
         status.worker_groups = groups.into_iter().chain(self.status_of_spares(made)).collect();
     }
 
-    /// The spares by their numbers, where the job requests some: those are ready that have loaded everything.
+    /// Returns the counts of spares, if the job requests some; a spare is ready once it has loaded
+    /// everything.
     fn status_of_spares(&self, made: &[WorkerId]) -> Option<WorkerGroupStatus> {
         let desired = self.num_spares?;
         let made = made.iter().filter(|id| *id.group == *SPARE_GROUP).count() as u32;

@@ -1,5 +1,5 @@
-//! Admission by Kueue, and changes of the Workload. An eviction is no failure: pods save a
-//! checkpoint, and the job resumes from it when it is admitted again.
+//! Admission by Kueue, and changes of the Workload. An eviction is no failure: pods save a checkpoint, and
+//! the job resumes from it when it is admitted again.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 
 use super::{Decision, JobState, Reconcile, suspension};
 
-/// Why a job has to wait for its queue; `None` if it may run. A Workload that cannot be read is no eviction:
-/// existing pods stay, and [`may_create_pods`] prevents new ones.
+/// Returns the state of a job that has to wait for its queue; `None` if it may run. A Workload that cannot be
+/// read is no eviction: existing pods stay, and [`may_create_pods`] prevents new ones.
 pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
     let queueing = reconcile.input.queueing;
     let queue = queueing.queue.as_ref()?;
@@ -35,13 +35,14 @@ pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
     }
 }
 
-/// Whether the Workload says that pods may be created, and on which nodes.
+/// Whether pods may be created: not while the Workload's status, which decides about their nodes, cannot be
+/// read.
 pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
     let workload = queueing.workload.as_ref().filter(|_| queueing.queue.is_some());
     workload.is_none_or(|workload| workload.unreadable.is_none())
 }
 
-/// Deletes all pods, and waits.
+/// Deletes all pods, and waits for the queue.
 pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
     let for_queue =
         matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
@@ -53,7 +54,7 @@ pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
 /// Requeue delay of a job that requests a queue in a cluster without Kueue.
 const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
-/// The change of the Workload.
+/// Returns the change of the Workload.
 pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<WorkloadAction> {
     let queueing = reconcile.input.queueing;
     let is_empty = reconcile.pods.all().next().is_none();
@@ -79,7 +80,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
         }
         JobState::Suspended => Some(WorkloadAction::Delete(workload)),
         JobState::Invalid(..) => None,
-        // Its status is not known, so that nothing can be changed.
+        // Its status is not known, so nothing can be changed.
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
         _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),
         JobState::Queued(..) if !is_empty => None,
@@ -93,8 +94,9 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
     }
 }
 
-/// The job's pod sets have changed since the Workload was created, or it is finished. Reserved quota is not
-/// released for that, and a Workload that another client created is replaced by that client.
+/// Whether the Workload must be replaced: the job's pod sets have changed since it was created, or it is
+/// finished. Reserved quota is not released for that, and a Workload that another client created is replaced
+/// by that client.
 pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
     let is_prebuilt = queueing.prebuilt.is_some();
     !is_prebuilt && (workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted)

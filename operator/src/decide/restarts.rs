@@ -1,5 +1,5 @@
-//! Restarts in place: a pod that runs all ranks restarts its processes itself, and the operator counts that
-//! against the same budgets as its own attempts.
+//! Restarts in place: a pod that runs all ranks restarts its processes itself, and the operator counts these
+//! restarts against the same budgets as attempts.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use rlt_objects::prepare::Prepared;
 
 use super::{Reconcile, retries};
 
-/// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by
-/// itself: without all ranks, with one rank, which ends with its pod, or where rules of the job decide about
-/// failures.
+/// Returns the retries that a pod of the job may use for restarts in place. `None` where it may not restart
+/// its processes: it does not have all ranks, it has one rank (which ends with its pod), or the job has rules
+/// for failures.
 pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option<RetriesSpec> {
     let [group] = prepared.plan.worker_groups.as_slice() else { return None };
     let policy = &prepared.job.spec().run_policy;
@@ -22,8 +22,8 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
     may_restart.then(|| plan::retries_left(&policy.retries, &status.retries_used))
 }
 
-/// Counts the restarts in place that are not counted yet: of the attempt's report, and of the termination
-/// message of its pod, which has those that no report could bring.
+/// Counts the restarts in place that are not counted yet: from the attempt's report, and from the termination
+/// message of its pod, which has those that no report could deliver.
 pub(super) fn count(reconcile: &mut Reconcile<'_>) {
     let attempt = reconcile.attempt();
     let report = reconcile.input.report.filter(|report| report.attempt == attempt);

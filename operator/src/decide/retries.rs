@@ -1,7 +1,7 @@
 //! Retries: another attempt after a failed one, or the end of the job.
 //!
-//! Failures are counted by cause in the status, so that they survive a restart of the operator. A new
-//! checkpoint resets the counts: the job makes progress.
+//! Failures are counted by cause in the status, so that the counts survive a restart of the operator. A new
+//! checkpoint resets the counts, because the job makes progress.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use super::{Decision, JobState, Reconcile, clock, evacuation, finished, spares};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
-/// Nodes whose failures are counted.
+/// Largest number of nodes whose failures are counted.
 const MAX_NODES: usize = 16;
-/// Grace period of the pods that a failed attempt leaves: without their peer they can save nothing.
+/// Grace period of the remaining pods of a failed attempt: without their peer they cannot save a checkpoint.
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
-/// Begins the next attempt if a rule of the job or the budget of the cause allows it, else ends the job.
+/// Begins the next attempt if a rule of the job or the budget of the cause allows it; otherwise ends the job.
 pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision {
     // The last report decides whether there is a new checkpoint.
     reconcile.take_report();
@@ -46,19 +46,19 @@ pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision
     }
 }
 
-/// Grace period of the pods that a failed attempt leaves; `None` for their own, after a deletion from
-/// outside: they may still be saving a checkpoint.
+/// Grace period of the remaining pods of a failed attempt. `None`, their own grace period, after a deletion
+/// by others: they may still be saving a checkpoint.
 pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
     let stopped = i32::from(ExitCode::Preempted.code());
     let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
     (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
 }
 
-/// The restart delay that is left.
+/// Remaining restart delay.
 pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let starts_at = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     let wait = clock::until(starts_at, reconcile.input.now)?;
-    // A longer wait was computed by an earlier operator whose clock was ahead of ours.
+    // A longer wait was computed by an earlier operator whose clock was ahead.
     (wait <= delay(&reconcile.status)).then_some(wait)
 }
 
@@ -86,7 +86,7 @@ fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&Mat
     });
 }
 
-/// A new checkpoint since the last failure refills every budget.
+/// Refills every budget if there is a new checkpoint since the last failure.
 pub(super) fn refill_after_checkpoint(status: &mut RLTrainingJobStatus) {
     let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
     if newest > status.retries_since_step {
@@ -111,7 +111,7 @@ fn shortened(message: &str) -> String {
     message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned()
 }
 
-/// Why the cause has no retry left; `None` if it has. The failure itself is counted already.
+/// Returns the reason why the cause has no retry left; `None` if it has one. The failure is already counted.
 fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause) -> Option<String> {
     let retries = &reconcile.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {

@@ -1,13 +1,13 @@
-//! Hot spares: pods that wait, and take the ranks of a lost worker. The other workers start theirs again in
-//! their pods, so that the next attempt needs no new pod.
+//! Hot spares: pods that wait, and take the ranks of a lost worker. The other workers restart their processes
+//! in their pods, so that the next attempt needs no new pod.
 //!
 //! ```text
 //! attempt failed -> every lost worker has a spare? -> status: attempt in place, promoted spares
 //!                -> pods get their group, index and attempt as labels -> launchers ask what to run
 //! ```
 //! The assignment of ranks to pods is in the status before any pod is changed. A spare takes the ranks of a
-//! worker only once no process of that worker can run; and an attempt in place creates no worker's pod, so
-//! that no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next one is
+//! worker only once no process of that worker can run. An attempt in place creates no worker's pod, so that
+//! no partial gang waits. If a pod is lost before it has joined, the attempt fails, and the next one is
 //! decided again.
 
 use std::collections::BTreeSet;
@@ -23,36 +23,36 @@ use super::failure::{self, Failure};
 use super::{Deletion, JobState, Reconcile, deletion};
 use crate::nodes::NodeState;
 
-/// Promoted spares that a status holds.
+/// Largest number of promoted spares in a status.
 const MAX_PROMOTED: usize = 64;
 
 /// An existing pod and its new group, index and attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
-    /// The pod's name.
+    /// Name of the pod.
     pub name: Arc<str>,
-    /// Its UID, a precondition.
+    /// UID of the pod, a precondition of the change.
     pub uid: Arc<str>,
-    /// The worker that it is from now on.
+    /// Worker that the pod becomes.
     pub worker: WorkerId,
-    /// The attempt that it belongs to.
+    /// Attempt to which the pod is assigned.
     pub attempt: u32,
 }
 
-/// Decides, when an attempt has failed, whether the next one continues in the pods that are there.
+/// Decides, when an attempt has failed, whether the next one continues in the existing pods.
 pub(super) fn plan_attempt(reconcile: &mut Reconcile<'_>, failure: &Failure) {
     let promoted = promotions(reconcile, failure);
     reconcile.status.attempt_in_place = promoted.is_some();
     reconcile.status.promoted_spares = promoted.unwrap_or_default();
 }
 
-/// The next attempt is made of new pods.
+/// Makes the next attempt start with new pods.
 pub(super) fn start_afresh(reconcile: &mut Reconcile<'_>) {
     reconcile.status.attempt_in_place = false;
     reconcile.status.promoted_spares.clear();
 }
 
-/// The promoted spares of the next attempt; `None` where it needs new pods.
+/// Returns the promoted spares of the next attempt; `None` where it needs new pods.
 fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<PromotedSpareStatus>> {
     group(reconcile)?;
     let mut free = free_spares(reconcile).into_iter();
@@ -69,13 +69,13 @@ fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<Promot
     (promoted.len() <= MAX_PROMOTED).then_some(promoted)
 }
 
-/// The name of the pod that is made for a worker.
+/// Returns the name of the pod that is created for a worker.
 fn own_name(reconcile: &Reconcile<'_>, idx: u32) -> Option<String> {
     reconcile.input.prepared.group(TRAINER_GROUP).map(|group| group.worker_name(idx))
 }
 
-/// Whether a worker's pod can run the next attempt: its launcher answers, its node is well, and another node
-/// would not do better.
+/// Whether a worker's pod can run the next attempt: its launcher answers, its node is healthy, and another
+/// node would not do better.
 fn may_stay(reconcile: &Reconcile<'_>, worker: &Worker, failure: &Failure) -> bool {
     let is_cause = failure.pod.as_deref() == Some(&*worker.name);
     is_usable(reconcile, worker) && !(is_cause && failure.cause.may_be_the_nodes())
@@ -89,7 +89,7 @@ fn is_usable(reconcile: &Reconcile<'_>, worker: &Worker) -> bool {
     worker.phase == WorkerPhase::Running && !worker.is_deleting && worker.launcher.is_some() && is_well
 }
 
-/// The spares that wait, those that have loaded everything first.
+/// Returns the usable spares, those that have loaded everything first.
 fn free_spares<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
     let spares = reconcile.pods.spares.iter().copied();
     let mut free: Vec<_> = spares.filter(|spare| is_usable(reconcile, spare)).collect();
@@ -103,7 +103,7 @@ pub(super) fn is_loaded(spare: &Worker) -> bool {
     spare.is_in_place() && launcher.is_some_and(|launcher| launcher.is_loaded)
 }
 
-/// The pods that become workers of the attempt in this reconcile.
+/// Returns the pods that become workers of the attempt in this reconcile.
 pub(super) fn assignments(reconcile: &Reconcile<'_>) -> Vec<Assignment> {
     let taken = candidates(reconcile).into_iter().filter_map(|(worker, candidate)| {
         let pod = candidate.filter(|pod| is_alive(pod) && is_free(reconcile, &worker, pod))?;
@@ -113,7 +113,7 @@ pub(super) fn assignments(reconcile: &Reconcile<'_>) -> Vec<Assignment> {
     taken.collect()
 }
 
-/// A worker of an attempt in place whose pod is gone before it took part.
+/// Returns the failure of a worker of an attempt in place whose pod was lost before it joined.
 pub(super) fn lost(reconcile: &Reconcile<'_>) -> Option<Failure> {
     let candidates = candidates(reconcile).into_iter();
     candidates.filter(|(_, pod)| !pod.is_some_and(is_alive)).map(|(id, pod)| of_lost(&id, pod)).next()
@@ -136,7 +136,7 @@ fn is_alive(pod: &Worker) -> bool {
     !pod.is_deleting && !pod.is_finished()
 }
 
-/// The workers of an attempt in place that have no pod yet, each with the pod that it gets.
+/// Returns the workers of an attempt in place that have no pod yet, each with the pod that it will get.
 fn candidates<'a>(reconcile: &Reconcile<'a>) -> Vec<(WorkerId, Option<&'a Worker>)> {
     if !reconcile.status.attempt_in_place {
         return Vec::new();
@@ -150,7 +150,7 @@ fn candidates<'a>(reconcile: &Reconcile<'a>) -> Vec<(WorkerId, Option<&'a Worker
     .collect()
 }
 
-/// The promoted spare that is a worker's pod.
+/// Returns the name of the promoted spare that runs a worker.
 fn promoted<'a>(reconcile: &'a Reconcile<'_>, idx: u32) -> Option<&'a str> {
     let promoted = reconcile.status.promoted_spares.iter();
     promoted.filter(|one| one.worker == idx).map(|one| one.pod.as_str()).next()
@@ -162,7 +162,7 @@ fn is_free(reconcile: &Reconcile<'_>, id: &WorkerId, pod: &Worker) -> bool {
     others.into_iter().all(|other| other.has_no_process())
 }
 
-/// The pods of earlier attempts to delete: those that do not stay.
+/// Returns the pods of earlier attempts that are not used in this one, for deletion.
 pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
     let stays: BTreeSet<_> = candidates(reconcile)
         .into_iter()
@@ -173,7 +173,7 @@ pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worke
     previous.filter(|worker| !stays.contains(&worker.uid)).collect()
 }
 
-/// Spares to delete: those that ended, those beyond the number of the job, and, while workers wait for
+/// Returns the spares to delete: those that ended, those beyond the job's number, and, while workers wait for
 /// nodes, those without a node, so that no spare gets a node that a worker needs.
 pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Deletion> {
     let has_room = *state == JobState::Running;
@@ -188,7 +188,7 @@ pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Dele
     deletion::deletions(reconcile, ended.iter().copied().chain(beyond), None)
 }
 
-/// The spares to create, once all workers run. A name is free while no pod has it.
+/// Returns the spares to create, once all workers run. A name is free if no pod has it.
 pub(super) fn missing(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<WorkerId> {
     let Some(group) = group(reconcile).filter(|_| *state == JobState::Running) else { return Vec::new() };
     let is_taken = |idx: &u32| {
@@ -202,7 +202,7 @@ pub(super) fn missing(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Worker
     free.map(|idx| WorkerId { group: SPARE_GROUP.into(), idx }).collect()
 }
 
-/// The spares that have not been given ranks.
+/// Returns the spares that have not been assigned ranks.
 fn unpromoted<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
     let is_promoted =
         |spare: &Worker| reconcile.status.promoted_spares.iter().any(|one| *one.pod == *spare.name);

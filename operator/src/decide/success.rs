@@ -1,4 +1,5 @@
-//! When a job is complete: only the first pod writes results, and it exits with 0 only after all steps.
+//! Detection of a job's completion: only the first pod writes results, and it exits with 0 only after all
+//! steps.
 
 use std::time::Duration;
 
@@ -6,20 +7,20 @@ use rlt_objects::worker::{Worker, WorkerPhase};
 
 use super::{Reconcile, clock, deletion};
 
-/// How long the other pods have to exit after the first has exited with 0.
+/// Longest time that the other pods have to exit after the first one has exited with 0.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether all steps are done.
+/// Whether a job has finished all steps.
 pub(super) enum Completion {
-    /// They are.
+    /// All steps are done, and no other pod runs.
     Complete,
-    /// They are, but other pods still run, for this long at most.
+    /// All steps are done, but other pods still run, for at most this time.
     Completing(Duration),
-    /// Not yet.
+    /// Some steps are not done.
     Incomplete,
 }
 
-/// Judges by the exit of the first pod; how the others exit does not matter then.
+/// Decides by the exit of the first pod; the exits of the others do not matter then.
 pub(super) fn completion(reconcile: &Reconcile<'_>) -> Completion {
     let Some(first) = reconcile.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
         return Completion::Incomplete;
@@ -30,7 +31,7 @@ pub(super) fn completion(reconcile: &Reconcile<'_>) -> Completion {
         return Completion::Complete;
     }
     let ended_at = first.exit.as_ref().and_then(|exit| exit.finished_at);
-    // The clock of a node may be ahead of ours: never wait longer than `PATIENCE`.
+    // A node's clock may be ahead of the operator's, so the wait is bounded by `PATIENCE`.
     let left = clock::until(ended_at.map(|at| at + PATIENCE), reconcile.input.now);
     left.filter(|left| *left <= PATIENCE).map_or(Completion::Complete, Completion::Completing)
 }

@@ -1,4 +1,4 @@
-//! Suspending and resuming a job. Its active deadline does not run in between.
+//! Suspension and resumption of a job. Its active deadline does not run in between.
 
 use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, spares};
 
@@ -32,11 +32,11 @@ pub(super) fn begin(mut reconcile: Reconcile<'_>) -> Decision {
     evacuation::end(&mut reconcile);
     spares::start_afresh(&mut reconcile);
     match reconcile.status.attempt {
-        // Pods of the first attempt need not wait for the status: there are none of an earlier one.
+        // Pods of the first attempt need not wait for the status, because no earlier attempt has pods.
         None => {
             reconcile.status.attempt = Some(1);
             reconcile.status.start_time = Some(now);
-            // An earlier operator created them and died before it wrote the status: they may have ended
+            // An earlier operator created them and ended before it wrote the status. They may have exited
             // since.
             if reconcile.pods.all().next().is_some() {
                 return reconcile.write_first(JobState::Starting);

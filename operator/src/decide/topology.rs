@@ -1,5 +1,5 @@
-//! Where the workers of an attempt are, by the labels of `spec.workers.topology`: it is read and written
-//! once, when all of them run.
+//! Topology domains of an attempt's workers, by the labels of `spec.workers.topology`. They are read and
+//! written to the status once, when all workers run.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::job_pods::{GroupPods, JobPods};
 use super::{Reconcile, ReconcileInput};
 use crate::nodes::NodeLabels;
 
-/// Domains that a status has at most.
+/// Largest number of domains in a status.
 const MAX_DOMAINS: usize = 64;
 
-/// The labels by which workers are near to each other, the widest first.
+/// Labels of the job's topology, the widest domain first.
 pub fn topology_labels(prepared: &Prepared) -> Vec<&str> {
     let Some(topology) = &prepared.job.spec().workers.topology else { return Vec::new() };
     let slice = topology.slice.as_ref().map(|slice| &slice.required);
@@ -24,8 +24,8 @@ pub fn topology_labels(prepared: &Prepared) -> Vec<&str> {
     labels.into_iter().map(String::as_str).collect()
 }
 
-/// The nodes whose labels a decision needs: those of an attempt that runs, and of which the status does not
-/// say yet where it is.
+/// Returns the nodes whose labels a decision needs: those of a running attempt whose topology is not in the
+/// status yet.
 pub fn nodes_to_read(input: &ReconcileInput<'_>) -> BTreeSet<Arc<str>> {
     let is_over = input.status.completion_time.is_some();
     if is_over || topology_labels(input.prepared).is_empty() || is_known(input.status) {
@@ -36,13 +36,13 @@ pub fn nodes_to_read(input: &ReconcileInput<'_>) -> BTreeSet<Arc<str>> {
     nodes.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Whether a status says where the workers of the attempt that runs are.
+/// Whether the status has the topology of the running attempt.
 fn is_known(status: &RLTrainingJobStatus) -> bool {
     let mut groups = status.worker_groups.iter();
     status.attempt_running_time.is_some() && groups.any(|group| !group.topology.is_empty())
 }
 
-/// Where the workers of each group are; as the status says where nothing new was read.
+/// Returns the topology of each group of workers; the status's if no labels were read.
 pub(super) fn topologies(reconcile: &Reconcile<'_>) -> Vec<Vec<TopologyStatus>> {
     let Some(nodes) = reconcile.input.node_labels else {
         let known = reconcile.status.worker_groups.iter().map(|group| group.topology.clone());
@@ -59,7 +59,7 @@ pub(super) fn topologies(reconcile: &Reconcile<'_>) -> Vec<Vec<TopologyStatus>> 
     reconcile.pods.groups.iter().map(of_group).collect()
 }
 
-/// The domains in the order of the workers.
+/// Returns the domains in the order of the workers, with consecutive workers of a domain merged.
 fn domains(group: &GroupPods<'_>, nodes: &NodeLabels, label: &str) -> Vec<DomainStatus> {
     let name = |idx: usize| {
         let node = group.current[idx].and_then(|worker| worker.node.as_ref());

@@ -17,16 +17,16 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::{Candidate, LeaseError, Term};
 use crate::backoff;
 
-/// The state of a candidate.
+/// State of a candidate.
 #[derive(Debug)]
 enum Standing {
-    /// Nothing was seen yet.
+    /// No Lease was observed yet.
     Unknown { since: Instant },
     /// There is no Lease.
     Absent,
-    /// Another process holds it, or none; it has not changed since it was seen.
+    /// Another process or none holds the Lease, which has not changed since it was observed.
     Standby { lease: Box<Lease>, seen_at: Instant },
-    /// This candidate holds it; the last renewal began at `renewed_at`.
+    /// This candidate holds the Lease; the last renewal began at `renewed_at`.
     Leader { lease: Box<Lease>, renewed_at: Instant, due: Instant },
 }
 
@@ -36,9 +36,9 @@ pub(super) struct Elector {
     leading: watch::Sender<bool>,
     term: Term,
     standing: Standing,
-    /// How often in a row this candidate could not become the leader.
+    /// Number of consecutive failures to become the leader.
     num_failures: u32,
-    /// Until then it does not try again.
+    /// Time before which it does not try again.
     not_before: Instant,
 }
 
@@ -56,7 +56,7 @@ impl Elector {
 
     pub(super) async fn run(mut self, mut released: oneshot::Receiver<()>) -> Result<(), LeaseError> {
         let ended = self.campaign(&mut released).await;
-        // Before another process may acquire it.
+        // Sent before another process may acquire the Lease.
         let _ = self.leading.send(false);
         ended?;
         self.release().await
@@ -77,10 +77,10 @@ impl Elector {
         }
     }
 
-    /// Takes note of the Lease as it is.
+    /// Updates the state by an observed Lease.
     fn observe(&mut self, lease: Option<Lease>) -> Result<(), LeaseError> {
         match (&self.standing, lease) {
-            // The next renewal handles a Lease that was deleted.
+            // The next renewal handles a deleted Lease.
             (Standing::Leader { .. }, None) => {}
             (Standing::Leader { .. }, Some(lease)) => {
                 // Writes before this candidate's acquisition may be received late.
@@ -101,7 +101,7 @@ impl Elector {
         self.standing = Standing::Standby { lease: Box::new(lease), seen_at: Instant::now() };
     }
 
-    /// When to act, if nothing is seen before.
+    /// Time of the next action, if nothing is observed before.
     fn due(&self) -> Instant {
         let due = match &self.standing {
             Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
@@ -113,7 +113,7 @@ impl Elector {
         due.max(self.not_before)
     }
 
-    /// How long an unchanged Lease is respected: as long as its holder counts on, if that is longer.
+    /// Time for which an unchanged Lease is respected: at least as long as its holder expects.
     fn patience(&self, lease: &Lease) -> Duration {
         let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
         let theirs = Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(3600));
@@ -133,7 +133,7 @@ impl Elector {
         Ok(())
     }
 
-    /// Reads the Lease by a call, where the watch has shown nothing or something old.
+    /// Reads the Lease by a call, where the watch has shown nothing or an old version.
     async fn read(&mut self) {
         match self.call(self.api.get_opt(&self.candidate.name)).await {
             Ok(Some(lease)) => self.see(lease),
@@ -163,13 +163,13 @@ impl Elector {
         let lease = self.held(lease, true);
         match self.replace(&lease).await {
             Ok(lease) => self.lead(lease, started),
-            // Another process was quicker, or the watch is behind.
+            // Another process was faster, or the watch is behind.
             Err(_) => self.back_off().await,
         }
     }
 
-    /// Waits before the next try to become the leader, twice as long after each failure, and reads whose the
-    /// Lease is.
+    /// Waits before the next try to become the leader, twice as long after each failure, and reads the
+    /// Lease's holder.
     async fn back_off(&mut self) {
         let timing = self.candidate.timing;
         let wait = backoff::doubled(timing.retry_after, self.num_failures, timing.valid_for);
@@ -212,7 +212,7 @@ impl Elector {
         Ok(())
     }
 
-    /// When the leader has to stop unless it renews the Lease; `None` for any other candidate.
+    /// Time at which the leader must stop unless it renews the Lease; `None` for other candidates.
     fn term_ends_at(&self) -> Option<Instant> {
         match &self.standing {
             Standing::Leader { renewed_at, .. } => Some(*renewed_at + self.candidate.timing.renew_within),
@@ -224,8 +224,8 @@ impl Elector {
         LeaseError::NotRenewed { seconds: self.candidate.timing.renew_within.as_secs_f64(), source }
     }
 
-    /// The Lease to renew next, after a renewal failed: as it is now, if that can be seen and it is still
-    /// ours.
+    /// Returns the Lease to renew next, after a failed renewal: the current one, if it can be read and is
+    /// still held by this candidate.
     async fn still_held(&self, lease: Lease, problem: Option<&kube::Error>) -> Result<Lease, LeaseError> {
         if !matches!(problem, Some(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found())
         {
@@ -247,7 +247,7 @@ impl Elector {
         released.map(drop).map_err(|source| LeaseError::NotRenewed { seconds: 0.0, source })
     }
 
-    /// The Lease in this candidate's hands.
+    /// Returns the Lease as held by this candidate.
     fn held(&self, mut lease: Lease, is_new: bool) -> Lease {
         let now = MicroTime(Timestamp::now());
         let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
@@ -273,8 +273,7 @@ impl Elector {
         self.call(self.api.replace(&self.candidate.name, &PostParams::default(), lease)).await
     }
 
-    /// A call with its time limit, which for a leader ends with its term; no error is a call that took too
-    /// long.
+    /// Makes a call with a timeout, which for a leader ends with its term; the error `None` is a timeout.
     async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
@@ -294,7 +293,7 @@ fn transitions(lease: &Lease) -> i32 {
     lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0)
 }
 
-/// No process holds it, or one that this process has replaced.
+/// Whether no process holds the Lease, or one that this process has replaced.
 fn is_free(lease: &Lease, candidate: &Candidate) -> bool {
     holder(lease).is_empty() || holder(lease) == candidate.identity
 }

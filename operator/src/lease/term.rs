@@ -1,10 +1,11 @@
-//! The term of the leader, until its Lease expires. Its writes are cancelled at the end, before the next
-//! leader begins.
+//! Term of the leader, which ends when its Lease expires. Its writes are cancelled at the end, before the
+//! next leader begins.
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// The end of this process's term. Clones share it. A process that never led has none, and is bound by none.
+/// End of this process's term. Clones share it. A process that never led has no term, and is not limited by
+/// one.
 #[derive(Clone, Debug)]
 pub struct Term {
     end: watch::Sender<Option<Instant>>,
@@ -17,12 +18,12 @@ impl Default for Term {
 }
 
 impl Term {
-    /// This process leads until `end`, unless that is put off again.
+    /// Sets the time until which this process leads, unless the term is extended again.
     pub(crate) fn set_end(&self, end: Instant) {
         self.end.send_replace(Some(end));
     }
 
-    /// Waits until the term is over.
+    /// Waits until the term has ended.
     pub(crate) async fn over(&self) {
         let mut end = self.end.subscribe();
         loop {
@@ -35,7 +36,7 @@ impl Term {
             };
             tokio::select! {
                 () = passed => return,
-                // Its sender lives as long as this.
+                // The sender is owned by `self`, so it is never closed.
                 _ = end.changed() => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Metrics from the change between two statuses: milestones of an attempt, ends of attempts and jobs.
+//! Metrics from the difference between two statuses: milestones of an attempt, ends of attempts and jobs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use super::{Metrics, Milestone};
 
 impl Metrics {
-    /// A status was written in place of another, at the time `now`.
+    /// Updates the metrics after the status changed from `before` to `after` at the time `now`.
     pub fn status_written(&self, before: &RLTrainingJobStatus, after: &RLTrainingJobStatus, now: Timestamp) {
         for (milestone, time) in milestones(before, after, now) {
             self.reached(milestone, time);
@@ -27,7 +27,7 @@ impl Metrics {
     }
 }
 
-/// The milestones that the attempt has reached since the previous status, each with the time since its start.
+/// Returns the milestones that the attempt reached between the statuses, with the time since its start.
 fn milestones(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,

@@ -1,5 +1,5 @@
-//! When each watch was last started, by which a dead one is detected. Watches of one resource in several
-//! namespaces are counted separately, so that a live watch does not hide a dead one.
+//! Last start of each watch, which reveals a dead one. Watches of one resource in several namespaces are
+//! counted separately, so that a live watch does not hide a dead one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,31 +7,31 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::client::Call;
 
-/// All watches. Clones share them.
+/// Last starts of all watches. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watches {
     states: Arc<Mutex<BTreeMap<Key, State>>>,
 }
 
-/// The resource that is watched, and in which namespace.
+/// Watched resource, and its namespace.
 type Key = (String, Option<String>);
 
 #[derive(Clone, Copy, Debug)]
 struct State {
-    /// When it was first requested.
+    /// Time of the first request.
     asked_at: Instant,
-    /// When the API server last began to answer.
+    /// Time at which the API server last began to answer.
     begun_at: Option<(Instant, SystemTime)>,
 }
 
 impl Watches {
-    /// A watch is about to be requested.
+    /// Records that a watch is about to be requested.
     pub(super) fn asked(&self, call: &Call) {
         let state = State { asked_at: Instant::now(), begun_at: None };
         self.lock().entry(key(call)).or_insert(state);
     }
 
-    /// The API server has answered with `code`, or not at all.
+    /// Records that the API server has answered with `code`, or that the call failed.
     pub(super) fn answered(&self, call: &Call, code: Option<u16>) {
         let mut states = self.lock();
         let now = Instant::now();
@@ -48,7 +48,7 @@ impl Watches {
         }
     }
 
-    /// The age of each watch since its last start, or since its first request if it never started.
+    /// Age of each watch since its last start, or since its first request if it never started.
     pub(super) fn ages(&self) -> Vec<(String, Duration)> {
         let age = |(key, state): (&Key, &State)| {
             let (resource, namespace) = key;
@@ -59,7 +59,7 @@ impl Watches {
         self.lock().iter().map(age).collect()
     }
 
-    /// By resource, the start of the oldest watch.
+    /// Start of the oldest watch of each resource.
     pub(super) fn oldest(&self) -> BTreeMap<String, SystemTime> {
         let mut oldest = BTreeMap::new();
         for ((resource, _), state) in self.lock().iter() {

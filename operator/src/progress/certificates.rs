@@ -1,4 +1,4 @@
-//! The channel's own certificate authority and the certificate that it signs: created, stored as text, and
+//! Certificate authority of the channel and the certificate that it signs: created, stored as text, and
 //! renewed in time. No I/O.
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use rcgen::{
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long the authority is valid; it is made again once a tenth of that is left.
+/// Lifetime of the authority; it is renewed when a tenth of it is left.
 const AUTHORITY_VALID_FOR: Duration = Duration::from_secs(3650 * 24 * 3600);
-/// How long the certificate is valid; it is made again once a third of that is left.
+/// Lifetime of the certificate; it is renewed when a third of it is left.
 const CERTIFICATE_VALID_FOR: Duration = Duration::from_secs(90 * 24 * 3600);
 
 const AUTHORITY_CERTIFICATE: &str = "ca.crt";
@@ -24,20 +24,20 @@ const KEY: &str = "tls.key";
 const RENEWAL: &str = "tls.renew-after";
 const NAMES: &str = "tls.names";
 
-/// Why certificates can not be made.
+/// The certificates could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// A key or certificate could not be made or read.
+    /// A key or certificate could not be generated or parsed.
     #[error("failed to make a certificate for {names:?}")]
     Make {
-        /// Its host names.
+        /// Host names of the certificate.
         names: Vec<String>,
-        /// The error.
+        /// Error of the library.
         source: rcgen::Error,
     },
 }
 
-/// Authority and certificate, all in PEM.
+/// Authority and server certificate, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificates {
     authority: Signed,
@@ -45,7 +45,7 @@ pub struct Certificates {
     names: Vec<String>,
 }
 
-/// A certificate with its key.
+/// A certificate with its private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Signed {
     certificate: String,
@@ -54,23 +54,23 @@ struct Signed {
 }
 
 impl Certificates {
-    /// The authority that clients have to know.
+    /// Returns the authority's certificate, which clients need.
     pub fn authority(&self) -> &str {
         &self.authority.certificate
     }
 
-    /// The server's certificate and key.
+    /// Returns the server's certificate and private key.
     pub fn identity(&self) -> (&str, &str) {
         (&self.server.certificate, &self.server.key)
     }
 
-    /// When the certificate should be made again.
+    /// Time after which the certificate should be renewed.
     pub fn renew_after(&self) -> Timestamp {
         self.server.renew_after
     }
 
-    /// Certificates for `names` that are good at the time `now`: `present` where they are, else new ones, by
-    /// the same authority as long as that is good.
+    /// Returns certificates for `names` that are valid at the time `now`: `present` if they are, otherwise
+    /// new ones, signed by the same authority as long as that is valid.
     ///
     /// # Errors
     /// [`CertificateError`].
@@ -92,7 +92,7 @@ impl Certificates {
         made.map_err(|source| CertificateError::Make { names: names.to_vec(), source })
     }
 
-    /// As the entries of a Secret.
+    /// Converts to the entries of a Secret.
     pub fn to_data(&self) -> BTreeMap<String, String> {
         let entries = [
             (AUTHORITY_CERTIFICATE, self.authority.certificate.clone()),
@@ -106,7 +106,8 @@ impl Certificates {
         entries.map(|(key, value)| (key.to_owned(), value)).into()
     }
 
-    /// From the entries of a Secret; `None` if an entry is missing or damaged; new ones are created then.
+    /// Parses the entries of a Secret; returns `None`, upon which new ones are created, if an entry is
+    /// missing or damaged.
     pub fn from_data(data: &BTreeMap<String, String>) -> Option<Self> {
         let text = |key: &str| data.get(key).cloned();
         let signed = |certificate, key, renewal| {
@@ -131,7 +132,7 @@ fn make_authority(now: Timestamp) -> Result<Signed, rcgen::Error> {
 }
 
 fn make_server(authority: &Signed, names: &[String], now: Timestamp) -> Result<Signed, rcgen::Error> {
-    // An issuer needs only its name and its key, which are known without reading its certificate.
+    // An issuer needs only its name and key, so its certificate is not parsed.
     let issuer = Issuer::new(authority_params(now)?, KeyPair::from_pem(&authority.key)?);
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(names)?;
@@ -151,7 +152,7 @@ fn authority_params(now: Timestamp) -> Result<CertificateParams, rcgen::Error> {
     Ok(params)
 }
 
-/// From a day ago, since clocks differ.
+/// Sets the validity, which begins a day ago because clocks differ.
 fn valid_for(params: &mut CertificateParams, now: Timestamp, duration: Duration) {
     let now = SystemTime::from(now);
     params.not_before = (now - DAY).into();

@@ -1,4 +1,4 @@
-//! Limits of open connections, in all and from one address: peers are not authenticated yet.
+//! Limits of open connections, in total and from one address; the peers are not authenticated yet.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,12 +11,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// Connections in all.
+/// Largest number of open connections.
 const MAX_CONNECTIONS: usize = 16_384;
-/// Connections from one address: the ranks of all pods on the network of one node.
+/// Largest number of connections from one address: those of the ranks of all pods on the network of one node.
 const MAX_FROM_ADDRESS: usize = 256;
 
-/// The open connections. Clones count together.
+/// Open connections. Clones count together.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Connections {
     open: Arc<Mutex<Open>>,
@@ -28,7 +28,7 @@ struct Open {
     by_address: HashMap<IpAddr, usize>,
 }
 
-/// A connection that is counted until it is dropped.
+/// Connection that is counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Counted {
     stream: TcpStream,
@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Connections {
-    /// Counts a connection; none where there are too many, which closes it.
+    /// Counts a connection; returns `None`, which closes it, if there are too many.
     pub(super) fn admit(&self, stream: TcpStream) -> Option<Counted> {
         let address = stream.peer_addr().ok()?.ip();
         self.place(address).map(|place| Counted { stream, _place: place })

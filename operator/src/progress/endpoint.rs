@@ -1,4 +1,4 @@
-//! The leader's address in the EndpointSlice of the channel's Service, which has no selector: exactly one
+//! Address of the leader in the EndpointSlice of the channel's Service, which has no selector: exactly one
 //! replica serves, and a change of leader is one write.
 
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 
 use rlt_objects::labels::OPERATOR;
 
-/// The address could not be announced.
+/// The leader's address could not be announced.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to write EndpointSlice {namespace}/{name}")]
 pub struct EndpointError {
@@ -20,7 +20,7 @@ pub struct EndpointError {
     source: kube::Error,
 }
 
-/// Makes `address` the one endpoint of the Service `service`.
+/// Makes `address` the only endpoint of the Service `service`.
 ///
 /// # Errors
 /// [`EndpointError`].
@@ -39,8 +39,8 @@ pub async fn announce(
     applied.map(drop).map_err(|source| EndpointError { namespace: namespace.into(), name, source })
 }
 
-/// The owner reference, because no controller deletes the slice of a deleted Service. A Service that cannot
-/// be read does not prevent the announcement.
+/// Returns the owner reference to the Service, because no controller deletes the slice of a deleted Service.
+/// A Service that cannot be read does not prevent the announcement.
 async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
     let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
     let uid =

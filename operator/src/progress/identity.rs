@@ -13,46 +13,47 @@ use tokio::sync::Semaphore;
 
 use super::token::MAX_TOKEN_BYTES;
 
-/// How long a review is cached. A token is invalid once its pod is gone, and then the pod is no worker
-/// either.
+/// Time for which an accepted token is cached. A token becomes invalid when its pod is gone, and then the pod
+/// is no worker either.
 const VALID_FOR: Duration = Duration::from_secs(300);
-/// How long the refusal of a token is cached.
+/// Time for which a refused token is cached.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// Reviews in the cache.
+/// Largest number of cached reviews.
 const MAX_TOKENS: usize = 20_000;
-/// Reviews at the same time.
+/// Largest number of concurrent reviews.
 const MAX_REVIEWS: usize = 16;
 
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// The pod behind a token.
+/// Identity of the pod to which a token is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodIdentity {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
 }
 
-/// The review could not be made.
+/// A token could not be reviewed.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to review a token")]
 pub struct ReviewError(#[from] kube::Error);
 
-/// Reviews tokens.
+/// Reviewer of tokens.
 #[tonic::async_trait]
 pub trait Reviewer: Send + Sync + 'static {
-    /// The pod behind a token; `None` if it is invalid, has another audience, or is not bound to a pod.
+    /// Returns the pod behind a token; `None` if it is invalid, has another audience, or is not bound to a
+    /// pod.
     ///
     /// # Errors
     /// [`ReviewError`] where the call failed.
     async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError>;
 }
 
-/// Reviews by the API server.
+/// Reviews tokens by TokenReviews of the API server.
 #[derive(Clone)]
 pub struct TokenReviewer(pub Client);
 
@@ -68,7 +69,7 @@ impl Reviewer for TokenReviewer {
     }
 }
 
-/// The pod that a reviewed token is bound to.
+/// Returns the pod to which a reviewed token is bound.
 fn pod_identity(status: &TokenReviewStatus) -> Option<PodIdentity> {
     let is_ours = |audiences: &Vec<String>| audiences.iter().any(|one| one == rlt_channel::AUDIENCE);
     if status.authenticated != Some(true) || !status.audiences.as_ref().is_some_and(is_ours) {
@@ -92,10 +93,10 @@ fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     }
 }
 
-/// The result of a review, and when it expires.
+/// Result of a review, and its expiry.
 type CachedReview = (Option<PodIdentity>, Instant);
 
-/// A cache of reviews, by the digest of the token.
+/// Cache of reviews, by the digest of the token.
 pub struct Authenticator<R> {
     reviewer: R,
     known: Mutex<HashMap<[u8; 32], CachedReview>>,
@@ -103,12 +104,12 @@ pub struct Authenticator<R> {
 }
 
 impl<R: Reviewer> Authenticator<R> {
-    /// An empty cache.
+    /// Returns an empty cache.
     pub fn new(reviewer: R) -> Self {
         Self { reviewer, known: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
     }
 
-    /// The pod behind a token, if there is one.
+    /// Returns the pod behind a token, if there is one.
     ///
     /// # Errors
     /// [`ReviewError`] where the call failed.

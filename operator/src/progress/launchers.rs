@@ -1,4 +1,4 @@
-//! The newest report of each launcher whose pod may be assigned to another attempt, by job and pod.
+//! Newest report of each launcher whose pod may be assigned to another attempt, by job and pod.
 //!
 //! A launcher without a recent report counts as unknown, and its pod is not used.
 
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use rlt_objects::worker::{JobKey, Launcher};
 
-/// How long a launcher's word counts: it asks more often, unless it or the way to it is broken.
+/// Time for which a launcher's report is valid. Launchers poll more often, unless they or the network are
+/// broken.
 const KNOWN_FOR: Duration = Duration::from_secs(30);
 
-/// The newest words of all launchers.
+/// Newest reports of all launchers.
 #[derive(Debug, Default)]
 pub(super) struct Launchers {
     jobs: Mutex<HashMap<JobKey, OfJob>>,
@@ -23,19 +24,19 @@ struct OfJob {
     is_over: bool,
 }
 
-/// The result of a launcher's report.
+/// Result of storing a launcher's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Whether it says something new.
+    /// Whether the report differs from the previous one.
     pub(super) is_news: bool,
     /// Whether the job has ended.
     pub(super) is_over: bool,
-    /// Launchers of all jobs.
+    /// Number of launchers of all jobs.
     pub(super) num_launchers: usize,
 }
 
 impl Launchers {
-    /// Takes the word of the launcher of an authenticated pod.
+    /// Stores the report of the launcher of an authenticated pod.
     pub(super) fn take(&self, job: &JobKey, pod_uid: &str, launcher: Launcher, now: Instant) -> Taken {
         let mut jobs = self.lock();
         jobs.retain(|_, of_job| {
@@ -48,7 +49,7 @@ impl Launchers {
         Taken { is_news, is_over, num_launchers: jobs.values().map(|of_job| of_job.by_pod.len()).sum() }
     }
 
-    /// The last reports of a job's launchers, by the UID of their pods.
+    /// Returns the last reports of a job's launchers, by the UID of their pods.
     pub(super) fn of(&self, job: &JobKey, now: Instant) -> BTreeMap<Arc<str>, Launcher> {
         let jobs = self.lock();
         let known = jobs.get(job).into_iter().flat_map(|of_job| &of_job.by_pod);
@@ -56,7 +57,7 @@ impl Launchers {
         known.map(|(uid, (launcher, _))| (Arc::clone(uid), launcher.clone())).collect()
     }
 
-    /// Lets the launchers of a job know that no attempt follows.
+    /// Tells the launchers of a job that no attempt follows.
     pub(super) fn end(&self, job: &JobKey) {
         if let Some(of_job) = self.lock().get_mut(job) {
             of_job.is_over = true;

@@ -1,29 +1,29 @@
-//! Rate limits: a token bucket for each client.
+//! Rate limits: one token bucket for each client.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// How much is allowed.
+/// Rate limit of one client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
-    /// In a row.
+    /// Requests in a burst.
     pub(super) burst: f64,
-    /// A second, all the time.
+    /// Sustained requests per second.
     pub(super) per_second: f64,
 }
 
-/// Reports of one rank.
+/// Limit for the reports of one rank.
 pub(super) const OF_RANK: Allowance = Allowance { burst: 20.0, per_second: 2.0 };
-/// Reports from one address: the pods on the host network of one node share it.
+/// Limit for reports from one address: the pods on the host network of one node share it.
 pub(super) const OF_ADDRESS: Allowance = Allowance { burst: 1000.0, per_second: 100.0 };
-/// TokenReviews for one address: each costs the API server a call.
+/// Limit for TokenReviews for one address: each costs a call to the API server.
 pub(super) const REVIEWS_OF_ADDRESS: Allowance = Allowance { burst: 64.0, per_second: 1.0 };
-/// Buckets above which full ones are dropped.
+/// Number of buckets above which full ones are dropped.
 const MANY: usize = 4096;
 
-/// The buckets of all.
+/// Token buckets of all clients.
 #[derive(Debug)]
 pub(super) struct Rate<K> {
     allowance: Allowance,
@@ -45,17 +45,17 @@ impl Bucket {
 }
 
 impl<K: Eq + Hash> Rate<K> {
-    /// Full buckets.
+    /// Starts with full buckets.
     pub(super) fn new(allowance: Allowance) -> Self {
         Self { allowance, buckets: Mutex::default() }
     }
 
-    /// Takes a token; false where there is none.
+    /// Takes a token; returns false if the bucket is empty.
     pub(super) fn allows(&self, client: K, now: Instant) -> bool {
         let allowance = self.allowance;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() > MANY {
-            // A full bucket is no different from one that does not exist.
+            // A full bucket is equivalent to a missing one.
             buckets.retain(|_, bucket| bucket.filled(allowance, now).tokens < allowance.burst);
         }
         let full = Bucket { tokens: allowance.burst, filled_at: now };

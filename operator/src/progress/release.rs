@@ -1,4 +1,4 @@
-//! When a report causes a status write: at once, within ten seconds, or never. Pure.
+//! Decides when a report causes a status write: at once, within ten seconds, or never. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -6,21 +6,21 @@ use rlt_channel::Progress;
 
 use super::reports::JobReport;
 
-/// Time between two status writes that only progress requests.
+/// Interval between status writes that only progress causes.
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
-/// When a report is released for a status write.
+/// Time at which a report is released for a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
-    /// Nothing in it would change a status.
+    /// Nothing in the report would change a status.
     Never,
-    /// Now.
+    /// Released at once.
     Now,
-    /// At a later time, together with later reports.
+    /// Released at a later time, together with later reports.
     At(Instant),
 }
 
-/// When to release `newest`, given the report that was `released` last.
+/// Decides when to release `newest`, given the report that was `released` last.
 pub(super) fn release(released: Option<(&JobReport, Instant)>, newest: &JobReport, now: Instant) -> Release {
     let Some((released, released_at)) = released else { return Release::Now };
     if is_urgent(released, newest) {
@@ -33,7 +33,8 @@ pub(super) fn release(released: Option<(&JobReport, Instant)>, newest: &JobRepor
     if due <= now { Release::Now } else { Release::At(due) }
 }
 
-/// A new attempt, a checkpoint, an exit, a restart or the first step is released at once.
+/// Whether the report is released at once: for a new attempt, a checkpoint, an exit, a restart or the first
+/// step.
 fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
     let step = |report: &JobReport| report.progress.as_ref().map_or(0, |progress| progress.step);
     released.attempt != newest.attempt
@@ -44,7 +45,7 @@ fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
         || (step(released) == 0 && step(newest) > 0)
 }
 
-/// Whether a status would be the same; clocks that always run do not count.
+/// Whether two progresses give the same status; durations that always increase do not count.
 fn same_progress(one: Option<&Progress>, other: Option<&Progress>) -> bool {
     let without_clocks = |progress: &Progress| Progress { time_spent: None, ..progress.clone() };
     one.map(without_clocks) == other.map(without_clocks)

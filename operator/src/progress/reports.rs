@@ -1,4 +1,4 @@
-//! The newest report of every job, and the released one from which statuses are written.
+//! Newest report of every job, and the released one from which statuses are written.
 //!
 //! A status may be written for many reasons. So that progress alone never causes more than one write in ten
 //! seconds, readers see a report only once it is released; newer reports stay hidden until then. Nothing is
@@ -17,29 +17,29 @@ use rlt_objects::worker::{JobKey, Launcher};
 use super::launchers::{Launchers, Taken};
 use super::release::{Release, release};
 
-/// Reports of a job without a new one for this long are dropped.
+/// Time without a new report after which the reports of a job are dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// The merged reports of the ranks of one job.
+/// Merged reports of the ranks of one job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobReport {
-    /// The attempt that reports, from 1.
+    /// Attempt of the reports, from 1.
     pub attempt: u32,
-    /// How far rank 0 is.
+    /// Progress of rank 0.
     pub progress: Option<Progress>,
-    /// All complete checkpoints, oldest first; absent where rank 0 does not know them yet.
+    /// All complete checkpoints, oldest first; `None` where rank 0 does not know them yet.
     pub checkpoints: Option<Vec<Checkpoint>>,
-    /// The commits at which models from the hub were read; empty where they are not known.
+    /// Commits at which models from the hub were read; empty where they are not known.
     pub commits: Vec<ModelCommit>,
-    /// Metrics of the last step by name.
+    /// Metrics of the last step, by name.
     pub metrics: HashMap<String, f64>,
-    /// Ranks whose process has ended, in this attempt.
+    /// Exits of the ranks' processes in this attempt, by rank.
     pub endings: BTreeMap<u32, Ending>,
-    /// Restarts in place, by the name of the cause, in this attempt.
+    /// Number of restarts in place in this attempt, by the name of the cause.
     pub restarts: BTreeMap<String, u32>,
 }
 
-/// The reports of all jobs. Clones share them.
+/// Reports of all jobs. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Reports {
     shared: Arc<Shared>,
@@ -58,7 +58,7 @@ struct Entry {
     job: ObjectRef<Job>,
     newest: JobReport,
     heard_at: Instant,
-    /// The last sequence number of each rank of the newest attempt.
+    /// Last sequence number of each rank of the newest attempt.
     sequences: HashMap<u32, u64>,
     released: Option<(Arc<JobReport>, Instant)>,
     is_timer_set: bool,
@@ -71,7 +71,7 @@ impl Default for Reports {
 }
 
 impl Reports {
-    /// No reports yet.
+    /// Returns an empty store.
     pub fn new() -> Self {
         let (changes, receiver) = unbounded();
         Self {
@@ -84,32 +84,32 @@ impl Reports {
         }
     }
 
-    /// The jobs to requeue because of a report. There is one receiver: `None` after the first call.
+    /// Returns the receiver of jobs to requeue because of a report; `None` after the first call.
     pub fn take_changes(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The released report of a job; `None` where there is none.
+    /// Returns the released report of a job; `None` without one.
     pub fn of(&self, job: &JobKey) -> Option<Arc<JobReport>> {
         self.shared.lock().get(job)?.released.as_ref().map(|(report, _)| Arc::clone(report))
     }
 
-    /// When a rank of the job last reported, with or without changes.
+    /// Time of the last report of any of the job's ranks, with or without changes.
     pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
         Some(self.shared.lock().get(job)?.heard_at)
     }
 
-    /// The last reports of the launchers of a job's pods, by the UID of their pods.
+    /// Returns the last reports of the launchers of a job's pods, by the UID of their pods.
     pub fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
         self.shared.launchers.of(job, Instant::now())
     }
 
-    /// Lets the launchers of a job know that no attempt follows.
+    /// Tells the launchers of a job that no attempt follows.
     pub fn end_launchers(&self, job: &JobKey) {
         self.shared.launchers.end(job);
     }
 
-    /// Takes the report of an authenticated pod's launcher; the job is requeued if it has changed.
+    /// Stores the report of an authenticated pod's launcher; the job is requeued if it has changed.
     pub(super) fn take_launcher(&self, source: &Source, pod_uid: &str, launcher: Launcher) -> Taken {
         let taken = self.shared.launchers.take(&job(source), pod_uid, launcher, Instant::now());
         if taken.is_news {
@@ -119,7 +119,7 @@ impl Reports {
         taken
     }
 
-    /// Forgets a job that is gone.
+    /// Drops the reports of a deleted job.
     pub fn forget(&self, job: &JobKey) {
         self.shared.lock().remove(job);
         self.shared.launchers.forget(job);
@@ -135,7 +135,7 @@ impl Reports {
         self.len() == 0
     }
 
-    /// Where the time of all jobs that run went.
+    /// Sums the time that running jobs spent, by activity.
     pub fn time_spent(&self) -> TimeSpent {
         let jobs = self.shared.lock();
         let running = jobs.values().filter(|entry| entry.newest.endings.is_empty());
@@ -152,8 +152,8 @@ impl Reports {
         })
     }
 
-    /// Takes a report of an authenticated rank. One that is older than the last changes nothing. Returns the
-    /// number of ranks of all jobs that report. Must be called within a tokio runtime.
+    /// Stores a report of an authenticated rank; an outdated one changes nothing. Returns the number of
+    /// reporting ranks of all jobs. Must be called within a tokio runtime.
     pub fn take(&self, source: &Source, report: ReportRequest) -> usize {
         let now = Instant::now();
         let mut jobs = self.shared.lock();
@@ -167,7 +167,7 @@ impl Reports {
     }
 }
 
-/// The job that a report is about.
+/// Returns the key of the job that reports.
 pub(super) fn job(source: &Source) -> JobKey {
     JobKey {
         uid: source.job_uid.as_str().into(),
@@ -227,18 +227,18 @@ impl Entry {
         }
     }
 
-    /// Ranks that continue reporting.
+    /// Number of ranks that are still reporting.
     fn num_ranks(&self) -> usize {
         self.sequences.len().saturating_sub(self.newest.endings.len())
     }
 
-    /// Merges a report; false if it is outdated.
+    /// Merges a report; returns false if it is outdated.
     fn take(&mut self, source: &Source, report: ReportRequest, now: Instant) -> bool {
         if source.attempt < self.newest.attempt {
             return false;
         }
         if source.attempt > self.newest.attempt {
-            // A new attempt has not reported checkpoints yet; those of the one before still exist.
+            // A new attempt has not reported checkpoints yet; those of the previous one still exist.
             let checkpoints = self.newest.checkpoints.take();
             self.newest = JobReport { attempt: source.attempt, checkpoints, ..JobReport::default() };
             self.sequences.clear();

@@ -1,5 +1,5 @@
-//! The Secret with the certificates, shared by all replicas: created where it is missing, renewed where it
-//! expires soon. The first writer wins.
+//! Secret with the channel's certificates, shared by all replicas: created if missing, renewed if it expires
+//! soon. The first writer wins.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use rlt_objects::labels::{MANAGED_BY, OPERATOR};
 
 use super::certificates::{CertificateError, Certificates};
 
-/// Conflicts with other replicas before giving up.
+/// Number of conflicts with other replicas before giving up.
 const MAX_RACES: usize = 5;
 
-/// Why there are no certificates.
+/// The certificates could not be read or stored.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum SecretError {
@@ -29,7 +29,8 @@ pub enum SecretError {
     Certificates(#[from] CertificateError),
 }
 
-/// Certificates for the host `names`, from the Secret where they are good, else made and kept there.
+/// Returns certificates for the host `names`: from the Secret if they are valid, otherwise newly made and
+/// stored there.
 ///
 /// # Errors
 /// [`SecretError`].

@@ -1,4 +1,4 @@
-//! The TLS server: limits of a connection, and a certificate that is renewed without closing connections.
+//! TLS server of the status channel, with limits for each connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,34 +15,34 @@ use super::certificates::Certificates;
 use super::connections::Connections;
 use super::token::MAX_TOKEN_BYTES;
 
-/// Time for one report, its token's review included.
+/// Timeout of one report, including the review of its token.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for the TLS handshake.
+/// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a request's headers: the token and little else.
+/// Largest size of a request's headers in bytes: the token and little else.
 const MAX_HEADER_BYTES: u32 = 2 * MAX_TOKEN_BYTES as u32;
-/// Reports at the same time on one connection; a rank sends one.
+/// Concurrent requests on one connection; a rank sends one.
 const STREAMS_PER_CONNECTION: u32 = 4;
 /// Idle time before a keep-alive ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Why the channel is not served.
+/// The status channel cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The port is taken, or not allowed.
+    /// The port is in use, or not permitted.
     #[error("failed to listen on {address} for reports")]
     Listen {
-        /// The address.
+        /// Address on which the server should listen.
         address: SocketAddr,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Certificate or key can not be used, or the server failed.
+    /// The certificate or key cannot be used, or the server failed.
     #[error("failed to serve the status channel")]
     Serve(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` is done. Returns the address and the task, which ends with `stop`.
+/// Serves until `stop` completes. Returns the address, and the task, which ends with `stop`.
 ///
 /// # Errors
 /// [`ServeError::Listen`].
@@ -77,7 +77,7 @@ pub async fn serve<S: Channel>(
         std::future::ready(counted)
     });
     let serving = async move {
-        // Ranks never close their connections: no graceful shutdown.
+        // Ranks never close their connections, so a graceful shutdown would not end.
         tokio::select! {
             served = router.serve_with_incoming(incoming) => served.map_err(ServeError::Serve),
             () = stop => Ok(()),

@@ -1,4 +1,4 @@
-//! The channel's service: authenticates and authorizes a report, checks its bounds, and stores it.
+//! Service of the channel: authenticates and authorizes a report, checks its bounds, and stores it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -19,56 +19,56 @@ use super::reports::{self, Reports};
 use super::{bounds, token};
 use crate::metrics::Metrics;
 
-/// Reports a second that all ranks of all jobs together are asked to stay below.
+/// Reports per second that the ranks of all jobs together are asked not to exceed.
 const REPORTS_PER_SECOND: usize = 200;
-/// Seconds between two reports of a rank at least.
+/// Shortest reporting interval of a rank in seconds.
 const REPORT_EVERY_SECONDS: usize = 5;
-/// Seconds between two questions of a launcher whose processes run, and of one that waits for ranks.
+/// Shortest polling intervals in seconds, of a launcher whose processes run, and of one that waits for ranks.
 const ASK_EVERY_SECONDS: [usize; 2] = [5, 1];
 
-/// A worker as the operator knows it.
+/// Worker as the operator knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportingWorker {
-    /// The attempt that the pod belongs to.
+    /// Attempt to which the pod belongs.
     pub attempt: u32,
-    /// The ranks whose processes run in the pod.
+    /// Ranks whose processes run in the pod.
     pub ranks: Range<u32>,
 }
 
-/// A pod whose launcher may be given ranks.
+/// Pod whose launcher may be assigned ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FollowingPod {
-    /// The attempt that it belongs to; 0 for a spare.
+    /// Attempt to which the pod belongs; 0 for a spare.
     pub attempt: u32,
-    /// Its ranks in this attempt; `None` for a spare, and while the address of rank 0 is unknown.
+    /// Ranks of the pod in this attempt; `None` for a spare, and while the address of rank 0 is unknown.
     pub assignment: Option<Assignment>,
 }
 
-/// Why a pod may not report.
+/// Reason why a pod may not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownWorker {
-    /// It is no worker of that job.
+    /// The pod is no worker of that job.
     NoWorker,
-    /// Its job has no plan yet, so that its ranks are not known: it may report in a moment.
+    /// The job has no plan yet, so its ranks are unknown; the pod may report shortly.
     NotPlanned,
 }
 
-/// Finds the workers of jobs.
+/// Lookup of the workers of jobs.
 pub trait Workers: Send + Sync + 'static {
-    /// The worker of a job whose pod has `pod_uid`.
+    /// Returns the worker of a job whose pod has `pod_uid`.
     ///
     /// # Errors
     /// [`UnknownWorker`].
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker>;
 
-    /// The assignment of a job's pod, a spare included.
+    /// Returns the assignment of a job's pod, which may be a spare.
     ///
     /// # Errors
     /// [`UnknownWorker`].
     fn pod(&self, job: &JobKey, pod_uid: &str) -> Result<FollowingPod, UnknownWorker>;
 }
 
-/// The service.
+/// The gRPC service of the status channel.
 pub struct ChannelService<R, W> {
     authenticator: Authenticator<R>,
     workers: W,
@@ -81,7 +81,7 @@ pub struct ChannelService<R, W> {
 }
 
 impl<R: Reviewer, W: Workers> ChannelService<R, W> {
-    /// Stores allowed reports in `reports`, and counts all.
+    /// Returns a service that stores accepted reports in `reports`, and counts all in `metrics`.
     pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
         let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
@@ -138,7 +138,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         })
     }
 
-    /// The pod behind a launcher, which may only ask for its own job.
+    /// Returns the pod behind a launcher, which may only ask about its own job.
     fn following(&self, pod: &PodIdentity, source: &Source) -> Result<FollowingPod, Status> {
         let job = reports::job(source);
         let is_of_job = *job.namespace == *pod.namespace;
@@ -146,7 +146,8 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         known.map_err(refusal)
     }
 
-    /// The authenticated pod. Unverified claims are checked first, so that a wrong one costs no TokenReview.
+    /// Authenticates the pod of a request. Unverified claims are checked first, so that a wrong one costs no
+    /// TokenReview.
     async fn identify<T>(
         &self,
         request: &Request<T>,
@@ -175,9 +176,9 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         identified.filter(|pod| *pod == claimed).ok_or_else(|| Status::unauthenticated(problem))
     }
 
-    /// A pod may report for its own job, attempt and ranks only.
+    /// Checks that a pod reports only for its own job, attempt and ranks.
     fn authorize(&self, pod: &PodIdentity, source: &Source) -> Result<(), Status> {
-        // A job and its pods are in one namespace, and the token says in which one this pod is.
+        // A job and its pods are in one namespace, which the token states.
         let job = reports::job(source);
         let is_of_job = *job.namespace == *pod.namespace;
         let worker =
@@ -224,7 +225,7 @@ fn refusal(unknown: UnknownWorker) -> Status {
     }
 }
 
-/// The end of a pod's processes in the form of its container's.
+/// Converts the end of a pod's processes to the form of a container's exit.
 fn exit(ending: Ending) -> Exit {
     Exit {
         code: i32::try_from(ending.exit_code).unwrap_or(i32::MAX),

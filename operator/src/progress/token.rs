@@ -1,5 +1,5 @@
-//! The unverified claims of a token. They prove nothing, but a token that does not claim to be a pod of ours
-//! is refused without a TokenReview.
+//! Unverified claims of a token. They prove nothing, but a token that does not claim to belong to a pod is
+//! refused without a TokenReview.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::PodIdentity;
 
-/// Longer texts are no service account tokens.
+/// Largest size of a service account token in bytes; longer texts are refused.
 pub(super) const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
-/// The claims of a service account token that is bound to a pod (Kubernetes' `TokenRequest`).
+/// Claims of a service account token that is bound to a pod (Kubernetes' `TokenRequest`).
 #[derive(Debug, Deserialize)]
 struct Claims {
     aud: Audiences,
@@ -39,8 +39,8 @@ struct Pod {
     uid: String,
 }
 
-/// The pod that a token claims to be bound to; none where it is no token, meant for others, expired, or bound
-/// to no pod.
+/// Returns the pod to which a token claims to be bound; `None` if it is no token, has another audience, is
+/// expired, or is not bound to a pod.
 pub(super) fn claimed_pod(token: &str, now: Timestamp) -> Option<PodIdentity> {
     if token.len() > MAX_TOKEN_BYTES {
         return None;

@@ -11,7 +11,7 @@ use tracing::field::Empty;
 use crate::apply::ApplyError;
 use crate::decide::Decision;
 
-/// The span of a reconcile, in the trace of the present attempt.
+/// Returns the span of a reconcile, in the trace of the current attempt.
 pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     let attempt = status.attempt.unwrap_or(1);
     let span = tracing::info_span!(
@@ -25,7 +25,7 @@ pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     span
 }
 
-/// Records the decision of this reconcile.
+/// Records the decision in the span of this reconcile.
 pub(super) fn note(decision: &Decision) {
     let span = Span::current();
     span.record("decision", tracing::field::debug(&decision.state));
@@ -33,13 +33,13 @@ pub(super) fn note(decision: &Decision) {
     span.record("num_deleted", decision.delete.len());
 }
 
-/// Records the error of this reconcile.
+/// Records the error in the span of this reconcile.
 pub(super) fn note_error(span: &Span, error: &ApplyError) {
     span.record("otel.status_code", "ERROR");
     span.record("otel.status_description", tracing::field::display(error));
 }
 
-/// Names the trace of an attempt that begins with the status `after`, where workers of this operator send
+/// Writes the trace id of an attempt that begins with the status `after`, if this operator's workers export
 /// traces.
 pub(super) fn name_trace(
     job: &Job,
@@ -53,7 +53,7 @@ pub(super) fn name_trace(
     }
 }
 
-/// Sends the span of an attempt that ended with the status `after`. An operator that dies before sends none.
+/// Exports the span of an attempt that ended with the status `after`. It is lost if the operator ends before.
 pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) {
     let Some(ended) = Ended::between(before, after) else { return };
     let attributes = [
@@ -66,18 +66,19 @@ pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTra
     AttemptTrace::of(job.uid(), ended.attempt).end(ended.start, attributes, error);
 }
 
-/// An attempt that is over.
+/// An attempt that has ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Ended<'a> {
     attempt: u32,
     start: SystemTime,
-    /// The failure that ended it, if any.
+    /// Failure that ended the attempt, if any.
     failure: Option<&'a FailureStatus>,
     is_complete: bool,
 }
 
 impl<'a> Ended<'a> {
-    /// The attempt that is over with `after`, and was not with `before`; `None` where it is not followed.
+    /// Returns the attempt that ended between the statuses `before` and `after`; `None` if its trace is not
+    /// sampled.
     fn between(before: &RLTrainingJobStatus, after: &'a RLTrainingJobStatus) -> Option<Self> {
         before.trace_id.as_ref()?;
         let attempt =
@@ -87,7 +88,7 @@ impl<'a> Ended<'a> {
             before.attempt_start_time.as_deref().and_then(|time| time.parse::<jiff::Timestamp>().ok());
         Some(Self {
             attempt,
-            // An attempt that was still to wait for its start can end, too.
+            // An attempt can end before the time at which it should start.
             start: start.map_or(now, |start| SystemTime::from(start).min(now)),
             failure: after.last_failure.as_ref().filter(|failure| failure.attempt == attempt),
             is_complete: after.is(ConditionType::Complete),

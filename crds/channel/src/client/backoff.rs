@@ -1,8 +1,8 @@
-//! Back-off while the operator does not answer.
+//! Backoff while the operator does not answer.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Exponential back-off with jitter, so that ranks do not retry at the same time.
+/// Exponential backoff with jitter, so that ranks do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     first: Duration,
@@ -19,7 +19,7 @@ impl Backoff {
         self.next = self.first;
     }
 
-    /// The time to wait after one more failure: between half of it and the whole.
+    /// Returns the wait after one more failure: between half of the current backoff and all of it.
     pub(super) fn after_failure(&mut self) -> Duration {
         let whole = self.next;
         self.next = (whole * 2).min(self.longest);
@@ -27,7 +27,7 @@ impl Backoff {
     }
 }
 
-/// Between 0 and 1, different for processes that fail at the same moment.
+/// Returns a number in [0, 1) that differs between processes that fail at the same moment.
 fn chance() -> f64 {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
     let mixed =

@@ -1,4 +1,4 @@
-//! One call: files read again, TLS, the answer.
+//! One call to the operator: reads the files again, connects with TLS, and returns the answer.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::Settings;
 use crate::channel_client::ChannelClient;
 use crate::{AUTHORIZATION, FollowRequest, FollowResponse, ReportRequest, ReportResponse};
 
-/// Why a report was not delivered.
+/// Reason why a report was not delivered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     #[error("failed to read {}", path.display())]
@@ -27,7 +27,7 @@ pub(super) enum SendError {
     Timeout { seconds: f64 },
 }
 
-/// A connection that is made when it is needed, and made again after every failure: certificates and the
+/// Connection that is opened on demand, and reopened after every failure, because certificates and the
 /// process behind the address may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
@@ -67,10 +67,10 @@ impl Connection {
         within(settings.pace.timeout, answered).await
     }
 
-    /// A connected client, and a message with the pod's token.
+    /// Returns a connected client, and the message with the pod's token.
     ///
-    /// The handshake is part of this future. That of a lazy channel is a task of its own, which would keep
-    /// its socket after the call has timed out.
+    /// The handshake is part of this future. A lazy channel would do it in a separate task, which keeps its
+    /// socket after the call has timed out.
     async fn prepare<T>(
         &mut self,
         settings: &Settings,

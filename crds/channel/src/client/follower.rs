@@ -1,7 +1,7 @@
-//! The client of a launcher: a thread polls the operator for the attempt that the pod belongs to.
+//! Client of a launcher: a thread polls the operator for the attempt to which the pod belongs.
 //!
-//! The launcher sets what it has running and reads the newest answer; neither call waits. While the operator
-//! is out of reach, only the age of the last answer changes.
+//! The launcher reports which processes it runs and reads the newest answer; neither call waits. While the
+//! operator is unreachable, only the age of the last answer changes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::backoff::Backoff;
 use super::connection::Connection;
 use crate::{Ending, FollowRequest, FollowResponse};
 
-/// The longest interval that the operator may ask for.
+/// Longest polling interval that the operator may request.
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
-/// The longest wait after failures: an answer may be all that a pod waits for.
+/// Longest backoff after failures. It is short because a pod may do nothing until it has an answer.
 const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
 
-/// A handle with the state of this pod's processes, and the operator's newest answer.
+/// Handle with the state of this pod's processes, and the operator's newest answer.
 #[derive(Clone, Debug)]
 pub struct Follower {
     shared: Arc<Shared>,
@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Follower {
-    /// Starts the thread that asks. The attempt of `settings` is the one that the pod starts with, 0 for a
+    /// Starts the polling thread. The attempt of `settings` is the one with which the pod starts, 0 for a
     /// spare.
     ///
     /// # Errors
@@ -53,12 +53,12 @@ impl Follower {
         Ok(Self { shared })
     }
 
-    /// A spare has finished preloading.
+    /// Reports that a spare has finished preloading.
     pub fn is_loaded(&self) {
         self.change(|question| question.is_loaded = true);
     }
 
-    /// The processes of an attempt are started, its first one with this rank.
+    /// Reports that the processes of an attempt have started, and the rank of the first.
     pub fn started(&self, attempt: u32, first_rank: u32) {
         self.change(|question| {
             let source = question.source.get_or_insert_default();
@@ -67,17 +67,17 @@ impl Follower {
         });
     }
 
-    /// All processes of the attempt are gone.
+    /// Reports that all processes of the attempt have ended.
     pub fn ended(&self, ending: Ending) {
         self.change(|question| question.ending = Some(ending));
     }
 
-    /// The operator's newest answer; empty before the first.
+    /// Returns the operator's newest answer; empty before the first.
     pub fn answer(&self) -> FollowResponse {
         self.shared.lock().answer.clone()
     }
 
-    /// The time since the operator last answered, or since the start.
+    /// Time since the operator last answered, or since the start.
     pub fn silence(&self) -> Duration {
         self.shared.lock().answered_at.elapsed()
     }

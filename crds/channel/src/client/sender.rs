@@ -1,4 +1,4 @@
-//! The thread that reports: schedule and retries.
+//! Reporting thread: schedule and retries.
 
 use std::error::Error;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use super::connection::{Connection, SendError};
 use super::mailbox::{Life, Mailbox};
 use super::{Pace, Settings};
 
-/// Time between tries while the end of the process waits for them.
+/// Time between retries while the end of the process waits for them.
 const CLOSING_RETRY: Duration = Duration::from_millis(250);
-/// The longest interval that the operator may ask for.
+/// Longest reporting interval that the operator may request.
 const MAX_REPORT_EVERY: Duration = Duration::from_secs(300);
 
 pub(super) fn run(mailbox: &Mailbox, settings: &Settings) {
@@ -28,7 +28,7 @@ struct Sender<'a> {
     connection: Connection,
     backoff: Backoff,
     report_every: Duration,
-    /// When the next report is due, if nothing urgent happens.
+    /// Time of the next report, if no urgent change comes first.
     due: Instant,
     is_failing: bool,
 }
@@ -59,7 +59,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Waits for the next report's time; false once nothing more is to be sent.
+    /// Waits for the time of the next report; returns false once nothing more is to be sent.
     async fn wait(&mut self, mailbox: &Mailbox) -> bool {
         loop {
             let standing = mailbox.standing();

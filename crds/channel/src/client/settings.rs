@@ -1,35 +1,35 @@
-//! Where a process reports, under which identity, and how often.
+//! Settings of status reports: address, identity and intervals.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::{Source, environment};
 
-/// Where a process reports, and as whom.
+/// Address and identity for status reports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// `https://host:port`.
+    /// Address of the operator, `https://host:port`.
     pub address: String,
-    /// PEM file of the authority behind the operator's certificate; read again for every connection.
+    /// PEM file of the authority that signed the operator's certificate; read again for every connection.
     pub ca_file: PathBuf,
-    /// File of the token; read again for every report.
+    /// File of the service account token; read again for every report.
     pub token_file: PathBuf,
-    /// The process that reports.
+    /// Identity of the reporting process.
     pub source: Source,
-    /// How often.
+    /// Intervals and timeouts.
     pub pace: Pace,
 }
 
-/// How often is reported, and how long an answer may take.
+/// Intervals and timeouts of reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Between two reports, until the operator says otherwise.
+    /// Interval of reports, until the operator requests another one.
     pub report_every: Duration,
-    /// For one report, from the connection to the answer.
+    /// Timeout of one report, from the connection to the answer.
     pub timeout: Duration,
-    /// After the first failure.
+    /// Backoff after the first failure.
     pub first_backoff: Duration,
-    /// After many failures.
+    /// Longest backoff, after many failures.
     pub longest_backoff: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for Pace {
     }
 }
 
-/// An error in the environment.
+/// A variable of the environment is missing or malformed.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
     /// The address is set, but another variable that it needs is not.
@@ -53,20 +53,21 @@ pub enum SettingsError {
         /// The missing variable.
         name: &'static str,
     },
-    /// A variable holds something else than it must.
+    /// A variable has an unexpected value.
     #[error("{name}: expected {expected}, got {value:?}")]
     Malformed {
-        /// The variable.
+        /// Name of the malformed variable.
         name: &'static str,
-        /// The expected value.
+        /// Expected form of the value.
         expected: &'static str,
-        /// The actual value.
+        /// Value of the variable.
         value: String,
     },
 }
 
 impl Settings {
-    /// Reads the variables of [`environment`] through `variable`; `None` without an operator to report to.
+    /// Reads the variables of [`environment`] through `variable`; `None` without an operator to which to
+    /// report.
     ///
     /// # Errors
     /// [`SettingsError`] where the address is set and the rest does not fit.

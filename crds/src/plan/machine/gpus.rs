@@ -1,4 +1,4 @@
-//! The GPUs that are known by name. Memory is the total that `nvidia-smi` reports, all of which a process can
+//! Table of GPUs that can be named. Memory is the total that `nvidia-smi` reports, all of which a process can
 //! allocate; rates are the vendor's dense figures (half of those with sparsity), where a source gives them.
 
 use super::{Flops, Machine};
@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 const TERA: f64 = 1e12;
 const GIGA: f64 = 1e9;
 
-/// A GPU that no row of the table describes.
+/// The requested GPU is in no row of the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("GPU {name:?} is not known: expected one of {}", known())]
 pub struct UnknownGpu {
@@ -20,11 +20,11 @@ pub struct UnknownGpu {
     pub name: String,
 }
 
-/// One row of the table.
+/// One row of the GPU table.
 struct Gpu {
     name: &'static str,
-    /// What its product name contains, all of them, in lower case without `-` and spaces. The first row that
-    /// fits decides, so special boards are listed before those whose name they contain.
+    /// Substrings that the product name must all contain, in lower case without `-` and spaces. The first
+    /// matching row wins, so special boards are listed before the boards whose names they contain.
     product: &'static [&'static str],
     memory_mib: u64,
     gigabytes_per_second: f64,
@@ -45,7 +45,7 @@ impl Gpu {
     }
 }
 
-/// Links: NVLink's and PCIe's figures count both directions; these are one. Sources, in the rows' order:
+/// Figures of each GPU. Sources count both directions of NVLink and PCIe, `links` one. In the rows' order:
 ///
 /// - NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64 GB/s
 /// - the same, SXM: 2039 GB/s
@@ -106,7 +106,7 @@ pub(super) fn by_name(name: &str) -> Result<Machine, UnknownGpu> {
     gpu.map(Gpu::machine).ok_or_else(|| UnknownGpu { name: name.to_owned() })
 }
 
-/// By a product's name, such as `NVIDIA-A100-SXM4-80GB`.
+/// Looks up a GPU by its product name, such as `NVIDIA-A100-SXM4-80GB`.
 pub(super) fn by_product(product: &str) -> Result<Machine, UnknownGpu> {
     let plain: String =
         product.chars().filter(|char| char.is_ascii_alphanumeric()).collect::<String>().to_lowercase();

@@ -1,7 +1,7 @@
-//! The activations of a pass: which tensors of a decoder layer are alive, per token.
+//! Activations of a pass: the tensors of a decoder layer that are alive, in bytes per token.
 //!
-//! The layer is the one of the trainer's `model/layer.rs`, of fused kernels on CPUs and GPUs: an RMS norm
-//! keeps its input and a factor of each row, the gated activation gate and up.
+//! Models the layer of the trainer's `model/layer.rs` with fused kernels on CPUs and GPUs: an RMS norm keeps
+//! its input and one factor per row, the gated activation keeps gate and up.
 //!
 //! ```text
 //! x -> norm -> q, k, v -> rope -> attention -> output -> + x -> norm -> gate, up -> gated -> down -> +
@@ -11,26 +11,26 @@ use super::{FP32, MemoryTerm, term};
 use crate::plan::HEAD_CHUNK_TOKENS;
 use crate::plan::model_config::{ModelConfig, QkNorm};
 
-/// Tensors of a feed-forward block that its backward pass needs: gate, up and their product.
+/// Number of feed-forward tensors that the backward pass needs: gate, up and their product.
 const NUM_GATED: u64 = 3;
 
-/// A model's activations in a precision.
+/// Sizes from which the activations of a model are computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activations<'a> {
     pub(super) model: &'a ModelConfig,
-    /// Bytes of a number in the compute precision.
+    /// Bytes of an element in the compute dtype.
     pub(super) width: u64,
-    /// Inner values of the adapters of one token, over all layers.
+    /// Inner values of a token in all adapters, over all layers.
     pub(super) adapter_width: u64,
-    /// Numbers of a weight whose rows DoRA's norms are taken of: one projection at a time, in fp32.
+    /// Elements of the weight whose row norms DoRA takes: one projection at a time, in fp32.
     pub(super) normed_weight: u64,
-    /// Ranks that share the tokens of a pass.
+    /// Sequence-parallel degree of the pass.
     pub(super) sp: u32,
-    /// Numbers of one layer that are cast to the compute precision before it computes with them.
+    /// Elements of one layer that are cast to the compute dtype before use.
     pub(super) cast_of_layer: u64,
-    /// Whether the head is cast, too.
+    /// Whether the head is cast to the compute dtype too.
     pub(super) casts_head: bool,
-    /// Elements of the largest tensor of a layer that is trained.
+    /// Elements of the largest trained tensor of a layer.
     pub(super) largest_trained: u64,
 }
 
@@ -42,8 +42,8 @@ impl Activations<'_> {
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
 
-    /// Inputs of attention for each token of a rank: q + 2k, with at least as many key heads as ranks. Ranks
-    /// of a sequence-parallel group exchange them; 0 without sequence parallelism.
+    /// Elements per token that a sequence-parallel group exchanges before attention: q + 2k, with at least as
+    /// many key heads as ranks; 0 without sequence parallelism.
     fn exchanged(&self) -> u64 {
         if self.sp == 1 {
             return 0;
@@ -52,7 +52,7 @@ impl Activations<'_> {
         queries + 2 * self.exchanged_keys()
     }
 
-    /// The width of the key heads in attention, copies for several ranks included.
+    /// Width of all key heads in attention, including copies where there are fewer key heads than ranks.
     fn exchanged_keys(&self) -> u64 {
         (self.model.num_kv_heads as u64).max(self.sp.into()) * self.model.head_dim as u64
     }
@@ -61,18 +61,19 @@ impl Activations<'_> {
         self.model.num_layers as u64
     }
 
-    /// Norms of the residual stream: of one before a block its output is kept, which the block's products
-    /// read; of one behind a block its input. Where both blocks read the same norm, each has its output.
+    /// Number of norm tensors of the residual stream that the backward pass needs: the output of a norm
+    /// before a block, which the block's products read, and the input of a norm after a block. Parallel
+    /// blocks that read the same norm each keep its output.
     fn num_norms(&self) -> u64 {
         let (before, behind) = self.model.block_norms.counts();
         before + behind + u64::from(self.model.parallel_blocks)
     }
 
-    /// Activations of one layer for its backward pass, without its input: both normed inputs, the middle of
-    /// the residual stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h +
-    /// 2q + 2k + 3f)); q and k before their norms where they have some; in fp32 the attention's log-sum of
-    /// each head and a factor for each norm. Where tokens are shared, the attention's output twice: some
-    /// heads of all tokens, and all heads of some.
+    /// Bytes per token of one layer that the backward pass needs, without the layer's input: both normed
+    /// inputs, the residual stream between the blocks, rotated q and k, v, the attention output, gate, up and
+    /// their product (b (3h + 2q + 2k + 3f)); q and k before their norms where the model has such norms; in
+    /// fp32 the attention's log-sum-exp of each head and a factor for each norm. Under sequence parallelism
+    /// the attention output counts twice: as some heads of all tokens, and as all heads of some tokens.
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
@@ -86,8 +87,8 @@ impl Activations<'_> {
         self.width * (numbers + adapters + middle) + FP32 * statistics
     }
 
-    /// Activations of latent attention for each token: both latents before and behind their norms, keys and
-    /// values as they are expanded, and queries before they are turned in part.
+    /// Elements per token of latent attention: both latents before and after their norms, the expanded keys
+    /// and values, and queries before the rotary embedding.
     fn latents(&self, queries: u64) -> u64 {
         self.model.latent.as_ref().map_or(0, |latent| {
             let compressed = latent.query_rank.unwrap_or(0) + latent.cached();
@@ -96,8 +97,8 @@ impl Activations<'_> {
         })
     }
 
-    /// Activations of experts for each token: its hidden state and their output once for each expert that
-    /// computes it, and the probabilities of all.
+    /// Elements per token of the experts: its hidden state and their output once for each expert that
+    /// computes it, and the router's probabilities of all experts.
     fn expert_rows(&self, hidden: u64) -> u64 {
         let experts = self.model.experts.as_ref();
         experts.map_or(0, |experts| {
@@ -105,14 +106,15 @@ impl Activations<'_> {
         })
     }
 
-    /// The inputs of norms of q and k, where the model has some: no other operator keeps them.
+    /// Elements per token of the inputs of q and k norms, which no other operator keeps; 0 without such
+    /// norms.
     fn head_norm_inputs(&self, inputs: u64) -> u64 {
         if self.model.qk_norm == QkNorm::None { 0 } else { inputs }
     }
 
-    /// Activations of all layers: their inputs (b L h) and, without checkpointing, everything in them; and
-    /// around the final norm its input and output (b 2h). Of offloaded inputs, that of the layer that
-    /// computes and the next one's.
+    /// Bytes per token that a pass keeps for its backward pass: the input of each layer (b L h), without
+    /// checkpointing all activations inside the layers, and input and output of the final norm (b 2h). Of
+    /// offloaded inputs only two are on the device: of the computing layer and of the next one.
     pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_offloaded: bool) -> u64 {
         let (hidden, ..) = self.sizes();
         let inside = self.num_layers() * self.kept_in_layer(checkpointing);
@@ -120,34 +122,36 @@ impl Activations<'_> {
         (num_inputs + 2) * self.width * hidden + inside
     }
 
-    /// Activations of one layer besides its input.
+    /// Bytes per token that one layer keeps besides its input; 0 with checkpointing.
     pub(super) fn kept_in_layer(&self, checkpointing: bool) -> u64 {
         if checkpointing { 0 } else { self.layer_bytes_per_token() }
     }
 
-    /// The inputs of all layers (b L h).
+    /// Bytes per token of the inputs of all layers (b L h).
     pub(super) fn input_bytes_per_token(&self) -> u64 {
         let (hidden, ..) = self.sizes();
         self.num_layers() * self.width * hidden
     }
 
-    /// One layer computed again, with checkpointing.
+    /// Bytes per token of the one layer that checkpointing recomputes; 0 without checkpointing.
     pub(super) fn recomputed_bytes_per_token(&self, checkpointing: bool) -> u64 {
         if checkpointing { self.layer_bytes_per_token() } else { 0 }
     }
 
-    /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of
-    /// gate, up and their product, and of the block's input (b (2h + 3f)); or of an all-to-all beside the
-    /// residual stream's: by heads, concatenated, sent and received.
+    /// Bytes per token of gradients alive in the backward pass of one block, the larger of two moments. In
+    /// the feed-forward block: of the residual stream, of gate, up and their product, and of the block's
+    /// input (b (2h + 3f)). In the all-to-all of attention: of the residual stream and of the exchanged
+    /// tensors by heads, concatenated, sent and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
         self.width
             * (2 * hidden + 3 * feed_forward + self.expert_rows(hidden)).max(hidden + 4 * self.exchanged())
     }
 
-    /// The widest moment of a layer without gradients: the residual stream and the normed input beside either
-    /// gate, up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's
-    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
+    /// Bytes per token at the widest moment of a layer without gradients: the residual stream and the normed
+    /// input with either gate, up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k
+    /// and the attention output (b (2h + 3q + 3k)) plus the exchanged tensors as concatenated, sent and
+    /// received.
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let feed_forward_block = 3 * hidden + NUM_GATED * feed_forward + self.expert_rows(hidden);
@@ -156,10 +160,10 @@ impl Activations<'_> {
         self.width * feed_forward_block.max(attention_block)
     }
 
-    /// The loss head over `predicted` positions: `copies` of their hidden states (b c h each; the second is
-    /// the gradient), the logits of one chunk (b chunk v) and, where the compute precision is not fp32,
+    /// Memory of the loss head over `predicted` positions: `copies` of their hidden states (b c h each; the
+    /// second is the gradient), the logits of one chunk (b chunk v) and, where the compute dtype is not fp32,
     /// `casts` tensors of the head's shape in it (b v h): the weight itself, and its gradient before it is
-    /// added.
+    /// accumulated.
     pub(super) fn head(&self, predicted: u64, copies: u64, casts: u64) -> Vec<MemoryTerm> {
         let (hidden, rows_of_head) = (self.model.hidden_size as u64, self.model.head_rows() as u64);
         let rows = u64::from(HEAD_CHUNK_TOKENS).min(predicted);
@@ -171,23 +175,25 @@ impl Activations<'_> {
         ]
     }
 
-    /// The largest gradient of a layer before it is added: in the compute precision, and cast to fp32.
+    /// Bytes of the largest weight gradient of a layer before it is accumulated: in the compute dtype, and
+    /// cast to fp32.
     pub(super) fn gradient_temporaries(&self) -> u64 {
         let bytes = if self.width == FP32 { FP32 } else { self.width + FP32 };
         bytes * self.largest_trained
     }
 
-    /// The weight with its adapter that DoRA's norms are taken of.
+    /// The fp32 weight with its adapter merged, of which DoRA takes row norms.
     pub(super) fn norm_temporaries(&self) -> MemoryTerm {
         term("DoRA norms", FP32 * self.normed_weight)
     }
 
-    /// The bytes of one layer that are cast to the compute dtype.
+    /// Bytes of one layer's weights that are cast to the compute dtype.
     pub(super) fn cast_bytes_of_one_layer(&self) -> u64 {
         self.width * self.cast_of_layer
     }
 
-    /// The casts that the graph keeps for its backward pass: of all layers, or of one with checkpointing.
+    /// Bytes of cast weights that the autograd graph keeps for the backward pass: of all layers, or of one
+    /// with checkpointing.
     pub(super) fn kept_cast_bytes(&self, checkpointing: bool) -> u64 {
         let num_layers = if checkpointing { 1 } else { self.num_layers() };
         num_layers * self.cast_bytes_of_one_layer()

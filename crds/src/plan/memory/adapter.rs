@@ -1,6 +1,6 @@
-//! The trained parameters of an adapter: r (inputs + outputs) for each adapted projection, for each expert of
-//! an adapted tensor of experts, and for an adapted router; by DoRA one number more for each output of a
-//! projection. Modules that are trained whole (`modulesToSave`) have all their numbers.
+//! Number of trained parameters of an adapter: r (inputs + outputs) for each adapted projection, for each
+//! expert of an adapted expert tensor, and for an adapted router; DoRA adds one magnitude for each output of
+//! a projection. Modules that are trained in full (`modulesToSave`) count with all their parameters.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use super::Trained;
 use crate::plan::model_config::{ModelConfig, ProjectionShape};
 use crate::spec::{LoraSpec, is_module_to_save, modules_of_megatron};
 
-/// Outputs of a panel of a packed weight.
+/// Rows (outputs) of one panel of a packed weight.
 const PANEL: u64 = 32;
 
-/// Low-rank pairs that a tensor has.
+/// The low-rank pairs (A and B) of one adapted tensor.
 struct Pairs {
-    /// One, or one for each expert.
+    /// Number of pairs: one, or one for each expert.
     num: u64,
     rank: u64,
-    /// Trained magnitudes.
+    /// Number of trained DoRA magnitudes; 0 without DoRA.
     magnitudes: u64,
     inputs: u64,
     outputs: u64,
-    /// How many of them compute a token.
+    /// Number of pairs that a token passes through: 1, or the experts per token.
     per_token: u64,
 }
 
@@ -29,12 +29,12 @@ impl Pairs {
         self.rank * self.num * (self.inputs + self.outputs) + self.magnitudes
     }
 
-    /// Numbers of the larger matrix.
+    /// Elements of the larger of A and B, of all pairs together.
     fn largest(&self) -> u64 {
         self.rank * self.num * self.inputs.max(self.outputs)
     }
 
-    /// Of a linear layer with so many outputs and inputs.
+    /// The pair of a linear layer with weight `[outputs, inputs]`.
     fn of_linear(lora: &LoraSpec, name: &str, [outputs, inputs]: [usize; 2]) -> Self {
         let magnitudes = if lora.dora { outputs as u64 } else { 0 };
         let (inputs, outputs) = (inputs as u64, outputs as u64);
@@ -42,8 +42,8 @@ impl Pairs {
     }
 }
 
-/// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
-/// all: an upper bound.
+/// Counts the trained parameters of the adapter. A target that is a pattern, or that is not a module's last
+/// name, counts as all linear layers: an upper bound.
 pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let adapter = pairs_of_layers(lora, model);
     let saved = Saved::new(lora, model);
@@ -59,7 +59,7 @@ pub(in crate::plan) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained 
     }
 }
 
-/// Numbers of modules that are trained whole.
+/// Parameter counts of modules that are trained in full (`modulesToSave`).
 #[derive(Clone, Copy, Debug, Default)]
 struct Saved {
     outside: u64,
@@ -92,20 +92,20 @@ impl Saved {
     }
 }
 
-/// Whether the head's weight is trained beside the adapter.
+/// Whether the head's weight is trained in full next to the adapter (`modulesToSave`).
 pub(super) fn trains_head(lora: &LoraSpec, model: &ModelConfig) -> bool {
     let head = if model.tie_word_embeddings { "model.embed_tokens" } else { "lm_head" };
     is_module_to_save(&lora.modules_to_save, head)
 }
 
-/// The parameters of low-rank pairs.
+/// Counts the parameters of the low-rank pairs of all decoder layers.
 fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let of_layer = |layer_idx| {
         pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
             Trained {
                 num_parameters: sum.num_parameters + pairs.num_parameters(),
                 largest_of_layer: sum.largest_of_layer.max(pairs.largest()),
-                // The input of the scaling by magnitudes is kept beside its output.
+                // The scaling by magnitudes keeps its input as well as its output.
                 adapter_width: sum.adapter_width + pairs.rank * pairs.per_token + pairs.magnitudes,
                 ..sum
             }
@@ -121,19 +121,19 @@ fn pairs_of_layers(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     })
 }
 
-/// Products of two numbers that folding the adapter in takes: r inputs outputs for each pair.
+/// Multiply-adds that merging the adapter into the weights takes: r inputs outputs for each pair.
 pub(in crate::plan) fn folding_products(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
     pairs.map(|pairs| pairs.num * pairs.rank * pairs.inputs * pairs.outputs).sum()
 }
 
-/// Pairs of matrices that compute a token.
+/// Number of low-rank pairs that a token passes through, over all layers.
 pub(in crate::plan) fn num_pairs(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
     pairs.map(|pairs| pairs.per_token).sum()
 }
 
-/// Numbers of both matrices as the rollout packs them on a CPU: in panels, the last of which is filled up.
+/// Elements of A and B as the rollout packs them on a CPU: in panels, the last of which is padded.
 pub(super) fn packed_numbers(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     let pairs = (0..model.num_layers).flat_map(|layer_idx| pairs(lora, model, layer_idx));
     let packed = |Pairs { num, rank, inputs, outputs, .. }: Pairs| {
@@ -142,8 +142,8 @@ pub(super) fn packed_numbers(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     pairs.map(packed).sum()
 }
 
-/// Numbers of both matrices as the rollout has them on a GPU: A of projections that are multiplied together
-/// one below the other, and each B in its own columns and rows of one matrix.
+/// Elements of A and B as the rollout holds them on a GPU: the A matrices of fused projections are stacked,
+/// and each B has its own columns and rows of one block-diagonal matrix.
 pub(super) fn numbers_on_gpu(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     let of_product = |layer_idx: usize, product: Vec<ProjectionShape>| {
         let name = |own: &ProjectionShape| format!("model.layers.{layer_idx}.{}", own.name);
@@ -159,7 +159,7 @@ pub(super) fn numbers_on_gpu(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(of_layer).sum()
 }
 
-/// Numbers of the largest product of a layer: q, k and v are one, gate and up another.
+/// Elements of the largest product of a layer, where q, k and v are one product and gate and up another.
 pub(super) fn largest_product(model: &ModelConfig) -> u64 {
     let of_layer = |layer_idx| products_together(model, layer_idx);
     let numbers = |product: Vec<ProjectionShape>| {
@@ -168,7 +168,7 @@ pub(super) fn largest_product(model: &ModelConfig) -> u64 {
     (0..model.num_layers).flat_map(of_layer).map(numbers).max().unwrap_or(0)
 }
 
-/// Numbers of projections that the rollout multiplies with by themselves and that are not quantized.
+/// Elements of the dense (not quantized) projections that the rollout does not fuse with others.
 pub(super) fn numbers_alone(model: &ModelConfig) -> u64 {
     let of_layer = |layer_idx: usize| {
         let products = products_together(model, layer_idx);
@@ -184,7 +184,7 @@ pub(super) fn numbers_alone(model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(of_layer).sum()
 }
 
-/// The projections of a layer that the rollout multiplies together.
+/// Groups the projections of a layer by the product in which the rollout fuses them.
 fn products_together(model: &ModelConfig, layer_idx: usize) -> Vec<Vec<ProjectionShape>> {
     let product = |name: &str| {
         let of_first = |others: &[&str]| others.iter().any(|other| ends_with_name(name, other));
@@ -201,19 +201,20 @@ fn products_together(model: &ModelConfig, layer_idx: usize) -> Vec<Vec<Projectio
     products.into_values().collect()
 }
 
-/// The pairs of a vision tower's linear layers.
+/// Returns the low-rank pairs of a vision tower's linear layers.
 fn pairs_of_tower(lora: &LoraSpec, model: &ModelConfig) -> Vec<Pairs> {
     let linears = model.vision_linears().filter(|_| lora.vlm_lora.adapts_vision());
     let adapted = linears.filter(|linear| is_chosen(lora, &linear.name));
     adapted.map(|linear| Pairs::of_linear(lora, &linear.name, [linear.shape[0], linear.shape[1]])).collect()
 }
 
-/// What the adapter of a vision tower adds to a patch in a pass: its inner values, over all linear layers.
+/// Inner values (rank and magnitudes) that the adapter of a vision tower adds for each patch, over all linear
+/// layers.
 pub(super) fn width_in_tower(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     pairs_of_tower(lora, model).iter().map(|pair| pair.rank + pair.magnitudes).sum()
 }
 
-/// Numbers of the adapter of a vision tower.
+/// Number of adapter parameters in the vision tower.
 pub(super) fn numbers_in_tower(lora: &LoraSpec, model: &ModelConfig) -> u64 {
     pairs_of_tower(lora, model).iter().map(Pairs::num_parameters).sum()
 }
@@ -223,7 +224,7 @@ fn is_target(lora: &LoraSpec, module: &str) -> bool {
     lora.vlm_lora.adapts_text() && is_chosen(lora, module)
 }
 
-/// Whether names choose a linear layer.
+/// Whether the target and exclude names of the adapter select a linear layer.
 fn is_chosen(lora: &LoraSpec, module: &str) -> bool {
     let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
     (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
@@ -239,7 +240,7 @@ fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
         experts.adaptable(model.hidden_size).map(move |(name, size)| (name, size, per_token))
     });
     let parameters = parameters.filter(|(name, ..)| {
-        // A longer name is one of some layers.
+        // A longer name selects the parameter in some layers only.
         is_named(&lora.target_parameters, name)
             || lora.target_parameters.iter().any(|target| target.ends_with(name))
     });
@@ -261,13 +262,13 @@ fn is_named(names: &[String], module: &str) -> bool {
     })
 }
 
-/// Whether `module` is called `name`, whole or by its end after a dot.
+/// Whether `module` is `name` or ends with `.name`.
 fn ends_with_name(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
 }
 
-/// The rank of the adapter of a module. Of patterns that are more than a name any may mean it: an upper
-/// bound.
+/// Returns the rank of a module's adapter. A pattern that is more than a name is assumed to match every
+/// module, so the result is an upper bound.
 fn rank_of(lora: &LoraSpec, module: &str) -> u64 {
     let mut bound = 0;
     for (pattern, rank) in &lora.rank_pattern {

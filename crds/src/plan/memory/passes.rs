@@ -1,4 +1,4 @@
-//! What a pass over the model takes: log-probs, and an update forward and backward.
+//! Memory terms of a pass over the model: log-probs (forward only), and updates (forward and backward).
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -10,16 +10,16 @@ use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
-/// Passes of one role.
+/// Token budget and compute dtype of one role's passes.
 pub(super) struct Pass {
-    /// Tokens for each of so many ranks.
+    /// Token budget of each rank, and the sequence-parallel degree.
     pub(super) budget: (u32, u32),
-    /// Bytes of a number in which its layers are computed.
+    /// Bytes of an element in the role's compute dtype.
     pub(super) width: u64,
 }
 
-/// Numbers of one layer that are cast to the compute dtype: of all projections, or only of the adapter if the
-/// frozen ones need no cast. Shards are gathered in the compute dtype.
+/// Number of elements of one layer that are cast to the compute dtype: those of all projections, or only of
+/// the adapter, whose frozen projections need no cast. 0 where FSDP units are gathered in the compute dtype.
 pub(super) fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> u64 {
     if width == FP32 || is_gathered_by_unit(spec) {
         return 0;
@@ -30,12 +30,13 @@ pub(super) fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &
     largest_layer(model)
 }
 
-/// Numbers of the largest projection, where DoRA takes norms of it.
+/// Elements of the largest projection, whose row norms DoRA takes; 0 without DoRA.
 pub(super) fn normed_weight(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) { model.largest_matrix() } else { 0 }
 }
 
-/// A pass under a budget of tokens for each rank of a sequence-parallel group.
+/// Memory terms of a log-prob pass; `budget` is the token budget of each rank and the sequence-parallel
+/// degree.
 pub(super) fn logprob(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
@@ -95,7 +96,7 @@ pub(super) fn update(
     larger(at_start, [gradients, layers].concat())
 }
 
-/// The larger one of two consecutive moments.
+/// Returns the larger of two sets of terms that are never alive together.
 pub(super) fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
     let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
     if total(&one) >= total(&other) { one } else { other }

@@ -1,5 +1,5 @@
-//! What the roles besides the actor keep (a frozen reference, a critic with its optimizer, reward models),
-//! and the memory that loading their weights takes.
+//! Memory of the roles besides the actor (a frozen reference, a critic with its optimizer, reward models),
+//! and of loading their weights.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -11,13 +11,13 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::LoraInit;
 
 const REFERENCE: &str = "reference weights";
-/// Matrices that a singular value decomposition has in memory: the matrix, LAPACK's copy of it, both factors,
-/// and work space for at most four.
+/// Number of matrices that a singular value decomposition has in memory: the matrix, LAPACK's copy of it,
+/// both factors, and work space for at most four.
 const DECOMPOSITION: u64 = 8;
 
-/// A rank reads, initializes or copies its own shard of the weights, with 8 bytes of the host for each number
-/// in flight. An adapter is initialized whole; a reference is in memory before it is written to a file, and
-/// its source is gathered unit by unit.
+/// Memory terms of loading. A rank reads, initializes or copies its own shard of the weights, with 8 host
+/// bytes for each element in flight. An adapter is initialized in full on each rank; a reference is in memory
+/// before it is written to a file, and its source is gathered unit by unit.
 pub(super) fn loading(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -29,13 +29,13 @@ pub(super) fn loading(
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
     let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
     let quantizes = model.quantization.as_ref().is_some_and(|quantization| !quantization.is_stored);
-    // A weight is quantized whole, in the numbers that compute.
+    // A weight is quantized in one piece, in the compute dtype.
     let quantized = if quantizes { frozen_width(spec) * model.largest_matrix() } else { 0 };
     let starts_from_error = spec.model.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq);
-    // The matrices that ranks exchange are those of the whole adapter.
+    // Ranks exchange the matrices of the full adapter.
     let decomposed = DECOMPOSITION * model.largest_matrix() + adapter;
     let decomposed = if quantizes && starts_from_error { FP32 * decomposed } else { 0 };
-    // Their product and the sum.
+    // The adapter's product, and its sum with the weight.
     let folded = if spec.model.adapters.is_empty() { 0 } else { read };
     let mut terms = vec![
         on_host("weights being read", read),
@@ -50,34 +50,34 @@ pub(super) fn loading(
     terms
 }
 
-/// The reference where it is kept: on a GPU or its host. On the CPU it is in a file while it is not read.
+/// The resident reference on a GPU or its host; 0 on a CPU, where it is in a file between reads.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
     kept(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
 }
 
-/// The reference where it does not stay, while it is read. An offloaded one is fetched unit by unit, in the
-/// memory of the units.
+/// The reference while it is read, where it is not resident. An offloaded reference is fetched unit by unit
+/// into the buffers of the FSDP units, so it takes nothing here.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let stays = on_gpu(spec) || spec.training.reference_is_offloaded();
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
-/// A frozen copy of the weights, b P / s. With an adapter the reference is the same weights
-/// with the adapter off.
+/// Bytes of a rank's shard of the frozen reference, b P / s. With an adapter the reference is the same
+/// weights with the adapter disabled, so it takes nothing.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let shards = shards.of_degree(spec.workers.mesh.dp_shard_of_reference());
     let part = shards.shard_of_model(model.parameter_count().total() + vision::parameters(spec, model));
     if has_reference(spec) { kept_width(spec) * part } else { 0 }
 }
 
-/// Bytes of a number of the reference where it is kept: as it is computed with, and in fp32 where it follows
-/// the actor by shares that lower precisions would round away.
+/// Bytes of an element of the stored reference: its compute dtype, or fp32 where the reference follows the
+/// actor in steps so small that lower precisions would round them away.
 fn kept_width(spec: &ResolvedSpec) -> u64 {
     if spec.algorithm.reference_sync.is_some() { FP32 } else { reference_width(spec) }
 }
 
-/// Bytes of a number that the reference computes with; the actor's below an adapter.
+/// Bytes of an element in the reference's compute dtype; with an adapter, the actor's.
 pub(super) fn reference_width(spec: &ResolvedSpec) -> u64 {
     spec.training.reference_precision().width()
 }
@@ -86,8 +86,9 @@ fn has_reference(spec: &ResolvedSpec) -> bool {
     spec.model.lora.is_none() && spec.algorithm.reads_reference()
 }
 
-/// Weights and both moments, 4 and 8 / s unless offloaded, for each parameter that it trains: those that the
-/// actor does, less a head of its own and with a value head, h. The base of an adapter is the actor's.
+/// The critic's weights and both moments, 4 / s and 8 / s bytes for each trained parameter unless offloaded.
+/// The critic trains the actor's parameters without an untied language-model head, and a value head of h
+/// parameters. With an adapter the critic shares the actor's base.
 pub(super) fn critic(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -111,7 +112,7 @@ pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, as wide as they are computed with: b P / s of each, unless offloaded.
+/// The reward models in their compute dtype: b P / s bytes for each, unless offloaded.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
@@ -124,7 +125,8 @@ pub(super) fn reward_models(
     kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 
-/// A pass of the widest of them over a rank's own samples, and the gathered units of the largest.
+/// A pass of the reward model with the widest activations over a rank's local samples, and the gathered units
+/// of the largest reward model.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
@@ -132,7 +134,7 @@ pub(super) fn judging(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    // Every rank judges samples of its own, however many tokens of a pass it has elsewhere.
+    // Every rank scores its local samples, whatever the sequence-parallel degree of other passes.
     let budget = u64::from(spec.training.reward_model_forward_tokens()).max(spec.max_sequence_tokens());
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = batch.prompts_per_step.div_ceil(spec.workers.num_ranks().into());

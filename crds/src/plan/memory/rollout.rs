@@ -1,7 +1,7 @@
-//! The memory of sampling: packed weights, KV cache, logits and the activations of a prefill. With sharded
-//! parameters, also the FSDP units while they are packed, and embeddings of its own; the packed copy is the
-//! only whole one. The n ranks of a rollout tensor-parallel group have a shard of the packed weights each and
-//! keys and values of its heads, for the sequences of all.
+//! Memory of sampling: packed weights, KV cache, logits and the activations of a prefill. With sharded
+//! parameters it includes the FSDP units while they are packed, and full embeddings; the packed weights are
+//! then the only full copy. Each of the n ranks of a rollout tensor-parallel group has a shard of the packed
+//! weights, and the keys and values of its heads for the sequences of the whole group.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -14,12 +14,12 @@ use crate::plan::model_config::ModelConfig;
 use crate::quantity;
 use crate::resolved::ResolvedSpec;
 
-/// Numbers that kernels for GPUs read of a head at once.
+/// Granularity of a head's width in GPU kernels, in elements.
 const GPU_HEAD_STEP: usize = 8;
-/// One block in so many is not given to newcomers.
+/// Fraction of KV blocks (one in so many) that new sequences may not take.
 const HEADROOM_DIVISOR: u64 = 100;
 
-/// Bytes of a number in the rollout's dtype.
+/// Bytes of an element in the rollout's dtype.
 pub(super) fn width(spec: &ResolvedSpec) -> u64 {
     spec.rollout.precision.unwrap_or(spec.training.precision).width()
 }
@@ -53,7 +53,7 @@ pub(super) fn terms(
     [weights, larger(sampling, shards.taken_over().to_vec()), vec![packing]].concat()
 }
 
-/// The packed weights, and the FSDP units from which they are packed.
+/// Memory terms of weight sync: the packed weights, and the FSDP units from which they are packed.
 pub(super) fn taking_over(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -65,7 +65,7 @@ pub(super) fn taking_over(
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
-    // A base that stays is among what is resident.
+    // With an unmerged adapter the packed base is a resident term.
     if merges(spec) {
         packed[0].bytes -= width * packed_layer(&shard);
     }
@@ -74,8 +74,8 @@ pub(super) fn taking_over(
     [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
 }
 
-/// While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded in
-/// before a shard is cut.
+/// Temporaries of packing: while a layer or the head is packed, its fused or cast original exists as well. An
+/// adapter is merged before the tensor-parallel shard is cut.
 fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
     let shard = tp_shard(spec, model);
     let original = if spec.model.lora.is_some() { model } else { &shard };
@@ -84,15 +84,15 @@ fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
     term("packing temporaries", packed.max(folded))
 }
 
-/// For the largest projection into which an adapter is folded: the fp32 copy, the adapter's product, and
-/// their sum; and its packed original, gate and up.
+/// Temporaries of merging an adapter into the largest projection: the fp32 copy, the adapter's product and
+/// their sum; and the original of the packed weight, gate and up.
 fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
     let largest = model.largest_matrix();
     if spec.model.lora.is_some() && merges(spec) { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
-/// The model as wide as this rank samples with it: q / n, f / n and v / n, and k / n of at least one head. A
-/// GPU's kernels read a head in steps; one of another width is padded with zeros.
+/// Returns the rollout's tensor-parallel shard of the model: q / n, f / n and v / n, and k / n of at least
+/// one head. GPU kernels read a head in steps, so a head of another width is padded with zeros.
 pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
     let mut shard = model.tp_sharded(spec.workers.mesh.rollout_tp as usize);
     if on_gpu(spec) {
@@ -101,7 +101,7 @@ pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> Mod
     shard
 }
 
-/// The terms that stay until all completions of a step are judged.
+/// Rollout terms that stay in memory until all completions of a step are scored.
 pub(super) fn kept(
     (spec, memory): (&ResolvedSpec, Option<u64>),
     model: &ModelConfig,
@@ -114,7 +114,7 @@ pub(super) fn kept(
     [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
 }
 
-/// What is packed of the base, and stays between rollouts, where an adapter is beside it.
+/// Packed base weights that stay between rollouts with an unmerged adapter; empty if adapters are merged.
 pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> Vec<MemoryTerm> {
     if merges(spec) || !generates(spec) {
         return Vec::new();
@@ -122,14 +122,15 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     let mut packed = weights((model, &tp_shard(spec, model)), width(spec), shards);
     let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
     if on_gpu(spec) && is_whole && frozen_width(spec) == width(spec) {
-        // Weights that are a product by themselves are the trainer's own.
+        // The rollout uses the trainer's weights of projections that it does not fuse.
         let head = (model.vocab_size * model.hidden_size) as u64;
         packed[0].bytes -= width(spec) * (adapter::numbers_alone(model) + head);
     }
     packed
 }
 
-/// What a sync packs or copies and a rollout frees: all weights, or the adapter beside a base that stays.
+/// Terms that weight sync packs or copies and the end of a rollout frees: all weights, or an unmerged adapter
+/// whose base stays.
 fn brought(
     spec: &ResolvedSpec,
     (model, shard): (&ModelConfig, &ModelConfig),
@@ -146,8 +147,8 @@ fn brought(
     [packed, vec![vision::copied(spec, model)]].concat()
 }
 
-/// The packed weights; with sharded parameters also the embeddings of the whole model (b v h) and copies of
-/// quantized weights, which a rank with the whole model uses in place.
+/// The packed weights; with sharded parameters also the full embeddings (b v h) and copies of quantized
+/// weights, which a rank with the full model uses in place.
 fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings =
         if shards.is_gathered_by_unit() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
@@ -158,14 +159,14 @@ fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
     ]
 }
 
-/// A GPU's buffer for the weights of a product of more than a few rows.
+/// A GPU's buffer for a dequantized weight, used by products of more than a few rows.
 fn dequantized(spec: &ResolvedSpec, shard: &ModelConfig, width: u64) -> MemoryTerm {
     let is_dequantized = on_gpu(spec) && shard.quantization.is_some();
     term("dequantized weight", if is_dequantized { width * adapter::largest_product(shard) } else { 0 })
 }
 
-/// As much as all sequences can fill, or the rest of `rollout.memoryFraction` of the rank's memory beside the
-/// packed weights.
+/// The KV cache: as much as all sequences can fill, at most what `rollout.memoryFraction` of the rank's
+/// memory leaves after the packed weights.
 fn kv_cache(
     (spec, memory): (&ResolvedSpec, Option<u64>),
     shard: &ModelConfig,
@@ -180,8 +181,8 @@ fn kv_cache(
     term("KV cache", wanted.min(allowed))
 }
 
-/// The memory of which the rollout may take its fraction, where it is known: the GPU's, or on CPUs a rank's
-/// share of the pod's.
+/// Bytes of which the rollout may take its fraction, where known: the GPU's memory, or on CPUs the pod's
+/// memory divided by its ranks.
 pub(in crate::plan) fn memory_of_rank(spec: &ResolvedSpec, memory: Option<u64>) -> Option<f64> {
     if on_gpu(spec) {
         return memory.map(|memory| memory as f64);
@@ -190,8 +191,8 @@ pub(in crate::plan) fn memory_of_rank(spec: &ResolvedSpec, memory: Option<u64>) 
     of_pod.map(|memory| memory / f64::from(spec.workers.ranks_per_worker))
 }
 
-/// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its
-/// probability; once more where the temperature divides it, twice more where repetition is penalised.
+/// Bytes of one logit while tokens are drawn: in the dtype of the logits, and in fp32 the logit, its log-prob
+/// and its probability; one fp32 copy more for a temperature, two more for a repetition penalty.
 fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     let rollout = &spec.rollout;
     let computed = if width == FP32 { 0 } else { width };
@@ -202,8 +203,8 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     computed + FP32 * (3 + divided + penalised)
 }
 
-/// A packed copy of a shard of every projection and of the head: L (projections) + v / n h; of no quantized
-/// one.
+/// Elements of the packed shard of every projection and of the head: L (projections) + v / n h, without
+/// quantized weights.
 fn packed_weights(shard: &ModelConfig) -> u64 {
     shard.matrices_of_layers() - shard.quantized().numbers + (shard.vocab_size * shard.hidden_size) as u64
 }
@@ -213,13 +214,13 @@ fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     packed_layer(model).max(head)
 }
 
-/// Numbers that are packed of the largest layer: none of quantized weights.
+/// Elements of the largest layer that are packed, without quantized weights.
 fn packed_layer(model: &ModelConfig) -> u64 {
     largest_layer(model) - model.quantized_in_layer(0).numbers
 }
 
-/// 2 L k numbers, or L times the width of a latent and the turned keys, for each slot of the blocks that the
-/// engine asks for, in a step or in an evaluation.
+/// Elements of the KV cache: 2 L k, or for latent attention L times the width of a latent and its rotated
+/// keys, for each slot of the blocks that the engine asks for, in a step or in an evaluation.
 fn cache_numbers(spec: &ResolvedSpec, shard: &ModelConfig, batch: &BatchPlan) -> u64 {
     let blocks = |num_prompts: u64, samples_per_prompt: u64| {
         blocks_wanted(spec, share(spec, num_prompts), samples_per_prompt, batch.concurrent_sequences)
@@ -230,8 +231,9 @@ fn cache_numbers(spec: &ResolvedSpec, shard: &ModelConfig, batch: &BatchPlan) ->
     shard.num_layers as u64 * shard.cached_numbers() as u64 * slots
 }
 
-/// The first sample of a prompt needs the shared blocks of the prompt and one to be copied, the others only
-/// blocks after the shared ones; the last token needs no slot.
+/// Number of KV blocks that the engine asks for. The first sample of a prompt needs the shared blocks of the
+/// prompt and one to be copied, other samples only blocks after the shared ones; the last token needs no
+/// slot.
 fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, at_once: u64) -> u64 {
     let block = u64::from(KV_BLOCK_TOKENS);
     let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);

@@ -1,5 +1,6 @@
-//! The memory of a sharded or offloaded model (`training.offload.parameters`) on one rank: its shard, and
-//! whole FSDP units while they are computed with. Zero if every rank keeps a whole copy on its device.
+//! Memory of a sharded or offloaded model (`training.offload.parameters`) on one rank: its shard, and the
+//! FSDP units that are gathered for compute. All terms are zero where every rank keeps a full copy on its
+//! device.
 
 use super::{
     FP32, MemoryTerm, Trained, frozen_width, is_gathered_by_unit, larger, on_gpu, outer_parameters, term,
@@ -10,44 +11,45 @@ use crate::resolved::ResolvedSpec;
 const GATHERED: &str = "gathered weights";
 const FETCHED: &str = "fetched weights";
 
-/// The parameters of the model's FSDP units, and the number of ranks over which they are sharded.
+/// Parameter counts of the model's FSDP units, and the number of ranks over which they are sharded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
-    /// The experts' weights, where ranks of a copy have different experts; none where they do not.
+    /// Expert weights under expert parallelism; empty without it.
     experts: ExpertShards,
-    /// Whether a rank's shard of any role is offloaded between uses.
+    /// Whether the shards of any role are offloaded between uses.
     is_offloaded: bool,
-    /// Whether roles are gathered unit by unit.
+    /// Whether FSDP units are gathered or prefetched one by one.
     by_unit: bool,
-    /// Layers that stay gathered between forward and backward pass.
+    /// Number of layers that stay gathered between forward and backward pass.
     unsharded_layers: u64,
-    /// Of one layer, adapter included.
+    /// Parameters of one layer, adapter included.
     layer: u64,
-    /// The quantized parameters of the largest layer.
+    /// Quantized parameters of the first layer, whose size stands for all layers.
     quantized: QuantizedSize,
-    /// Of embedding, final norm and head, trained copies beside an adapter included.
+    /// Parameters of embedding, final norm and head, including full copies that train next to an adapter.
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
-    /// Elements of the largest trained tensor in a layer, and outside of the layers.
+    /// Elements of the largest trained tensor inside a layer, and outside of the layers.
     largest_trained: (u64, u64),
     on_gpu: bool,
-    /// Bytes of a number as layers compute with it.
+    /// Bytes of an element in the compute dtype of layers.
     width: u64,
-    /// Bytes of a number as weights of layers are kept.
+    /// Bytes of an element in the dtype in which layer weights are stored.
     kept_width: u64,
-    /// Bytes of a number of the model that samples: an adapter is folded into weights as they are kept, and
-    /// weights that sample in other numbers than layers compute with are rounded once.
+    /// Bytes of an element from which the rollout's weights are packed. It is the stored width with an
+    /// adapter, which is merged into stored weights, and where the rollout's dtype differs from the compute
+    /// dtype, so that weights are rounded only once.
     sampling_width: u64,
 }
 
-/// Weights of experts with expert parallelism: all `dpShard * sp` ranks of a copy share them.
+/// Expert weights under expert parallelism, sharded over all `dpShard * sp` ranks of a copy.
 #[derive(Clone, Copy, Debug)]
 struct ExpertShards {
     ep: u64,
     sp: u64,
-    /// Of the model, and of one of its layers.
+    /// Expert parameters of the model; `layer` counts those of one layer.
     all: u64,
     layer: u64,
     is_trained: bool,
@@ -61,7 +63,7 @@ impl ExpertShards {
         Self { ep: mesh.ep.into(), sp: mesh.sp.into(), all, layer, is_trained }
     }
 
-    /// Those of a layer that its computation needs on one rank.
+    /// Expert parameters of a layer that one rank computes with.
     fn layer_here(&self) -> u64 {
         self.layer / self.ep
     }
@@ -100,22 +102,22 @@ impl Shards {
         }
     }
 
-    /// The same of a role that so many ranks hold a copy of together.
+    /// Returns the shards of a role of which `dp_shard` ranks together hold one copy.
     pub(super) fn of_degree(&self, dp_shard: u32) -> Self {
         Self { dp_shard: dp_shard.into(), ..*self }
     }
 
-    /// How many of so many parameters one rank keeps, none of which is of distributed experts.
+    /// Number of parameters that one rank keeps of `num_parameters`, which contain no distributed experts.
     pub(super) fn shard_of(&self, num_parameters: u64) -> u64 {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// The same of parameters among which are all weights of the model.
+    /// Like [`Self::shard_of`], for parameters that include all weights of the model.
     pub(super) fn shard_of_model(&self, num_parameters: u64) -> u64 {
         self.shard_beside(num_parameters, self.experts.all)
     }
 
-    /// The same of parameters that an update changes.
+    /// Like [`Self::shard_of`], for parameters that an update changes.
     pub(super) fn shard_of_trained(&self, num_parameters: u64) -> u64 {
         self.shard_beside(num_parameters, if self.experts.is_trained { self.experts.all } else { 0 })
     }
@@ -125,32 +127,33 @@ impl Shards {
         self.shard_of(num_parameters - of_experts) + of_experts.div_ceil(self.dp_shard * self.experts.sp)
     }
 
-    /// Bytes of a whole layer with all experts: numbers that are not quantized have `width` bytes.
+    /// Bytes of a full layer with all experts; elements that are not quantized take `width` bytes.
     fn layer_bytes(&self, width: u64) -> u64 {
         width * (self.layer - self.quantized.numbers) + self.quantized.bytes
     }
 
-    /// The same with the experts of one rank, as it computes.
+    /// Bytes of a full layer with only the local experts, as a rank computes it.
     fn computed_layer_bytes(&self, width: u64) -> u64 {
         self.layer_bytes(width) - width * (self.experts.layer - self.experts.layer_here())
     }
 
-    /// The bytes of a rank's shard of a layer.
+    /// Bytes of a rank's shard of a layer.
     fn shard_of_layer(&self, width: u64) -> u64 {
         let dense = self.layer - self.quantized.numbers;
         width * self.shard_beside(dense, self.experts.layer) + self.shard_of(self.quantized.bytes)
     }
 
-    /// During weight sync: one FSDP unit with all experts and the prefetched one, which with expert
-    /// parallelism has those of one rank, as the first has beside the gathered ones.
+    /// Gathered units during weight sync: one FSDP unit with all experts, and the prefetched one. With expert
+    /// parallelism the prefetched unit has only the local experts, and so has the first, next to the gathered
+    /// ones.
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
         let layer = self.layer_bytes(self.sampling_width);
         let two_parts = layer + (self.sampling_width * self.outer).max(layer);
         [self.term(GATHERED, two_parts), self.on_its_way(self.sampling_width)]
     }
 
-    /// The same while the last layer is gathered, before it is packed. The unit outside of the layers was
-    /// first.
+    /// Gathered units during weight sync while the last layer is gathered and not yet packed. The unit
+    /// outside of the layers came first, so both units are layers.
     pub(super) fn last_taken_over(&self) -> [MemoryTerm; 2] {
         let two_layers = 2 * self.layer_bytes(self.sampling_width);
         [self.term(GATHERED, two_layers), self.on_its_way(self.sampling_width)]
@@ -161,22 +164,23 @@ impl Shards {
         self.by_unit
     }
 
-    /// In a pass: the unit outside of the layers, the computing layer and the prefetched one, `width` bytes a
-    /// number.
+    /// Gathered units in a forward pass: the unit outside of the layers, the computing layer and the
+    /// prefetched layer, with `width` bytes an element.
     pub(super) fn gathered(&self, width: u64) -> [MemoryTerm; 2] {
         let gathered = width * self.outer + 2 * self.computed_layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
-    /// In an update: the unit outside of the layers, and the unsharded layers that wait for their backward
-    /// pass, or the computing layer and the prefetched one, `width` bytes a number.
+    /// Gathered units in an update: the unit outside of the layers, and the unsharded layers that wait for
+    /// their backward pass, or at least the computing and the prefetched layer; `width` bytes an element.
     pub(super) fn gathered_in_update(&self, width: u64) -> [MemoryTerm; 2] {
         let layers = self.unsharded_layers.max(2);
         let gathered = width * self.outer + layers * self.computed_layer_bytes(width);
         [self.term(GATHERED, gathered), self.on_its_way(width)]
     }
 
-    /// The same of the reward model of which it is the most.
+    /// Gathered units in a pass of the reward model that needs most: all weights outside of its layers, and
+    /// two layers.
     pub(super) fn gathered_of(&self, judges: &[ModelConfig], width: u64) -> MemoryTerm {
         let gathered = |judge: &ModelConfig| {
             let count = judge.parameter_count();
@@ -185,18 +189,18 @@ impl Shards {
         self.term("gathered reward model", width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights: one FSDP unit, beside the own experts all of them. On a GPU without
-    /// sharding the fetched unit is copied into the compute dtype.
+    /// Gathered units while another role copies weights: one FSDP unit, with all experts next to the local
+    /// ones. On a GPU without sharding the fetched unit is copied into the compute dtype.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
         let layer = self.layer_bytes(width) + width * self.experts.layer_here();
         self.term(GATHERED, (width * self.outer).max(layer))
     }
 
-    /// In a backward pass: the whole gradient of the unit outside of the layers and of the computing layer,
-    /// and twice that of the previous layer, as sent and received. Without sharding gradients are added in
-    /// place. On GPUs only this rank's shard is received, and by then the previous layer has freed its
-    /// `freed` bytes of activations.
+    /// Gradient buffers in a backward pass: the full gradient of the unit outside of the layers and of the
+    /// computing layer, and twice that of the previous layer, as sent and received. Without sharding
+    /// gradients are added in place. On GPUs a rank receives only its shard, and by then the previous layer
+    /// has freed its `freed` bytes of activations.
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
         let (outer, layer) = (self.trained_outer, self.trained_gathered_layer());
         let bytes = if self.dp_shard == 1 {
@@ -210,13 +214,13 @@ impl Shards {
         term("gathered gradients", bytes)
     }
 
-    /// A rank's shard of the gradients of embeddings, final norm and head, the first that a backward pass makes.
+    /// This rank's shard of the gradients of embeddings, final norm and head, which a backward pass makes first.
     pub(super) fn gradients_outside_of_layers(&self) -> MemoryTerm {
         term("gradients", FP32 * self.shard_of(self.trained_outer))
     }
 
-    /// The trained parameters of a layer whose gradients a rank gathers and then shares: with expert
-    /// parallelism those of its own experts, where other ranks have the same.
+    /// Trained parameters of a layer whose gradients are reduced over ranks. With expert parallelism the
+    /// local experts count only if other ranks have the same ones.
     fn trained_gathered_layer(&self) -> u64 {
         let ExpertShards { ep, sp, .. } = self.experts;
         let of_experts = self.experts.trained_layer();
@@ -225,9 +229,9 @@ impl Shards {
         dense + if is_shared { of_experts / ep } else { 0 }
     }
 
-    /// What the optimizer fetches of offloaded weights and moments: a rank's shard of one unit, and both
-    /// moments of a tensor in it and of the next one. In the unit outside of the layers the neighbours are
-    /// norms.
+    /// Buffers for offloaded weights and moments in an optimizer step: a rank's shard of one unit, both
+    /// moments of a tensor in it and those of the next tensor. In the unit outside of the layers the next
+    /// tensors are norms, which are small.
     pub(super) fn updated(&self, moments_offloaded: bool) -> Vec<MemoryTerm> {
         let (in_layer, outside) = self.largest_trained;
         let moments =
@@ -243,17 +247,17 @@ impl Shards {
         )
     }
 
-    /// A rank's shard of one unit, while it is read or updated; 4 / s. Nothing where it is not offloaded.
+    /// Buffer for an offloaded shard of one unit while it is read or updated; 0 where nothing is offloaded.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let outer = self.kept_width * self.shard_of(self.outer);
         let part = outer.max(self.shard_of_layer(self.kept_width));
         term(FETCHED, if self.is_offloaded { part } else { 0 })
     }
 
-    /// In a pass: the rank's shard of the prefetched layer, 4 / s, until it is gathered or cast. Without
-    /// sharding a layer of `width` bytes is prefetched to the place of its use. The unit outside of the
-    /// layers is gathered before all others. On GPUs a shard that is not offloaded is cast before it is
-    /// gathered.
+    /// Buffer for the prefetched shard of a layer in a pass, until it is gathered or cast. Without sharding a
+    /// layer that is stored in the compute dtype is prefetched directly to where it is used. The unit outside
+    /// of the layers is gathered before all others. On GPUs a shard that is not offloaded is cast before it
+    /// is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
         let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;

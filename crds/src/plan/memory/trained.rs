@@ -1,27 +1,27 @@
-//! What a job trains, by the number of its parameters and of those that ranks gather.
+//! Parameter counts of what a job trains: all of the model, or an adapter.
 
 use super::{adapter, vision};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
-/// The trained parameters.
+/// Counts of trained parameters, by where they are in the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::plan) struct Trained {
-    /// Trained parameters.
+    /// Number of trained parameters in all.
     pub(in crate::plan) num_parameters: u64,
-    /// Elements of the largest trained tensor of a layer.
+    /// Elements of the largest trained tensor inside a layer.
     pub(in crate::plan) largest_of_layer: u64,
-    /// Elements of the largest outside of the layers.
+    /// Elements of the largest trained tensor outside of the layers.
     pub(in crate::plan) largest_outside: u64,
-    /// LoRA's inner values of one token over all layers: r for each adapted projection.
+    /// Inner values of a token in all LoRA adapters, over all layers: r for each adapted projection.
     pub(in crate::plan) adapter_width: u64,
-    /// Trained parameters of one layer.
+    /// Number of trained parameters of one layer.
     pub(in crate::plan) of_one_layer: u64,
-    /// Trained parameters outside of the layers.
+    /// Number of trained parameters outside of the layers.
     pub(in crate::plan) outside: u64,
 }
 
-/// The parameters that a job trains: all, or those of the adapter.
+/// Counts the parameters that a job trains: all of the model, or those of the adapter.
 pub(in crate::plan) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
     match &spec.model.lora {
         Some(lora) => with_labels(adapter::trained(lora, model), model),
@@ -37,14 +37,13 @@ pub(in crate::plan) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trai
     }
 }
 
-/// Numbers of embedding, final norm and head, and of a vision tower that is trained.
+/// Number of parameters of embedding, final norm and head, and of a trained vision tower.
 pub(super) fn outer_parameters(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     let count = model.parameter_count();
     count.embedding + count.final_norm + count.head + vision::parameters(spec, model)
 }
 
-/// The model as wide as a rank of a training tensor-parallel group has it. Weight sync and rollout read all
-/// of it.
+/// Returns the tensor-parallel shard of the model in training. Weight sync and rollout use the full model.
 pub(in crate::plan) fn cut(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
     match spec.workers.mesh.tp {
         1 => model.clone(),
@@ -52,12 +51,12 @@ pub(in crate::plan) fn cut(spec: &ResolvedSpec, model: &ModelConfig) -> ModelCon
     }
 }
 
-/// Whether the head of a language model is trained, with everything else or beside an adapter.
+/// Whether the language-model head is trained, with the full model or through an adapter's `modulesToSave`.
 pub(super) fn trains_head(spec: &ResolvedSpec, model: &ModelConfig) -> bool {
     spec.model.lora.as_ref().is_none_or(|lora| adapter::trains_head(lora, model))
 }
 
-/// An adapter beside the head of a classifier, which is trained whole.
+/// Adds the head of a classifier to the trained parameters of an adapter: it is always trained in full.
 pub(super) fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
     let head = if model.head.num_labels() == 0 { 0 } else { model.parameter_count().head };
     Trained {

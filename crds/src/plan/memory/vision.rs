@@ -1,9 +1,9 @@
-//! What a vision tower takes: frozen weights on every rank, the features of images that are kept, one pass
-//! over the largest image, and the passes that train it or its adapters. Trained weights are counted with all
-//! others.
+//! Memory of a vision tower: frozen weights on every rank, cached image features, one pass over the largest
+//! image, and the passes that train the tower or its adapters. Trained weights are counted with the text
+//! model's.
 //!
-//! Legend: p patches of an image, d and f widths of the tower and of its feed-forward blocks, b bytes of a
-//! number.
+//! Legend: p patches of an image, d and f widths of the tower and of its feed-forward blocks, b bytes of an
+//! element.
 
 use super::{FP32, MemoryTerm, adapter, elements, frozen_width, is_gathered_by_unit, on_host, roles, term};
 use crate::plan::KEPT_FEATURES_BYTES;
@@ -13,8 +13,9 @@ use crate::plan::pictures::Pictures;
 use crate::resolved::ResolvedSpec;
 use crate::spec::VisionTraining;
 
-/// Weights that are frozen, b each as those of the text model are kept, features of the images used last by
-/// numbers that stay, and the patches of generated pictures.
+/// Resident terms of the tower: its frozen weights in the dtype of the text model's, cached features of
+/// recently used images from a tower that does not change (frozen, or the reference's), and on the host the
+/// patches of generated pictures.
 pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let width = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
     let Some(vision) = &model.vision else { return Vec::new() };
@@ -32,8 +33,8 @@ pub(super) fn kept(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> 
     ]
 }
 
-/// Bytes of features that are kept at most. How many images a data set has, and of which sizes, is not known
-/// here unless they are generated.
+/// Upper bound of the bytes of cached features. The number and sizes of images are known only if the images
+/// are generated.
 fn kept_features(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     let Some(vision) = &model.vision else { return 0 };
     let generated =
@@ -41,9 +42,9 @@ fn kept_features(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     Pictures::of(spec).map_or(KEPT_FEATURES_BYTES, generated).min(KEPT_FEATURES_BYTES)
 }
 
-/// A pass over an image that fills a prompt: pixels, the residual stream with what its blocks make of it,
-/// three of what is inside a feed-forward block, and the features. Nothing is kept for a backward pass.
-/// Rotations are fp32.
+/// Memory of a forward pass over an image that fills a prompt: pixels, the residual stream and block
+/// temporaries, three tensors inside a feed-forward block, and the features. Nothing is kept for a backward
+/// pass. Rotary embeddings are fp32.
 fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let tokens = u64::from(spec.data.max_prompt_tokens);
     let bytes = model.vision.as_ref().map(|vision| {
@@ -53,30 +54,30 @@ fn pass(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     vec![term(ACTIVATIONS, bytes.unwrap_or(0))]
 }
 
-/// The same pass in the rollout, and what the engine keeps of it.
+/// Memory of image encoding in the rollout: one forward pass, and the features that the engine keeps.
 pub(super) fn sampling(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     [vec![kept_in_rollout(spec, model)], pass(spec, model)].concat()
 }
 
-/// Features by the rollout's version of a tower that is trained or adapted, until completions are judged.
+/// Features that a trained or adapted tower computed in the rollout, kept until completions are scored.
 pub(super) fn kept_in_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> MemoryTerm {
     let bytes = if trains_tower(spec) { kept_features(spec, model) } else { 0 };
     term("image features of the rollout", bytes)
 }
 
-/// The numbers of a tower that is trained or adapted which weight sync copies.
+/// Parameters of a trained or adapted tower that weight sync copies.
 pub(super) fn copied(spec: &ResolvedSpec, model: &ModelConfig) -> MemoryTerm {
     let adapter = spec.model.lora.as_ref().map_or(0, |lora| adapter::numbers_in_tower(lora, model));
     let numbers = adapter + parameters(spec, model);
     term("tower in the rollout", if is_gathered_by_unit(spec) { FP32 * numbers } else { 0 })
 }
 
-/// Numbers of a tower that is trained as a part of the model; none of one that is frozen.
+/// Number of tower parameters that are trained in full; 0 for a frozen tower.
 pub(super) fn parameters(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     if trains_weights(spec) { model.num_vision_parameters() } else { 0 }
 }
 
-/// Those of its largest tensor.
+/// Elements of the largest tower tensor that is trained in full.
 pub(super) fn largest(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     let tensors = model.vision_tensors().into_iter().filter(|_| trains_weights(spec));
     tensors.map(|tensor| elements(&tensor)).max().unwrap_or(0)
@@ -86,16 +87,17 @@ fn trains_weights(spec: &ResolvedSpec) -> bool {
     spec.model.vision_tower == VisionTraining::Trained
 }
 
-/// The same pass of the actor before an update, where features are of trained numbers and not kept.
+/// Memory of image encoding in the actor's log-prob pass, where the tower is trained and features are
+/// therefore not cached; empty for a frozen tower.
 pub(super) fn scoring(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     if trains_tower(spec) { pass(spec, model) } else { Vec::new() }
 }
 
-/// The larger of the passes that train the towers of actor and critic.
+/// Memory of the pass that trains the tower, the larger of the actor's and the critic's.
 pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTerm> {
     let Some(vision) = model.vision.as_ref().filter(|_| trains_tower(spec)) else { return Vec::new() };
     let training = &spec.training;
-    // Each prompt is in a pass once. Images of files fill it at most.
+    // Each prompt is in a pass once, so the images of files fill at most all prompts.
     let of_prompt =
         Pictures::of(spec).map_or(spec.data.max_prompt_tokens.into(), |pictures| pictures.num_tokens(vision));
     let of_images = batch::most_updated_prompts(spec) * of_prompt;
@@ -108,10 +110,10 @@ pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTe
     vec![term(ACTIVATIONS, bytes.max().unwrap_or(0))]
 }
 
-/// A forward and backward pass that trains the tower: what its blocks and mergers keep of each patch, with
-/// activation checkpointing of one image at a time, else of `in_pass` tokens of images, what one image needs
-/// while it is computed, and the features with their gradient. Trained weights are cast once for all images,
-/// or gathered so.
+/// Bytes of a forward and backward pass that trains the tower: the tensors that blocks and mergers keep of
+/// each patch (of one image with activation checkpointing, else of `in_pass` image tokens), the temporaries
+/// of one image, and the features with their gradient. Trained weights are cast once for all images, unless
+/// they are gathered in the compute dtype.
 fn training_bytes(
     spec: &ResolvedSpec,
     (model, vision): (&ModelConfig, &VisionConfig),
@@ -130,12 +132,12 @@ fn training_bytes(
     merged(vision) * (kept * of_patch + image * of_image) + features + casts
 }
 
-/// Bytes that a backward pass needs of a patch: its pixels, of each block both norms with the inputs of
-/// linear layers behind them, queries, keys, values and twice what attention makes of them, and the numbers
-/// inside its feed-forward block; of each merger its norm, the inputs of its two layers and what is between.
+/// Bytes that a backward pass needs of a patch: its pixels; for each block both norms and the inputs of the
+/// linear layers after them, queries, keys, values, twice the attention output, and the values inside the
+/// feed-forward block; for each merger its norm, the inputs of its two layers and the values between them.
 fn kept_of_patch(vision: &VisionConfig, width: u64) -> u64 {
     let [d, f] = [vision.hidden_size, vision.intermediate_size].map(|width| width as u64);
-    // An RMS norm keeps its input in fp32, and what it multiplies with its weight.
+    // An RMS norm keeps its fp32 input, and the normed values that its weight multiplies.
     let (norm, inner) = match vision.blocks {
         VisionBlocks::Plain => (width, 3),
         VisionBlocks::Positioned => (width, 2),
@@ -149,23 +151,23 @@ fn kept_of_patch(vision: &VisionConfig, width: u64) -> u64 {
 
 const ACTIVATIONS: &str = "tower activations";
 
-/// Whether passes carry gradients into the tower.
+/// Whether passes have gradients for the tower or its adapters.
 fn trains_tower(spec: &ResolvedSpec) -> bool {
     trains_weights(spec) || spec.model.lora.as_ref().is_some_and(|lora| lora.vlm_lora.adapts_vision())
 }
 
-/// Patches of a token.
+/// Number of patches that are merged into one token.
 fn merged(vision: &VisionConfig) -> u64 {
     (vision.spatial_merge_size * vision.spatial_merge_size) as u64
 }
 
-/// Numbers of a patch in a block that keeps nothing.
+/// Elements of a patch in a block that keeps nothing for a backward pass.
 fn temporaries(vision: &VisionConfig) -> u64 {
     let [d, f] = [vision.hidden_size, vision.intermediate_size].map(|width| width as u64);
     8 * d + (6 * d).max(3 * f)
 }
 
-/// Bytes of a token's features.
+/// Bytes of a token's features, in fp32.
 fn features(vision: &VisionConfig, model: &ModelConfig) -> u64 {
     FP32 * (vision.features_per_token() * model.hidden_size) as u64
 }

@@ -1,28 +1,27 @@
-//! How wide the numbers of a job are, and which of its weights are gathered, merged, quantized or
-//! generated from.
+//! Element widths of a job, and predicates on its weights: gathered by unit, merged, quantized, sampled from.
 
 use super::{FP32, MemoryTerm, rollout, term};
 use crate::plan::model_config::{ModelConfig, TensorShape};
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
 
-/// Bytes of a number of frozen weights, which are kept as they are computed with.
+/// Bytes of an element of frozen weights, which are stored in the compute dtype.
 pub(super) fn frozen_width(spec: &ResolvedSpec) -> u64 {
     spec.training.precision.width()
 }
 
-/// Whether completions are sampled, in steps or to be judged.
+/// Whether completions are sampled, for training or for rewards in an evaluation.
 pub(super) fn generates(spec: &ResolvedSpec) -> bool {
     spec.algorithm.samples() || !spec.rewards.functions.is_empty()
 }
 
-/// Whether the rollout folds the adapter into its weights, where there is one.
+/// Whether the rollout merges the adapter into its weights; true without an adapter.
 pub(super) fn merges(spec: &ResolvedSpec) -> bool {
     spec.model.lora.as_ref().is_none_or(|lora| lora.merge != Some(false))
 }
 
-/// Bytes of a number of what samples, and of the one that is kept and gathered to pack it: below an adapter
-/// as it is computed with.
+/// Bytes of an element of the rollout's weights, and of the stored weights from which they are packed: frozen
+/// weights of an adapter are stored in the compute dtype.
 pub(in crate::plan) fn widths_of_sync(spec: &ResolvedSpec) -> (u64, u64) {
     let kept = if spec.model.lora.is_some() { frozen_width(spec) } else { FP32 };
     (rollout::width(spec), kept)
@@ -33,19 +32,19 @@ pub(super) fn is_gathered_by_unit(spec: &ResolvedSpec) -> bool {
     spec.workers.mesh.is_any_sharded() || spec.training.is_any_offloaded()
 }
 
-/// Numbers of the matrices of the layer that has the most.
+/// Elements of the matrices of the largest layer.
 pub(super) fn largest_layer(model: &ModelConfig) -> u64 {
     (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
 }
 
-/// Returns the model with the job's quantization. One that the model does not allow is left out, and
+/// Returns the model with the job's quantization. A quantization that the model does not allow is left out;
 /// [`crate::plan::check_model`] reports it.
 pub(in crate::plan) fn quantized_as(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
     let quantized = model.clone().with_quantization(spec.model.quantization.as_ref());
     quantized.unwrap_or_else(|_| model.clone())
 }
 
-/// The largest quantized weight while a product of the forward or backward pass reads it.
+/// The largest quantized weight, dequantized while a product of the forward or backward pass reads it.
 pub(super) fn dequantized(model: &ModelConfig, width: u64) -> MemoryTerm {
     let largest = if model.quantization.is_some() { model.largest_matrix() } else { 0 };
     term("dequantized weight", width * largest)

@@ -1,18 +1,18 @@
-//! How large what a configuration states may be: a file from outside must not take memory, or overflow a sum,
-//! before a weight is read. All bounds are far beyond published models.
+//! Upper bounds of the sizes in a configuration: a file from outside must not exhaust memory or overflow a
+//! sum before any weight is read. All bounds are far beyond published models.
 
 use super::{ModelConfig, ModelConfigError};
 
-/// Of a width, or of a number of heads, experts or tokens in the vocabulary.
+/// Largest width, or number of heads, experts or tokens in the vocabulary.
 pub(super) const MAX_SIZE: u64 = 1 << 24;
-/// Of a number of layers.
+/// Largest number of layers.
 pub(super) const MAX_DEPTH: u64 = 10_000;
-/// Of a number of tokens in a sequence.
+/// Largest number of tokens in a sequence.
 pub(super) const MAX_LENGTH: u64 = 1 << 40;
-/// Of the parameters together.
+/// Largest number of parameters of a model.
 const MAX_PARAMETERS: f64 = 1e15;
 
-/// Refuses a model whose parameters are too many to be counted.
+/// Refuses a model with too many parameters to be counted.
 ///
 /// # Errors
 /// [`ModelConfigError::InvalidField`] of the number of layers.
@@ -28,7 +28,7 @@ pub(super) fn check_total(config: &ModelConfig) -> Result<(), ModelConfigError> 
     })
 }
 
-/// At least as many as there are, without overflow.
+/// Upper bound of the number of parameters, in floating point so that it cannot overflow.
 fn num_parameters(config: &ModelConfig) -> f64 {
     let [hidden, heads, kv_heads] = [config.hidden_size, config.num_heads, config.num_kv_heads].map(wide);
     let latent = config.latent.as_ref().map_or(0.0, |latent| {

@@ -1,12 +1,12 @@
-//! Mixtures of experts: which layers have a router with experts in place of one feed-forward block, how the
-//! router weighs them, and what their tensors are called.
+//! Mixtures of experts: which layers have a router with experts instead of one feed-forward block, how the
+//! router weights them, and the names of their tensors.
 //!
 //! ```text
 //! in memory       mlp.gate.weight [E, h], mlp.experts.{gate_up_proj [E, 2 I, h], down_proj [E, h, I]}
-//! in checkpoints  gate, up and down of each expert; laid end to end they are the tensors in memory
+//! in checkpoints  gate, up and down of each expert; concatenated they are the tensors in memory
 //! ```
-//! The names in memory are those of transformers 5, which still writes the other ones. Both can be read.
-//! Experts of the other form ([`ExpertForm::Clamped`]) have one name and layout everywhere.
+//! The names in memory are those of transformers 5, which still writes the other ones to checkpoints. Both
+//! can be read. Experts of the form [`ExpertForm::Clamped`] have one name and layout everywhere.
 
 use std::ops::Range;
 
@@ -17,62 +17,62 @@ use super::routing::Routing;
 use super::shapes::{ParameterShape, ProjectionShape, TensorShape};
 use super::{ModelConfig, ModelConfigError};
 
-/// Whether a parameter, of any role, holds the weights of all experts of a layer, `[E, ..]`: neither the
-/// router nor an adapter.
+/// Whether a parameter of any role holds the weights of all experts of a layer, `[E, ..]`. Routers and
+/// adapters do not count.
 pub fn is_expert_weight(name: &str) -> bool {
     name.contains(".mlp.experts.") && !name.contains(".lora_")
 }
 
-/// The experts of a model, the same number in each layer that has some.
+/// The experts of a model; all layers with experts have the same number.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
-    /// One entry a layer: whether it has experts; else it has one feed-forward block.
+    /// Whether each layer has experts, one entry a layer; other layers have one feed-forward block.
     pub layers: Vec<bool>,
-    /// Experts of a layer.
+    /// Number of experts in a layer.
     pub num_experts: usize,
-    /// As many of them compute each token.
+    /// Number of experts that compute each token.
     pub num_experts_per_token: usize,
-    /// What an expert computes, and how its weights lie.
+    /// Activation of an expert, and the layout of its weights.
     pub form: ExpertForm,
     /// Width of one expert's feed-forward block.
     pub intermediate_size: usize,
-    /// Whether the weights of a token's experts are divided by their sum.
+    /// Whether the router's weights of a token's experts are divided by their sum.
     pub normalises_weights: bool,
-    /// Whether these weights are rounded to the compute dtype before they are multiplied in.
+    /// Whether the router's weights are rounded to the compute dtype before they scale expert outputs.
     pub rounds_weights: bool,
-    /// Width of the feed-forward block that computes every token beside the experts.
+    /// Width of the shared expert, which computes every token; `None` without one.
     pub shared_intermediate_size: Option<usize>,
-    /// What that block is called, and whether it has a gate.
+    /// Module names of the shared expert, and whether it has a gate.
     pub shared_block: SharedBlock,
-    /// How the router chooses.
+    /// How the router chooses experts.
     pub routing: Routing,
-    /// What a checkpoint calls an expert's tensors.
+    /// Names of an expert's tensors in a checkpoint.
     pub names: ExpertNames,
-    /// `router_aux_loss_coef` of the configuration, which nothing here computes with.
+    /// `router_aux_loss_coef` of the configuration, which is only written back.
     pub router_aux_loss_coef: f64,
 }
 
-/// What an expert computes of gate and up, and how its weights lie in memory.
+/// Function that an expert computes of gate and up, and the layout of its weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertForm {
-    /// `act(gate) * up`, without biases; outputs before inputs, gate above up.
+    /// `act(gate) * up`, without biases. Layout: outputs before inputs, gate above up.
     Gated,
-    /// GPT-OSS's: `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within 7 of 0. Inputs
-    /// before outputs, gate and up of an output side by side, biases of both products and of the router.
+    /// GPT-OSS: `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within [-7, 7]. Layout:
+    /// inputs before outputs, gate and up of an output interleaved; both products and the router have biases.
     Clamped,
 }
 
-/// The feed-forward block beside experts.
+/// Module names of the shared expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedBlock {
-    /// Gate, up and down.
+    /// Gate, up and down projections.
     pub projections: [&'static str; 3],
-    /// A gate for all of it, which its output is multiplied by behind a sigmoid.
+    /// Gate of the whole shared expert: its sigmoid scales the output.
     pub gate: Option<&'static str>,
 }
 
 impl SharedBlock {
-    /// Qwen's.
+    /// Qwen's shared expert, with a gate.
     pub const GATED: Self = Self {
         projections: [
             "mlp.shared_expert.gate_proj",
@@ -81,7 +81,7 @@ impl SharedBlock {
         ],
         gate: Some("mlp.shared_expert_gate"),
     };
-    /// DeepSeek's: several shared experts, laid side by side.
+    /// DeepSeek's shared experts, concatenated along their width, without a gate.
     pub const UNGATED: Self = Self {
         projections: [
             "mlp.shared_experts.gate_proj",
@@ -92,37 +92,38 @@ impl SharedBlock {
     };
 }
 
-/// What a checkpoint calls the parts of a layer's experts.
+/// Names of the parts of a layer's experts in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertNames {
-    /// The module of router and experts inside the layer.
+    /// Module inside the layer that holds router and experts.
     pub module: &'static str,
-    /// The router inside the module, there as in memory.
+    /// Name of the router inside the module, in checkpoints and in memory.
     pub router: &'static str,
-    /// Gate, up and down of an expert.
+    /// Gate, up and down projections of an expert.
     pub projections: [&'static str; 3],
 }
 
 impl ExpertNames {
-    /// DeepSeek's.
+    /// Names of DeepSeek checkpoints.
     pub const DEEPSEEK: Self = Self::QWEN;
-    /// Qwen's.
+    /// Names of Qwen checkpoints.
     pub const QWEN: Self =
         Self { module: "mlp", router: "gate", projections: ["gate_proj", "up_proj", "down_proj"] };
-    /// GPT-OSS's, which has all experts in one tensor.
+    /// Names of GPT-OSS checkpoints, which have all experts in one tensor.
     pub const GPT_OSS: Self = Self { router: "router", ..Self::QWEN };
-    /// Mixtral's.
+    /// Names of Mixtral checkpoints.
     pub const MIXTRAL: Self =
         Self { module: "block_sparse_moe", router: "gate", projections: ["w1", "w3", "w2"] };
 }
 
 impl Experts {
-    /// Whether a layer has more experts, or a token more of them, than a routing kernel takes.
+    /// Whether a layer has more experts, or a token more of them, than the GPU's routing kernel supports.
     pub(super) fn are_too_many_for_gpus(&self) -> bool {
         self.num_experts > 1024 || self.num_experts_per_token > 32
     }
 
-    /// Experts in every one of `num_layers` layers, with sizes that [`Self::read_sizes`] replaces.
+    /// Puts experts into each of `num_layers` layers, with placeholder sizes that [`Self::read_sizes`]
+    /// replaces.
     pub(super) fn everywhere(num_layers: usize, names: ExpertNames) -> Self {
         Self {
             layers: vec![true; num_layers],
@@ -140,7 +141,8 @@ impl Experts {
         }
     }
 
-    /// Numbers of a layer's router and experts: all of them, or those that one token is multiplied with.
+    /// Counts the parameters of a layer's router and of `num_experts` experts: all of them, or those of one
+    /// token.
     fn num_parameters(&self, hidden_size: usize, num_experts: usize) -> u64 {
         let (hidden, width) = (hidden_size as u64, self.intermediate_size as u64);
         let bias = if self.routing.has_choice_bias { self.num_experts as u64 } else { 0 };
@@ -151,7 +153,8 @@ impl Experts {
         self.num_experts as u64 * hidden + bias + biases + num_experts as u64 * 3 * hidden * width
     }
 
-    /// The parameters that can have adapters, by module name: how many adapters, outputs and inputs of each.
+    /// Returns the parameters that can have adapters: module name, and number of adapters, outputs and
+    /// inputs.
     pub(in crate::plan) fn adaptable(&self, hidden_size: usize) -> [(&'static str, [u64; 3]); 3] {
         let [num, width, hidden] =
             [self.num_experts, self.intermediate_size, hidden_size].map(|size| size as u64);
@@ -162,7 +165,7 @@ impl Experts {
         ]
     }
 
-    /// The parameters of `layer`, which has a hidden size of `hidden`, with what a checkpoint stores them as.
+    /// Returns the parameters of `layer`, with the checkpoint tensors that store them.
     pub(super) fn parameters(&self, layer: &str, hidden: usize) -> Vec<ParameterShape> {
         match self.form {
             ExpertForm::Gated => self.gated_parameters(layer, hidden),
@@ -222,7 +225,7 @@ impl Experts {
         weights.into_iter().chain(bias).collect()
     }
 
-    /// The linear layers of the feed-forward block beside the experts, in checkpoint order.
+    /// Returns the linear layers of the shared expert, in checkpoint order.
     pub(super) fn shared_projections(&self, hidden: usize) -> Vec<ProjectionShape> {
         let Some(width) = self.shared_intermediate_size else { return Vec::new() };
         let shape = |name, out_features, in_features| ProjectionShape {
@@ -237,7 +240,8 @@ impl Experts {
         block.into_iter().chain(of_block).collect()
     }
 
-    /// Reads how many experts there are, by any of `names`, and how many compute a token.
+    /// Reads the number of experts, from the first of `names` that is present, and the number of experts per
+    /// token.
     pub(super) fn read_sizes(
         &mut self,
         fields: &Fields<'_>,
@@ -255,7 +259,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Reads which layers have experts, as Qwen's configurations say it.
+    /// Reads which layers have experts, from the fields of Qwen's configurations.
     pub(super) fn read_layers(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
         let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
         for (layer_idx, has_experts) in self.layers.iter_mut().enumerate() {
@@ -269,7 +273,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Writes what [`Self::read_sizes`] and [`Self::read_layers`] read.
+    /// Writes the fields that [`Self::read_sizes`] and [`Self::read_layers`] read.
     pub(super) fn write_qwen(&self, document: &mut Value) {
         let dense = self.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
         document["decoder_sparse_step"] = 1.into();
@@ -280,7 +284,7 @@ impl Experts {
         self.write_sizes(document);
     }
 
-    /// Writes what every mixture has.
+    /// Writes the fields that all mixtures of experts share.
     pub(super) fn write_sizes(&self, document: &mut Value) {
         document["num_experts_per_tok"] = self.num_experts_per_token.into();
         document["router_aux_loss_coef"] = self.router_aux_loss_coef.into();
@@ -289,29 +293,29 @@ impl Experts {
 }
 
 impl ModelConfig {
-    /// The experts of a layer; `None` where it has one feed-forward block.
+    /// Returns the experts of a layer; `None` where it has one feed-forward block.
     pub fn experts_of(&self, layer_idx: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| experts.layers[layer_idx])
     }
 
-    /// Numbers of the matrices of a layer, biases included: those of all experts.
+    /// Counts the elements of a layer's matrices with the weights of all experts, biases included.
     pub fn matrices_of_layer(&self, layer_idx: usize) -> u64 {
         self.matrices(layer_idx, |experts| experts.num_experts)
     }
 
-    /// Numbers of all layers' matrices, biases included.
+    /// Counts the elements of all layers' matrices, biases included.
     pub fn matrices_of_layers(&self) -> u64 {
         (0..self.num_layers).map(|layer_idx| self.matrices_of_layer(layer_idx)).sum()
     }
 
-    /// Numbers of all layers' matrices that one token is multiplied with.
+    /// Counts the elements of all layers' matrices by which one token is multiplied.
     pub fn active_matrices_of_layers(&self) -> u64 {
         let active = |layer_idx| self.matrices(layer_idx, |experts| experts.num_experts_per_token);
         (0..self.num_layers).map(active).sum()
     }
 
-    /// Numbers of all layers' matrices that `num_tokens` tokens are multiplied with, where each draws its
-    /// experts as if all were equally likely.
+    /// Expected number of elements of all layers' matrices by which any of `num_tokens` tokens is multiplied,
+    /// if every expert is equally likely.
     pub fn matrices_read_by(&self, num_tokens: f64) -> f64 {
         let (all, active) = (self.matrices_of_layers() as f64, self.active_matrices_of_layers() as f64);
         let Some(experts) = &self.experts else { return all };
@@ -328,7 +332,7 @@ impl ModelConfig {
         projections + experts.unwrap_or(0)
     }
 
-    /// Numbers of the largest tensor of a layer.
+    /// Elements of the largest tensor of a layer.
     pub fn largest_matrix(&self) -> u64 {
         let experts = self.experts.as_ref().filter(|experts| experts.layers.contains(&true));
         let of_experts = experts
@@ -339,7 +343,7 @@ impl ModelConfig {
         largest.max(of_experts).unwrap_or(0)
     }
 
-    /// Widths of the feed-forward blocks that compute one token in the layer where they are widest together.
+    /// Total width of the feed-forward blocks that compute one token, in the layer where it is largest.
     pub fn active_width(&self) -> usize {
         let of_layer = |layer_idx| match self.experts_of(layer_idx) {
             None => self.intermediate_size,
@@ -352,7 +356,7 @@ impl ModelConfig {
     }
 }
 
-/// Where the numbers of each stored tensor lie among those of the parameter that they make, laid end to end.
+/// Yields each stored tensor with its flat range of elements in the parameter that they form, concatenated.
 pub fn stored_ranges(stored: &[TensorShape]) -> impl Iterator<Item = (&TensorShape, Range<usize>)> {
     stored.iter().scan(0, |end, tensor| {
         let start = *end;

@@ -1,5 +1,5 @@
-//! Model families: what each calls itself, which defaults its configuration class in transformers 5 has, and
-//! how it differs from Llama. A family is a file of this folder and a line of [`FAMILIES`].
+//! Model families: their class names, the defaults of their configuration classes in transformers 5, and
+//! their differences from Llama. A family is a file of this folder and an entry of [`FAMILIES`].
 
 mod cohere;
 mod cohere2;
@@ -35,36 +35,36 @@ use serde_json::Value;
 use super::fields::Fields;
 use super::{Family, ModelConfig, ModelConfigError};
 
-/// A family as its file describes it.
+/// Description of a family, one constant in its file.
 pub(super) struct Definition {
-    /// The class name in `architectures`.
+    /// Class name in `architectures`.
     pub(super) architecture: &'static str,
-    /// The class name of the sequence classifier on the same body.
+    /// Class name of the sequence classifier with the same body.
     pub(super) classifier: &'static str,
-    /// The `model_type` of the configuration.
+    /// `model_type` of the configuration.
     pub(super) model_type: &'static str,
-    /// What holds where `config.json` is silent.
+    /// Values of fields that `config.json` omits.
     pub(super) defaults: Defaults,
-    /// How every model of the family differs from Llama, whatever its configuration says.
+    /// Sets how every model of the family differs from Llama, whatever its configuration says.
     pub(super) shape: fn(&mut ModelConfig),
-    /// Reads what not every family's configuration has.
+    /// Reads the fields that only some families' configurations have.
     pub(super) read: fn(&Fields<'_>, &mut ModelConfig) -> Result<(), ModelConfigError>,
-    /// Writes what `read` reads.
+    /// Writes the fields that `read` reads.
     pub(super) write: fn(&ModelConfig, &mut Value),
 }
 
-/// What a family's configuration class assumes where a field is absent.
+/// Values that a family's configuration class assumes for absent fields.
 #[derive(Clone, Copy)]
 pub(super) struct Defaults {
-    /// `None`: as many as query heads.
+    /// Number of key and value heads; `None`: as many as query heads.
     pub(super) num_kv_heads: Option<usize>,
-    /// `None`: hidden size by heads.
+    /// Width of a head; `None`: hidden size divided by heads.
     pub(super) head_dim: Option<usize>,
     pub(super) max_positions: usize,
     pub(super) rms_norm_eps: f64,
     pub(super) rope_theta: f64,
     pub(super) partial_rotary_factor: f64,
-    /// `hidden_act`, or `hidden_activation`.
+    /// Activation, from `hidden_act` or `hidden_activation`.
     pub(super) activation: &'static str,
     pub(super) tie_word_embeddings: bool,
     pub(super) bos: Option<u32>,
@@ -73,7 +73,7 @@ pub(super) struct Defaults {
 }
 
 impl Defaults {
-    /// Llama's.
+    /// Defaults of Llama.
     pub(super) const LLAMA: Self = Self {
         num_kv_heads: None,
         head_dim: None,
@@ -89,7 +89,7 @@ impl Defaults {
     };
 }
 
-/// Every family, in the order in which errors list them.
+/// All families, in the order in which errors list them.
 const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Llama, &llama::LLAMA),
     (Family::Mistral, &mistral::MISTRAL),
@@ -123,27 +123,27 @@ const FAMILIES: &[(Family, &Definition)] = &[
 ];
 
 impl Family {
-    /// Every family, in the order in which errors list them.
+    /// Yields all families, in the order in which errors list them.
     pub fn all() -> impl Iterator<Item = Self> {
         FAMILIES.iter().map(|(family, _)| *family)
     }
 
-    /// The class name in `architectures`.
+    /// Class name in `architectures`.
     pub fn architecture(self) -> &'static str {
         self.definition().architecture
     }
 
-    /// The class name of the sequence classifier on the same body.
+    /// Class name of the sequence classifier with the same body.
     pub fn classifier(self) -> &'static str {
         self.definition().classifier
     }
 
-    /// The `model_type` of the configuration.
+    /// `model_type` of the configuration.
     pub fn model_type(self) -> &'static str {
         self.definition().model_type
     }
 
-    /// Whether transformers has classifiers on bodies of the family.
+    /// Whether transformers has classifiers with bodies of this family.
     pub fn has_classifier(self) -> bool {
         !matches!(self, Self::Cohere | Self::Cohere2 | Self::Ernie45 | Self::Qwen3Vl)
     }
@@ -159,10 +159,10 @@ impl Family {
     }
 }
 
-/// Llama itself: nothing to add.
+/// A [`Definition::shape`] without differences from Llama.
 fn nothing(_: &mut ModelConfig) {}
 
-/// `attention_bias` on query, key and value projections and on the output.
+/// Reads `attention_bias`, for the query, key, value and output projections.
 fn read_attention_bias(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     (config.qkv_bias, config.output_bias) = (bias, bias);

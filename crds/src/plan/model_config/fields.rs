@@ -20,7 +20,7 @@ impl<'a> Fields<'a> {
         Ok(Self { path: "", map: Cow::Borrowed(map) })
     }
 
-    /// An object without fields.
+    /// Returns an object without fields.
     pub(super) fn empty() -> Self {
         Self { path: "", map: Cow::Owned(Map::new()) }
     }
@@ -29,7 +29,7 @@ impl<'a> Fields<'a> {
         self.map.get(field)
     }
 
-    /// A nested object; absent and null read as an empty one.
+    /// Reads a nested object; absent and null read as an empty one.
     pub(super) fn object(&self, field: &'a str) -> Result<Fields<'_>, ModelConfigError> {
         let map = match self.get(field) {
             None | Some(Value::Null) => Cow::Owned(Map::new()),
@@ -76,7 +76,7 @@ impl<'a> Fields<'a> {
         self.typed(field, "an integer of at least 0", whole)
     }
 
-    /// A width, or a number of heads, experts or tokens in the vocabulary.
+    /// Reads a width, or a number of heads, experts or tokens in the vocabulary.
     pub(super) fn size(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
         self.integer_up_to(field, MAX_SIZE)
     }
@@ -85,12 +85,12 @@ impl<'a> Fields<'a> {
         self.size(field)?.ok_or_else(|| self.missing(field))
     }
 
-    /// A number of layers, for each of which memory is taken while the configuration is read.
+    /// Reads a number of layers, for each of which parsing allocates memory.
     pub(super) fn depth(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
         self.integer_up_to(field, MAX_DEPTH)
     }
 
-    /// A number of tokens in a sequence.
+    /// Reads a number of tokens in a sequence.
     pub(super) fn length(&self, field: &str) -> Result<Option<usize>, ModelConfigError> {
         self.integer_up_to(field, MAX_LENGTH)
     }

@@ -1,28 +1,28 @@
-//! The head of a model: what it computes from the hidden state of a token.
+//! Output head of a model: the values that it computes from the hidden state of a token.
 
 use serde_json::Value;
 
 use super::{Family, ModelConfig, TensorShape};
 
-/// Weight of a classifier's head.
+/// Name of the weight of a classifier's head.
 pub const SCORE_WEIGHT: &str = "score.weight";
-/// Bias of a token classifier's head.
+/// Name of the bias of a token classifier's head.
 pub const SCORE_BIAS: &str = "score.bias";
 
-/// Which head.
+/// Kind of output head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputHead {
-    /// Scores of every next token: `...ForCausalLM`.
+    /// Language-model head: logits of the next token (`...ForCausalLM`).
     #[default]
     Vocabulary,
-    /// One number a sequence, read at its last token: `...ForSequenceClassification` with one label.
+    /// One score for each sequence, read at its last token (`...ForSequenceClassification` with one label).
     Sequence,
-    /// Two numbers a token, wrong and right, with a bias: `...ForTokenClassification` with two labels.
+    /// Two logits for each token, wrong and right, with a bias (`...ForTokenClassification` with two labels).
     Tokens,
 }
 
 impl OutputHead {
-    /// The classifier that a `config.json` names; `None` for a model without a classifier's head.
+    /// Returns the kind and family of the classifier that a `config.json` names; `None` for other models.
     pub fn of_classifier(document: &Value) -> Option<(Self, Family)> {
         let class = document["architectures"][0].as_str()?;
         let named = |family: &Family, head: Self| head.class(*family) == class;
@@ -31,7 +31,7 @@ impl OutputHead {
             .find_map(|head| Some((head, Family::all().find(|family| named(family, head))?)))
     }
 
-    /// The class of transformers that has this head on a family's body.
+    /// Returns the transformers class that has this head on a family's body.
     pub fn class(self, family: Family) -> String {
         match self {
             Self::Vocabulary => family.architecture().to_owned(),
@@ -40,7 +40,7 @@ impl OutputHead {
         }
     }
 
-    /// Numbers that a classifier computes; 0 for other heads.
+    /// Number of labels of a classifier; 0 for a language model.
     pub fn num_labels(self) -> usize {
         match self {
             Self::Vocabulary => 0,
@@ -51,8 +51,8 @@ impl OutputHead {
 }
 
 impl ModelConfig {
-    /// The same body with another head. Labels are computed from the final norm itself: what scales and caps
-    /// the logits of tokens does not reach them.
+    /// Replaces the head. A classifier reads the final norm directly, so scale and cap of token logits are
+    /// removed.
     #[must_use]
     pub fn with_head(self, head: OutputHead) -> Self {
         match head {
@@ -63,7 +63,7 @@ impl ModelConfig {
         }
     }
 
-    /// Rows of the head: numbers that it computes for a token.
+    /// Number of rows of the head: values that it computes for a token.
     pub fn head_rows(&self) -> usize {
         match self.head {
             OutputHead::Vocabulary => self.vocab_size,
@@ -71,12 +71,12 @@ impl ModelConfig {
         }
     }
 
-    /// Name of the head's weight in a checkpoint.
+    /// Returns the name of the head's weight in a checkpoint.
     pub fn head_name(&self) -> &'static str {
         if self.head == OutputHead::Vocabulary { "lm_head.weight" } else { SCORE_WEIGHT }
     }
 
-    /// The tensors of the head; none where it is the embedding.
+    /// Returns the tensors of the head; none if it is tied to the embedding.
     pub(super) fn head_tensors(&self) -> Vec<TensorShape> {
         let tensor = |name: &str, shape: Vec<usize>| TensorShape { name: name.to_owned(), shape };
         let weight = (!self.tie_word_embeddings)

@@ -1,12 +1,12 @@
-//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads come of one
-//! latent a token, beside a part of the keys that all heads share and that alone is turned.
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads are projected
+//! from one latent per token. A separate part of the keys has rotary embedding and is shared by all heads.
 //!
 //! ```text
-//! queries  (q_a_proj -> norm -> q_b_proj) or q_proj     a head: [not turned | turned]
-//! keys     kv_a_proj_with_mqa -> [latent | turned]
-//!          latent -> norm -> kv_b_proj                   a head: [not turned | values]
+//! queries  (q_a_proj -> norm -> q_b_proj) or q_proj     a head: [not rotated | rotated]
+//! keys     kv_a_proj_with_mqa -> [latent | rotated]
+//!          latent -> norm -> kv_b_proj                   a head: [not rotated | values]
 //! ```
-//! A cache needs the latent behind its norm and the turned part alone.
+//! A cache needs only the normed latent and the rotated part of the keys.
 
 use serde_json::Value;
 
@@ -14,26 +14,26 @@ use super::fields::Fields;
 use super::shapes::ProjectionShape;
 use super::{ModelConfig, ModelConfigError, RopePairing, RopeScaling};
 
-/// The widths of latent attention.
+/// Widths of latent attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatentAttention {
-    /// Width of the latent that queries come of; `None` where they come of the hidden state.
+    /// Rank of the latent from which queries are projected; `None` where they come from the hidden state.
     pub query_rank: Option<usize>,
-    /// Width of the latent that keys and values come of.
+    /// Rank of the latent from which keys and values are projected.
     pub rank: usize,
-    /// Dims of a head of queries and keys that are not turned.
+    /// Dimensions of a query or key head without rotary embedding.
     pub plain_dim: usize,
-    /// Those that are turned; of keys all heads share them.
+    /// Dimensions of a query or key head with rotary embedding; for keys all heads share them.
     pub rope_dim: usize,
-    /// Width of a head of values.
+    /// Width of a value head.
     pub value_dim: usize,
 }
 
-/// Added to the mean square in the norms of latents, whatever the configuration says of other norms.
+/// Epsilon of the latents' norms, whatever the configuration says about other norms.
 pub const LATENT_NORM_EPS: f64 = 1e-6;
 
 impl LatentAttention {
-    /// Of a model that is made new with heads of `head_dim`.
+    /// Returns the latent attention of a model that is initialized with heads of `head_dim`.
     pub(super) fn of_heads(head_dim: usize) -> Self {
         Self {
             query_rank: None,
@@ -66,17 +66,17 @@ impl LatentAttention {
         Ok(latent)
     }
 
-    /// Width of a head of queries and keys.
+    /// Width of a query or key head.
     pub fn head_dim(&self) -> usize {
         self.plain_dim + self.rope_dim
     }
 
-    /// Numbers of a token that a layer's cache keeps.
+    /// Number of elements that a layer's cache keeps for a token.
     pub fn cached(&self) -> usize {
         self.rank + self.rope_dim
     }
 
-    /// The linear layers of attention, in checkpoint order.
+    /// Returns the linear layers of attention, in checkpoint order.
     pub(super) fn projections(&self, config: &ModelConfig) -> Vec<ProjectionShape> {
         let (hidden, heads) = (config.hidden_size, config.num_heads);
         let shape =
@@ -98,7 +98,8 @@ impl LatentAttention {
         [queries, keys].concat()
     }
 
-    /// The norms of the latents: module name and width, of queries where these have one, and of keys.
+    /// Returns module name and width of the latents' norms: for queries, where they have a latent, and for
+    /// keys.
     pub fn norms(&self) -> (Option<(&'static str, usize)>, (&'static str, usize)) {
         (
             self.query_rank.map(|rank| ("self_attn.q_a_layernorm", rank)),
@@ -108,7 +109,7 @@ impl LatentAttention {
 }
 
 impl ModelConfig {
-    /// Gives the model latent attention, as a family's configuration states it.
+    /// Reads latent attention from a family's configuration.
     pub(super) fn read_latent_attention(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
         let latent = LatentAttention::read(fields)?;
         if self.num_kv_heads != self.num_heads {
@@ -122,7 +123,7 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The same of given widths; scores are scaled as YaRN's `mscale_all_dim` says.
+    /// Sets latent attention with the given widths; scores are scaled by YaRN's `mscale_all_dim`.
     pub(super) fn set_latent_attention(&mut self, latent: LatentAttention) {
         self.head_dim = latent.head_dim();
         self.rotary_dim = latent.rope_dim;
@@ -136,7 +137,7 @@ impl ModelConfig {
         self.latent = Some(latent);
     }
 
-    /// Writes what [`Self::read_latent_attention`] reads.
+    /// Writes the fields that [`Self::read_latent_attention`] reads.
     pub(super) fn write_latent_attention(&self, document: &mut Value) {
         let Some(latent) = &self.latent else { return };
         document["q_lora_rank"] = latent.query_rank.into();
@@ -145,7 +146,7 @@ impl ModelConfig {
         document["qk_rope_head_dim"] = latent.rope_dim.into();
         document["v_head_dim"] = latent.value_dim.into();
         document["attention_bias"] = self.qkv_bias.into();
-        // What transformers calls a head is its turned part.
+        // transformers calls the rotated part the head.
         document["head_dim"] = latent.rope_dim.into();
         document["qk_head_dim"] = latent.head_dim().into();
         if let Some(document) = document.as_object_mut() {
@@ -153,17 +154,18 @@ impl ModelConfig {
         }
     }
 
-    /// Width of what the rotary embedding turns a part of: a head, or in latent attention its turned part.
+    /// Width of the head, or in latent attention of its rotated part, to which the partial rotary factor
+    /// applies.
     pub fn rope_head_dim(&self) -> usize {
         self.latent.as_ref().map_or(self.head_dim, |latent| latent.rope_dim)
     }
 
-    /// Numbers that one layer's cache keeps of a token.
+    /// Number of elements that one layer's cache keeps for a token.
     pub fn cached_numbers(&self) -> usize {
         self.latent.as_ref().map_or(2 * self.num_kv_heads * self.head_dim, LatentAttention::cached)
     }
 
-    /// Whether the rotary embedding turns neighbours, as `rope_interleave` says.
+    /// Reads `rope_interleave`: whether the rotary embedding pairs adjacent dimensions.
     pub(super) fn read_rope_interleave(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
         let interleaves = fields.flag("rope_interleave")?.unwrap_or(true);
         self.rope_pairing = if interleaves { RopePairing::Neighbours } else { RopePairing::Halves };

@@ -1,4 +1,4 @@
-//! The vision tower of a model to be made: what the manifest says of it as the `vision_config` that is read
+//! Vision tower of a model that is initialized from scratch: the manifest's sizes as a `vision_config`, read
 //! and written like a published one. Never here: weights, pixels.
 
 use serde_json::{Value, json};
@@ -7,36 +7,36 @@ use super::fields::Fields;
 use super::{Family, ModelConfig, ModelConfigError, vision};
 use crate::spec::{ArchitectureSpec, VisionSpec};
 
-/// The special tokens around and of images and videos by their text: of a piece of an image, a piece of a
-/// video, before them and behind them.
+/// Special tokens of images and videos, as text: placeholder of an image piece, of a video piece, start and
+/// end markers.
 pub const VISION_TOKENS: [&str; 4] = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
 
-/// Width of a tower's feed-forward blocks by that of its residual stream.
+/// Ratio of a feed-forward block's inner width to the width of the tower's residual stream.
 const INNER_BY_WIDTH: u32 = 4;
-/// Rows and columns of tokens in a window, and how many blocks go by between two that see the whole frame, as
-/// in published Qwen2.5-VL.
+/// Side of an attention window in tokens; below, the interval of blocks with full attention. Both as in
+/// published Qwen2.5-VL.
 const WINDOW_TOKENS: u32 = 4;
 const BLOCKS_BY_WHOLE: u32 = 8;
-/// Rows times columns of the table of positions, as in published Qwen3-VL.
+/// Size of the position table, rows times columns, as in published Qwen3-VL.
 const NUM_POSITIONS: u32 = 48 * 48;
-/// At most so many blocks whose features are added after text layers.
+/// Most blocks whose features are added after text layers.
 const MAX_DEEPSTACK: u32 = 3;
-/// Frames of a patch.
+/// Number of frames in a patch.
 const TEMPORAL_PATCH: u32 = 2;
 
-/// The ids of [`VISION_TOKENS`], in their order.
+/// Token ids of [`VISION_TOKENS`], in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisionTokens(pub [u32; 4]);
 
 impl VisionTokens {
-    /// Of a vocabulary that ends with them.
+    /// Returns the last ids of a vocabulary of `vocab_size`, which ends with these tokens.
     pub fn at_the_end_of(vocab_size: usize) -> Self {
         let first = vocab_size.saturating_sub(VISION_TOKENS.len()) as u32;
         Self([0, 1, 2, 3].map(|place| first + place))
     }
 }
 
-/// Gives a model to be made its tower.
+/// Gives a model that is initialized from scratch its tower.
 pub(super) fn shape(
     spec: &ArchitectureSpec,
     tokens: Option<VisionTokens>,
@@ -61,7 +61,7 @@ pub(super) fn shape(
     }
 }
 
-/// The part of `config.json` that says of images.
+/// Returns the fields of `config.json` that describe images and the tower.
 fn document(
     spec: &ArchitectureSpec,
     tower: &VisionSpec,
@@ -104,19 +104,19 @@ fn document(
     })
 }
 
-/// Every eighth block, and the last one.
+/// Returns the blocks with full attention: every eighth, and the last one.
 fn whole_blocks(num_layers: u32) -> Vec<u32> {
     (0..num_layers).filter(|idx| (idx + 1) % BLOCKS_BY_WHOLE == 0 || idx + 1 == num_layers).collect()
 }
 
-/// Three blocks, evenly spread as in published Qwen3-VL; fewer of a small tower or text model.
+/// Returns three evenly spread blocks as in published Qwen3-VL, or fewer for a small tower or text model.
 fn deepstack_blocks(depth: u32, text_layers: u32) -> Vec<u32> {
     let count = MAX_DEEPSTACK.min((depth / 2).max(1)).min(text_layers);
     (1..=count).map(|number| (number * depth / (count + 1)).saturating_sub(1)).collect()
 }
 
-/// A quarter of the pairs of dims for time, and the others for height and width, as in published models; of
-/// axes that take turns 5 of 16 pairs for height, and for width.
+/// Number of rotary pairs for time, height and width. As in published models a quarter is for time and the
+/// rest is split; interleaved axes (Qwen3-VL) have 5 of 16 pairs each for height and width.
 fn rope_sections(family: Family, num_pairs: usize) -> [usize; 3] {
     if family == Family::Qwen3Vl {
         let in_space = (5 * num_pairs / 16).max(usize::from(num_pairs >= 3));

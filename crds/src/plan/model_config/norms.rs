@@ -1,6 +1,6 @@
-//! What the norms of a decoder layer compute, where they stand, and what they are called in a checkpoint.
+//! Norms of a decoder layer: their formula, their positions, and their names in a checkpoint.
 
-/// What a norm computes.
+/// Formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// `x / sqrt(mean(x^2) + eps)` times the weight.
@@ -9,29 +9,29 @@ pub enum NormKind {
     Layer,
 }
 
-/// The norms of a layer's residual stream by their place, each with its module name inside the layer. A place
-/// without a name has no norm.
+/// Norms of a layer's residual stream by position, each with its module name inside the layer; `None` where a
+/// position has no norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockNorms {
-    /// What attention reads.
+    /// Norm of the attention's input.
     pub before_attention: Option<&'static str>,
-    /// What attention gives, before the residual sum.
+    /// Norm of the attention's output, before the residual sum.
     pub after_attention: Option<&'static str>,
-    /// What the feed-forward block reads.
+    /// Norm of the feed-forward block's input.
     pub before_mlp: Option<&'static str>,
-    /// What the feed-forward block gives, before the residual sum.
+    /// Norm of the feed-forward block's output, before the residual sum.
     pub after_mlp: Option<&'static str>,
 }
 
 impl BlockNorms {
-    /// Llama's: one before each block.
+    /// Llama's layout: one norm before each block.
     pub const BEFORE: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: None,
         before_mlp: Some("post_attention_layernorm"),
         after_mlp: None,
     };
-    /// OLMo 2's: one behind each block, none before.
+    /// OLMo 2's layout: one norm after each block, none before.
     pub const AFTER: Self = Self {
         before_attention: None,
         after_attention: Some("post_attention_layernorm"),
@@ -39,14 +39,14 @@ impl BlockNorms {
         after_mlp: Some("post_feedforward_layernorm"),
     };
 
-    /// Cohere's: one before both blocks, which stand side by side.
+    /// Cohere's layout: one norm before attention and feed-forward block, which run in parallel.
     pub const ONE: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: None,
         before_mlp: None,
         after_mlp: None,
     };
-    /// Gemma's from its second version on: one before each block, and one behind.
+    /// Layout of Gemma 2 and later: one norm before and one after each block.
     pub const AROUND: Self = Self {
         before_attention: Some("input_layernorm"),
         after_attention: Some("post_attention_layernorm"),
@@ -54,27 +54,27 @@ impl BlockNorms {
         after_mlp: Some("post_feedforward_layernorm"),
     };
 
-    /// The names of all norms, in the order in which a token passes them.
+    /// Yields the names of all norms, in the order in which a token passes them.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
         [self.before_attention, self.after_attention, self.before_mlp, self.after_mlp].into_iter().flatten()
     }
 
-    /// How many of the norms stand before a block, and how many behind.
+    /// Returns how many norms stand before a block, and how many after one.
     pub fn counts(&self) -> (u64, u64) {
         let count = |norms: [Option<&str>; 2]| norms.into_iter().flatten().count() as u64;
         (count([self.before_attention, self.before_mlp]), count([self.after_attention, self.after_mlp]))
     }
 }
 
-/// The norm of queries and keys.
+/// Norm of queries and keys before the rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// None.
+    /// Queries and keys are not normed.
     None,
-    /// Each head by itself, one weight of `head_dim` for all.
+    /// Each head is normed separately, with one weight of `head_dim` for all heads.
     Head,
-    /// Each head by itself, with a weight `[heads, head_dim]`.
+    /// Each head is normed separately, with a weight `[heads, head_dim]`.
     EachHead,
-    /// All heads of a token together, one weight as wide as they are.
+    /// All heads of a token are normed together, with one weight of their total width.
     AllHeads,
 }

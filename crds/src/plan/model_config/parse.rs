@@ -1,4 +1,4 @@
-//! From JSON to [`ModelConfig`]: what all families state, and what follows from the sizes.
+//! Parses JSON to [`ModelConfig`]: the fields that all families have, and the values that follow from sizes.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     check(config)
 }
 
-/// What every family's configuration has, as Llama would compute it.
+/// Reads the fields that every family's configuration has, with Llama's shape.
 fn common(fields: &Fields<'_>, family: Family, defaults: &Defaults) -> Result<ModelConfig, ModelConfigError> {
     let hidden_size = fields.required_size("hidden_size")?;
     let num_heads = fields.required_size("num_attention_heads")?;
@@ -72,7 +72,7 @@ fn common(fields: &Fields<'_>, family: Family, defaults: &Defaults) -> Result<Mo
     })
 }
 
-/// The widths and counts of a decoder.
+/// Widths and counts of a decoder.
 struct Sizes {
     vocab_size: usize,
     hidden_size: usize,
@@ -84,7 +84,7 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// A model of these sizes in the shape of Llama, which [`super::families`] change.
+    /// Returns a model of these sizes with Llama's shape, which [`super::families`] change.
     fn as_llama(&self, family: Family) -> ModelConfig {
         ModelConfig {
             family,
@@ -166,8 +166,8 @@ pub(super) fn from_architecture(
     check(config)
 }
 
-/// Gives the experts of a model to be made the sizes that are asked for. Weights of a token's experts add up
-/// to 1.
+/// Gives the experts of a model that is initialized from scratch the requested sizes. Weights of a token's
+/// experts add up to 1.
 fn shape_experts(spec: &ArchitectureSpec, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     let invalid = |expected: &str, got: String| ModelConfigError::InvalidField {
         field: "experts".to_owned(),
@@ -191,7 +191,7 @@ fn shape_experts(spec: &ArchitectureSpec, config: &mut ModelConfig) -> Result<()
     }
 }
 
-/// The body of a classifier: its `config.json`, read as that of a model without a head of its own.
+/// Reads the body of a classifier from its `config.json`, as that of a model without a head.
 pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let class = document["architectures"][0].as_str().unwrap_or_default();
     let found = OutputHead::of_classifier(document);
@@ -212,7 +212,7 @@ pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigErr
     parse(&body)
 }
 
-/// A name of every family, separated by commas.
+/// Lists a name of every family, separated by commas.
 fn listed(name: fn(Family) -> &'static str) -> String {
     Family::all().map(name).collect::<Vec<_>>().join(", ")
 }
@@ -251,7 +251,7 @@ fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, Mo
     let field = if fields.get("hidden_act").is_some() { "hidden_act" } else { "hidden_activation" };
     match fields.text(field)?.unwrap_or(default) {
         "silu" | "swish" => Ok(HiddenActivation::Silu),
-        // One formula under the names it had in turn.
+        // One formula under the names that it had over time.
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(HiddenActivation::GeluTanh),
         "gelu" => Ok(HiddenActivation::Gelu),
         _ => Err(fields.unsupported(field, &ACTIVATIONS.join(", "))),
@@ -301,8 +301,8 @@ fn check(config: ModelConfig) -> Result<ModelConfig, ModelConfigError> {
     Ok(config)
 }
 
-/// Token ids of `field`, which holds one id, a list, or null; `None` when it is absent or null. Negative ids
-/// mean "no such token" in old configurations and are left out.
+/// Reads the token ids of `field`, which is one id, a list, or null; `None` when it is absent or null.
+/// Negative ids mean "no such token" in old configurations and are left out.
 pub(super) fn token_ids(document: &Value, field: &str) -> Result<Option<Vec<u32>>, ModelConfigError> {
     token_ids_of(&Fields::root(document)?, field)
 }

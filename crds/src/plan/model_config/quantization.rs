@@ -1,5 +1,5 @@
-//! Weights in 4 or 8 bits: which linear layers have them, what tensors each of them is in memory, and how
-//! bitsandbytes' `quantization_config` says it.
+//! Weights in 4 or 8 bits: which linear layers are quantized, the tensors of a quantized weight in memory,
+//! and bitsandbytes' `quantization_config`.
 //!
 //! ```text
 //! 4 bits    X.weight [n / 2, 1] u8, X.weight.absmax [blocks] f32
@@ -7,7 +7,7 @@
 //!           X.weight.nested_absmax [blocks / 256] f32, X.weight.nested_offset [1] f32
 //! int8      X.weight [out, in] i8, X.SCB [out] f32
 //! ```
-//! The names are those of bitsandbytes' files, where `nested_offset` is a number in the quantization state.
+//! Names are those of bitsandbytes' files, where `nested_offset` is a field of the quantization state.
 
 use serde_json::Value;
 
@@ -16,51 +16,53 @@ use super::shapes::ProjectionShape;
 use super::{ExpertForm, ModelConfig, ModelConfigError};
 use crate::spec::{Precision, QuantizationFormat, QuantizationSpec};
 
-/// Numbers of 4 bits that may share a scale.
+/// Supported numbers of 4-bit weights that share a scale.
 pub const BLOCK_SIZES: [u32; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
-/// Scales of 8 bits that share one.
+/// Number of 8-bit scales that share a second scale.
 const NESTED_BLOCK: usize = 256;
 
-/// How the linear layers of a model are quantized.
+/// Quantization of a model's linear layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantization {
-    /// What the numbers are.
+    /// Number format of the weights.
     pub format: QuantizationFormat,
-    /// Numbers of 4 bits that share a scale.
+    /// Number of 4-bit weights that share a scale.
     pub block_size: usize,
-    /// Whether the scales have 8 bits.
+    /// Whether the scales are quantized to 8 bits (double quantization).
     pub double: bool,
     /// Modules that are not quantized.
     pub skip_modules: Vec<String>,
-    /// Whether the checkpoint's weights are quantized; else they are as they are read.
+    /// Whether the checkpoint's weights are already quantized; otherwise they are quantized when they are
+    /// read.
     pub is_stored: bool,
-    /// The dtype of the weights that were quantized, where files say it; else that which computes.
+    /// Dtype of the weights before quantization, where the files state it; otherwise the compute dtype
+    /// counts.
     pub stored: Option<Precision>,
 }
 
 /// One tensor of a quantized weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizedTensor {
-    /// What of the weight it is.
+    /// Part of the quantized weight that the tensor holds.
     pub part: QuantizedPart,
-    /// Its name in memory.
+    /// Name of the tensor in memory.
     pub name: String,
-    /// Its dims.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
-    /// Bytes of one of its numbers.
+    /// Bytes of one element.
     pub width: usize,
 }
 
-/// What of a quantized weight a tensor is.
+/// Part of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantizedPart {
-    /// The codes.
+    /// Codes of the quantized elements.
     Codes,
-    /// A scale for each block or row.
+    /// Scales, one for each block or row.
     Absmax,
-    /// The scales of nested scales.
+    /// Scales of nested (8-bit) scales.
     NestedAbsmax,
-    /// What is added to nested scales.
+    /// Offset that is added to nested scales.
     NestedOffset,
 }
 
@@ -76,7 +78,7 @@ impl Quantization {
         }
     }
 
-    /// The tensors of the weight of `module`, [out, in].
+    /// Returns the tensors of `module`'s weight, of shape `[outputs, inputs]`.
     pub fn tensors(&self, module: &str, [outputs, inputs]: [usize; 2]) -> Vec<QuantizedTensor> {
         let tensor = |part, name: &str, shape: &[usize], width| QuantizedTensor {
             part,
@@ -105,14 +107,14 @@ impl Quantization {
         ]
     }
 
-    /// Bytes of a weight [out, in].
+    /// Number of bytes of a weight of shape `[out, in]`.
     fn num_bytes(&self, size: [usize; 2]) -> u64 {
         let bytes = |tensor: &QuantizedTensor| tensor.shape.iter().product::<usize>() * tensor.width;
         self.tensors("", size).iter().map(bytes).sum::<usize>() as u64
     }
 
-    /// Whether `llm_int8_skip_modules` of transformers leaves a module out: one of its names is its whole
-    /// name's beginning or end, or a part of it before a dot.
+    /// Whether transformers' `llm_int8_skip_modules` excludes a module: one of its names is the beginning or
+    /// end of the full module name, or occurs in it before a dot.
     fn skips(&self, module: &str) -> bool {
         self.skip_modules.iter().any(|name| {
             module.starts_with(name.as_str())
@@ -122,22 +124,22 @@ impl Quantization {
     }
 }
 
-/// Weights that are quantized: how many numbers, and their bytes.
+/// Number of quantized weights, and their size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QuantizedSize {
-    /// Numbers.
+    /// Number of quantized weights.
     pub numbers: u64,
-    /// Bytes of codes and scales.
+    /// Size of codes and scales in bytes.
     pub bytes: u64,
 }
 
 impl ModelConfig {
-    /// How the linear layer of a full name is quantized; `None` where it is not.
+    /// Returns the quantization of the linear layer with this full name; `None` where it is not quantized.
     pub fn quantization_of(&self, module: &str) -> Option<&Quantization> {
         self.quantization.as_ref().filter(|quantization| !quantization.skips(module))
     }
 
-    /// What of a layer is quantized.
+    /// Counts the quantized weights of a layer.
     pub fn quantized_in_layer(&self, layer_idx: usize) -> QuantizedSize {
         let quantized = |sum: QuantizedSize, shape: ProjectionShape| {
             let module = format!("model.layers.{layer_idx}.{}", shape.name);
@@ -150,7 +152,7 @@ impl ModelConfig {
         self.projections(layer_idx).into_iter().fold(QuantizedSize::default(), quantized)
     }
 
-    /// What of all layers is quantized.
+    /// Counts the quantized weights of all layers.
     pub fn quantized(&self) -> QuantizedSize {
         let layers = (0..self.num_layers).map(|layer_idx| self.quantized_in_layer(layer_idx));
         layers.fold(QuantizedSize::default(), |sum, layer| QuantizedSize {
@@ -159,7 +161,7 @@ impl ModelConfig {
         })
     }
 
-    /// The same model quantized as a job says; as it is without `spec`.
+    /// Applies the job's quantization; returns the model unchanged if `spec` is `None`.
     ///
     /// # Errors
     /// [`ModelConfigError::Unsupported`] for experts and latent attention, and
@@ -186,7 +188,7 @@ impl ModelConfig {
                     [&wanted.skip_modules, &stored.skip_modules].map(|names| format!("{names:?}"));
                 return Err(differs("llm_int8_skip_modules", expected, got));
             }
-            // Once files have been read their block size is known.
+            // The block size is only known after the files have been read.
             if stored.stored.is_some() && stored.block_size != wanted.block_size {
                 let [expected, got] = [wanted.block_size, stored.block_size].map(|size| size.to_string());
                 return Err(differs("blocksize", expected, got));
@@ -199,8 +201,8 @@ impl ModelConfig {
     }
 }
 
-/// Experts are multiplied grouped, and latent attention by parts of its weights; neither has a kernel for
-/// codes.
+/// Refuses quantized experts, which are multiplied as groups, and quantized latent attention, which
+/// multiplies by parts of its weights; neither has a kernel for codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
     let has = match (&config.experts, &config.latent) {
@@ -220,7 +222,7 @@ fn has_clamped_experts(config: &ModelConfig) -> bool {
     config.experts.as_ref().is_some_and(|experts| experts.form == ExpertForm::Clamped)
 }
 
-/// Reads the `quantization_config` of bitsandbytes, the only one that is kept.
+/// Reads the `quantization_config` of bitsandbytes, the only format that stays quantized.
 pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_none_or(Value::is_null) {
         return Ok(());
@@ -228,7 +230,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
     let own = fields.object("quantization_config")?;
     match own.text("quant_method")? {
         Some("bitsandbytes") | None => {}
-        // Read dequantized: weights are then as those of any other file.
+        // Read dequantized, so the weights are then like those of any other file.
         Some("mxfp4") if has_clamped_experts(config) => return Ok(()),
         Some(_) => return Err(own.unsupported("quant_method", "bitsandbytes")),
     }

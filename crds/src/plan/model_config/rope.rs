@@ -1,86 +1,87 @@
-//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's, YaRN or LongRoPE, one for all layers
-//! or one for those with a window and one for the others. Frequencies are computed where the tensors are;
-//! other kinds of scaling are refused here by name.
+//! Configuration of rotary embeddings: plain, linearly scaled, Llama 3's, YaRN or LongRoPE, one for all
+//! layers or separate ones for layers with and without a window. Frequencies are computed where the tensors
+//! are; other kinds of scaling are refused here by name.
 
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::{ModelConfig, ModelConfigError};
 
-/// A rotary embedding.
+/// Configuration of one rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Base wavelength.
+    /// Base of the wavelengths.
     pub theta: f64,
-    /// How frequencies are stretched for longer contexts.
+    /// Scaling of the frequencies for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// Which dims of a head the rotary embedding turns together.
+/// Pairing of the dimensions of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairing {
-    /// Dim i and dim i + rotary_dim / 2, as in GPT-NeoX and Llama.
+    /// Dimensions i and i + rotary_dim / 2, as in GPT-NeoX and Llama.
     Halves,
-    /// Dims 2i and 2i + 1, as in GPT-J and GLM.
+    /// Dimensions 2i and 2i + 1, as in GPT-J and GLM.
     Neighbours,
 }
 
-/// How rotary frequencies are stretched for contexts longer than the pre-training ones.
+/// Scaling of rotary frequencies for contexts longer than in pre-training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// The frequencies of Su et al. (2021), unchanged.
+    /// Unscaled frequencies of Su et al. (2021).
     None,
     /// All frequencies divided by `factor` (kaiokendev's position interpolation).
     Linear {
-        /// Stretch of the context.
+        /// Factor of the context length.
         factor: f64,
     },
-    /// Llama 3.1: long wavelengths divided by `factor`, short ones kept, a ramp between.
+    /// Llama 3.1: long wavelengths divided by `factor`, short ones unchanged, a ramp between.
     Llama3 {
-        /// Stretch of long wavelengths.
+        /// Factor of long wavelengths.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched whole.
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are scaled by the full
+        /// factor.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are kept.
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are unchanged.
         high_freq_factor: f64,
-        /// Context of the pre-training in tokens.
+        /// Context length of pre-training in tokens.
         original_max_position_embeddings: f64,
     },
-    /// YaRN (Peng et al. 2023, arXiv 2309.00071): pairs of dims that turn often in the original context are
-    /// kept, those that turn seldom are stretched, with a ramp between.
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071): pairs of dimensions that rotate often in the original
+    /// context are unchanged, those that rotate seldom are scaled, with a ramp between.
     Yarn {
-        /// Stretch of the context.
+        /// Factor of the context length.
         factor: f64,
-        /// What cosines and sines are multiplied with, to keep the softmax as sharp as before.
+        /// Factor of cosines and sines, which keeps the softmax as sharp as before.
         attention_factor: f64,
-        /// Turns in the original context above which a pair is kept.
+        /// Rotations in the original context above which a pair is unchanged.
         beta_fast: f64,
-        /// Turns in the original context below which a pair is stretched whole.
+        /// Rotations in the original context below which a pair is scaled by the full factor.
         beta_slow: f64,
-        /// Whether the ramp's ends are rounded outward to whole pairs.
+        /// Whether the ramp's ends are rounded outward to integer pairs.
         truncate: bool,
-        /// DeepSeek's `mscale_all_dim`, which latent attention sharpens scores by.
+        /// DeepSeek's `mscale_all_dim`, by which latent attention sharpens scores.
         scale_all_dims: Option<f64>,
-        /// Context of the pre-training in tokens.
+        /// Context length of pre-training in tokens.
         original_max_position_embeddings: f64,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753): a factor for each pair of dims, found by search.
-    /// Sequences within the original context have the short factors; transformers changes to the long ones
-    /// with the first token beyond, in the middle of a sequence, so that longer sequences are refused here.
+    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753): a factor for each pair of dimensions, found by search.
+    /// Sequences within the original context use the short factors. transformers switches to the long ones at
+    /// the first token beyond it, in the middle of a sequence, so longer sequences are refused here.
     LongRope {
-        /// What divides the frequency of each pair within the original context.
+        /// Divisors of the frequency of each pair, within the original context.
         short_factors: Vec<f64>,
-        /// The same for longer sequences.
+        /// Divisors of the frequency of each pair, for longer sequences.
         long_factors: Vec<f64>,
-        /// What cosines and sines are multiplied with.
+        /// Factor of cosines and sines.
         attention_factor: f64,
-        /// Context of the pre-training in tokens.
+        /// Context length of pre-training in tokens.
         original_max_position_embeddings: f64,
     },
 }
 
 impl RopeScaling {
-    /// What cosines and sines are multiplied with; 1 for all but YaRN and LongRoPE.
+    /// Factor of cosines and sines; 1 for all but YaRN and LongRoPE.
     pub fn attention_factor(&self) -> f64 {
         match self {
             Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => {
@@ -90,7 +91,7 @@ impl RopeScaling {
         }
     }
 
-    /// Longest sequence in tokens that has these frequencies throughout; `None` where there is no limit.
+    /// Longest sequence in tokens that uses these frequencies throughout; `None` without a limit.
     pub fn longest_sequence(&self) -> Option<u64> {
         match self {
             Self::LongRope { original_max_position_embeddings, .. } => {
@@ -103,7 +104,7 @@ impl RopeScaling {
 
 const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 
-/// What a rotary embedding is read with besides its own fields.
+/// Values outside of the rotary embedding's own fields on which parsing depends.
 #[derive(Clone, Copy)]
 pub(super) struct Context {
     pub(super) default_theta: f64,
@@ -111,20 +112,20 @@ pub(super) struct Context {
     pub(super) rotary_dim: usize,
 }
 
-/// The one rotary embedding of all layers; transformers 4 keeps it in `rope_theta` and `rope_scaling`, 5 in
-/// `rope_parameters`. As in transformers a non-empty `rope_scaling` wins over `rope_parameters`.
+/// Reads the rotary embedding that all layers share. transformers 4 stores it in `rope_theta` and
+/// `rope_scaling`, 5 in `rope_parameters`. As in transformers a non-empty `rope_scaling` takes precedence.
 pub(super) fn parse(fields: &Fields<'_>, context: Context) -> Result<RopeConfig, ModelConfigError> {
     let name = if has_entries(fields.get("rope_scaling")) { "rope_scaling" } else { "rope_parameters" };
     let rope = fields.object(name)?;
     if BY_WINDOW.iter().any(|key| rope.get(key).is_some()) {
-        // The family reads both, or none.
+        // The family reads both embeddings, or refuses them.
         return Ok(RopeConfig { theta: context.default_theta, scaling: RopeScaling::None });
     }
     let theta = fields.number("rope_theta")?.unwrap_or(context.default_theta);
     rope_of(fields, &rope, (theta, context))
 }
 
-/// Refuses an embedding a layer type where the family has one for all.
+/// Refuses separate embeddings by layer type in a family that has one for all.
 pub(super) fn refuse_by_window(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
     let rope = fields.object("rope_parameters")?;
     match BY_WINDOW.into_iter().find(|key| rope.get(key).is_some()) {
@@ -133,11 +134,11 @@ pub(super) fn refuse_by_window(fields: &Fields<'_>) -> Result<(), ModelConfigErr
     }
 }
 
-/// The keys of `rope_parameters` where layers without and with a window have their own.
+/// Keys of `rope_parameters` for layers without and with a window, where their embeddings differ.
 const BY_WINDOW: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Two embeddings: for layers that see everything, and for those with a window, whose base wavelength
-/// transformers 4 keeps in the field `local`, by default that.
+/// Reads separate embeddings for layers with full attention and with a window. transformers 4 stores the
+/// latter's base wavelength in the field `local`, with the default `default_local`.
 pub(super) fn by_window(
     fields: &Fields<'_>,
     config: &mut ModelConfig,
@@ -225,7 +226,7 @@ fn long_rope(
     })
 }
 
-/// A rotary embedding in the form of transformers 5.
+/// Formats a rotary embedding as transformers 5 does.
 pub(super) fn parameters(rope: &RopeConfig) -> Value {
     let mut parameters = scaling_json(&rope.scaling);
     if parameters.is_null() {
@@ -235,7 +236,7 @@ pub(super) fn parameters(rope: &RopeConfig) -> Value {
     parameters
 }
 
-/// What stretches the frequencies in the form of transformers 4, null where nothing does.
+/// Formats the scaling of frequencies as transformers 4 does; null where there is none.
 pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
     match scaling {
         RopeScaling::None => Value::Null,
@@ -312,7 +313,7 @@ fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelCon
         (None, Some((scale, scale_all_dims))) => sharpness(scale) / sharpness(scale_all_dims),
         (None, None) => sharpness(1.0),
     };
-    // As in transformers a zero counts as not stated.
+    // As in transformers, zero counts as absent.
     let turns =
         |field: &str, default: f64| Ok(rope.number(field)?.filter(|turns| *turns != 0.0).unwrap_or(default));
     Ok(RopeScaling::Yarn {
@@ -326,7 +327,7 @@ fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelCon
     })
 }
 
-/// DeepSeek's `mscale` and `mscale_all_dim`, which count only together and only above zero.
+/// Reads DeepSeek's `mscale` and `mscale_all_dim`, which apply only together and only if not zero.
 fn scales(rope: &Fields<'_>) -> Result<Option<(f64, f64)>, ModelConfigError> {
     let scale = rope.number("mscale")?.filter(|scale| *scale != 0.0);
     Ok(scale.zip(rope.number("mscale_all_dim")?.filter(|scale| *scale != 0.0)))
@@ -347,8 +348,8 @@ fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {
     }
 }
 
-/// How many dims of a head are turned: `partial_rotary_factor` of them, stated beside the other fields or
-/// among those of the rotary embedding.
+/// Number of rotated dimensions of a head: its fraction `partial_rotary_factor`, which stands at the top
+/// level or among the fields of the rotary embedding.
 pub(super) fn rotary_dim(
     fields: &Fields<'_>,
     head_dim: usize,

@@ -1,4 +1,4 @@
-//! How routers choose and weigh experts: what differs from the softmax of which the likeliest are taken.
+//! Routing of tokens to experts, where it differs from a softmax with top-k choice.
 //!
 //! ```text
 //! scores s     softmax or sigmoid, in fp32
@@ -11,43 +11,43 @@ use serde_json::Value;
 use super::fields::Fields;
 use super::{Experts, ModelConfigError};
 
-/// How a router chooses.
+/// Rule by which a router chooses and weights experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// What scores are made of logits.
+    /// Function that turns the router's logits into scores.
     pub scores: RouterScores,
-    /// Groups of experts of which few are looked at.
+    /// Groups of experts, of which only the best are eligible; `None` without groups.
     pub groups: Option<ExpertGroups>,
-    /// Whether a stored bias, which nothing trains here, is added to scores for the choice alone.
+    /// Whether a stored bias is added to scores, for the choice only. It is not trained here.
     pub has_choice_bias: bool,
-    /// What the weights of a token's experts are multiplied by.
+    /// Factor of the weights of a token's experts.
     pub scale: f64,
-    /// Whether hidden states and the router's weight are multiplied in fp32, whatever the compute precision.
+    /// Whether the router's product is computed in fp32, whatever the compute dtype.
     pub in_fp32: bool,
 }
 
-/// What makes scores of a router's logits.
+/// Function that turns a router's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScores {
-    /// The softmax over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// The sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Groups of experts, neighbours by their numbers.
+/// Groups of experts with consecutive indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// How many there are; divides the number of experts.
+    /// Number of groups; divides the number of experts.
     pub count: usize,
-    /// From how many of them a token's experts are chosen.
+    /// Number of groups from which a token's experts are chosen.
     pub chosen: usize,
-    /// What the best groups are found by: the sum of so many of the best scores in each, 1 or 2.
+    /// Number of best scores, 1 or 2, whose sum ranks a group.
     pub by_best: usize,
 }
 
 impl Routing {
-    /// The likeliest experts by softmax.
+    /// Softmax over all experts, then top-k.
     pub const SOFTMAX: Self = Self {
         scores: RouterScores::Softmax,
         groups: None,
@@ -55,9 +55,9 @@ impl Routing {
         scale: 1.0,
         in_fp32: false,
     };
-    /// DeepSeek-V2's.
+    /// Routing of DeepSeek-V2.
     pub const DEEPSEEK_V2: Self = Self { in_fp32: true, ..Self::SOFTMAX };
-    /// DeepSeek-V3's, with all experts in one group.
+    /// Routing of DeepSeek-V3, initially with all experts in one group.
     pub const DEEPSEEK_V3: Self = Self {
         scores: RouterScores::Sigmoid,
         groups: Some(ExpertGroups { count: 1, chosen: 1, by_best: 2 }),
@@ -68,7 +68,7 @@ impl Routing {
 }
 
 impl Experts {
-    /// Reads the groups of DeepSeek's configurations, with the defaults of the class.
+    /// Reads the groups of DeepSeek's configurations, with the class's defaults.
     pub(super) fn read_groups(
         &mut self,
         fields: &Fields<'_>,
@@ -101,7 +101,7 @@ impl Experts {
         Ok(())
     }
 
-    /// Reads what both of DeepSeek's configurations say of experts, with the defaults of the class.
+    /// Reads the fields of experts that both of DeepSeek's configurations have, with the class's defaults.
     pub(super) fn read_deepseek(
         &mut self,
         fields: &Fields<'_>,
@@ -123,7 +123,7 @@ impl Experts {
         }
     }
 
-    /// Writes what [`Self::read_deepseek`] and [`Self::read_groups`] read.
+    /// Writes the fields that [`Self::read_deepseek`] and [`Self::read_groups`] read.
     pub(super) fn write_deepseek(&self, document: &mut Value) {
         let first_with = self.layers.iter().position(|has_experts| *has_experts);
         document["first_k_dense_replace"] = first_with.unwrap_or(self.layers.len()).into();

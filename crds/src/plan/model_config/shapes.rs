@@ -1,11 +1,11 @@
-//! Which tensors a model consists of: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
-//! fresh initialisation, LoRA and the memory estimate all read this one list.
+//! Tensors of a model: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
+//! initialization, LoRA and the memory estimate all read this one list.
 
 use std::ops::Range;
 
 use super::{Experts, LatentAttention, ModelConfig, QkNorm, is_expert_weight};
 
-/// Which projections of a layer are one tensor in a checkpoint, one below the other.
+/// Projections of a layer that a checkpoint concatenates along their outputs into one tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FusedProjections {
     /// Query, key and value as `self_attn.qkv_proj`.
@@ -14,13 +14,13 @@ pub struct FusedProjections {
     pub gate_up: bool,
 }
 
-/// Where a product of a layer has its rows: q, k, v, o, gate, up or down. In a layer of experts gate, up and
-/// down are those of the block beside them.
+/// Location of a product of a layer (q, k, v, o, gate, up or down) in its projections. In a layer with
+/// experts gate, up and down are those of the shared expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductRows {
-    /// Which of [`ModelConfig::projections`].
+    /// Index into [`ModelConfig::projections`].
     pub projection_idx: usize,
-    /// Its rows there, which are its outputs.
+    /// Rows of the projection, which are the product's outputs.
     pub rows: Range<usize>,
 }
 
@@ -29,11 +29,11 @@ pub struct ProductRows {
 pub struct ProjectionShape {
     /// Module name inside the layer, for example `self_attn.q_proj`.
     pub name: &'static str,
-    /// Width of its output.
+    /// Width of the output.
     pub out_features: usize,
-    /// Width of its input.
+    /// Width of the input.
     pub in_features: usize,
-    /// Whether it adds a bias of `out_features` numbers.
+    /// Whether the layer has a bias of `out_features` elements.
     pub bias: bool,
 }
 
@@ -45,19 +45,19 @@ impl ProjectionShape {
     }
 }
 
-/// A parameter of the model in memory, and what a checkpoint stores it as.
+/// A parameter of the model in memory, and the checkpoint tensors that store it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterShape {
-    /// Its name in memory, as in transformers 5.
+    /// Name in memory, as in transformers 5.
     pub name: String,
-    /// Its dims.
+    /// Dimensions of the parameter.
     pub shape: Vec<usize>,
-    /// The tensors of a checkpoint whose numbers, laid end to end, are its own; most often it alone.
+    /// Checkpoint tensors that form the parameter when their elements are concatenated; usually just one.
     pub stored: Vec<TensorShape>,
 }
 
 impl ParameterShape {
-    /// One that is stored as it is.
+    /// Returns a parameter that is stored as one tensor of the same name and shape.
     pub(super) fn alone(name: String, shape: &[usize]) -> Self {
         let stored = TensorShape { name: name.clone(), shape: shape.to_vec() };
         Self { name, shape: shape.to_vec(), stored: vec![stored] }
@@ -67,38 +67,38 @@ impl ParameterShape {
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShape {
-    /// Its Hugging Face name, for example `model.layers.0.mlp.up_proj.weight`.
+    /// Hugging Face name, for example `model.layers.0.mlp.up_proj.weight`.
     pub name: String,
-    /// Its dims.
+    /// Dimensions of the tensor.
     pub shape: Vec<usize>,
 }
 
-/// Exact numbers of parameters by the place where they live.
+/// Exact parameter counts by part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterCount {
-    /// The embedding.
+    /// Parameters of the embedding.
     pub embedding: u64,
-    /// The largest decoder layer; all are alike unless some have experts.
+    /// Parameters of the largest decoder layer; all are alike unless some have experts.
     pub per_layer: u64,
-    /// All decoder layers.
+    /// Parameters of all decoder layers.
     pub layers: u64,
     /// Number of decoder layers.
     pub num_layers: u64,
-    /// The final norm.
+    /// Parameters of the final norm.
     pub final_norm: u64,
-    /// The head; zero when it is the embedding.
+    /// Parameters of the head; zero when it is tied to the embedding.
     pub head: u64,
 }
 
 impl ParameterCount {
-    /// All parameters of the model, a tied head counted once.
+    /// Returns the number of all parameters, with a tied head counted once.
     pub fn total(&self) -> u64 {
         self.embedding + self.layers + self.final_norm + self.head
     }
 }
 
 impl ModelConfig {
-    /// The linear layers of a decoder layer, in checkpoint order. A router and its experts are none of them.
+    /// Returns the linear layers of a decoder layer, in checkpoint order, without a router and its experts.
     pub fn projections(&self, layer_idx: usize) -> Vec<ProjectionShape> {
         let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
         let (queries, keys) = self.head_widths();
@@ -134,15 +134,15 @@ impl ModelConfig {
         [attention, gate_up, vec![down]].concat()
     }
 
-    /// The products of a layer, q, k, v, o, gate, up and down, by the projections that hold them. The last
-    /// three are absent where nothing stands beside experts. In latent attention the first three are queries
-    /// of their latent or of the hidden state, the latent of keys and values with the turned keys, and what
-    /// expands it.
+    /// Locates the products q, k, v, o, gate, up and down of a layer in its projections. The last three are
+    /// absent in a layer with experts but without a shared one. In latent attention the first three are the
+    /// queries (from their latent or from the hidden state), the latent of keys and values with the rotated
+    /// keys, and its expansion.
     pub fn products(&self, layer_idx: usize) -> Vec<ProductRows> {
         let FusedProjections { qkv, gate_up } = self.fused_projections;
-        // Whether a product lies below the one before it in the same projection.
+        // Whether a product follows the previous one in the same projection.
         let continues = [false, qkv, qkv, false, false, gate_up, false];
-        // The latent of queries is none of the products.
+        // The projection to the latent of queries is no product.
         let first = usize::from(self.latent.as_ref().is_some_and(|latent| latent.query_rank.is_some()));
         let (mut projection_idx, mut start) = (first, 0);
         let mut products = Vec::new();
@@ -156,7 +156,7 @@ impl ModelConfig {
         products
     }
 
-    /// Outputs of q, k, v, o, gate, up and down.
+    /// Output widths of q, k, v, o, gate, up and down.
     fn product_widths(&self, layer_idx: usize) -> Vec<usize> {
         let (queries, keys) = self.head_widths();
         let width = match self.experts_of(layer_idx) {
@@ -174,12 +174,12 @@ impl ModelConfig {
         [attention, feed_forward.unwrap_or_default()].concat()
     }
 
-    /// Widths of all query heads and of all key heads.
+    /// Total widths of all query heads and of all key heads.
     fn head_widths(&self) -> (usize, usize) {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
 
-    /// The norms of a decoder layer: module name and dims of the weight.
+    /// Returns the norms of a decoder layer: module name, and dimensions of the weight.
     pub fn layer_norms(&self) -> Vec<(&'static str, Vec<usize>)> {
         let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, vec![self.hidden_size])).collect();
         if let Some([queries, keys]) = self.qk_norm_shapes() {
@@ -191,7 +191,7 @@ impl ModelConfig {
         norms
     }
 
-    /// Dims of the weights of the norms of queries and keys.
+    /// Returns the dimensions of the weights of query and key norm; `None` without them.
     pub fn qk_norm_shapes(&self) -> Option<[Vec<usize>; 2]> {
         let heads = [self.num_heads, self.num_kv_heads];
         match self.qk_norm {
@@ -202,7 +202,7 @@ impl ModelConfig {
         }
     }
 
-    /// Every parameter of the model, in a fixed order; a tied head is not among them.
+    /// Returns all parameters of the model in a fixed order, without a tied head.
     pub fn parameters(&self) -> Vec<ParameterShape> {
         let embedding = [self.vocab_size, self.hidden_size];
         let mut parameters = vec![ParameterShape::alone("model.embed_tokens.weight".to_owned(), &embedding)];
@@ -239,14 +239,14 @@ impl ModelConfig {
         parameters
     }
 
-    /// Every tensor of the model's checkpoint, in a fixed order.
+    /// Returns all tensors of the model's checkpoint in a fixed order.
     pub fn tensors(&self) -> Vec<TensorShape> {
         self.parameters().into_iter().flat_map(|parameter| parameter.stored).collect()
     }
 
-    /// The model as wide as each of `num_shards` ranks multiplies with it that hold its weights together: its
-    /// query heads, the key heads that these look at, at least one, its part of the feed-forward block and of
-    /// the head's rows, rounded up. The residual stream is as wide as ever.
+    /// Returns the tensor-parallel shard of the model for one of `num_shards` ranks: its query heads, the key
+    /// heads that these attend to (at least one), its shard of the feed-forward width, and its rows of the
+    /// head, rounded up. The residual stream keeps its width.
     #[must_use]
     pub fn tp_sharded(&self, num_shards: usize) -> Self {
         let sharded = |experts: &Experts| Experts {
@@ -264,13 +264,13 @@ impl ModelConfig {
         }
     }
 
-    /// Layers that have experts.
+    /// Number of layers that have experts.
     pub fn num_expert_layers(&self) -> usize {
         let layers = self.experts.iter().flat_map(|experts| &experts.layers);
         layers.filter(|has_experts| **has_experts).count()
     }
 
-    /// Weights of all experts of the model, and of one layer that has some; routers are none of them.
+    /// Number of expert weights in the whole model, and in one layer that has experts, without routers.
     pub fn expert_weights(&self) -> (u64, u64) {
         let Some(layers) = self.experts.as_ref().map(|experts| &experts.layers) else { return (0, 0) };
         let size = |parameter: ParameterShape| parameter.shape.iter().product::<usize>() as u64;
@@ -280,7 +280,7 @@ impl ModelConfig {
         (all, all.checked_div(num_layers).unwrap_or(0))
     }
 
-    /// Exact numbers of parameters.
+    /// Counts the parameters of the model exactly.
     pub fn parameter_count(&self) -> ParameterCount {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;
         let width = |(_, shape): &(_, Vec<usize>)| shape.iter().product::<usize>() as u64;

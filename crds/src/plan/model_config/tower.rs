@@ -1,35 +1,35 @@
-//! What a vision tower is made of: its blocks, and every tensor by its name on disk. Never here: reading a
-//! configuration.
+//! Tensors of a vision tower: the kinds of its blocks, and all tensors with their names on disk. Never here:
+//! reading a configuration.
 
 use super::{TOWER, TensorShape, VisionConfig};
 
-/// What the blocks of a tower are made of.
+/// Kind of a tower's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VisionBlocks {
     /// Qwen2-VL: layer norms, two linear layers with the quick GELU between them.
     Plain,
-    /// Qwen2.5-VL: RMS norms, and a feed-forward block behind a gate.
+    /// Qwen2.5-VL: RMS norms, and a gated feed-forward block.
     Gated,
     /// Qwen3-VL: layer norms, two linear layers with GELU by tanh between them, and a table of positions that
     /// is added to patches before the first block.
     Positioned,
 }
 
-/// The modules of a tower by their names.
+/// Module names of a tower.
 #[derive(Clone, Copy, Debug)]
 pub struct TowerNames {
-    /// The linear layers of a feed-forward block, from the residual stream to the inner width.
+    /// Linear layers of a feed-forward block from the residual stream to the inner width.
     pub inner: &'static [&'static str],
-    /// The one back.
+    /// Linear layer of a feed-forward block from the inner width back to the residual stream.
     pub outer: &'static str,
-    /// The norm of a merger.
+    /// Norm of a merger.
     pub merger_norm: &'static str,
-    /// Its two linear layers.
+    /// Linear layers of a merger.
     pub merger_linears: [&'static str; 2],
 }
 
 impl VisionBlocks {
-    /// How checkpoints call the parts of a tower.
+    /// Module names that checkpoints use for this kind of blocks.
     pub fn names(self) -> TowerNames {
         let old = TowerNames {
             inner: &["fc1"],
@@ -55,7 +55,7 @@ impl VisionBlocks {
 }
 
 impl VisionConfig {
-    /// Every tensor of the tower, by its name on disk, for a text model of width `text_size`.
+    /// Returns all tensors of the tower with their names on disk, for a text model of width `text_size`.
     pub fn tensors(&self, text_size: usize) -> Vec<TensorShape> {
         let patch = [self.in_channels, self.temporal_patch_size, self.patch_size, self.patch_size];
         let patch_embedding = [[self.hidden_size].as_slice(), &patch].concat();

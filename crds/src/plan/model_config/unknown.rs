@@ -1,10 +1,10 @@
-//! Models of families that are not known: which of their parts is not, as far as the configuration says.
+//! Unsupported model families: names the unsupported parts that a configuration mentions.
 
 use serde_json::Value;
 
 use super::fields::Fields;
 
-/// Fields that describe a part that no known family has, and the part.
+/// Fields that describe a part that no supported family has, with the part's name.
 const PARTS: &[(&str, &str)] = &[
     ("linear_num_value_heads", "gated delta nets"),
     ("linear_attn_config", "linear attention"),
@@ -24,15 +24,15 @@ const PARTS: &[(&str, &str)] = &[
     ("new_decoder_architecture", "fused attention and parallel blocks of Falcon"),
 ];
 
-/// Types of layers that are known.
+/// Supported types of layers.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Activations that are known.
+/// Names of the supported activations.
 pub(super) const ACTIVATIONS: [&str; 6] =
     ["silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"];
 
-/// The parts by field, such as `gated delta nets (linear_num_value_heads)`. Where there are none, all that
-/// the configuration says is known of other families, in another combination.
+/// Returns the unsupported parts with their fields, such as `gated delta nets (linear_num_value_heads)`. An
+/// empty list means that every part occurs in a supported family, but not in this combination.
 pub(super) fn unknown_parts(fields: &Fields<'_>) -> Vec<String> {
     let is_there = |field: &str| {
         let absent = [Value::Null, Value::Bool(false)];
@@ -59,7 +59,7 @@ pub(super) fn unknown_parts(fields: &Fields<'_>) -> Vec<String> {
     parts
 }
 
-/// The parts in a sentence behind the name of the architecture.
+/// Describes the parts as a clause that follows the name of the architecture.
 pub(super) fn described(parts: &[String]) -> String {
     match parts {
         [] => "its fields name no part that is not known, but how its layers combine them is not".to_owned(),

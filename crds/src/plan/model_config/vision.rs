@@ -1,80 +1,81 @@
-//! The vision tower of a vision-language model as `config.json` describes it, in both layouts that there are:
-//! fields of the text model beside `vision_config` (Qwen2-VL as published), or in `text_config` (what
-//! transformers has written since 4.52). Never here: pixels, tensors.
+//! Vision tower of a vision-language model as `config.json` describes it, in both existing layouts: text
+//! fields next to `vision_config` (Qwen2-VL as published), or inside `text_config` (written by transformers
+//! since 4.52). Never here: pixels, tensors.
 
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::{Family, ModelConfig, ModelConfigError, TensorShape, VisionBlocks};
 
-/// Before the names of the tower's tensors, in memory and on disk.
+/// Prefix of the names of the tower's tensors, in memory and on disk.
 pub const TOWER: &str = "visual.";
 
-/// Everything that decides which numbers a tower computes, besides its weights, and how a prompt names
-/// images.
+/// Everything besides the weights that decides the values that a tower computes, and the tokens that mark
+/// images in a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VisionConfig {
     /// Height and width of a patch in pixels.
     pub patch_size: usize,
-    /// Frames of a patch; a still image is repeated so often.
+    /// Number of frames in a patch; a still image is repeated as often.
     pub temporal_patch_size: usize,
-    /// So many patches in each direction become one token.
+    /// Number of patches, in each direction, that are merged into one token.
     pub spatial_merge_size: usize,
-    /// Colours of a pixel.
+    /// Number of colour channels of a pixel.
     pub in_channels: usize,
     /// Width of the tower's residual stream.
     pub hidden_size: usize,
     /// Number of blocks.
     pub depth: usize,
-    /// Number of heads.
+    /// Number of attention heads.
     pub num_heads: usize,
-    /// Width inside the feed-forward blocks.
+    /// Inner width of the feed-forward blocks.
     pub intermediate_size: usize,
-    /// What the blocks are made of.
+    /// Kind of the blocks.
     pub blocks: VisionBlocks,
-    /// Height and width, in pixels, of the windows that attention stays in; `None`: it sees the whole frame.
+    /// Side of an attention window in pixels; `None` for attention over the whole frame.
     pub window_size: Option<usize>,
-    /// The blocks that see the whole frame all the same.
+    /// Indices of blocks that attend to the whole frame even if there are windows.
     pub full_attention_blocks: Vec<usize>,
-    /// Rows and columns of the table of learned positions, which is interpolated to an image's patches;
-    /// `None` where blocks know positions by their rotary embedding alone.
+    /// Side of the table of learned positions, which is interpolated to an image's patches; `None` where
+    /// blocks know positions by their rotary embedding alone.
     pub position_side: Option<usize>,
-    /// Blocks whose output, merged by a merger of its own, is added to the tokens of images after the first
+    /// Indices of blocks whose output, through separate mergers, is added to image tokens after the first
     /// layers of the text model, one block a layer.
     pub deepstack_blocks: Vec<usize>,
-    /// How many pairs of a head's dims are turned by time, height and width (`mrope_section`).
+    /// Number of a head's rotary pairs for time, height and width (`mrope_section`).
     pub rope_sections: [usize; 3],
-    /// Whether the three axes take turns (`mrope_interleaved`), and not stretches of pairs.
+    /// Whether the pairs of the three axes are interleaved (`mrope_interleaved`) rather than contiguous.
     pub rope_is_interleaved: bool,
-    /// The token that stands for a piece of an image in a prompt.
+    /// Placeholder token of an image piece in a prompt.
     pub image_token: u32,
-    /// The token that stands for a piece of a video.
+    /// Placeholder token of a video piece.
     pub video_token: u32,
-    /// The token before an image or a video.
+    /// Token before an image or a video.
     pub vision_start_token: u32,
-    /// The token behind it.
+    /// Token after an image or a video.
     pub vision_end_token: u32,
     /// `vision_config` as it was read; exports hold it unchanged.
     pub document: Value,
 }
 
 impl VisionConfig {
-    /// Width of a row of pixels that makes one patch.
+    /// Number of values of one patch.
     pub fn patch_width(&self) -> usize {
         self.in_channels * self.temporal_patch_size * self.patch_size * self.patch_size
     }
 
-    /// Width of the patches of one token, side by side.
+    /// Width of the concatenated patches of one token.
     pub fn merged_width(&self) -> usize {
         self.hidden_size * self.spatial_merge_size * self.spatial_merge_size
     }
 
-    /// Rows and columns of tokens in a window of attention.
+    /// Side of an attention window in tokens; `None` without windows.
     pub fn window_tokens(&self) -> Option<usize> {
         self.window_size.map(|pixels| (pixels / self.spatial_merge_size / self.patch_size).max(1))
     }
 
-    /// Which axis of positions, time 0, height 1 or width 2, turns each pair of a head's dims.
+    /// Returns the axis (time 0, height 1 or width 2) whose position rotates each pair of a head's
+    /// dimensions.
     pub fn rope_axes(&self) -> Vec<usize> {
         let [time, height, width] = self.rope_sections;
         if !self.rope_is_interleaved {
@@ -88,26 +89,26 @@ impl VisionConfig {
         (0..time + height + width).map(of_pair).collect()
     }
 
-    /// How many rows of the text model's width the tower makes of a token: what replaces its embedding, and
-    /// what is added after layers.
+    /// Number of feature rows, of the text model's width, that the tower computes for a token: one that
+    /// replaces its embedding, and one for each layer after which features are added.
     pub fn features_per_token(&self) -> usize {
         1 + self.deepstack_blocks.len()
     }
 
-    /// Whether the attention of a block sees the whole frame.
+    /// Whether a block attends to the whole frame.
     pub fn sees_all(&self, block_idx: usize) -> bool {
         self.window_size.is_none() || self.full_attention_blocks.contains(&block_idx)
     }
 }
 
 impl ModelConfig {
-    /// Every tensor of the vision tower; none where the model has no tower.
+    /// Returns all tensors of the vision tower; none without a tower.
     pub fn vision_tensors(&self) -> Vec<TensorShape> {
         self.vision.as_ref().map_or_else(Vec::new, |vision| vision.tensors(self.hidden_size))
     }
 
-    /// The linear layers of the vision tower, those of blocks and mergers, by the names of their modules, of
-    /// the shape [outputs, inputs].
+    /// Yields the linear layers of the vision tower, in blocks and mergers, by module name, with shape
+    /// `[outputs, inputs]`.
     pub fn vision_linears(&self) -> impl Iterator<Item = TensorShape> + use<> {
         let is_linear = |tensor: &TensorShape| tensor.shape.len() == 2 && !tensor.name.contains("pos_embed");
         let module = |tensor: TensorShape| {
@@ -117,20 +118,20 @@ impl ModelConfig {
         self.vision_tensors().into_iter().filter(is_linear).filter_map(module)
     }
 
-    /// Parameters of the vision tower, which [`Self::parameter_count`] does not count.
+    /// Number of parameters of the vision tower, which [`Self::parameter_count`] leaves out.
     pub fn num_vision_parameters(&self) -> u64 {
         let elements = |tensor: &TensorShape| tensor.shape.iter().product::<usize>() as u64;
         self.vision_tensors().iter().map(elements).sum()
     }
 }
 
-/// The document of a family with a tower in the layout of old: what `text_config` holds lies beside
-/// `vision_config`. The name `mrope` of old for a rotary embedding of three axes becomes `default`, as in
+/// Converts a document with `text_config` to the older layout, whose text fields stand next to
+/// `vision_config`. The older name `mrope` of a rotary embedding with three axes becomes `default`, as in
 /// transformers.
 pub(super) fn flattened(document: &Value) -> Value {
     let mut flat = document.clone();
     if let Some(Value::Object(text)) = document.get("text_config") {
-        // The whole model's class, and whether its head is tied, stand outside.
+        // The class of the whole model, and whether its head is tied, stand at the top level.
         let is_outer = |name: &str| matches!(name, "architectures" | "model_type" | "text_config");
         let outer_wins = |name: &str| name == "tie_word_embeddings" && document.get(name).is_some();
         for (name, value) in text.iter().filter(|(name, _)| !is_outer(name) && !outer_wins(name)) {
@@ -147,7 +148,7 @@ pub(super) fn flattened(document: &Value) -> Value {
     flat
 }
 
-/// Reads tower and placeholder tokens of a family with a tower from its flat document.
+/// Reads tower and placeholder tokens from the flat document of a family with a tower.
 pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
         return Err(
@@ -205,7 +206,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
     if rope.number("rope_theta")?.is_some_and(|theta| theta != 10_000.0) {
         return Err(rope.unsupported("rope_theta", "10000 in vision_config"));
     }
-    // Rows and columns turn a quarter of a head's dims each, in pairs.
+    // Rows and columns rotate a quarter of a head's dimensions each, in pairs.
     if !vision.hidden_size.is_multiple_of(4 * vision.num_heads) {
         return Err(
             tower.invalid("num_heads", "a divisor of the tower's width into heads of a multiple of 4")
@@ -216,7 +217,7 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
     Ok(())
 }
 
-/// The tower's widths.
+/// Widths of the tower.
 struct Sizes {
     hidden: usize,
     intermediate: usize,
@@ -253,14 +254,14 @@ impl Sizes {
     }
 }
 
-/// A list of block numbers.
+/// Reads a list of block indices.
 fn block_idxs(tower: &Fields<'_>, field: &str, default: &[usize]) -> Result<Vec<usize>, ModelConfigError> {
     let Some(list) = tower.list(field)? else { return Ok(default.to_vec()) };
     let idxs: Vec<usize> = list.iter().filter_map(Value::as_u64).map(|idx| idx as usize).collect();
     if idxs.len() == list.len() { Ok(idxs) } else { Err(tower.invalid(field, "a list of block numbers")) }
 }
 
-/// The root of `num_position_embeddings`.
+/// Reads `num_position_embeddings` and returns its square root.
 fn position_side(tower: &Fields<'_>, blocks: VisionBlocks) -> Result<Option<usize>, ModelConfigError> {
     if blocks != VisionBlocks::Positioned {
         return Ok(None);
@@ -271,7 +272,7 @@ fn position_side(tower: &Fields<'_>, blocks: VisionBlocks) -> Result<Option<usiz
     if side * side == positions { Ok(Some(side)) } else { Err(tower.invalid(field, "a square number")) }
 }
 
-/// Each block has a text layer after which its output is added.
+/// Checks that each block has a text layer after which its output is added.
 fn check_deepstack(
     tower: &Fields<'_>,
     vision: &VisionConfig,
@@ -289,8 +290,8 @@ fn check_deepstack(
     Err(tower.invalid("deepstack_visual_indexes", &expected))
 }
 
-/// `mrope_section`, which must add up to all the pairs that a head turns, and whether axes take turns: in
-/// Qwen3-VL they always do.
+/// Reads `mrope_section`, which must add up to the rotated pairs of a head, and whether its axes are
+/// interleaved, which they always are in Qwen3-VL.
 fn rope_sections(fields: &Fields<'_>, config: &ModelConfig) -> Result<([usize; 3], bool), ModelConfigError> {
     const SECTION: &str = "mrope_section";
     let (num_pairs, is_interleaved) = (config.rotary_dim / 2, config.family == Family::Qwen3Vl);
@@ -308,7 +309,7 @@ fn rope_sections(fields: &Fields<'_>, config: &ModelConfig) -> Result<([usize; 3
     }
 }
 
-/// Puts what describes the text model into `text_config`, and the tower beside it.
+/// Moves the text model's fields into `text_config`, and writes the tower next to it.
 pub(super) fn write(config: &ModelConfig, document: &mut Value) {
     let Some(vision) = &config.vision else { return };
     let mut text = document.take();

@@ -1,20 +1,20 @@
-//! Sliding windows: how many tokens the queries of each layer see.
+//! Sliding windows: how many tokens the queries of each layer attend to.
 
 use serde_json::Value;
 
 use super::fields::Fields;
 use super::{ModelConfig, ModelConfigError};
 
-/// The windows of all layers: how many tokens a query sees, itself included; `None` sees all before it.
+/// Window of each layer in tokens, the query included; `None` for full attention.
 pub(super) type LayerWindows = Vec<Option<usize>>;
 
-/// `sliding_window` where it is stated, null included; else `default`.
+/// Returns `sliding_window` where it is present, even if null; otherwise `default`.
 pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<usize>, ModelConfigError> {
     let stated = fields.length("sliding_window")?;
     Ok(if fields.get("sliding_window").is_some() { stated } else { default })
 }
 
-/// By `layer_types` where there are some, else every layer whose index `slides`.
+/// Reads the windows from `layer_types` if present; otherwise every layer whose index `slides` has one.
 pub(super) fn by_layer_types(
     fields: &Fields<'_>,
     num_layers: usize,

@@ -1,4 +1,4 @@
-//! From [`ModelConfig`] back to a `config.json` that transformers 4 and 5 read as the same model.
+//! Converts a [`ModelConfig`] back to a `config.json` that transformers 4 and 5 read as the same model.
 
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ pub(super) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     document
 }
 
-/// The names of a classifier's labels, of which transformers makes their number.
+/// Writes the names of a classifier's labels, from which transformers derives their number.
 fn write_labels(head: OutputHead, document: &mut Value) {
     let names: &[&str] = match head {
         OutputHead::Vocabulary => return,
@@ -53,11 +53,11 @@ fn write_labels(head: OutputHead, document: &mut Value) {
     document["id2label"] = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
     document["label2id"] =
         names.iter().enumerate().map(|(id, name)| ((*name).to_owned(), json!(id))).collect();
-    // What is written is a trained model: a key-value cache is of no use to it.
+    // A trained model is written, which needs no key-value cache.
     document["use_cache"] = false.into();
 }
 
-/// What a model without any layer that turns is written with.
+/// Rotary embedding that is written for a model without any rotated layer.
 const PLAIN: RopeConfig = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
 
 fn activation(activation: HiddenActivation) -> &'static str {

@@ -1,4 +1,4 @@
-//! The lengths of sequences that a prediction is made for.
+//! Sequence lengths for which a prediction is made.
 
 use serde::Serialize;
 
@@ -23,17 +23,17 @@ pub struct UnfitLength {
 }
 
 impl MeanLengths {
-    /// Every sequence is as long as the manifest allows.
+    /// Takes the lengths of a step in which every sequence is as long as the manifest allows.
     pub fn longest(spec: &ResolvedSpec) -> Self {
         let (prompt_tokens, completion_tokens) =
             (spec.data.max_prompt_tokens, spec.rollout.max_completion_tokens);
         Self { prompt_tokens, completion_tokens }
     }
 
-    /// With the mean lengths that are known; the longest instead of those that are not.
+    /// Takes the given mean lengths, and the longest for those that are `None`.
     ///
     /// # Errors
-    /// [`UnfitLength`] for a mean above the longest, or of nothing.
+    /// [`UnfitLength`] for a mean that is 0 or exceeds the longest.
     pub fn of(
         spec: &ResolvedSpec,
         prompt: Option<u32>,
@@ -56,17 +56,17 @@ impl MeanLengths {
         })
     }
 
-    /// Tokens of a prompt.
+    /// Mean tokens of a prompt.
     pub fn prompt_tokens(self) -> u32 {
         self.prompt_tokens
     }
 
-    /// Tokens of a completion.
+    /// Mean tokens of a completion.
     pub fn completion_tokens(self) -> u32 {
         self.completion_tokens
     }
 
-    /// The specification whose longest sequences are these.
+    /// Returns the specification with these lengths as its maximal ones.
     pub(super) fn as_longest(self, spec: &ResolvedSpec) -> ResolvedSpec {
         let mut spec = spec.clone();
         spec.data.max_prompt_tokens = self.prompt_tokens;

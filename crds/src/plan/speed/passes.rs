@@ -1,13 +1,13 @@
-//! Counts of FLOP, memory access and communication of passes over a step's tokens: log-probs, updates, the
-//! critic, and the weight sync.
+//! Counts of FLOP, memory access and communication of the passes over a step's tokens: log-probs, updates,
+//! the critic, and the weight sync.
 //!
-//! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width
-//! of all query heads, t tokens of a pass, c completion tokens, l tokens that attention reads.
+//! Legend: P trained parameters, W weights of all layers' projections, H weights of the head, L layers, q
+//! width of all query heads, t tokens of a pass, c completion tokens, l tokens that attention reads.
 //!
 //! ```text
 //! forward   2 W t + 2 H c + 4 L q l t      FLOP; attention sees half of a segment's tokens, and its prompt
-//! backward  twice that; once below an adapter, whose frozen weights have no gradient
-//! again     one more forward of the layers with activation checkpointing
+//! backward  twice that; once with an adapter, whose frozen weights have no gradient
+//! recompute one more forward pass of the layers with activation checkpointing
 //! AdamW     32 P / s bytes: weight and both moments read and written, gradient read and cleared
 //! ```
 
@@ -20,51 +20,52 @@ use crate::plan::weight_sync::{WeightSync, sent_in_sync};
 use crate::resolved::{Preference, ResolvedSpec};
 use crate::spec::{Device, MatmulPrecision, OffloadSpec, Precision};
 
-/// Operations of libtorch in a layer's forward pass; a backward pass has twice as many.
+/// Number of libtorch operations in a layer's forward pass; a backward pass has twice as many.
 const OPERATIONS_OF_LAYER: f64 = 24.0;
-/// Bytes of AdamW for each parameter that a rank updates.
+/// Bytes that AdamW reads and writes for each parameter that a rank updates.
 const OPTIMIZER_BYTES: f64 = 32.0;
-/// Times that a layer's activations are read or written in a forward pass, for each that is kept.
+/// Number of reads and writes in a forward pass for each activation that a layer keeps.
 const ACTIVATION_PASSES: f64 = 2.0;
-/// Page faults of a CPU's memory that a phase has freed: as if so many times its bytes were written.
+/// Cost of page faults on a CPU in memory that an earlier phase has freed, as a multiple of the bytes
+/// written.
 const FRESH_MEMORY: f64 = 25.0;
 
-/// Seconds of the host for each token of a forward pass on a CPU: packing, targets, losses in f64, metrics; a
-/// backward pass takes twice as many. From the quickstart's job, as those of sampling.
+/// Host seconds for each token of a forward pass on a CPU: packing, targets, losses in f64, metrics; a
+/// backward pass takes twice as many. Measured on the quickstart's job, like the seconds of sampling.
 const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
 
 /// The passes of one step on the busiest rank.
 #[derive(Clone, Copy)]
 pub(super) struct Passes<'a> {
     spec: &'a ResolvedSpec,
-    /// As wide as a rank has it.
+    /// The rank's tensor-parallel shard of the model.
     model: &'a ModelConfig,
-    /// All of it.
+    /// The full model.
     whole: &'a ModelConfig,
     batch: &'a BatchPlan,
     trained: f64,
     numbers: (Precision, MatmulPrecision),
-    /// Ranks that hold a copy of the role's model together.
+    /// FSDP degree of the role: ranks that together hold one copy of its model.
     dp_shard: f64,
 }
 
 /// The work of the updates of a step.
 pub(super) struct Update {
     pub(super) work: Work,
-    /// FLOP of forward and backward passes, none of them twice.
+    /// FLOP of forward and backward passes, without recomputation.
     pub(super) model_flop: f64,
-    /// Tokens of all passes of the busiest stream.
+    /// Tokens of all passes of the busiest sequence-parallel group.
     pub(super) tokens: f64,
 }
 
 impl Update {
-    /// FLOP/s of the machine at best in these numbers.
+    /// Peak FLOP/s of the machine in the update's dtype.
     pub(super) fn peak(&self, machine: &Machine) -> f64 {
         machine.flops(self.work.numbers.0, self.work.numbers.1)
     }
 }
 
-/// A rank's tokens of a pass, and those of them that are predicted.
+/// Token counts of passes on one rank: computed tokens and those with a log-prob.
 #[derive(Clone, Copy, Debug)]
 struct Tokens {
     computed: f64,
@@ -85,7 +86,7 @@ impl<'a> Passes<'a> {
         Self { spec, model, whole, batch, trained: num_trained as f64, numbers, dp_shard }
     }
 
-    /// Those of a role with a precision and a degree of its own.
+    /// Returns the passes of a role with its own compute dtype and FSDP degree.
     fn of_role(&self, precision: Precision, dp_shard: u32) -> Self {
         Self { numbers: (precision, self.numbers.1), dp_shard: dp_shard.into(), ..*self }
     }
@@ -98,7 +99,7 @@ impl<'a> Passes<'a> {
         self.model.matrices_of_layers() as f64
     }
 
-    /// Of these, the weights with which a token is multiplied.
+    /// Elements of the layers' matrices by which one token is multiplied.
     fn active_body(&self) -> f64 {
         self.model.active_matrices_of_layers() as f64
     }
@@ -111,8 +112,8 @@ impl<'a> Passes<'a> {
         self.model.num_layers as f64
     }
 
-    /// Tokens of `num_prompts` groups in passes under a budget. A group's prompt is computed once in each
-    /// pass that has samples of it.
+    /// Counts the tokens of `num_prompts` groups in passes under a token budget. A group's prompt is computed
+    /// once in each pass that has samples of it.
     fn tokens(&self, num_prompts: u64, (budget, sp): (u32, u32)) -> Tokens {
         let share = scored_share(self.spec, num_prompts, sp);
         let samples = self.batch.samples_per_prompt;
@@ -145,7 +146,7 @@ impl<'a> Passes<'a> {
         let of_token = self.layers() * ACTIVATION_PASSES * (6.0 * hidden + 3.0 * wide);
         let weights = tokens.num_passes * (self.body() + self.head());
         self.width() * (tokens.computed * of_token + weights)
-            // Logits are written in the compute precision and read twice.
+            // Logits are written in the compute dtype and read twice.
             + 3.0 * self.width() * tokens.predicted * self.model.head_rows() as f64
     }
 
@@ -160,19 +161,19 @@ impl<'a> Passes<'a> {
         gathered + tokens.computed * of_token * (tokens.sp - 1.0) / tokens.sp
     }
 
-    /// Passes forward without gradients: the actor's log-probs where updates are off-policy or need those of
-    /// whole completions before, and the reference's, separately if it computes in another dtype. For a data
-    /// set these are computed in the first epoch only.
+    /// Forward passes without gradients: the actor's log-probs where updates are off-policy or need the
+    /// log-probs of full completions first, and the reference's, as a separate item if it computes in another
+    /// dtype. For a data set they are computed in the first epoch only.
     pub(super) fn scoring(&self) -> Vec<Work> {
         let mesh = &self.spec.workers.mesh;
         let passes = |budget: (u32, u32)| self.tokens(self.batch.prompts_per_step, budget);
         let is_off_policy = self.batch.updates_per_step > 1;
         let algorithm = &self.spec.algorithm;
         let own = match &algorithm.preference {
-            // The mismatched completions, too.
+            // KTO also scores mismatched completions.
             Some(Preference::Labels(kto)) => 1 + u8::from(kto.reference_point),
             Some(Preference::Pairs(_)) => 1,
-            // Numbers of labels are known before their gradient is.
+            // The label values are needed before their gradient is computed.
             None if algorithm.kind.learns_from().trains_reward_model() => 1,
             None => u8::from(is_off_policy),
         };
@@ -187,7 +188,7 @@ impl<'a> Passes<'a> {
         if reference.numbers == actor.numbers { vec![actor.and(reference)] } else { vec![actor, reference] }
     }
 
-    /// `times` forward passes over the same tokens, of a role whose weights are offloaded or stay.
+    /// Work of `times` forward passes over the same tokens, for a role whose weights may be offloaded.
     fn forward(&self, tokens: Tokens, times: f64, is_offloaded: bool) -> Work {
         Work {
             products: times * (self.layers_flop(tokens) + self.head_flop(tokens)),
@@ -201,25 +202,26 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// A GPU computes while the host is at this.
+    /// Host seconds of a forward pass; 0 on a GPU, which computes meanwhile.
     fn host_seconds(&self, tokens: Tokens) -> f64 {
         let is_gpu = self.spec.workers.device == Device::Cuda;
         if is_gpu { 0.0 } else { HOST_SECONDS_OF_TOKEN * tokens.computed }
     }
 
-    /// Offloaded weights are fetched from the host once a pass.
+    /// Bytes of offloaded weights, which are fetched from the host once a pass.
     fn moved_weights(&self, tokens: Tokens) -> f64 {
         let part = (self.body() + self.head()) / self.dp_shard;
         tokens.num_passes * 4.0 * part
     }
 
-    /// All updates of a step.
+    /// Work of all updates of a step.
     pub(super) fn update(&self) -> Update {
         let budget = (self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp);
         self.update_under(budget, self.spec.training.offload)
     }
 
-    /// The same in micro-batches of a budget for each of so many ranks, with the role's offload.
+    /// Work of all updates of a step in micro-batches of `budget`: tokens of each rank, and the
+    /// sequence-parallel degree.
     fn update_under(&self, budget: (u32, u32), offload: OffloadSpec) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
@@ -249,29 +251,29 @@ impl<'a> Passes<'a> {
         Update { work, model_flop, tokens: num_updates * tokens.computed * tokens.sp }
     }
 
-    /// How often an update gathers the weights: once, and those of resharded layers a second time for their
-    /// backward pass. The unit outside of the layers stays unsharded for the whole pass.
+    /// Number of times that an update gathers the weights: once, and those of resharded layers a second time
+    /// for their backward pass. The unit outside of the layers stays unsharded for the whole pass.
     fn gathers_of_update(&self) -> f64 {
         let kept = self.spec.training.layers_kept_unsharded(self.model.num_layers) as f64;
         let again = self.body() * (self.layers() - kept) / self.layers();
         1.0 + again / (self.body() + self.head())
     }
 
-    /// Bytes of gradients, fp32, that a rank sends so that all have the sum.
+    /// Bytes of fp32 gradients that a rank sends so that all ranks have the sum.
     fn summed(&self) -> f64 {
-        // Those of one place in the tensor-parallel groups.
+        // Gradients are reduced over the ranks with the same tensor-parallel index.
         let count = f64::from(self.spec.workers.num_ranks() / self.spec.workers.mesh.tp);
         4.0 * self.sharing().summed(self.trained, count)
     }
 
-    /// How ranks share the role's weights; below an adapter those that are trained are none of experts.
+    /// How the role's weights are sharded over ranks. An adapter has no trained expert weights.
     fn sharing(&self) -> Sharing {
         let is_trained = self.spec.model.lora.is_none();
         Sharing::new((&self.spec.workers.mesh, self.dp_shard), self.model, is_trained)
     }
 
-    /// Bytes of rows that a rank sends to the ranks of their experts, or returns, in a pass forward or
-    /// backward where experts are equally busy.
+    /// Bytes of hidden states that a rank sends to the ranks of their experts, or returns, in a forward or
+    /// backward pass with equally busy experts.
     fn rows_exchanged(&self, tokens: Tokens) -> f64 {
         let Some(experts) = &self.model.experts else { return 0.0 };
         let layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
@@ -280,19 +282,19 @@ impl<'a> Passes<'a> {
         tokens.computed * self.width() * of_token as f64 * (ep - 1.0) / ep
     }
 
-    /// Bytes that a rank sends so that the ranks of a tensor-parallel group have the sums of both blocks of
-    /// each layer in a pass forward, or of the gradients of their inputs backward: two all-reduces a layer.
+    /// Bytes that a rank sends for the all-reduces of a tensor-parallel group, two a layer: of the outputs of
+    /// both blocks in a forward pass, or of the gradients of their inputs in a backward pass.
     fn sums_exchanged(&self, tokens: Tokens) -> f64 {
         let tp = f64::from(self.spec.workers.mesh.tp);
         let of_token = 2.0 * self.layers() * self.model.hidden_size as f64 * self.width();
         tokens.computed * of_token * 2.0 * (tp - 1.0) / tp
     }
 
-    /// The critic's values once and its updates, on a trunk like the actor's.
+    /// Work of the critic: one pass for values, and its updates, on a trunk like the actor's.
     pub(super) fn critic(&self) -> Work {
         let (training, sp) = (&self.spec.training, self.spec.workers.mesh.sp_of_critic());
         let tokens = self.tokens(self.batch.prompts_per_step, (training.critic_forward_tokens(), sp));
-        // Where it has no budget of its own, its updates take as long as the actor's.
+        // Without its own micro-batch budget the critic's updates take as long as the actor's.
         let offload = training.critic_offload();
         let budget = match training.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch) {
             Some(budget) => (budget, sp),
@@ -312,8 +314,8 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Weights are read twice, to pack and to attest, and the packed copy is written; on a CPU into fresh
-    /// memory.
+    /// Work of weight sync: weights are read twice, to pack them and to verify their digest, and the packed
+    /// copy is written, on a CPU into fresh memory.
     pub(super) fn weight_sync(&self) -> Work {
         if self.spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(false)) {
             return self.adapter_sync();
@@ -324,7 +326,7 @@ impl<'a> Passes<'a> {
         let packed = self.spec.rollout.precision.unwrap_or_default().width() as f64 * weights
             / f64::from(self.spec.workers.mesh.rollout_tp);
         let kept = if self.spec.model.lora.is_some() && is_gpu { self.width() } else { 4.0 };
-        // An adapter is folded into a copy of each weight first.
+        // An adapter is merged into a copy of each weight first.
         let folded = if self.spec.model.lora.is_some() { kept * whole.body() } else { 0.0 };
         Work {
             bytes: 2.0 * kept * weights + (packed + folded) * if is_gpu { 1.0 } else { FRESH_MEMORY },
@@ -334,7 +336,7 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// Of an adapter beside its base the trained numbers are read twice and written once.
+    /// Work of weight sync with an unmerged adapter: its parameters are read twice and written once.
     fn adapter_sync(&self) -> Work {
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let WeightSync { bytes, sent_bytes } = WeightSync::new(self.spec, self.whole);

@@ -1,14 +1,14 @@
-//! How long a rank samples: prefill of its prompts, then one decoding step for every token of the longest
-//! completions, once for each batch of sequences that fit together.
+//! Duration of the rollout on a rank: prefill of its prompts, then one decoding step for every token of the
+//! longest completions, once for each batch of concurrent sequences.
 //!
 //! ```text
 //! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
 //! FLOP of a step    2 b packed weights / n + 4 b (p + c / 2) L q / n
 //! ```
-//! An adapter beside its base is read once and multiplied with every token besides.
+//! An unmerged adapter is read once in addition, and multiplied with every token.
 //!
-//! b sequences together, p prompt tokens, c completion tokens, n ranks of a rollout TP group, L layers, q
-//! query width, v vocabulary.
+//! Legend: b concurrent sequences, p prompt tokens, c completion tokens, n ranks of a rollout tensor-parallel
+//! group, L layers, q query width, v vocabulary.
 
 use super::PhaseSpeed;
 use super::work::{Kind, Work};
@@ -19,30 +19,31 @@ use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
 
-/// Kernels of a decoding step for a layer, and besides.
+/// Number of GPU kernels of a decoding step: for each layer, and outside of the layers.
 const KERNELS: (f64, f64) = (9.0, 12.0);
-/// Products of a layer.
+/// Number of matrix products of a layer.
 const PRODUCTS: f64 = 4.0;
-/// Kernels of adapters beside the bases of a layer's products.
+/// Number of additional kernels of a layer with unmerged adapters.
 const KERNELS_OF_ADAPTERS: f64 = 2.0 * PRODUCTS;
-/// Rows that a GPU multiplies with a quantized weight without writing its numbers.
+/// Largest number of rows that a GPU multiplies with a quantized weight without dequantizing it to memory.
 const QUANTIZED_FEW_ROWS: f64 = 16.0;
-/// Seconds that a kernel takes at least where a graph launches them all: its start, and the memory's latency.
+/// Least seconds of a kernel in a CUDA graph: its start, and the memory's latency.
 const GRAPH_KERNEL_SECONDS: f64 = 2e-6;
-/// On a CPU a decoding step's operations for a layer, and besides, of which each takes a launch.
+/// Number of a decoding step's operations on a CPU, each with a launch: for each layer, and outside of the
+/// layers.
 const CPU_OPERATIONS: (f64, f64) = (14.0, 20.0);
-/// Seconds of the host for each token: scheduling, drawing, text. Between two steps of the device on a CPU;
-/// the quickstart's job, whose model takes next to no time, took 16 on 2 cores.
+/// Host seconds for each token: scheduling, drawing, text. On a CPU they fall between two steps of the model.
+/// The quickstart's job, whose model takes next to no time, took 16 microseconds on 2 cores.
 const HOST_SECONDS_OF_TOKEN: f64 = 16e-6;
-/// Operations of an adapted projection: two products, a scaling and a sum.
+/// Number of operations of an adapted projection: two products, a scaling and a sum.
 const OPERATIONS_OF_PAIR: f64 = 4.0;
-/// Passes over the logits in fp32 while tokens are drawn.
+/// Number of passes over the fp32 logits while tokens are drawn.
 const LOGIT_PASSES: f64 = 6.0;
 
-/// The rollout of one tensor-parallel group in a step.
+/// Rollout of one tensor-parallel group in a step.
 pub(super) struct Rollout {
     pub(super) speed: PhaseSpeed,
-    /// Sampled tokens.
+    /// Number of sampled tokens.
     pub(super) tokens: f64,
 }
 
@@ -74,7 +75,7 @@ pub(super) fn of_step(
     Rollout { speed, tokens: samples * completion }
 }
 
-/// One decoding step of `together` sequences on a slice of the model.
+/// One decoding step of `together` concurrent sequences on a tensor-parallel shard of the model.
 struct Step<'a> {
     spec: &'a ResolvedSpec,
     model: &'a ModelConfig,
@@ -94,7 +95,7 @@ impl Step<'_> {
         self.model.matrices_of_layers() as f64
     }
 
-    /// Of these, the weights with which a token is multiplied.
+    /// Elements of the layers' matrices by which one token is multiplied.
     fn active_body(&self) -> f64 {
         self.model.active_matrices_of_layers() as f64
     }
@@ -103,7 +104,7 @@ impl Step<'_> {
         (self.model.vocab_size * self.model.hidden_size) as f64
     }
 
-    /// Numbers of an adapter beside its base, and its pairs of matrices.
+    /// Number of parameters of an unmerged adapter, and of its low-rank pairs; zeros for a merged one.
     fn adapter(&self) -> (f64, f64) {
         let lora = self.spec.model.lora.as_ref().filter(|lora| lora.merge == Some(false));
         lora.map_or((0.0, 0.0), |lora| {
@@ -127,14 +128,14 @@ impl Step<'_> {
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
         let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
         let (per_layer, besides) = CPU_OPERATIONS;
-        // With tensor parallelism: two all-reduces of hidden states a layer, and an all-gather of logits.
+        // Tensor parallelism needs two all-reduces of hidden states a layer, and an all-gather of logits.
         let tp = f64::from(self.spec.workers.mesh.rollout_tp);
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;
         let (adapter, num_pairs) = self.adapter();
         let quantized = self.model.quantized();
         let numbers = quantized.numbers as f64;
-        // Codes are read; for more than a few rows a GPU writes and reads their numbers as well.
+        // Codes are read; for more than a few rows a GPU also writes and reads dequantized weights.
         let dequantized = if self.dequantizes() { 2.0 * self.width() * numbers } else { 0.0 };
         let codes = quantized.bytes as f64 + dequantized - self.width() * numbers;
         let operations = self.layers() * per_layer + besides + OPERATIONS_OF_PAIR * num_pairs;
@@ -161,13 +162,13 @@ impl Step<'_> {
         }
     }
 
-    /// Whether a GPU writes the numbers of quantized weights for each product.
+    /// Whether a GPU dequantizes weights to memory for each product.
     fn dequantizes(&self) -> bool {
         let is_gpu = self.spec.workers.device == Device::Cuda;
         is_gpu && self.model.quantization.is_some() && self.together > QUANTIZED_FEW_ROWS
     }
 
-    /// Every prompt once.
+    /// Work of the prefill: every prompt once.
     fn prefill(&self, prompts: f64) -> Work {
         let tokens = prompts * f64::from(self.spec.data.max_prompt_tokens);
         let hidden = (self.model.hidden_size + self.model.active_width()) as f64;

@@ -1,33 +1,33 @@
-//! The numbers of a role's weights that a rank keeps, and those that it sends so that others have them too:
-//! by the shards of FSDP, and of experts with expert parallelism by the ranks that have the same.
+//! Number of weights of a role that a rank keeps, and that it sends to other ranks: by the shards of FSDP,
+//! and for experts under expert parallelism by the ranks that hold the same experts.
 
 use crate::plan::model_config::ModelConfig;
 use crate::spec::MeshSpec;
 
-/// How the ranks of a copy share its weights.
+/// Layout of a role's weights over the ranks of one model copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharing {
     dp_shard: f64,
     sp: f64,
     ep: f64,
-    /// Weights of distributed experts; none without expert parallelism.
+    /// Number of weights of distributed experts; 0 without expert parallelism.
     experts: f64,
     trains_experts: bool,
 }
 
-/// The share of an all-gather or reduce-scatter that each of so many ranks sends.
+/// Fraction of an all-gather or reduce-scatter that each of `ranks` ranks sends.
 fn of_others(ranks: f64) -> f64 {
     (ranks - 1.0) / ranks
 }
 
 impl Sharing {
-    /// That of a role that `dp_shard` ranks hold a copy of.
+    /// Returns the layout of a role of which `dp_shard` ranks hold one copy.
     pub(super) fn new((mesh, dp_shard): (&MeshSpec, f64), model: &ModelConfig, trains_experts: bool) -> Self {
         let experts = if mesh.ep > 1 { model.expert_weights().0 as f64 } else { 0.0 };
         Self { dp_shard, sp: mesh.sp.into(), ep: mesh.ep.into(), experts, trains_experts }
     }
 
-    /// Ranks of a copy that have the same experts.
+    /// Number of ranks of a copy that hold the same experts.
     fn with_same_experts(&self) -> f64 {
         self.dp_shard * self.sp / self.ep
     }
@@ -36,19 +36,20 @@ impl Sharing {
         if self.trains_experts { self.experts } else { 0.0 }
     }
 
-    /// Numbers that a rank sends so that `weights`, all of the role, are gathered once for a pass.
+    /// Number of elements that a rank sends so that `weights`, all of the role, are gathered once for a pass.
     pub(super) fn sent(&self, weights: f64) -> f64 {
         let of_experts = self.experts / self.ep * of_others(self.with_same_experts());
         (weights - self.experts) * of_others(self.dp_shard) + of_experts
     }
 
-    /// Of `trained` numbers, those that a rank updates.
+    /// Number of parameters that a rank updates, of `trained` ones.
     pub(super) fn kept(&self, trained: f64) -> f64 {
         let experts = self.trained_experts();
         (trained - experts) / self.dp_shard + experts / (self.dp_shard * self.sp)
     }
 
-    /// Gradients of `trained` numbers that a rank sends so that all of `num_ranks` have the sum.
+    /// Number of gradient elements that a rank sends so that all of `num_ranks` have the sums of `trained`
+    /// parameters.
     pub(super) fn summed(&self, trained: f64, num_ranks: f64) -> f64 {
         let over = |numbers: f64, shards: f64, copies: f64| {
             numbers * of_others(shards) + 2.0 * numbers / shards * of_others(copies)

@@ -1,4 +1,4 @@
-//! The roofline of a phase and its efficiencies: from bytes, FLOP and exchanges to seconds.
+//! Roofline of a phase: converts bytes, FLOP and exchanges to seconds with stated efficiencies.
 
 use serde::Serialize;
 
@@ -8,38 +8,40 @@ use crate::spec::{Device, MatmulPrecision, Precision};
 /// Kinds of work with different efficiencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Many rows a product: log-probs and updates, with attention, norms and losses between the products.
+    /// Matrix products of many rows: log-probs and updates, with attention, norms and losses between the
+    /// products.
     Products,
-    /// Few rows a product, without gradients: prefill and decode.
+    /// Matrix products of few rows, without gradients: prefill and decode.
     Sampling,
-    /// No products worth counting.
+    /// Memory traffic without products worth counting.
     Stream,
 }
 
-/// The bound of a phase's time.
+/// The limit that dominates the time of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Bound {
-    /// Products of matrices.
+    /// FLOP/s of matrix products.
     Compute,
-    /// Reading and writing memory.
+    /// Bandwidth of the device's memory.
     Memory,
-    /// Starting operations.
+    /// Time of the host to start operations.
     Launches,
-    /// Bytes between workers.
+    /// Bandwidth between workers.
     Exchange,
-    /// Bytes between device and host.
+    /// Bandwidth between device and host.
     Host,
 }
 
-/// The fractions of a machine's limits that a kind of work reaches.
+/// Fractions of a machine's limits that a kind of work reaches.
 struct Efficiency {
     flops: f64,
     bytes: f64,
 }
 
-/// GPU: training of dense models with flash attention reaches 0.4 to 0.6 of the dense bf16 peak in published
-/// runs (PaLM, Llama 3, torchtitan), streaming kernels 0.8 to 0.9 of the memory's. CPU: medians over the 135M
-/// shape's benchmarks in `trainer/benches/reports`, whose limits are measured beside them.
+/// Returns the efficiencies of a kind of work. GPU: training of dense models with flash attention reaches 0.4
+/// to 0.6 of the dense bf16 peak in published runs (PaLM, Llama 3, torchtitan), streaming kernels 0.8 to 0.9
+/// of the memory bandwidth. CPU: medians over the 135M shape's benchmarks in `trainer/benches/reports`, which
+/// also measure the machine's limits.
 fn efficiency(device: Device, kind: Kind) -> Efficiency {
     let (flops, bytes) = match (device, kind) {
         (Device::Cuda, Kind::Products) => (0.5, 0.8),
@@ -50,27 +52,27 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
     Efficiency { flops, bytes }
 }
 
-/// The operations and bytes of one rank.
+/// Operations and bytes of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work {
-    /// FLOP in the compute precision.
+    /// FLOP of matrix products.
     pub(super) products: f64,
-    /// The numbers of `products`.
+    /// Compute dtype of `products`, and whether fp32 may use TF32.
     pub(super) numbers: (Precision, MatmulPrecision),
-    /// Bytes that the device reads and writes.
+    /// Bytes that the device reads from and writes to its memory.
     pub(super) bytes: f64,
-    /// Operations that the host starts.
+    /// Number of operations that the host starts.
     pub(super) operations: f64,
     /// Bytes that are sent to other workers.
     pub(super) exchanged: f64,
-    /// Bytes between device and host.
+    /// Bytes that are copied between device and host.
     pub(super) moved: f64,
-    /// Seconds of the host besides, while the device waits.
+    /// Seconds of additional host work, while the device waits.
     pub(super) host_seconds: f64,
 }
 
 impl Work {
-    /// The sum with later work in the same dtype.
+    /// Adds later work in the same dtype.
     pub(super) fn and(self, next: Self) -> Self {
         Self {
             products: self.products + next.products,
@@ -100,8 +102,8 @@ impl Work {
         self.products
     }
 
-    /// Seconds, and the bound that dominates. A GPU overlaps memory access, products, communication and
-    /// launches, so that the longest decides. On a CPU they are added.
+    /// Returns the seconds and the dominant limit. A GPU overlaps memory access, products, communication and
+    /// launches, so the longest decides. On a CPU they are added.
     pub(super) fn seconds(&self, machine: &Machine, kind: Kind) -> (f64, Bound) {
         let efficiency = efficiency(machine.device, kind);
         let peak = machine.flops(self.numbers.0, self.numbers.1);

@@ -1,13 +1,13 @@
-//! Degrees divide the number of ranks, which has a bound. What a degree has to do with the model is not
+//! Rules that degrees divide the number of ranks, which is bounded. Whether a degree fits the model is not
 //! checked here.
 
 use super::{NUM_RANKS, cel_is_one, given};
 use crate::rules::{Check, Rule, divisors};
 
-/// The largest number of ranks, as tested.
+/// Largest number of ranks that is tested.
 const MAX_RANKS: u32 = 1024;
 
-/// A degree divides the number of ranks.
+/// Rule that a degree divides the number of ranks.
 macro_rules! divides_num_ranks {
     ($degree:literal, $given:expr, $because:literal) => {
         Rule {
@@ -27,7 +27,8 @@ macro_rules! divides_num_ranks {
     };
 }
 
-/// A role's shards and the sequence-parallel groups divide the number of ranks.
+/// Rule that the product of a role's FSDP degree and the sequence-parallel degree divides the number of
+/// ranks.
 macro_rules! divides_with_sp {
     ($degree:literal, $given:expr) => {
         Rule {
@@ -51,7 +52,7 @@ macro_rules! divides_with_sp {
     };
 }
 
-/// The number of ranks, and the degrees of the actor.
+/// Rules of the number of ranks, and of the actor's degrees.
 pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.workers",
@@ -81,7 +82,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// Degrees of other roles and passes.
+/// Rules of the degrees of other roles and passes.
 pub(super) const OF_ROLES: &[Rule] = &[
     divides_num_ranks!(
         "logprobSp",

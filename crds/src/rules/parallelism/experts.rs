@@ -1,10 +1,10 @@
-//! Expert parallelism: the ranks of a copy of the model, and the experts of a layer, divide evenly.
+//! Rules of expert parallelism: its degree divides the ranks of a model copy, and the experts of a layer.
 
 use super::{given, given_default};
 use crate::rules::{Check, Rule, divisors};
 use crate::spec::{MeshSpec, RLTrainingJobSpec};
 
-/// The experts of a role are distributed over the ranks that hold a copy of it.
+/// Rule that `ep` divides the ranks that hold a copy of a role.
 macro_rules! holds_experts {
     ($degree:literal, $given:expr) => {
         Rule {
@@ -26,7 +26,8 @@ macro_rules! holds_experts {
     };
 }
 
-/// The experts in a layer of a new model, 0 without any; those of others are known where their files are.
+/// Number of experts in a layer of a newly initialized model, 0 without experts; `None` for others, whose
+/// files are read later.
 fn num_experts(spec: &RLTrainingJobSpec) -> Option<u32> {
     spec.model.architecture.as_ref().map(|shape| shape.experts.map_or(0, |experts| experts.count))
 }

@@ -1,12 +1,11 @@
-//! Degrees that cut attention divide the heads of a new model. The heads of other models are known only once
-//! their files are read, and checked then.
+//! Rules that degrees which shard attention divide the heads of a newly initialized model. The heads of other
+//! models are checked once their files are read.
 
 use super::{cel_is_one, feed_forward_width, given, heads};
 use crate::plan::{divides_heads, legal_degrees, tp_divides_layers};
 use crate::rules::{Check, Rule};
 
-/// A sequence-parallel degree divides the heads of a new model. The heads of other models are known only once
-/// their files are read.
+/// Rule that a sequence-parallel degree divides the heads of a newly initialized model.
 macro_rules! divides_heads {
     ($degree:literal, $given:expr) => {
         Rule {
@@ -71,7 +70,7 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// The CEL condition that `degree` divides the heads of a new model.
+/// CEL condition that `degree` divides the heads of a newly initialized model.
 fn cel_divides_heads(degree: &str) -> String {
     let heads = "self.model.architecture.numHeads";
     let kv_heads = "self.model.architecture.numKvHeads";

@@ -1,12 +1,12 @@
-//! Tensor parallelism of the training: beside which degrees it fits, and what of a model it does not cut.
-//! That of the rollout is in `heads`.
+//! Rules of tensor parallelism in training: the other degrees with which it can be combined, and the parts of
+//! a model that it does not shard. Tensor parallelism of the rollout is in `heads`.
 
 use super::{NUM_RANKS, feed_forward_width, given, given_default, heads};
 use crate::plan::{legal_degrees, tp_divides_weights};
 use crate::rules::{Check, Rule, divisors};
 use crate::spec::{MeshSpec, RLTrainingJobSpec};
 
-/// A role's degrees and those of tensor parallelism divide the number of ranks.
+/// Rule that the product of a role's degrees and the tensor-parallel degree divides the number of ranks.
 macro_rules! divides_beside_tp {
     ($degree:literal, $given:expr, $sp:expr) => {
         Rule {
@@ -45,7 +45,7 @@ macro_rules! divides_beside_tp {
     };
 }
 
-/// What tensor parallelism does not cut.
+/// Rule that a part of a model or job is not combined with tensor parallelism.
 macro_rules! not_beside_tp {
     ($reads:literal, $message:literal, $cel:literal, $has:expr) => {
         Rule {

@@ -1,10 +1,10 @@
-//! Degrees of a role or a pass that the job does not have.
+//! Rules against degrees of a role or a pass that the job does not have.
 
 use crate::rules::algorithm::{cel_estimator, estimator, with_critic};
 use crate::rules::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, learns_from};
 use crate::spec::LearnsFrom;
 
-/// Kinds whose losses never read log-probs of a reference.
+/// Whether jobs of a kind never read log-probs of a reference policy.
 fn is_without_reference(from: LearnsFrom) -> bool {
     matches!(from, LearnsFrom::Demonstrations | LearnsFrom::ScoredPairs | LearnsFrom::Steps)
 }

@@ -20,7 +20,7 @@ pub struct CriticSpec {
 }
 
 impl Default for CriticSpec {
-    /// verl's values.
+    /// Uses verl's values.
     fn default() -> Self {
         Self { learning_rate: 1e-5, warmup_steps: None, value_clip: 0.5 }
     }

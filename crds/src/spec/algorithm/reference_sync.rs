@@ -19,7 +19,7 @@ pub struct ReferenceSyncSpec {
 }
 
 impl Default for ReferenceSyncSpec {
-    /// TRL's values.
+    /// Uses TRL's values.
     fn default() -> Self {
         Self { every_steps: 512, alpha: 0.6 }
     }

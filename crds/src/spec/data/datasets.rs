@@ -76,7 +76,7 @@ impl HubDatasetSpec {
         "train".into()
     }
 
-    /// Where its repository is.
+    /// Returns the location of the repository.
     pub fn repository(&self) -> HubSpec {
         let Self { repo, revision, endpoint, .. } = self.clone();
         HubSpec { repo, revision, endpoint }

@@ -97,40 +97,40 @@ impl Default for MeshSpec {
 }
 
 impl MeshSpec {
-    /// Ranks that share the tokens of log-probs.
+    /// Sequence-parallel degree of log-prob passes.
     pub fn sp_of_logprobs(&self) -> u32 {
         self.logprob_sp.unwrap_or(self.sp)
     }
 
-    /// Ranks that share the tokens of the reference's log-probs.
+    /// Sequence-parallel degree of the reference policy's log-prob passes.
     pub fn sp_of_reference(&self) -> u32 {
         self.reference_sp.unwrap_or_else(|| self.sp_of_logprobs())
     }
 
-    /// Ranks that hold a copy of the reference together.
+    /// FSDP degree of the reference policy.
     pub fn dp_shard_of_reference(&self) -> u32 {
         self.reference_dp_shard.unwrap_or(self.dp_shard)
     }
 
-    /// Ranks that hold a copy of the critic together.
+    /// FSDP degree of the critic.
     pub fn dp_shard_of_critic(&self) -> u32 {
         self.critic_dp_shard.unwrap_or(self.dp_shard)
     }
 
-    /// Ranks that hold a copy of each reward model together.
+    /// FSDP degree of each reward model.
     pub fn dp_shard_of_reward_models(&self) -> u32 {
         self.reward_model_dp_shard.unwrap_or(self.dp_shard)
     }
 
-    /// Whether ranks have a part of any role's weights alone.
+    /// Whether ranks hold only shards of any role's weights.
     pub fn is_any_sharded(&self) -> bool {
         let roles =
             [self.dp_shard_of_reference(), self.dp_shard_of_critic(), self.dp_shard_of_reward_models()];
-        // Weights of experts have shards of their own, and weights that are cut parts.
+        // Expert parallelism and tensor parallelism shard weights too.
         self.dp_shard > 1 || self.ep > 1 || self.tp > 1 || roles.into_iter().any(|degree| degree > 1)
     }
 
-    /// Ranks that share the critic's tokens.
+    /// Sequence-parallel degree of the critic's passes.
     pub fn sp_of_critic(&self) -> u32 {
         self.critic_sp.unwrap_or(self.sp)
     }

@@ -1,5 +1,5 @@
-//! The nodes that a worker should avoid: those on which the job has failed before. It is a preferred node
-//! affinity, so a job never waits for another node.
+//! Nodes that a worker should avoid: those on which the job has failed before. The avoidance is a preferred
+//! node affinity, so a job never waits for another node.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,12 @@ use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, Pod, PreferredSchedulingTerm,
 };
 
-/// Weight of one failure among a scheduler's other wishes, and the largest that Kubernetes takes.
+/// Weight of one failure among a scheduler's preferences, and the maximum that Kubernetes allows.
 const WEIGHT: u32 = 50;
 const MAX_WEIGHT: u32 = 100;
 
-/// The pod with a wish against each of these nodes, the stronger the more failures it has.
+/// Adds a preferred affinity against each of these nodes to the pod; its weight grows with the node's
+/// failures.
 pub fn avoid(mut pod: Pod, failures_by_node: &BTreeMap<String, u32>) -> Pod {
     let wishes = failures_by_node.iter().map(|(node, failures)| wish_against(node, *failures));
     let wishes: Vec<_> = wishes.collect();

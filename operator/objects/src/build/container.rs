@@ -32,8 +32,8 @@ pub(super) fn trainer(
         image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(group.device).to_owned())),
         image_pull_policy: pull_policy(input),
         command: Some(command(input, group)),
-        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl
-        // run` makes them.
+        // A relative path in the manifest starts at the folder of the run folders, as it does with `rlctl
+        // run`.
         working_dir: Some(STORAGE_FOLDER.into()),
         env: Some(variables(input, attempt, first_rank)),
         resources: Some(resources(input, group)),
@@ -45,16 +45,16 @@ pub(super) fn trainer(
     }
 }
 
-/// The job's own; else for the operator's image the settings', and for the job's Kubernetes' rule:
-/// `Always` for `latest`, else `IfNotPresent`.
+/// Returns the job's pull policy. By default the operator's image has the settings' policy, and a job's image
+/// Kubernetes' default: `Always` for `latest`, otherwise `IfNotPresent`.
 fn pull_policy(input: &BuildInput<'_>) -> Option<String> {
     let workers = &input.prepared.job.spec().workers;
     let of_settings = || workers.image.is_none().then(|| input.settings.pull_policy.as_str());
     workers.pod.image_pull_policy.map(ImagePullPolicy::name).or_else(of_settings).map(str::to_owned)
 }
 
-/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's
-/// own again with every change of the pod.
+/// Command of the trainer, which reads the variables that all workers share from a file: Kubernetes processes
+/// the variables of a pod again with every change of the pod.
 fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
     let (variables, manifest) = (job_file(&environment::key(input, group)), job_file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", input.name());
@@ -63,14 +63,14 @@ fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
         .into()
 }
 
-/// The job's own variables, and those that identify this worker.
+/// Returns the job's variables, and those that identify this worker.
 fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: Option<u32>) -> Vec<EnvVar> {
     let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
     let parent = (!input.settings.traces.is_empty()).then(|| {
         let trace = AttemptTrace::of(input.job.uid(), attempt);
         plain(rlt_traces::TRACEPARENT, trace.traceparent())
     });
-    // A spare has neither: its launcher learns both when it is given ranks.
+    // A spare has neither rank nor attempt: its launcher receives both when it is assigned ranks.
     let attempt = first_rank.map_or(0, |_| attempt);
     let rank = first_rank.map(|rank| plain(channel::RANK, rank.to_string()));
     let ours = rank.into_iter().chain([plain(channel::ATTEMPT, attempt.to_string())]);
@@ -90,13 +90,13 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
         }),
         ..EnvVarSource::default()
     });
-    // Without a secret a variable has a value, which Kubernetes must not expand.
+    // A variable without a secret has a value, in which Kubernetes must not expand `$(...)`.
     let value = env.value.as_ref().map(|value| value.replace('$', "$$"));
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
-/// Memory and GPUs are limits, because they cannot be taken back from a process; CPU time above the request
-/// may be used by any pod.
+/// Returns the container's resources. Memory and GPUs are limits, because they cannot be taken back from a
+/// process; CPU is only requested, so that a pod may use idle CPU time.
 fn resources(input: &BuildInput<'_>, group: &WorkerGroup) -> ResourceRequirements {
     let resources = &input.prepared.job.spec().workers.resources;
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));
@@ -115,7 +115,7 @@ fn resources(input: &BuildInput<'_>, group: &WorkerGroup) -> ResourceRequirement
     ResourceRequirements { limits: filled(limits), requests: filled(requests), claims: claims_of(claims) }
 }
 
-/// The devices of the pod's claims that the trainer uses: all of them.
+/// Gives the trainer all devices of the pod's claims.
 fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
     let claim = |claim: &ResourceClaimSpec| ResourceClaim {
         name: claim.name.clone(),
@@ -124,8 +124,8 @@ fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
     (!claims.is_empty()).then(|| claims.iter().map(claim).collect())
 }
 
-/// On the network of its node a port is the node's: where the first worker names its own, the scheduler keeps
-/// two jobs that would listen at one port on different nodes.
+/// Ports that a pod on its node's network occupies there. The scheduler then keeps two jobs that listen on
+/// one port on different nodes. Only the first worker listens.
 fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> Option<Vec<ContainerPort>> {
     let spec = input.prepared.job.spec();
     let has_ranks = !group.is_spare();
@@ -145,7 +145,7 @@ fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> O
     (spec.workers.pod.host_network == Some(true) && !ports.is_empty()).then_some(ports)
 }
 
-/// Fields that a pod's security context does not have.
+/// Security settings that only a container has, not a pod.
 fn unprivileged(capabilities: &[String]) -> SecurityContext {
     let add = (!capabilities.is_empty()).then(|| capabilities.to_vec());
     SecurityContext {

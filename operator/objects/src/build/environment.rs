@@ -1,5 +1,5 @@
-//! The variables that all workers of a group share, in a file of the job's ConfigMap. Variables that differ
-//! between workers or attempts are set on the container.
+//! Environment variables that all workers of a group share, in a file of the job's ConfigMap. Variables that
+//! differ between workers or attempts are set on the container.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +9,8 @@ use rlt_channel::environment as channel;
 use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{BuildInput, ChannelAccess};
 
-/// The key of the variables of a group, and their file's name: a JSON object of strings, as `rlt-trainer env`
-/// reads it.
+/// Key of a group's variables in the ConfigMap, and name of their file: a JSON object of strings, as
+/// `rlt-trainer env` reads it.
 pub(super) fn key(input: &BuildInput<'_>, group: &WorkerGroup) -> String {
     match input.is_first(group) {
         true => "environment.json".to_owned(),
@@ -18,10 +18,10 @@ pub(super) fn key(input: &BuildInput<'_>, group: &WorkerGroup) -> String {
     }
 }
 
-/// Where the trainer leaves its last error, and Kubernetes reads it unless a container says otherwise.
+/// File in which the trainer writes its last error, the default of Kubernetes' `terminationMessagePath`.
 const TERMINATION_MESSAGE_FILE: &str = "/dev/termination-log";
 
-/// The variables of a group by their names.
+/// Returns the variables of a group by name.
 pub(super) fn shared(input: &BuildInput<'_>, group: &WorkerGroup) -> BTreeMap<String, String> {
     let is_set = |name: &str| input.prepared.job.spec().workers.env.iter().any(|env| env.name == name);
     let defaults = defaults().into_iter().chain(input.settings.traces.iter().cloned());
@@ -33,7 +33,7 @@ pub(super) fn shared(input: &BuildInput<'_>, group: &WorkerGroup) -> BTreeMap<St
     variables
 }
 
-/// Those that a job may set itself.
+/// Variables that a job may override.
 fn defaults() -> [(String, String); 3] {
     [
         ("GOMP_SPINCOUNT".into(), "1000".into()),
@@ -42,14 +42,14 @@ fn defaults() -> [(String, String); 3] {
     ]
 }
 
-/// The variables that torchrun sets for a rank, except for the rank.
+/// Variables that torchrun sets for a rank, except the rank itself.
 fn of_ranks(group: &WorkerGroup) -> impl Iterator<Item = (String, String)> + use<> {
     let variables = group.environment(0).unwrap_or_default();
     let shared = variables.into_iter().filter(|variable| variable.name != channel::RANK);
     shared.map(|variable| (variable.name.to_owned(), variable.value))
 }
 
-/// Whether the launcher may be given another attempt, as it is where a job has spares.
+/// Whether the launcher polls for another attempt, which it does in jobs with spares.
 fn of_launcher(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<(String, String)> {
     let follows = if group.is_spare() { channel::FOLLOWS_SPARE } else { channel::FOLLOWS_RANKS };
     input.prepared.group(SPARE_GROUP)?;

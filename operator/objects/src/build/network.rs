@@ -1,4 +1,4 @@
-//! The network name and the service account of a job's workers.
+//! Network name and service account of a job's workers.
 
 use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
@@ -8,7 +8,7 @@ use super::{BuildInput, digest, workers_name};
 use crate::labels;
 use crate::worker::Worker;
 
-/// Name of the one port.
+/// Name of the Service's only port.
 const PORT_NAME: &str = "rendezvous";
 
 /// The headless Service behind the name of a group's first worker. It has no selector: the operator knows the
@@ -29,8 +29,8 @@ pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
     })
 }
 
-/// The EndpointSlice with the address of the first worker, or with none: the name of a gang never resolves to
-/// a worker that is gone. `None` where there is only one worker.
+/// Returns the EndpointSlice with the address of the first worker, or with none, so that the name of a gang
+/// never resolves to a worker that is gone. `None` where there is only one worker.
 pub fn endpoint(
     input: &BuildInput<'_>,
     group: &WorkerGroup,
@@ -62,7 +62,7 @@ pub fn endpoint(
     })
 }
 
-/// The digest of an endpoint's content; equal for all without an address.
+/// Digest of an endpoint's content; the same for all endpoints without an address.
 pub fn endpoint_digest(first: Option<&Worker>) -> String {
     digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }
@@ -74,7 +74,7 @@ fn gang(group: &WorkerGroup) -> Option<&WorkerGroup> {
 fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {
     Endpoint {
         addresses: vec![address.to_owned()],
-        // The others look for it before it is ready.
+        // The other workers resolve the name before the first one is ready.
         conditions: Some(EndpointConditions { ready: Some(true), ..EndpointConditions::default() }),
         hostname: Some(group.worker_name(0)),
         node_name: worker.node.as_deref().map(str::to_owned),
@@ -89,7 +89,7 @@ fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address
     }
 }
 
-/// The identity of the workers: it may do nothing, and no token of it is mounted unasked.
+/// Returns the service account of the workers. It has no rights, and its token is not mounted by default.
 pub fn service_account(input: &BuildInput<'_>) -> ServiceAccount {
     let mut metadata = input.metadata(workers_name(input.name()));
     let annotations = &input.prepared.job.spec().workers.pod.service_account_annotations;

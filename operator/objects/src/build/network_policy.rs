@@ -1,4 +1,4 @@
-//! The NetworkPolicy of the workers.
+//! NetworkPolicy of the workers.
 
 use k8s_openapi::api::networking::v1::{
     NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
@@ -10,10 +10,10 @@ use rlt_api::spec::NetworkAccess;
 use super::{BuildInput, digest, workers_name};
 use crate::labels;
 
-/// The port of name servers.
+/// Port of DNS servers.
 const NAME_PORT: u16 = 53;
 
-/// The NetworkPolicy of a job; `None` where the job wants none. It carries a digest of its content.
+/// Returns the NetworkPolicy of a job, with a digest of its content; `None` where the job wants none.
 pub fn network_policy(input: &BuildInput<'_>) -> Option<NetworkPolicy> {
     let access = input.prepared.job.spec().workers.network;
     let egress = match access {
@@ -34,7 +34,7 @@ pub fn network_policy(input: &BuildInput<'_>) -> Option<NetworkPolicy> {
     Some(NetworkPolicy { metadata, spec: Some(spec) })
 }
 
-/// All workers of a job, of all attempts.
+/// Selects all workers of a job, in all attempts.
 fn workers(input: &BuildInput<'_>) -> LabelSelector {
     let uid = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
     LabelSelector { match_labels: Some([uid].into()), match_expressions: None }
@@ -46,7 +46,7 @@ fn each_other(input: &BuildInput<'_>) -> Vec<NetworkPolicyPeer> {
 
 fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
     NetworkPolicyPort {
-        // A number or a name, of a type whose JSON form is either.
+        // The field is a number or a name, and its type is only constructible from JSON.
         port: serde_json::from_value(number.into()).ok(),
         protocol: Some(protocol.into()),
         end_port: None,
@@ -56,7 +56,7 @@ fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
 fn ingress(input: &BuildInput<'_>) -> Vec<NetworkPolicyIngressRule> {
     let ranks = NetworkPolicyIngressRule { from: Some(each_other(input)), ports: None };
     let metrics = input.prepared.job.spec().tracking.prometheus.as_ref().map(|endpoint| endpoint.port);
-    // A port that is chosen again each time can not be named here.
+    // A port that is chosen at random at each start cannot be named here.
     let metrics = metrics
         .filter(|port| *port != 0)
         .map(|number| NetworkPolicyIngressRule { from: None, ports: Some(vec![port(number, "TCP")]) });
@@ -71,6 +71,6 @@ fn egress(input: &BuildInput<'_>) -> Vec<NetworkPolicyEgressRule> {
     });
     let mut ports = vec![port(NAME_PORT, "UDP"), port(NAME_PORT, "TCP")];
     ports.extend(channel.map(|number| port(number, "TCP")));
-    // Name servers and the operator are wherever the cluster has them.
+    // DNS servers and the operator may have any address in the cluster.
     vec![ranks, NetworkPolicyEgressRule { to: None, ports: Some(ports) }]
 }

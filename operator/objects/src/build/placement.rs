@@ -1,4 +1,4 @@
-//! Fields that queues and schedulers add to the pods of an attempt. The pod itself is in `pod.rs`.
+//! Fields that queues and schedulers add to the pods of an attempt. `pod.rs` builds the pod itself.
 
 use std::collections::BTreeMap;
 
@@ -14,32 +14,32 @@ use super::{BuildInput, Gang, pod_group_name};
 use crate::labels;
 use crate::queue::Workload;
 
-/// The annotation by which the scheduler of Volcano finds a pod's group.
+/// Annotation with the name of a pod's group, for Volcano's scheduler.
 const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
-/// The label by which scheduler-plugins finds a pod's group.
+/// Label with the name of a pod's group, for scheduler-plugins.
 const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
-/// Names of Kueue, which finds by them the pods whose nodes it chooses.
+/// Labels, annotation and scheduling gate of Kueue, for the pods whose nodes it chooses.
 const KUEUE_POD_SET_LABEL: &str = "kueue.x-k8s.io/podset";
 const KUEUE_WORKLOAD_ANNOTATION: &str = "kueue.x-k8s.io/workload";
 const KUEUE_TOPOLOGY_LABEL: &str = "kueue.x-k8s.io/tas";
 const KUEUE_TOPOLOGY_GATE: &str = "kueue.x-k8s.io/topology";
-/// The weight of a wish, at which none is heavier.
+/// Weight of a preference, the maximum.
 const WEIGHT: i32 = 100;
 
-/// The flavors of a Workload's assignments, by name.
+/// Flavors of a Workload's assignments, by name.
 pub type Flavors = BTreeMap<String, Flavor>;
 
-/// The nodes of a flavor of resources.
+/// Nodes of a resource flavor.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Flavor {
-    /// Their labels.
+    /// Labels of the nodes.
     pub node_labels: BTreeMap<String, String>,
-    /// Taints that they have.
+    /// Tolerations of the nodes' taints.
     pub tolerations: Vec<Toleration>,
 }
 
-/// The fields that queues and schedulers add to the pods of an attempt.
+/// Fields that queues and schedulers add to the pods of an attempt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placement {
     labels: BTreeMap<String, String>,
@@ -48,22 +48,22 @@ pub struct Placement {
     tolerations: Vec<Toleration>,
     gates: Vec<PodSchedulingGate>,
     affinity: Option<Affinity>,
-    /// Neighbours that are in one domain.
+    /// Slice of consecutive workers that share a topology domain.
     slice: Option<Slice>,
-    /// The PodGroup of Kubernetes' own kind.
+    /// Name of the PodGroup, if it is of Kubernetes' own kind.
     group: Option<String>,
 }
 
-/// Neighbours by index that are in one domain.
+/// Slices of consecutive workers, each of which must be in one topology domain.
 #[derive(Clone, Debug, PartialEq)]
 struct Slice {
     label: String,
     size: u32,
-    /// The labels of all workers of the attempt.
+    /// Labels that select all workers of the attempt.
     workers: BTreeMap<String, String>,
 }
 
-/// A queue and a job name different nodes.
+/// A queue and a job require different values of a node label.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the queue lets workers run on nodes with {key}={theirs} only, but the job asks for {key}={ours}")]
 pub struct PlacementConflict {
@@ -73,8 +73,8 @@ pub struct PlacementConflict {
 }
 
 impl Placement {
-    /// The placement of a group of workers of an attempt, in a gang as far as one is known, and on the nodes
-    /// that a queue has set aside.
+    /// Computes the placement of a group of workers in an attempt: in a gang if there is one, and on the
+    /// nodes that a queue has reserved.
     pub fn new(
         input: &BuildInput<'_>,
         (group, attempt): (&WorkerGroup, u32),
@@ -88,13 +88,13 @@ impl Placement {
         if let Some((workload, flavors)) = admission {
             placement.admit(group, workload, flavors);
         }
-        // A spare belongs to no slice, and is near to the workers whose ranks it may take.
+        // A spare belongs to no slice, and is placed near the workers whose ranks it may take.
         let group = if group.is_spare() { input.first_group().unwrap_or(group) } else { group };
         if placement.gates.is_empty() && !is_spare {
             placement.slice = slice(input, group, attempt);
         }
-        // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
-        // constraint to a feature gate that is off, and nothing reports that.
+        // Volcano and Kueue place workers close together themselves. Kubernetes' PodGroup loses its topology
+        // constraint without notice if a feature gate is off.
         if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
             placement.affinity = affinity(input, group, attempt);
         }
@@ -129,10 +129,10 @@ impl Placement {
         }
     }
 
-    /// The pod in its place.
+    /// Adds the placement to a pod.
     ///
     /// # Errors
-    /// When the job requests other nodes than the queue has set aside.
+    /// When the job requires other nodes than the queue has reserved.
     pub fn place(&self, mut pod: Pod) -> Result<Pod, PlacementConflict> {
         let metadata = &mut pod.metadata;
         metadata.labels.get_or_insert_default().extend(self.labels.clone());
@@ -165,7 +165,7 @@ impl Placement {
         Ok(pod)
     }
 
-    /// A pod as it is sent. Its group of Kubernetes' own kind is younger than the types here.
+    /// Serializes a pod. The field of Kubernetes' own PodGroup is newer than the types here.
     ///
     /// # Errors
     /// When a pod has no JSON form, which would be a bug.
@@ -177,7 +177,7 @@ impl Placement {
     }
 }
 
-/// Affinities of the pod's template are kept.
+/// Appends affinities to those of the pod's template.
 fn add_affinity(own: &mut Affinity, more: &Affinity) {
     let Some(more) = more.pod_affinity.clone() else { return };
     let own = own.pod_affinity.get_or_insert_default();
@@ -208,7 +208,7 @@ fn slice(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Sl
 }
 
 impl Slice {
-    /// Near to the workers of the slice that this worker belongs to.
+    /// Affinity to the workers in the same slice as the worker `idx`.
     fn neighbours(&self, idx: u32) -> PodAffinityTerm {
         let first = idx - idx % self.size;
         let indices = (first..first + self.size).map(|idx| idx.to_string()).collect();
@@ -234,7 +234,7 @@ fn require(affinity: &mut Affinity, term: PodAffinityTerm) {
     near.required_during_scheduling_ignored_during_execution.get_or_insert_default().push(term);
 }
 
-/// Workers of one attempt near to each other, where the job wants it.
+/// Affinity of the workers of one attempt to each other, where the job requests it.
 fn affinity(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Affinity> {
     let topology = input.prepared.job.spec().workers.topology.as_ref()?;
     if topology.required.is_none() && topology.preferred.is_none() {

@@ -1,5 +1,5 @@
-//! The pod of one worker. Its name is a function of job, group and index, so that the API server itself
-//! refuses a second one.
+//! Pod of one worker. Its name is a function of job, group and index, so that the API server itself refuses a
+//! duplicate.
 
 use k8s_openapi::api::core::v1::{
     EnvVar, LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile,
@@ -13,10 +13,10 @@ use super::{BuildInput, container, volumes, workers_name};
 use crate::worker::TRAINER_CONTAINER;
 use crate::{labels, pod_template};
 
-/// The user and group of a worker, whatever its image says; its files belong to them.
+/// User and group ID of a worker, whatever its image says; its files belong to them.
 const USER_ID: i64 = 65532;
 
-/// The pod of a worker of a group in an attempt.
+/// Returns the pod of a worker of a group in an attempt.
 pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx: u32) -> Pod {
     let spec = input.prepared.job.spec();
     let name = group.worker_name(worker_idx);
@@ -44,7 +44,7 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
         priority_class_name: workers.priority_class_name.clone(),
         scheduler_name: workers.scheduler_name.clone(),
         host_network,
-        // Otherwise a pod on the network of its node looks names up as the node does.
+        // By default a pod on its node's network resolves names as the node does.
         dns_policy: host_network.map(|_| "ClusterFirstWithHostNet".into()),
         resource_claims: (!claims.is_empty()).then_some(claims),
         image_pull_secrets: filled(workers.image_pull_secrets.iter().map(|name| reference(name)).collect()),
@@ -66,7 +66,7 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
     ]);
     let pod = Pod { metadata, spec: Some(spec), status: None };
     match &workers.pod_template {
-        // A template that makes no pod of it was refused before.
+        // Validation has refused templates that do not merge to a pod.
         Some(template) => pod_template::lay_over(pod.clone(), template).unwrap_or(pod),
         None => pod,
     }
@@ -80,7 +80,7 @@ fn claim(claim: &ResourceClaimSpec) -> PodResourceClaim {
     }
 }
 
-/// The pod with leave to restart its processes in place, as often as `retries` says.
+/// Allows the pod to restart its processes in place, as often as `retries` says.
 ///
 /// # Errors
 /// When the retries have no JSON form, which would be a bug.
@@ -106,7 +106,8 @@ fn security_context() -> PodSecurityContext {
         run_as_user: Some(USER_ID),
         run_as_group: Some(USER_ID),
         fs_group: Some(USER_ID),
-        // A volume of many checkpoints is not gone through file by file at every start.
+        // Kubernetes does not change the owner of every file at each start, which is slow with many
+        // checkpoints.
         fs_group_change_policy: Some("OnRootMismatch".into()),
         seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
         ..PodSecurityContext::default()

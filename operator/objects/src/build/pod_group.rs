@@ -1,5 +1,5 @@
-//! The PodGroup of a group of workers in one attempt: its scheduler places all of them, or none. Each attempt
-//! has its own, so that terminating pods of an earlier attempt do not count.
+//! PodGroup of a group of workers in one attempt: its scheduler places all of them, or none. Each attempt has
+//! its own PodGroup, so that terminating pods of an earlier attempt do not count.
 
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_api::plan::WorkerGroup;
@@ -10,26 +10,26 @@ use crate::labels;
 use crate::queue;
 use crate::served::Served;
 
-/// The scheduler of Volcano.
+/// Name of Volcano's scheduler.
 const VOLCANO: &str = "volcano";
-/// The scheduler of every cluster.
+/// Name of Kubernetes' default scheduler.
 const DEFAULT: &str = "default-scheduler";
-/// The label by which a job names a queue of Volcano.
+/// Label with which a job selects a queue of Volcano.
 const VOLCANO_QUEUE_LABEL: &str = "volcano.sh/queue-name";
 
-/// Whose PodGroup it is.
+/// API of a PodGroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gang {
-    /// Kubernetes' own, in this version.
+    /// Kubernetes' own PodGroup, in this version.
     Native(&'static str),
-    /// Volcano's.
+    /// PodGroup of Volcano's scheduler.
     Volcano,
-    /// The coscheduling plugin's of scheduler-plugins.
+    /// PodGroup of the coscheduling plugin from scheduler-plugins.
     Coscheduling,
 }
 
-/// Whose PodGroup a group of workers has: that of its scheduler, as far as the cluster serves it. One worker
-/// needs none.
+/// Returns the PodGroup API for a group of workers: that of its scheduler, if the cluster serves it. A single
+/// worker needs none.
 pub fn gang(input: &BuildInput<'_>, group: &WorkerGroup, served: Served) -> Option<Gang> {
     if group.num_workers <= 1 || group.is_spare() {
         return None;
@@ -43,12 +43,12 @@ pub fn gang(input: &BuildInput<'_>, group: &WorkerGroup, served: Served) -> Opti
     }
 }
 
-/// Name of the PodGroup of a group of workers in an attempt.
+/// Returns the name of the PodGroup of a group of workers in an attempt.
 pub fn pod_group_name(group: &WorkerGroup, attempt: u32) -> String {
     format!("{}-{attempt}", group.service_name())
 }
 
-/// The kind of a PodGroup.
+/// Returns the API resource of a PodGroup.
 pub fn pod_group_kind(gang: Gang) -> ApiResource {
     let (group, version) = match gang {
         Gang::Native(version) => ("scheduling.k8s.io", version),
@@ -58,7 +58,7 @@ pub fn pod_group_kind(gang: Gang) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, "PodGroup"))
 }
 
-/// The PodGroup of a group of workers in an attempt.
+/// Returns the PodGroup of a group of workers in an attempt.
 pub fn pod_group(input: &BuildInput<'_>, group: &WorkerGroup, gang: Gang, attempt: u32) -> DynamicObject {
     let mut metadata = input.metadata_of(group, pod_group_name(group, attempt));
     metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());

@@ -1,4 +1,4 @@
-//! The volumes of a worker: read-only ones, writable ones, and those that outlive it.
+//! Volumes of a worker: read-only, writable, and persistent ones.
 
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, ConfigMapVolumeSource, EmptyDirVolumeSource, EphemeralVolumeSource,
@@ -13,17 +13,17 @@ use rlt_channel::environment;
 
 use super::{BuildInput, claim_name, config_map_name};
 
-/// The folder with the files of the job's ConfigMap and the token.
+/// Folder with the files of the job's ConfigMap and the token.
 const JOB_FOLDER: &str = "/etc/rltraining";
-/// The folder of run folders, models and data.
+/// Folder that holds run folders, models and data.
 pub(super) const STORAGE_FOLDER: &str = "/storage";
 
-/// The path of the ConfigMap's file `key` in a worker.
+/// Returns the path of the ConfigMap's file `key` in a worker.
 pub(super) fn job_file(key: &str) -> String {
     format!("{JOB_FOLDER}/{key}")
 }
 
-/// The volumes of a worker, each with where it is mounted.
+/// Returns the volumes of a worker with their mounts.
 pub(super) fn volumes(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<(Volume, VolumeMount)> {
     let mut volumes = vec![
         read_only(job_files(input), JOB_FOLDER),
@@ -46,7 +46,7 @@ fn writable(volume: Volume, path: &str) -> (Volume, VolumeMount) {
     (volume, mount)
 }
 
-/// The job's ConfigMap, and a token that only the operator accepts.
+/// Returns the volume with the job's ConfigMap, and a token that only the operator accepts.
 fn job_files(input: &BuildInput<'_>) -> Volume {
     let map = ConfigMapProjection { name: config_map_name(input.name()), ..ConfigMapProjection::default() };
     let token = ServiceAccountTokenProjection {
@@ -66,7 +66,7 @@ fn job_files(input: &BuildInput<'_>) -> Volume {
     }
 }
 
-/// A volume that the job names.
+/// Returns a volume that the job requests, and its mount.
 fn of_job(idx: usize, spec: &VolumeSpec) -> (Volume, VolumeMount) {
     let claim =
         |name: &String| PersistentVolumeClaimVolumeSource { claim_name: name.clone(), read_only: None };
@@ -94,7 +94,7 @@ fn of_job(idx: usize, spec: &VolumeSpec) -> (Volume, VolumeMount) {
     }
 }
 
-/// A claim that Kubernetes makes with each pod and deletes with it.
+/// Returns a volume whose claim Kubernetes creates and deletes with each pod.
 fn ephemeral(spec: &EphemeralVolumeSpec) -> EphemeralVolumeSource {
     let claim = PersistentVolumeClaimSpec {
         access_modes: Some(vec!["ReadWriteOnce".into()]),
@@ -120,13 +120,13 @@ fn storage(input: &BuildInput<'_>) -> Volume {
     Volume { persistent_volume_claim: Some(claim), ..volume }
 }
 
-/// The file system of the image is read-only.
+/// Returns the volume of temporary files; the image's file system is read-only.
 fn scratch() -> Volume {
     Volume { name: "tmp".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
 }
 
-/// Where it is requested, and where GPUs or several ranks may need more than the 64 MiB that a container has
-/// anyway.
+/// Returns the volume of shared memory, if it is requested, or if GPUs or several ranks may need more than a
+/// container's default of 64 MiB.
 fn shared_memory(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Volume> {
     let size = input.prepared.job.spec().workers.resources.shared_memory.clone();
     let is_short = group.device == Device::Cuda || group.ranks_per_worker > 1;

@@ -1,4 +1,4 @@
-//! The Workload by which Kueue admits a job: how many pods of which size, for which queue. Fields that do not
+//! Workload with which Kueue admits a job: how many pods of which size, for which queue. Fields that do not
 //! concern a queue, such as an image, are left out, so that an upgraded operator does not replace it.
 
 use std::collections::BTreeMap;
@@ -14,21 +14,22 @@ use crate::labels;
 use crate::queue::{self, PRIORITY_LABEL};
 use crate::served;
 
-/// The label by which Kueue finds the Workload of an object.
+/// Label with which Kueue finds the Workload of an object.
 const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
 
-/// Where a job's priority in a queue is looked up.
+/// Reference to the class of a job's priority in its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriorityClass {
-    /// The API group of the class.
+    /// API group of the class.
     pub group: &'static str,
-    /// Its kind.
+    /// Kind of the class.
     pub kind: &'static str,
-    /// Its name.
+    /// Name of the class.
     pub name: String,
 }
 
-/// The priority class of a job in its queue; `None` if neither job nor cluster sets one.
+/// Returns the priority class of a job in its queue: that of its label, by default that of its pods; `None`
+/// without either.
 pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
     if let Some(name) = queue::label(input.job, PRIORITY_LABEL) {
         let (group, kind) = ("kueue.x-k8s.io", "WorkloadPriorityClass");
@@ -38,12 +39,12 @@ pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
     Some(PriorityClass { group: "scheduling.k8s.io", kind: "PriorityClass", name })
 }
 
-/// The digest of a job's request to its queue, without the value of its priority class.
+/// Digest of a job's request to its queue, without the value of its priority class.
 pub fn workload_digest(input: &BuildInput<'_>, queue: &str) -> String {
     digest([spec(input, queue).to_string().as_str()])
 }
 
-/// The Workload of a job in a queue, with the value of its priority class where it has one.
+/// Returns the Workload of a job in a queue, with the value of its priority class if it has one.
 pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> DynamicObject {
     let uid = input.job.uid();
     let name = format!("{}-{}", input.name(), &digest([uid])[..5]);
@@ -59,7 +60,7 @@ pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> D
     DynamicObject { metadata, ..object }
 }
 
-/// The labels of the Workload of a job.
+/// Returns the labels of a job's Workload.
 pub fn workload_labels(input: &BuildInput<'_>) -> BTreeMap<String, String> {
     let mut labels = labels::of_job(input.job);
     labels.insert(JOB_UID_LABEL.into(), input.job.uid().into());
@@ -89,8 +90,8 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
     spec
 }
 
-/// Kueue gives nodes to pods in the order of their indices, so that neighbours by rank are neighbours by
-/// node.
+/// Returns the topology request of a pod set. Kueue assigns nodes in the order of the pod index, so that
+/// consecutive ranks are close together.
 fn topology_request(topology: &TopologySpec) -> Value {
     let mut request = json!({});
     for (name, label) in [("required", &topology.required), ("preferred", &topology.preferred)] {
@@ -106,7 +107,8 @@ fn topology_request(topology: &TopologySpec) -> Value {
     request
 }
 
-/// The fields that decide where a pod fits. Limits count as requests if there are none, as for pods.
+/// Returns the fields of a pod that decide where it fits. As for pods, limits count as requests where
+/// requests are absent.
 fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
     let pod = super::pod(input, 1, group, 0).spec.unwrap_or_default();
     let container = |container: Container| {
@@ -121,7 +123,7 @@ fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
         Container {
             name: container.name,
             resources: Some(resources),
-            // A sidecar among the containers that run first takes its share all the time.
+            // A sidecar, an init container that keeps running, takes its resources all the time.
             restart_policy: container.restart_policy,
             ..Container::default()
         }

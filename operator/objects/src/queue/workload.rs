@@ -1,4 +1,4 @@
-//! The cached fields of a Workload: those that decisions read, and those that are copied into pods.
+//! Cached fields of a Workload: those on which decisions depend, and those that are copied into pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,67 +9,67 @@ use serde::Deserialize;
 use crate::labels;
 use crate::worker::{Explanation, JobKey, owner};
 
-/// The Workload of a job.
+/// Workload of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
-    /// Its name.
+    /// Name of the Workload.
     pub name: String,
-    /// Its UID.
+    /// UID of the Workload.
     pub uid: String,
-    /// The version of the object in the API server's store.
+    /// Version of the object in the API server's store.
     pub resource_version: String,
-    /// The digest of its content.
+    /// Digest of its content, from an annotation.
     pub digest: Option<String>,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// Why its status cannot be read; the following fields are unknown then.
+    /// Error in reading its status; if there is one, the following fields have defaults.
     pub unreadable: Option<String>,
-    /// Whether quota is reserved.
+    /// Whether quota is reserved for it.
     pub has_quota: bool,
-    /// Whether it is admitted.
+    /// Whether Kueue has admitted it.
     pub is_admitted: bool,
     /// Whether it has the condition `Finished`.
     pub is_finished: bool,
     /// Whether it has the condition `PodsReady`.
     pub is_ready: bool,
-    /// Why it was evicted.
+    /// Reason of its eviction; `None` if it is not evicted.
     pub eviction: Option<Explanation>,
-    /// Why it waits for quota.
+    /// Message that says why it waits for quota.
     pub waiting: String,
-    /// The assigned flavors of its pod sets.
+    /// Flavors that are assigned to its pod sets.
     pub assignments: Vec<Assignment>,
-    /// The fields that admission checks add to pods.
+    /// Fields that admission checks add to pods.
     pub updates: Vec<PodSetUpdate>,
 }
 
-/// The assignment of a pod set.
+/// Flavors and topology that are assigned to a pod set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// The set.
+    /// Name of the pod set.
     pub name: String,
-    /// The flavors of their resources.
+    /// Names of the assigned flavors.
     pub flavors: BTreeSet<String>,
-    /// Whether Kueue chooses their nodes (topology-aware scheduling).
+    /// Whether Kueue chooses the nodes (topology-aware scheduling).
     pub has_topology: bool,
 }
 
-/// The fields that an admission check adds to the pods of a set.
+/// Fields that an admission check adds to the pods of a set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSetUpdate {
-    /// The set.
+    /// Name of the pod set.
     pub name: String,
-    /// Labels.
+    /// Labels to add.
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations to add.
     pub annotations: BTreeMap<String, String>,
-    /// Labels that a node must have.
+    /// Node labels that the pods require.
     pub node_selector: BTreeMap<String, String>,
-    /// Taints that a node may have.
+    /// Taints that the pods tolerate.
     pub tolerations: Vec<Toleration>,
 }
 
-// Tolerations compare exactly: none of their fields is a floating-point number.
+// Tolerations have no floating-point fields, so comparison is an equivalence.
 impl Eq for PodSetUpdate {}
 
 #[derive(Default, Deserialize)]
@@ -112,7 +112,7 @@ struct Check {
 }
 
 impl Workload {
-    /// Reads an object. `None` where it belongs to no job of ours.
+    /// Reads the key of the owning job and the Workload. `None` where it belongs to no job of this operator.
     pub fn read(object: &DynamicObject) -> Option<(JobKey, Self)> {
         let metadata = &object.metadata;
         let key = owner(metadata)?;

@@ -1,5 +1,5 @@
-//! Command R and R+: layer norms, feed-forward blocks beside attention, scaled logits, neighbouring dims
-//! turned together, and in R+ a norm of each head of queries and keys.
+//! Command R and R+: layer norms, parallel attention and feed-forward blocks, scaled logits, rotary embedding
+//! of adjacent dimensions, and in R+ a norm of each head of queries and keys.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::super::fields::Fields;
 use super::super::{BlockNorms, ModelConfig, ModelConfigError, NormKind, QkNorm, RopePairing};
 use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
-/// Those of Command R and of what came after it.
+/// Defaults of Command R and later Command models.
 pub(super) const DEFAULTS: Defaults = Defaults {
     max_positions: 8192,
     rope_theta: 500_000.0,

@@ -1,4 +1,5 @@
-//! Command R7B and A: Command R whose layers slide but every fourth, which has no rotary embedding.
+//! Command R7B and A: Command R with a sliding window in all layers but every fourth, which has no rotary
+//! embedding.
 
 use super::super::ModelConfig;
 use super::super::windows::{by_layer_types, window, write_layer_types};
@@ -37,7 +38,7 @@ fn slides(layer_idx: usize, pattern: usize) -> bool {
     !(layer_idx + 1).is_multiple_of(pattern)
 }
 
-/// Layers that see everything have no positions.
+/// Removes the rotary embedding of layers with full attention.
 fn turn_where_layers_slide(config: &mut ModelConfig) {
     config.layer_ropes = config.layer_windows.iter().map(|window| window.map(|_| 0)).collect();
 }

@@ -1,5 +1,5 @@
-//! DeepSeek-V2: latent attention, and behind the first layers experts beside shared ones; experts by softmax,
-//! from all or from the best groups.
+//! DeepSeek-V2: latent attention, and in all but the first layers experts with a shared one; experts are
+//! chosen by softmax, from all or from the best groups.
 
 use super::super::experts::{ExpertNames, Experts};
 use super::super::latent::LatentAttention;
@@ -30,7 +30,7 @@ pub(super) const DEEPSEEK_V2: Definition = Definition {
         if fields.flag("mlp_bias")?.unwrap_or(false) {
             return Err(fields.unsupported("mlp_bias", "false"));
         }
-        // transformers does not read it, and never normalises.
+        // transformers does not read the field, and never normalises.
         if fields.flag("norm_topk_prob")?.unwrap_or(false) {
             return Err(fields.unsupported("norm_topk_prob", "false"));
         }

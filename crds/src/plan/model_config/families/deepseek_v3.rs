@@ -1,5 +1,5 @@
-//! DeepSeek-V3 and R1: DeepSeek-V2 whose experts are chosen by sigmoid and a bias, from the groups with the
-//! best pairs.
+//! DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid and a bias, from the groups with the best
+//! pairs of experts.
 
 use super::super::experts::{ExpertNames, Experts};
 use super::super::latent::LatentAttention;

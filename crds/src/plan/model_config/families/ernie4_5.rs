@@ -1,4 +1,4 @@
-//! ERNIE 4.5, dense: Llama that turns neighbouring dims together, with biases everywhere or nowhere.
+//! ERNIE 4.5, dense: Llama with a rotary embedding of adjacent dimensions, and biases everywhere or nowhere.
 
 use super::super::RopePairing;
 use super::{Defaults, Definition};

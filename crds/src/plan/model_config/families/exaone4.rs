@@ -1,5 +1,5 @@
-//! EXAONE 4: norms behind the blocks and of each head of queries and keys; where some layers slide, the
-//! others have no rotary embedding.
+//! EXAONE 4: norms after the blocks and of each head of queries and keys; where some layers have a window,
+//! the others have no rotary embedding.
 
 use super::super::windows::{by_layer_types, window, write_layer_types};
 use super::super::{BlockNorms, QkNorm};
@@ -16,7 +16,7 @@ pub(super) const EXAONE4: Definition = Definition {
     },
     read: |fields, config| {
         let window = window(fields, Some(4096))?;
-        // A pattern of letters stands beside `layer_types`, which says the same.
+        // `layer_types` takes precedence over a pattern of letters, which says the same.
         let pattern = match fields.list("layer_types")? {
             None => fields.size("sliding_window_pattern")?.unwrap_or(4),
             Some(_) => 4,
@@ -30,7 +30,8 @@ pub(super) const EXAONE4: Definition = Definition {
     write: |config, document| {
         write_layer_types(config, document);
         if !config.layer_ropes.contains(&Some(0)) {
-            // Without a layer that slides there is no window to write, and no layer turns.
+            // Without a layer with a window there is no window size to write, and no layer has a rotary
+            // embedding.
             document["sliding_window"] = 4096.into();
         }
     },

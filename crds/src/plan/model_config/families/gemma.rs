@@ -1,9 +1,9 @@
-//! Gemma 1: scaled embeddings, GELU, norms around 1.
+//! Gemma 1: scaled embeddings, GELU, norm weights stored as an offset from 1.
 
 use super::super::{HiddenActivation, ModelConfig};
 use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
-/// Those of the Gemma family.
+/// Defaults of the Gemma family.
 pub(super) const DEFAULTS: Defaults = Defaults {
     num_kv_heads: Some(16),
     head_dim: Some(256),

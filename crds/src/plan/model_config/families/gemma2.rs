@@ -1,5 +1,5 @@
-//! Gemma 2: Gemma 1 with norms behind the blocks too, softcapped attention scores and logits, and a window in
-//! every other layer.
+//! Gemma 2: Gemma 1 with additional norms after the blocks, softcapped attention scores and logits, and a
+//! window in every other layer.
 
 use serde_json::{Value, json};
 
@@ -33,10 +33,10 @@ pub(super) const GEMMA2: Definition = Definition {
     },
 };
 
-/// Of attention scores and of logits.
+/// Default softcaps of attention scores and of logits.
 const CAPS: [Option<f64>; 2] = [Some(50.0), Some(30.0)];
 
-/// What scores and logits are scaled and capped by, in Gemma 2 and 3.
+/// Reads the scale of attention scores and the softcaps of scores and logits, in Gemma 2 and 3.
 pub(super) fn read_scores(
     fields: &Fields<'_>,
     config: &mut ModelConfig,
@@ -49,7 +49,7 @@ pub(super) fn read_scores(
     Ok(())
 }
 
-/// A number above 0, or null where it is stated.
+/// Reads a number above 0; null disables, absent means `default`.
 fn positive(fields: &Fields<'_>, field: &str, default: Option<f64>) -> Result<Option<f64>, ModelConfigError> {
     let stated = fields.number(field)?;
     if stated.is_some_and(|number| number <= 0.0) {
@@ -60,7 +60,7 @@ fn positive(fields: &Fields<'_>, field: &str, default: Option<f64>) -> Result<Op
 
 pub(super) fn write_scores(config: &ModelConfig, document: &mut Value) {
     document["hidden_activation"] = document["hidden_act"].clone();
-    // transformers wants an integer, which the root has made a number beside it.
+    // transformers wants an integer; taking the square root and back gives a float next to it.
     document["query_pre_attn_scalar"] = json!(config.attention_scale.powi(-2).round() as u64);
     document["attn_logit_softcapping"] = json!(config.attention_softcap);
     document["final_logit_softcapping"] = json!(config.logit_softcap);

@@ -1,5 +1,5 @@
-//! Gemma 3, text: norms before and behind each block, normalised queries and keys, and two rotary embeddings:
-//! one for layers that slide, one for those that see everything.
+//! Gemma 3, text: norms before and after each block, normed queries and keys, and two rotary embeddings: one
+//! for layers with a window, one for layers with full attention.
 
 use serde_json::{Value, json};
 

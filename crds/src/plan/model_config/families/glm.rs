@@ -1,5 +1,5 @@
-//! GLM-4 9B: Llama with gate and up in one tensor, and a rotary embedding that turns neighbours in the first
-//! half of each head.
+//! GLM-4 9B: Llama with fused gate and up, and a rotary embedding of adjacent dimensions in the first half of
+//! each head.
 
 use super::super::{FusedProjections, RopePairing};
 use super::{Defaults, Definition, glm4, write_attention_bias};

@@ -1,10 +1,10 @@
-//! GLM-4 (0414): norms before and behind each block, gate and up in one tensor, and a rotary embedding that
-//! turns neighbours in the first half of each head.
+//! GLM-4 (0414): norms before and after each block, fused gate and up, and a rotary embedding of adjacent
+//! dimensions in the first half of each head.
 
 use super::super::{BlockNorms, FusedProjections, RopePairing};
 use super::{Defaults, Definition, write_attention_bias};
 
-/// Those of GLM-4.
+/// Defaults of GLM-4.
 pub(super) const DEFAULTS: Defaults = Defaults {
     num_kv_heads: Some(2),
     head_dim: Some(128),

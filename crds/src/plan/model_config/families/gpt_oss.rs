@@ -7,7 +7,7 @@ use super::super::windows::{by_layer_types, window, write_layer_types};
 use super::super::{ModelConfig, RopeScaling};
 use super::{Defaults, Definition, write_attention_bias};
 
-/// What gate and up are clamped to, which no configuration of transformers changes.
+/// Limit to which gate and up are clamped; no configuration of transformers changes it.
 const LIMIT: f64 = 7.0;
 
 pub(super) const GPT_OSS: Definition = Definition {
@@ -54,7 +54,7 @@ fn write(config: &ModelConfig, document: &mut Value) {
     write_attention_bias(config, document);
     write_layer_types(config, document);
     if let Some(rope) = config.ropes.first().filter(|rope| rope.scaling == RopeScaling::None) {
-        // Silence means YaRN.
+        // An absent field means YaRN.
         document["rope_parameters"] = json!({"rope_type": "default", "rope_theta": rope.theta});
     }
     if let Some(experts) = &config.experts {

@@ -1,4 +1,4 @@
-//! Granite 3: Llama whose embeddings, attention, residual sums and logits are scaled.
+//! Granite 3: Llama with scaled embeddings, attention, residual sums and logits.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Ministral: Mistral whose layers slide by type.
+//! Ministral: Mistral with a sliding window that depends on the layer's type.
 
 use super::super::windows::{by_layer_types, window, write_layer_types};
 use super::{Defaults, Definition, nothing};

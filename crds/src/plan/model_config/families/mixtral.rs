@@ -1,4 +1,4 @@
-//! Mixtral: Mistral whose feed-forward blocks are experts.
+//! Mixtral: Mistral with experts instead of feed-forward blocks.
 
 use super::super::experts::{ExpertNames, Experts};
 use super::super::windows::window;

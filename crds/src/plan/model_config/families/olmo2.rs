@@ -1,9 +1,9 @@
-//! OLMo 2: norms behind the blocks instead of before them, and one over all heads of queries and of keys.
+//! OLMo 2: norms after the blocks instead of before them, and one norm over all heads of queries and of keys.
 
 use super::super::{BlockNorms, ModelConfig, QkNorm};
 use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
-/// Those of OLMo 2 and 3.
+/// Defaults of OLMo 2 and 3.
 pub(super) const DEFAULTS: Defaults =
     Defaults { rms_norm_eps: 1e-5, bos: None, eos: &[50_279], pad: Some(1), ..Defaults::LLAMA };
 

@@ -1,5 +1,5 @@
-//! OLMo 3: OLMo 2 whose layers slide but every fourth, and whose rotary embedding is stretched where layers
-//! see everything.
+//! OLMo 3: OLMo 2 with a sliding window in all layers but every fourth, and a scaled rotary embedding in
+//! layers with full attention.
 
 use super::super::rope::{by_window, write_by_window};
 use super::super::windows::{by_layer_types, window, write_layer_types};

@@ -1,11 +1,12 @@
-//! Phi-3, Phi-3.5 and Phi-4: query, key and value projections are one tensor, gate and up another; heads may
-//! be turned in part, and frequencies stretched by LongRoPE.
+//! Phi-3, Phi-3.5 and Phi-4: fused query, key and value projections, fused gate and up; rotary embeddings may
+//! cover a part of each head, and be scaled by LongRoPE.
 
 use super::super::FusedProjections;
 use super::super::windows::window;
 use super::{Defaults, Definition};
 
-/// Of the residual stream and of embeddings; an update must see the policy that sampled.
+/// Dropout fields of the residual stream and of embeddings. They must be 0, because an update must see the
+/// policy that sampled.
 const DROPOUTS: [&str; 2] = ["resid_pdrop", "embd_pdrop"];
 
 pub(super) const PHI3: Definition = Definition {

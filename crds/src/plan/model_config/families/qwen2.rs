@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5: biases on query, key and value projections; upper layers may slide.
+//! Qwen2 and Qwen2.5: biases on query, key and value projections; upper layers may have a sliding window.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::super::windows::{by_layer_types, window, write_layer_types};
 use super::super::{ModelConfig, ModelConfigError};
 use super::{Defaults, Definition};
 
-/// Those of Qwen2 and of what came after it.
+/// Defaults of Qwen2 and later Qwen models.
 pub(super) const DEFAULTS: Defaults =
     Defaults { num_kv_heads: Some(32), max_positions: 32_768, bos: None, eos: &[], ..Defaults::LLAMA };
 
@@ -21,7 +21,8 @@ pub(super) const QWEN2: Definition = Definition {
     write: write_windows,
 };
 
-/// Layers slide where `use_sliding_window` says so: those of `layer_types`, or from `max_window_layers` on.
+/// Reads the windows, which `use_sliding_window` enables: for the layers of `layer_types`, or from
+/// `max_window_layers` on.
 pub(super) fn read_windows(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
     let used = fields.flag("use_sliding_window")?.unwrap_or(false);
     let window = window(fields, Some(4096))?.filter(|_| used);

@@ -1,5 +1,4 @@
-//! Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts and, beside them, a feed-forward block that computes every
-//! token behind a gate.
+//! Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, and a gated shared expert that computes every token.
 
 use super::super::experts::{ExpertNames, Experts};
 use super::super::windows::{by_layer_types, window, write_layer_types};
@@ -20,10 +19,10 @@ pub(super) const QWEN2_MOE: Definition = Definition {
     read: |fields, config| {
         config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
         let used = fields.flag("use_sliding_window")?.unwrap_or(false);
-        // Where none is used transformers 5 writes 0.
+        // transformers 5 writes 0 where windows are off.
         let window = if used { window(fields, Some(4096))? } else { None };
         let first_without = fields.count("max_window_layers")?.unwrap_or(28);
-        // As transformers 5 has it: every second one of the first layers.
+        // As in transformers 5: every second layer of the first `max_window_layers`.
         let slides = |layer_idx: usize| layer_idx < first_without && layer_idx.is_multiple_of(2);
         config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
         let Some(experts) = &mut config.experts else { return Ok(()) };

@@ -1,5 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: Qwen2 beside a vision tower, with a rotary embedding that turns by time, height
-//! and width.
+//! Qwen2-VL and Qwen2.5-VL: Qwen2 with a vision tower, and a rotary embedding over time, height and width.
 
 use serde_json::Value;
 

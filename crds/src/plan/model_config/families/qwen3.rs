@@ -1,4 +1,4 @@
-//! Qwen3: normalised queries and keys, heads of 128 whatever the width.
+//! Qwen3: normed queries and keys, heads of 128 dimensions whatever the hidden size.
 
 use super::super::QkNorm;
 use super::qwen2::{DEFAULTS, read_windows, write_windows};

@@ -1,4 +1,4 @@
-//! Qwen3-MoE: Qwen3 with experts in place of most or all feed-forward blocks.
+//! Qwen3-MoE: Qwen3 with experts instead of most or all feed-forward blocks.
 
 use super::super::experts::{ExpertNames, Experts};
 use super::super::windows::window;
@@ -38,7 +38,7 @@ pub(super) const QWEN3_MOE: Definition = Definition {
 fn write_experts(config: &ModelConfig, document: &mut serde_json::Value) {
     if let Some(experts) = &config.experts {
         experts.write_qwen(document);
-        // The name that transformers 5 writes.
+        // transformers 5 writes this name.
         document["num_local_experts"] = experts.num_experts.into();
     }
 }

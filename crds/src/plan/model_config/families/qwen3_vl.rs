@@ -1,5 +1,5 @@
-//! Qwen3-VL: Qwen3 beside a vision tower, with a rotary embedding whose pairs take turns by time, height and
-//! width, and with features that are added after the first layers.
+//! Qwen3-VL: Qwen3 with a vision tower, a rotary embedding whose pairs are interleaved over time, height and
+//! width, and features that are added after the first layers.
 
 use super::super::{QkNorm, vision};
 use super::{Defaults, Definition, qwen2, read_attention_bias, write_attention_bias};

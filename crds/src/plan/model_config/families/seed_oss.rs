@@ -1,4 +1,4 @@
-//! Seed-OSS: Llama with biases of its own choice.
+//! Seed-OSS: Llama with configurable biases.
 
 use super::{Defaults, Definition};
 
@@ -25,7 +25,7 @@ pub(super) const SEED_OSS: Definition = Definition {
         document["attention_bias"] = config.qkv_bias.into();
         document["attention_out_bias"] = config.output_bias.into();
         document["mlp_bias"] = config.mlp_bias.into();
-        // As `attention_dropout`: 0.1 unless it is stated.
+        // Like `attention_dropout` it is 0.1 unless stated.
         document["residual_dropout"] = 0.0.into();
     },
 };

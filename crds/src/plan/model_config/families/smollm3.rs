@@ -1,4 +1,5 @@
-//! SmolLM3: Llama without rotary embedding in every fourth layer (NoPE), which may slide instead.
+//! SmolLM3: Llama without rotary embedding in every fourth layer (NoPE), which may have a sliding window
+//! instead.
 
 use serde_json::Value;
 
@@ -44,7 +45,8 @@ fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfig
     Ok(())
 }
 
-/// `no_rope_layers` has a 1 for each layer that turns; without it every `no_rope_layer_interval`-th does not.
+/// Reads which layers have a rotary embedding: `no_rope_layers` has a 1 for each such layer. Without it every
+/// `no_rope_layer_interval`-th layer has none.
 fn turned_layers(fields: &Fields<'_>, num_layers: usize) -> Result<Vec<bool>, ModelConfigError> {
     let Some(list) = fields.list("no_rope_layers")? else {
         let interval = fields.size("no_rope_layer_interval")?.unwrap_or(4);
