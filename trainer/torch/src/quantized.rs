@@ -330,7 +330,7 @@ fn nest(absmax: &Tensor) -> Result<(Tensor, NestedScales), tch::TchError> {
     Ok((Tensor::from_slice(&codes), nested))
 }
 
-/// Number of points in [-1, 1] for which bitsandbytes tabulates the nearest value of the dynamic map.
+/// Number of points from -1 to 1 for which bitsandbytes tabulates the nearest value of the dynamic map.
 const PLACES: usize = 1 << 16;
 
 /// Returns the index of the point nearest to `number`, with bitsandbytes' arithmetic: the last sum is fused.

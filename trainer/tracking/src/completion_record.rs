@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Each `Vec<f32>` has an entry per element of `token_ids`; a value that is not finite is `null`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CompletionRecord {
-    /// Number of the training step to which the completion belongs, from 1.
+    /// Number of finished training steps, including the step to which the completion belongs.
     pub step: u64,
     /// Number of finished steps that the sampling weights had received.
     #[serde(default)]

@@ -192,9 +192,9 @@ impl AdvantageEstimator {
     /// Estimates the advantages of one step's batch.
     ///
     /// An estimator that compares the samples of a prompt is not given a row that is the only one of its
-    /// group, such as the last sample of a group whose other samples are masked. The advantage of that row is
-    /// 0. (verl gives it its raw reward, which rewards samples for failures of their group's reward
-    /// functions.)
+    /// group, such as the last sample of a group whose other samples are masked. That row has no advantage
+    /// (0). verl gives it its raw reward, which rewards samples for failures of their group's reward
+    /// functions.
     ///
     /// # Errors
     /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too
