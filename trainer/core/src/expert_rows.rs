@@ -2,7 +2,7 @@
 //! received row is for. This module communicates nothing.
 //!
 //! ```text
-//! own rows      sorted by expert: those of a rank's experts are neighbours        -> sent to that rank
+//! local rows    sorted by expert: those of a rank's experts are adjacent          -> sent to that rank
 //! received      rank-major: by sender, and of each sender by expert               -> sorted by expert again
 //! computed      back in the order in which they were received                     -> returned to the senders
 //! ```
