@@ -1,5 +1,5 @@
-//! The client of a cluster: from a kubeconfig, the few calls that commands need, and their errors. The
-//! meaning of answers is decided elsewhere.
+//! The client of a cluster: made from a kubeconfig, with the few calls that commands need, and their errors.
+//! Commands interpret the answers.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use rlt_objects::seen::SeenPod;
 
 use crate::args::ClusterArgs;
 
-/// Timeout of a connection.
+/// Timeout of opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Objects of one page of a list.
+/// Number of objects per page of a list.
 const PAGE_SIZE: u32 = 500;
-/// How the API server's answer about a job that is not there begins; any other 404 is about the kind itself.
+/// Beginning of the API server's message for a missing job; any other 404 means that the kind is missing.
 const NO_SUCH_JOB: &str = "rltrainingjobs.rltraining.dev \"";
 
-/// Why a cluster gave no answer.
+/// A failed call of a cluster.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
     #[error("start a runtime for the cluster's client")]
@@ -46,7 +46,7 @@ pub(crate) enum ClusterError {
     Call { act: String, message: String },
 }
 
-/// A cluster, with the permissions of the kubeconfig's user.
+/// A connection to a cluster, with the permissions of the kubeconfig's user.
 #[derive(Clone)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
@@ -54,14 +54,14 @@ pub(crate) struct Connection {
     server: String,
 }
 
-/// Runs a future that calls a cluster.
+/// Runs a future that calls a cluster to completion.
 pub(crate) fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(ClusterError::Runtime)?.block_on(work)
 }
 
 impl Connection {
-    /// Finds the cluster; no call is made yet.
+    /// Finds the cluster and prepares the client; makes no call yet.
     pub(crate) async fn open(args: &ClusterArgs) -> Result<Self, ClusterError> {
         let mut config = config(args).await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -73,20 +73,20 @@ impl Connection {
         Ok(Self { client, namespace, server })
     }
 
-    /// One job.
+    /// Reads one job.
     pub(crate) async fn job(&self, name: &str) -> Result<Job, ClusterError> {
         let act = format!("read job `{name}`");
         self.jobs_api(false).get(name).await.map_err(|error| self.explain(act, name, error))
     }
 
-    /// The jobs of the namespace, or of all, by namespace and name.
+    /// Lists the jobs of the namespace, or of all namespaces, sorted by namespace and name.
     pub(crate) async fn jobs(&self, everywhere: bool) -> Result<Vec<Job>, ClusterError> {
         let mut jobs = self.list(&self.jobs_api(everywhere), "list jobs", ListParams::default()).await?;
         jobs.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
         Ok(jobs)
     }
 
-    /// The API of jobs of the namespace, or of all.
+    /// Returns the API of jobs in the namespace, or in all namespaces.
     pub(crate) fn jobs_api(&self, everywhere: bool) -> Api<Job> {
         if everywhere {
             Api::all(self.client.clone())
@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// The pods of a job, of any attempt.
+    /// Lists the pods of a job, of any attempt.
     pub(crate) async fn pods(&self, job: &Job) -> Result<Vec<SeenPod>, ClusterError> {
         let of_job = ListParams::default().labels(&format!("{}={}", labels::JOB_UID, job.uid()));
         let pods = Api::namespaced(self.client.clone(), &self.namespace);
@@ -106,7 +106,7 @@ impl Connection {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The Events of the namespace.
+    /// Lists the Events of the namespace.
     pub(crate) async fn events(&self) -> Result<Vec<Event>, ClusterError> {
         self.list(
             &Api::namespaced(self.client.clone(), &self.namespace),
@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// The error of a failed call, with a hint for the user.
+    /// Converts a failed call to an error with a hint for the user.
     pub(crate) fn explain(&self, act: String, name: &str, error: kube::Error) -> ClusterError {
         match error {
             kube::Error::Api(status) if status.code == 404 && status.message.starts_with(NO_SUCH_JOB) => {
@@ -163,7 +163,7 @@ async fn config(args: &ClusterArgs) -> Result<Config, ClusterError> {
     };
     match from_file {
         Ok(config) => Ok(config),
-        // Nothing was named, so this may be a pod.
+        // Without a kubeconfig or context from the user, this process may run in a pod.
         Err(error) => match Config::incluster() {
             Ok(config) if !is_named => Ok(config),
             _ => Err(ClusterError::NoCluster { problem: error.to_string() }),
@@ -171,12 +171,12 @@ async fn config(args: &ClusterArgs) -> Result<Config, ClusterError> {
     }
 }
 
-/// The last cause, the only specific one: `connection refused`.
+/// Returns the innermost cause, the only specific one, such as `connection refused`.
 fn root(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root)
 }
 
-/// Every cause that says more than the one before it.
+/// Joins all causes that add something to the text before them.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! `rlctl convert`: reads files, writes a manifest and reports what became of each setting. The conversion
+//! `rlctl convert`: reads files, writes a manifest and reports the outcome for each setting. The conversion
 //! itself is in `rlt-convert`.
 
 mod report;
@@ -17,9 +17,9 @@ use crate::args::{ConvertArgs, SourceProject};
 use crate::manifest::STANDARD_INPUT;
 use crate::terminal::escaped;
 
-/// Longest name of a job.
+/// Largest length of a job's name, in characters.
 const MAX_NAME_LEN: usize = 52;
-/// A reward server in Python that calls a reward function of verl.
+/// Head of a Python reward server that calls a reward function of verl.
 const VERL_SERVER: &str = include_str!("convert/verl_server.py");
 const TRL_SERVER: &str = include_str!("convert/trl_server.py");
 const SERVER: &str = include_str!("convert/server.py");
@@ -47,7 +47,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::Success } else { ExitCode::Usage })
 }
 
-/// The launch to convert, the texts of its settings files, and remarks about unknown parts of its script.
+/// Returns the launch to convert, the texts of its settings files, and notes on unknown parts of its script.
 fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String>)> {
     let Some(file) = &args.file else {
         return Ok((named(args, &args.settings)?, Vec::new(), Vec::new()));
@@ -81,7 +81,7 @@ fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String
     Ok((launch, files, notes))
 }
 
-/// Settings alone: the user has to name the project that they belong to.
+/// Makes a launch from settings alone, for the project that the user names by `--from`.
 fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
     let (project, default) = match args.from {
         Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),
@@ -92,7 +92,7 @@ fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
     Ok(Launch::new(project, args.trainer.as_deref().unwrap_or(default), settings))
 }
 
-/// A settings file that a script names: from where one is, or from the script's folder.
+/// Reads a settings file that a script names, relative to the working directory or to the script's folder.
 fn read_beside(folder: &Path, name: &str) -> anyhow::Result<String> {
     let here = PathBuf::from(name);
     if here.exists() { read(&here) } else { read(&folder.join(name)) }
@@ -107,14 +107,14 @@ fn read(path: &Path) -> anyhow::Result<String> {
     read.with_context(|| format!("read {}", path.display()))
 }
 
-/// A text with one byte more than is converted at most, for which the conversion says so.
+/// Reads at most one byte more than the limit of the conversion, which then rejects the text.
 fn bounded(from: impl io::Read) -> io::Result<String> {
     let mut text = String::new();
     from.take(rlt_convert::MAX_BYTES as u64 + 1).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// The job's name: lower case letters, digits and dashes of the file's.
+/// Returns the job's name, made of lower-case letters, digits and dashes from the given name or the file's.
 fn name(args: &ConvertArgs, launch: &Launch) -> String {
     let stem = args.file.as_ref().and_then(|file| file.file_stem()).and_then(|stem| stem.to_str());
     let text =
@@ -129,7 +129,7 @@ fn name(args: &ConvertArgs, launch: &Launch) -> String {
     }
 }
 
-/// Writes the server of a reward function in Python, where there is one.
+/// Writes the server of a Python reward function, if the conversion needs one.
 fn write_server(path: &Path, launch: &Launch, conversion: &Conversion) -> anyhow::Result<Option<PathBuf>> {
     let Some((module, function)) = &conversion.python_reward else { return Ok(None) };
     let template = if launch.project == Project::Verl { VERL_SERVER } else { TRL_SERVER };

@@ -1,4 +1,4 @@
-//! Answers for programs: one value as JSON or YAML.
+//! Machine-readable output: one value as JSON or YAML.
 
 use std::io;
 
@@ -12,7 +12,7 @@ pub(crate) fn write_json(out: &mut impl io::Write, value: &impl Serialize) -> an
     Ok(())
 }
 
-/// Writes a value as one document of YAML.
+/// Writes a value as one YAML document.
 pub(crate) fn write_yaml(out: &mut impl io::Write, value: &impl Serialize) -> anyhow::Result<()> {
     let text = serde_saphyr::to_string(value).context("write YAML")?;
     out.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! `rlctl events`: what happened to a job, from Kubernetes' Events about it, its pods and its claim.
+//! `rlctl events`: the history of a job, from Kubernetes' Events on it, its pods and its claim.
 
 pub(crate) mod job_event;
 
@@ -32,7 +32,7 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// One line each: age, type, object, reason, count, message.
+/// Formats events, one line each: age, type, object, reason, count, message.
 fn render(events: &[JobEvent], now: Timestamp) -> String {
     let width = events.iter().map(|one| one.about().len()).max().unwrap_or(0);
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! How the program was called: as `rlctl`, as kubectl's plug-in, or by kubectl to complete a command line.
-//! The name of the file decides.
+//! The name by which the program was called: `rlctl`, kubectl's plug-in, or kubectl's completion of a command
+//! line. The file name decides.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,22 +8,22 @@ use clap::{Command, CommandFactory as _};
 
 use crate::args::Args;
 
-/// How the program was called.
+/// Way in which the program was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invocation {
-    /// As `rlctl`.
+    /// Called as `rlctl`.
     Itself,
-    /// As `kubectl rlt`, by the name `kubectl-rlt`.
+    /// Called as `kubectl rlt`, by the file name `kubectl-rlt`.
     Plugin,
-    /// By kubectl, to complete the arguments of its plug-in, by the name `kubectl_complete-rlt`.
+    /// Called by kubectl to complete the arguments of its plug-in, by the file name `kubectl_complete-rlt`.
     Completer,
 }
 
-/// The last line of kubectl's completions: no file names.
+/// Last line of kubectl's completions, which disables the completion of file names.
 const NO_FILES: &str = ":4";
 
 impl Invocation {
-    /// From the first argument of the process.
+    /// Determines the way from the first argument of the process.
     pub(crate) fn of(program: Option<&OsStr>) -> Self {
         match program.map(Path::new).and_then(Path::file_stem).and_then(OsStr::to_str) {
             Some("kubectl-rlt") => Self::Plugin,
@@ -32,7 +32,7 @@ impl Invocation {
         }
     }
 
-    /// The command line, under the name by which it was called.
+    /// Returns the command line, named as it was called.
     pub(crate) fn command(self) -> Command {
         match self {
             Self::Itself => Args::command(),
@@ -41,7 +41,7 @@ impl Invocation {
     }
 }
 
-/// The candidates for the last of these words, in the form that kubectl reads.
+/// Returns the candidates for the last of these words, in kubectl's format.
 pub(crate) fn completions(words: &[String]) -> String {
     let (before, last) = match words.split_last() {
         Some((last, before)) => (before, last.as_str()),

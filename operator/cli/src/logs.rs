@@ -1,4 +1,4 @@
-//! `rlctl logs`: the log of a worker of a job, on request across restarts.
+//! `rlctl logs`: the log of a job's worker, optionally across restarts.
 
 mod choice;
 
@@ -18,9 +18,9 @@ use crate::cluster::{Connection, block_on};
 use crate::terminal::{Escaper, escaped};
 use choice::{Choice, Wanted, choose};
 
-/// Between two reads of a job whose pod does not run yet.
+/// Interval between two reads of a job whose pod does not run yet.
 const POLL: Duration = Duration::from_millis(500);
-/// Bytes that are handed on at once.
+/// Largest number of bytes that are forwarded at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
 pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<ExitCode> {
@@ -89,8 +89,8 @@ async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool)
     hand_on(stream).await
 }
 
-/// Forwards a stream unbuffered, so that an incomplete line is shown, too. Control sequences are escaped on a
-/// terminal; a file or another program gets every byte.
+/// Forwards a stream without buffering, so that an incomplete line is shown, too. On a terminal control
+/// sequences are escaped; a file or another program gets every byte.
 async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut chunk = vec![0; CHUNK_BYTES];

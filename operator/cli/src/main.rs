@@ -1,5 +1,6 @@
-//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and inspect jobs on a cluster. No
-//! tensors here: `rlt-trainer` trains, `rlt-api` has rules and plans, `rlt-objects` the objects of a cluster.
+//! `rlctl`: runs, plans and validates RLTrainingJob manifests in a terminal, and inspects jobs on a cluster.
+//! It has no tensors: `rlt-trainer` trains, `rlt-api` has rules and plans, `rlt-objects` the objects of a
+//! cluster.
 
 mod args;
 mod cluster;
@@ -43,7 +44,7 @@ fn main() -> process::ExitCode {
     };
     match outcome {
         Ok(exit) => exit.into(),
-        // The reader went away, as `head` does; that is no error of ours.
+        // The reader closed the pipe, as `head` does; that is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::Success.into(),
         Err(error) => {
             let _ = writeln!(io::stderr(), "rlctl: {}", terminal::escaped(&format!("{error:#}")));

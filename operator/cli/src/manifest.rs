@@ -1,4 +1,4 @@
-//! Manifests from files and standard input.
+//! Reading of manifests from files and standard input.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use std::{fs, result};
 use rlt_api::{Problem, ValidatedJob};
 use rlt_objects::pod_template;
 
-/// Why there is no validated job.
+/// A manifest that cannot be read, or is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManifestError {
     /// The file cannot be read.
     #[error("read manifest {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// The manifest is wrong; each line says where and how.
+    /// The manifest is invalid; each line of the message says where and why.
     #[error("{}", lines(path, problems))]
     Invalid { path: PathBuf, problems: Vec<Problem> },
 }
 
-/// Standard input in place of a file.
+/// File name that means standard input.
 pub(crate) const STANDARD_INPUT: &str = "-";
 
 /// Reads and validates one manifest; `-` is standard input.
@@ -26,7 +26,7 @@ pub(crate) fn load(path: &Path) -> result::Result<ValidatedJob, ManifestError> {
     load_with_text(path).map(|(job, _)| job)
 }
 
-/// As [`load`], with the text that was read, since standard input can be read only once.
+/// Reads and validates one manifest and also returns its text, since standard input can be read only once.
 pub(crate) fn load_with_text(path: &Path) -> result::Result<(ValidatedJob, String), ManifestError> {
     let text = read(path).map_err(|source| ManifestError::Read { path: path.to_owned(), source })?;
     match rlt_api::validate_with(&text, pod_template::problems_of) {
@@ -50,7 +50,7 @@ fn read(path: &Path) -> io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// One line a problem, in the form that editors and terminals make clickable.
+/// Formats one line per problem, in the form that editors and terminals make clickable.
 fn lines(path: &Path, problems: &[Problem]) -> String {
     let line = |problem: &Problem| format!("{}:{problem}", path.display());
     problems.iter().map(line).collect::<Vec<_>>().join("\n")

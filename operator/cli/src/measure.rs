@@ -1,6 +1,6 @@
-//! Times and sizes in words, and Kubernetes' quantities in numbers.
+//! Formatting of times and sizes, and parsing of Kubernetes' quantities.
 
-/// Seconds in at most two units, such as `3m 20s`.
+/// Formats seconds in at most two units, such as `3m 20s`.
 pub(crate) fn duration(seconds: u64) -> String {
     let units = [(86400, "d"), (3600, "h"), (60, "m"), (1, "s")];
     let mut rest = seconds;
@@ -17,7 +17,7 @@ pub(crate) fn duration(seconds: u64) -> String {
     parts.join(" ")
 }
 
-/// Bytes in the largest unit that leaves a digit before the point, such as `3.1 GiB`.
+/// Formats bytes in the largest unit in which they are at least one, such as `3.1 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -30,7 +30,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     format!("{value:.digits$} {}", units[unit])
 }
 
-/// Bytes of a quantity of Kubernetes, such as `16Gi`; `None` where it is none.
+/// Parses a Kubernetes quantity such as `16Gi` to bytes; `None` if it is invalid.
 pub(crate) fn quantity(text: &str) -> Option<u64> {
     let unit_at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);

@@ -68,15 +68,15 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The lengths that times are predicted for: those of the flags, else those of the run.
+/// Returns the lengths for which times are predicted: those of the flags, else those of the run.
 fn lengths(args: &PlanArgs, job: &ValidatedJob, run: Option<&MeasuredRun>) -> anyhow::Result<MeanLengths> {
     let prompt = args.prompt_tokens.or(run.and_then(|run| run.prompt_tokens));
     let completion = args.completion_tokens.or(run.and_then(|run| run.completion_tokens));
     MeanLengths::of(job.spec(), prompt, completion).context("predict the times of a step")
 }
 
-/// The plan, the manifest that it follows from with every default written out, the objects on a cluster, and
-/// the measurements of a run.
+/// Collects the plan, the manifest with every default, the objects on a cluster, and the measurements of a
+/// run.
 fn everything(
     plan: &Plan,
     job: &ValidatedJob,
@@ -101,8 +101,8 @@ fn write_objects(out: &mut impl io::Write, objects: &[Value]) -> anyhow::Result<
     Ok(())
 }
 
-/// The configuration that was named, else the manifest's own, else the one in the model's folder if it is
-/// here.
+/// Returns the given configuration, else that of the manifest's architecture, else the one in the model's
+/// folder if that exists on this machine.
 fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Option<ModelConfig>> {
     let head = job.spec().algorithm.head();
     let read_config = |path: &Path| read(path, |document| ModelConfig::from_json_with_head(document, head));
@@ -120,7 +120,7 @@ fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Opti
     if file.is_file() { read_config(&file).map(Some) } else { Ok(None) }
 }
 
-/// The configurations of reward models whose folders are here.
+/// Returns the configurations of reward models whose folders exist on this machine.
 fn reward_models(job: &ValidatedJob) -> anyhow::Result<Vec<ModelConfig>> {
     let models = job.spec().rewards.functions.iter().filter_map(|function| function.model.as_ref());
     let files = models.filter_map(|model| Some(Path::new(model.path.as_ref()?).join("config.json")));

@@ -1,7 +1,7 @@
-//! `rlctl run`: validates a manifest and executes the trainer's launcher in its place (exec).
+//! `rlctl run`: validates a manifest and replaces itself with the trainer's launcher (exec).
 //!
-//! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own,
-//! and no parent process can die before the trainer.
+//! rlctl does not start a child process: signals, terminal and exit code are the trainer's own, and no parent
+//! process can die before the trainer.
 
 use std::env;
 use std::fs::File;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }
 
-/// Becomes the trainer's `data`.
+/// Replaces this process with the trainer's `data` command.
 pub(crate) fn show_data(args: &DataArgs) -> anyhow::Result<ExitCode> {
     let text = match manifest::load_with_text(&args.file) {
         Ok((_, text)) => text,
@@ -61,7 +61,7 @@ pub(crate) fn show_data(args: &DataArgs) -> anyhow::Result<ExitCode> {
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }
 
-/// Becomes the trainer's `export`.
+/// Replaces this process with the trainer's `export` command.
 pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let trainer = find_trainer(args.trainer.as_deref())?;
     let mut command = Command::new(&trainer);
@@ -69,7 +69,7 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }
 
-/// A file without a name that holds `text`, at its beginning.
+/// Makes an unnamed file that contains `text`, positioned at its beginning.
 fn readable(text: &str) -> io::Result<File> {
     let mut file = tempfile::tempfile()?;
     file.write_all(text.as_bytes())?;
@@ -77,7 +77,7 @@ fn readable(text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Nothing in a manifest is passed over in silence.
+/// Notes the fields of a manifest that have no effect in a local run, so that none is ignored silently.
 fn note_cluster_only_fields(job: &ValidatedJob) {
     let fields = job.cluster_only_fields();
     if !fields.is_empty() {
@@ -85,7 +85,7 @@ fn note_cluster_only_fields(job: &ValidatedJob) {
     }
 }
 
-/// The trainer that was named, else the one beside this binary, else the first one on `PATH`.
+/// Returns the given trainer, else the one next to this binary, else the first one on `PATH`.
 pub(crate) fn find_trainer(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(named) = named {
         anyhow::ensure!(named.is_file(), "find the trainer: {} is not a file", named.display());

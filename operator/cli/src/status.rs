@@ -64,7 +64,7 @@ fn write(args: &StatusArgs, summaries: &[Summary]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a row for every change, until all jobs that were named have ended.
+/// Writes a row for every change, until all jobs named by the arguments have ended.
 async fn follow(connection: &Connection, args: &StatusArgs, shown: &[Summary]) -> anyhow::Result<()> {
     let mut layout = table::Layout::of(shown, args.all_namespaces);
     let mut rows: BTreeMap<String, Summary> = shown.iter().map(|one| (one.key(), one.clone())).collect();
@@ -87,7 +87,7 @@ fn has_ended(args: &StatusArgs, rows: &BTreeMap<String, Summary>) -> bool {
     !args.names.is_empty() && rows.values().all(|row| row.has_ended)
 }
 
-/// The status of a job; an empty one where it was never reconciled, or cannot be read by this version.
+/// Returns the status of a job; an empty one if it was never reconciled, or this version cannot read it.
 pub(crate) fn status_of(job: &Job) -> rlt_api::status::RLTrainingJobStatus {
     job.status.clone().unwrap_or_default()
 }

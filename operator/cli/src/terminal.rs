@@ -4,8 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// `text` with every control character but line breaks and tabs escaped, and with those that turn the
-/// direction of writing.
+/// Escapes the control characters of a text, except for line breaks and tabs, and its bidirectional controls.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
@@ -26,15 +25,15 @@ fn is_unsafe(each: char) -> bool {
     (each.is_control() && !matches!(each, '\n' | '\t')) || is_turning
 }
 
-/// Escapes a stream in pieces, which may be cut within a character.
+/// Escapes a stream in chunks, which may be split within a character.
 #[derive(Debug, Default)]
 pub(crate) struct Escaper {
-    /// The first bytes of an incomplete character.
+    /// First bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
 impl Escaper {
-    /// The text that can be shown after the next bytes.
+    /// Escapes the next bytes, up to an incomplete character at the end.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
@@ -45,7 +44,7 @@ impl Escaper {
                 let _ = write!(safe, "\\x{byte:02x}");
             }
         }
-        // A character that may yet be completed is no invalid one.
+        // A character that may still be completed is not invalid.
         let is_cut = |length: &usize| {
             let tail = &all[all.len() - length..];
             std::str::from_utf8(tail)
@@ -58,7 +57,7 @@ impl Escaper {
         safe
     }
 
-    /// The remaining text at the end.
+    /// Escapes the bytes of an incomplete character at the end of the stream.
     pub(crate) fn finish(&mut self) -> String {
         std::mem::take(&mut self.begun).iter().map(|byte| format!("\\x{byte:02x}")).collect()
     }

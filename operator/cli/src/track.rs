@@ -35,7 +35,7 @@ fn name(destination: &Destination) -> String {
     }
 }
 
-/// The folder itself, else the one of this name below `runs`.
+/// Returns the given folder, or the folder of this name below `runs`.
 fn run_folder(run: &Path) -> PathBuf {
     let below = Path::new("runs").join(run);
     if !run.exists() && below.exists() { below } else { run.to_owned() }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::{Format, ValidateArgs};
 use crate::manifest::{self, ManifestError};
 
-/// The answer about one manifest.
+/// Result of the validation of one manifest.
 #[derive(Debug, Serialize)]
 struct FileReport<'a> {
     file: &'a Path,
@@ -18,7 +18,7 @@ struct FileReport<'a> {
     problems: Vec<Problem>,
     /// Warnings, such as a job that loses its result.
     warnings: Vec<&'static str>,
-    /// Why the file could not be read.
+    /// Error of the operating system if the file cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! `rlctl why`: why a job waits, failed or continues, and what to change. The job, its pods and events are
-//! read here, a local run in `local`; pure functions decide what they mean.
+//! `rlctl why`: explains why a job waits, failed or continues, and what to change. The job, its pods and
+//! Events are read here, a local run in `local`; pure functions explain them.
 
 mod explanation;
 mod failed;
@@ -23,15 +23,15 @@ use crate::events::job_event::{JobEvent, of_job};
 use crate::terminal::escaped;
 use explanation::explain;
 
-/// The input of an explanation.
+/// Input of an explanation: a job with its pods and Events.
 #[derive(Debug)]
 pub(crate) struct JobSnapshot {
     pub(crate) job: Job,
-    /// The specification as this version of the rules sees it.
+    /// Specification of the job, prepared by this version's rules.
     pub(crate) prepared: Result<Prepared, Invalid>,
-    /// The job's pods, of any attempt, by index.
+    /// Pods of the job, of any attempt, sorted by attempt and index.
     pub(crate) workers: Vec<Worker>,
-    /// The Events, oldest first.
+    /// Events on the job, oldest first.
     pub(crate) events: Vec<JobEvent>,
     pub(crate) now: Timestamp,
 }
@@ -58,7 +58,7 @@ async fn gather(connection: &Connection, name: &str) -> anyhow::Result<JobSnapsh
     let job = connection.job(name).await?;
     let pods = connection.pods(&job).await?;
     let mut workers: Vec<_> = pods.iter().filter_map(Worker::read).map(|(_, worker)| worker).collect();
-    // A spare waits for ranks: it explains nothing.
+    // A spare waits for ranks and explains nothing.
     workers.retain(|worker| !worker.is_spare());
     workers.sort_by_key(|worker| (worker.attempt, worker.idx));
     // A user with access to jobs and pods may lack access to Events; most causes are known without them.

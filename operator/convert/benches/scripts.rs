@@ -1,10 +1,10 @@
-//! How many of the projects' public scripts convert completely, as a table in Markdown.
+//! Benchmark of how many of the projects' public scripts are converted completely, as a Markdown table.
 //!
-//! `CONVERT_SCRIPTS="verl:/checkouts/verl/examples trl:.." cargo bench --package rlt-convert`: nothing of the
-//! scripts is kept. A script counts when it starts a trainer that is known; of several starts the first. A
-//! page in Markdown may stand in the place of a folder: each block that starts a trainer is a script, and has
-//! a model and a data set by flags of their own, which such blocks leave out. Settings files that a script
-//! names are read where a folder above it has them.
+//! Run it by `CONVERT_SCRIPTS="verl:/checkouts/verl/examples trl:.." cargo bench --package rlt-convert`;
+//! nothing of the scripts is stored. A script counts if it starts a known trainer; of several starts the
+//! first counts. Instead of a folder, a Markdown page may be given: each block that starts a trainer is a
+//! script, and gets a model and a data set by additional flags, which such blocks omit. Settings files that a
+//! script names are read if a folder above it has them.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -14,15 +14,15 @@ use std::{env, fs};
 
 use rlt_convert::{ConvertError, Fate, Launch, convert, launches, launches_of_markdown};
 
-/// What became of the scripts of one project.
+/// Results for the scripts of one project.
 #[derive(Default)]
 struct Tally {
     scripts: usize,
     elsewhere: usize,
     failed: Vec<String>,
-    /// Manifests that are not valid, with their problems.
+    /// Manifests that are invalid, with their problems.
     invalid: Vec<String>,
-    /// Scripts that start no trainer that is known.
+    /// Scripts that start no known trainer.
     silent: Vec<String>,
     whole: usize,
     valid: usize,
@@ -78,7 +78,7 @@ fn tally(folder: &Path) -> Tally {
     tally
 }
 
-/// The fenced blocks of commands in a text, such as the head of an example in Python.
+/// Returns the fenced blocks of commands in a text, such as the head of a Python example.
 fn commands(text: &str) -> Vec<String> {
     let blocks = text.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'));
     let is_shell = |language: &str| matches!(language.trim(), "" | "bash" | "sh" | "shell" | "console");
@@ -135,12 +135,12 @@ impl Tally {
     }
 }
 
-/// The text of a settings file, below any of the folders above a script.
+/// Reads a settings file, relative to any of the folders above a script.
 fn settings_file(script: &Path, name: &str) -> Option<String> {
     script.ancestors().find_map(|folder| fs::read_to_string(folder.join(name)).ok())
 }
 
-/// All scripts and programs in Python below a folder, in the order of their names.
+/// Finds all shell and Python scripts below a folder, sorted by name.
 fn scripts(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];

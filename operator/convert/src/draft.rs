@@ -1,4 +1,4 @@
-//! A manifest under construction: fields by path, remarks by section, and its text.
+//! A manifest under construction: fields by path, remarks by section, and the YAML text.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use crate::key::{Fate, Outcome};
 use crate::launch::Launch;
 use crate::settings::is_true;
 
-/// The sections of a specification in their usual order.
+/// Sections of a specification, in their usual order.
 const SECTIONS: [&str; 9] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking", "workers"];
-/// Longest line of a comment.
+/// Largest width of a comment line, in characters.
 const COMMENT_COLUMNS: usize = 110;
 
 /// A manifest under construction.
@@ -20,11 +20,11 @@ pub(crate) struct Draft {
     name: String,
     /// Paths below `spec`, such as `training.optimizer.learningRate`.
     fields: Vec<(String, Value)>,
-    /// Sections and what to say there.
+    /// Sections, each with the text of a remark on it.
     remarks: Vec<(&'static str, String)>,
-    /// The sections in which settings of the other trainer are at home, by the beginning of their names.
+    /// Prefixes of the other trainer's settings, with the section to which such settings belong.
     homes: &'static [(&'static str, &'static str)],
-    /// The Python file or module of a reward function, and the function's name.
+    /// Python file or module of a reward function, and the function's name.
     pub(crate) python_reward: Option<(String, String)>,
 }
 
@@ -48,40 +48,40 @@ impl Draft {
         }
     }
 
-    /// Sets a field that has a value.
+    /// Sets a field, unless the value is `None`.
     pub(crate) fn set_some(&mut self, field: &str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
             self.set(field, value);
         }
     }
 
-    /// Takes a field back.
+    /// Removes a field.
     pub(crate) fn remove(&mut self, field: &str) {
         let path = field.strip_prefix("spec.").unwrap_or(field);
         self.fields.retain(|(name, _)| name != path);
     }
 
-    /// Takes back all fields below a path.
+    /// Removes a field and all fields below it.
     pub(crate) fn remove_below(&mut self, path: &str) {
         self.fields.retain(|(name, _)| !is_below(name, path));
     }
 
-    /// The value of a field, without `spec.` before its path.
+    /// Returns the value of a field, whose path has no `spec.` prefix.
     pub(crate) fn value(&self, path: &str) -> Option<&Value> {
         self.fields.iter().find(|(name, _)| name == path).map(|(_, value)| value)
     }
 
-    /// The value of a field that is a number.
+    /// Returns the value of a numeric field.
     pub(crate) fn number(&self, path: &str) -> Option<f64> {
         self.value(path)?.as_f64()
     }
 
-    /// The value of a field that is a whole number and not negative.
+    /// Returns the value of a field that is a non-negative integer.
     pub(crate) fn count(&self, path: &str) -> Option<u64> {
         self.value(path)?.as_u64()
     }
 
-    /// The value of a field that is a word.
+    /// Returns the value of a text field.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         self.value(path)?.as_str().map(str::to_owned)
     }
@@ -96,13 +96,13 @@ impl Draft {
         self.fields.iter().any(|(name, _)| is_below(name, path))
     }
 
-    /// All remarks, with their sections.
+    /// Iterates over all remarks, with their sections.
     #[cfg(test)]
     pub(crate) fn remarks(&self) -> impl Iterator<Item = &(&'static str, String)> {
         self.remarks.iter()
     }
 
-    /// Says something at the head of a section, once.
+    /// Adds a remark at the head of a section, unless it is there already.
     pub(crate) fn remark(&mut self, section: &'static str, text: impl Into<String>) {
         let remark = (section, text.into());
         if !self.remarks.contains(&remark) {
@@ -110,7 +110,8 @@ impl Draft {
         }
     }
 
-    /// The manifest, with what has no equal beside the fields to which it would belong.
+    /// Writes the manifest as YAML; settings without an equivalent become comments in the section to which
+    /// they belong.
     pub(crate) fn to_yaml(&self, launch: &Launch, outcomes: &[Outcome]) -> String {
         let mut text = String::new();
         comment(&mut text, 0, &format!("Converted from {} ({}).", launch.project.name(), launch.trainer));
@@ -141,7 +142,7 @@ impl Draft {
         tree.write(text, 4);
     }
 
-    /// What was lost of a section: a remark for each reason.
+    /// Returns remarks on the settings of a section that have no equivalent, one per reason.
     fn lost(&self, section: &str, outcomes: &[Outcome]) -> Vec<String> {
         let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
         for outcome in outcomes {
@@ -163,12 +164,12 @@ impl Draft {
     }
 }
 
-/// Whether a field is that of a path, or one below it.
+/// Whether a field has the given path, or is below it.
 fn is_below(name: &str, path: &str) -> bool {
     name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Fields in the order in which they were set.
+/// A node of the tree of fields, whose children are in the order in which they were set.
 #[derive(Debug, Default)]
 struct Node {
     children: Vec<(String, Node)>,
@@ -202,7 +203,7 @@ impl Node {
     }
 }
 
-/// A name as a key: that of a template's variable is any text of a script.
+/// Quotes a name if necessary: names of a template's variables may be any text of a script.
 fn name_of(name: &str) -> String {
     if is_plain(name) { name.to_owned() } else { printable(&Value::from(name).to_string()) }
 }
@@ -224,7 +225,7 @@ fn write_value(text: &mut String, indent: usize, name: &str, value: &Value) {
     }
 }
 
-/// An item of a list, its first field beside the dash.
+/// Writes an item of a list, with its first field on the line of the dash.
 fn write_item(text: &mut String, indent: usize, item: &Value) {
     let empty = Map::new();
     for (index, (name, value)) in item.as_object().unwrap_or(&empty).iter().enumerate() {
@@ -236,7 +237,7 @@ fn write_item(text: &mut String, indent: usize, item: &Value) {
     }
 }
 
-/// A value in one line.
+/// Formats a value in one line.
 fn flow(value: &Value) -> String {
     match value {
         Value::String(text) if is_plain(text) => text.clone(),
@@ -245,12 +246,11 @@ fn flow(value: &Value) -> String {
     }
 }
 
-/// `text` with an escape in the place of each character that YAML does not allow, as JSON and YAML both
-/// write it in quotes.
+/// Escapes each character that YAML does not allow, in the form that JSON and YAML share for quoted text.
 fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for letter in text.chars() {
-        // What turns the direction of writing shows another text on a terminal than the one that is read.
+        // Bidirectional controls would make a terminal show another text than the one that is parsed.
         let is_turning = matches!(letter, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         let is_unprintable = matches!(letter, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}');
         if letter.is_control() || is_turning || is_unprintable {
@@ -262,7 +262,7 @@ fn printable(text: &str) -> String {
     printable
 }
 
-/// Whether a text needs no quotes, in a list either.
+/// Whether a text needs no quotes, including in a list.
 fn is_plain(text: &str) -> bool {
     let is_word = |text: &str| {
         let mut letters = text.chars();
@@ -275,7 +275,7 @@ fn is_plain(text: &str) -> bool {
     is_word(text) && !is_reserved
 }
 
-/// A comment, wrapped between words.
+/// Writes a comment, wrapped between words.
 fn comment(text: &mut String, indent: usize, remark: &str) {
     let mut column = usize::MAX;
     for word in remark.split_whitespace() {

@@ -1,4 +1,4 @@
-//! The mapping of a setting of another trainer: the projects' tables, and what became of each setting.
+//! Mapping of another trainer's settings: the projects' tables, and the outcome for each setting.
 
 use std::collections::BTreeMap;
 
@@ -14,61 +14,61 @@ const VERL: &str = include_str!("../tables/verl.yaml");
 const TRL: &str = include_str!("../tables/trl.yaml");
 const OPEN_INSTRUCT: &str = include_str!("../tables/open-instruct.yaml");
 
-/// The rows that hold for one trainer.
+/// Rows of a mapping table that apply to one trainer.
 #[derive(Debug)]
 pub(crate) struct Table {
     rows: Vec<Row>,
 }
 
-/// Settings with one equal.
+/// Settings that are mapped in the same way.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// Names, with spaces between them. A `*` at the end of a name matches all that begin so, at its
-    /// beginning all that end so, at both all that contain it.
+    /// Names, separated by spaces. A `*` at the end of a name matches every name with that beginning, one at
+    /// the beginning every name with that end, and both match every name that contains the text.
     keys: String,
-    /// A field with the same meaning and unit.
+    /// Path of a field with the same meaning and unit.
     field: Option<String>,
-    /// Their words for the field's values and ours.
+    /// Field value for each value of the setting, if they differ; values not listed are unknown.
     #[serde(default)]
     words: BTreeMap<String, String>,
-    /// Fields that follow from several settings; the project's own code sets them.
+    /// Paths of fields that depend on several settings; the project's own code sets them.
     read: Option<String>,
-    /// Nothing is to be set, for this reason.
+    /// Reason that nothing has to be set.
     inherent: Option<String>,
-    /// There is no equal, for this reason.
+    /// Reason that there is no equivalent.
     absent: Option<String>,
-    /// Values for which nothing is missing although there is no equal.
+    /// Values with which nothing is lost although there is no equivalent.
     #[serde(default)]
     harmless: Vec<String>,
 }
 
-/// What became of a setting.
+/// Outcome of the conversion of a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is converted to these fields.
+    /// The setting was converted to these fields.
     Converted(String),
-    /// There is nothing to set, for this reason.
+    /// Nothing has to be set, for this reason.
     Inherent(String),
-    /// It has no equal, for this reason.
+    /// The setting has no equivalent, for this reason.
     Absent(String),
-    /// The project is not known to have it, or not with this value.
+    /// The setting, or its value, is not known for the project.
     Unknown(String),
 }
 
-/// A setting and what became of it.
+/// A setting with the outcome of its conversion.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its name there.
+    /// Name of the setting in the other project.
     pub key: String,
-    /// Its value there.
+    /// Value of the setting in the other project.
     pub value: String,
-    /// What became of it.
+    /// Outcome of the conversion.
     pub fate: Fate,
 }
 
 impl Table {
-    /// The table of a trainer.
+    /// Returns the table of a trainer.
     ///
     /// # Errors
     /// When a row is malformed, which would be a bug of this crate.
@@ -85,7 +85,7 @@ impl Table {
         Ok(Self { rows: rows.collect() })
     }
 
-    /// Looks every setting up, and sets the fields that need no other setting.
+    /// Looks up every setting, and sets the fields that depend on a single setting.
     pub(crate) fn apply(&self, settings: &Settings, draft: &mut Draft) -> Vec<Outcome> {
         let outcome = |(key, value): (&str, &Value)| Outcome {
             key: key.to_owned(),
@@ -127,12 +127,12 @@ impl Table {
         }
     }
 
-    /// Whether there is a row for a setting.
+    /// Whether the table has a row for a setting.
     pub(crate) fn knows(&self, key: &str) -> bool {
         self.row(key).is_some()
     }
 
-    /// A row that names the key whole goes before one that names a part of it.
+    /// Returns the row of a setting; a row with the full name takes precedence over one with a pattern.
     fn row(&self, key: &str) -> Option<&Row> {
         let names_part = |name: &str| match (name.strip_prefix('*'), name.strip_suffix('*')) {
             (Some(_), Some(_)) => key.contains(name.trim_matches('*')),

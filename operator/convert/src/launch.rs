@@ -2,19 +2,19 @@
 
 use crate::settings::{Settings, SettingsError};
 
-/// Whose trainer it is.
+/// Project to which a trainer belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Project {
-    /// verl: Hydra's overrides.
+    /// verl, whose settings are Hydra overrides.
     Verl,
-    /// TRL: flags or a YAML file.
+    /// TRL, whose settings are flags or a YAML file.
     Trl,
-    /// open-instruct: flags.
+    /// open-instruct, whose settings are flags.
     OpenInstruct,
 }
 
 impl Project {
-    /// Its name.
+    /// Name of the project, for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Verl => "verl",
@@ -24,26 +24,25 @@ impl Project {
     }
 }
 
-/// One start of a trainer.
+/// A start of a trainer by a command.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Whose trainer.
+    /// Project of the trainer.
     pub project: Project,
-    /// The trainer: `main_ppo`, `sft_trainer`, `grpo`, ..
+    /// Name of the trainer: `main_ppo`, `sft_trainer`, `grpo`, ..
     pub trainer: String,
-    /// Its arguments.
+    /// Arguments of the trainer, without settings files.
     pub arguments: Vec<String>,
-    /// The settings files that its arguments name.
+    /// Paths of the settings files that the arguments name.
     pub files: Vec<String>,
-    /// Processes of one machine, and machines, where the launcher says them (`torchrun`, `accelerate
-    /// launch`).
+    /// Number of processes per machine, if the launcher gives it (`torchrun`, `accelerate launch`).
     pub processes: Option<u64>,
-    /// Machines.
+    /// Number of machines, if the launcher gives it.
     pub machines: Option<u64>,
 }
 
 impl Launch {
-    /// What a command starts, if it is a trainer that is known.
+    /// Recognises the trainer that a command starts; `None` if there is no known one.
     pub fn of(words: &[String]) -> Option<Self> {
         let (index, project, trainer) = words.iter().enumerate().find_map(|(index, word)| {
             let before = index.checked_sub(1).and_then(|before| words.get(before));
@@ -64,7 +63,7 @@ impl Launch {
         Some(launch)
     }
 
-    /// Settings alone, of a project that is named.
+    /// Makes a launch from settings alone, for a project that the user names.
     pub fn new(project: Project, trainer: &str, arguments: &[String]) -> Self {
         let trainer = trainer.to_owned();
         let mut launch = Self {
@@ -93,14 +92,14 @@ impl Launch {
                 _ if self.project == Project::OpenInstruct && argument.ends_with(".yaml") => {
                     self.files.push(argument.clone());
                 }
-                // Hydra's own: where its settings are.
+                // Hydra's own options, such as the path of its settings.
                 _ if self.project == Project::Verl && argument.starts_with("--") => {}
                 _ => self.arguments.push(argument.clone()),
             }
         }
     }
 
-    /// All settings: those of the files, overridden by the arguments.
+    /// Returns all settings: those of the files, overridden by the arguments.
     pub(crate) fn settings(&self, files: &[String]) -> Result<Settings, SettingsError> {
         let mut settings = Settings::default();
         for file in files {
@@ -114,13 +113,13 @@ impl Launch {
     }
 }
 
-/// Beginnings of the names of open-instruct's trainers, among its other programs.
+/// Prefixes of the names of open-instruct's trainers, which distinguish them from its other programs.
 const OPEN_INSTRUCT: [&str; 6] = ["grpo", "ppo", "finetune", "olmo_core_finetune", "dpo", "reward_modeling"];
-/// open-instruct's scripts that submit a job, and the trainers that it starts.
+/// Scripts of open-instruct that submit a job, with the trainer that each starts.
 const SUBMITTED: [(&str, &str); 2] =
     [("submit_finetune_job", "finetune"), ("submit_dpo_job", "dpo_tune_cache")];
 
-/// The trainer that a word of a command names.
+/// Recognises a trainer by one word of a command and the word before it.
 fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
     let last = module.rsplit('.').next()?.to_owned();
@@ -141,7 +140,7 @@ fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
     None
 }
 
-/// `grpo`, `dpo_vlm`, ..
+/// Whether a name is that of a trainer of TRL, such as `grpo` or `dpo_vlm`.
 fn is_trl_trainer(name: &str) -> bool {
     const TRAINERS: [&str; 16] = [
         "gmpo",
@@ -164,12 +163,12 @@ fn is_trl_trainer(name: &str) -> bool {
     TRAINERS.iter().any(|trainer| name == *trainer || name.starts_with(&format!("{trainer}_")))
 }
 
-/// TRL's own scripts: `trl/scripts/grpo.py`, `examples/scripts/dpo_vlm.py`.
+/// Whether a module is one of TRL's own scripts: `trl/scripts/grpo.py`, `examples/scripts/dpo_vlm.py`.
 fn is_trl_script(module: &str, name: &str) -> bool {
     module.contains("trl") || module.contains("scripts.") || module == name
 }
 
-/// The number behind an option of a launcher, `--name 8` or `--name=8`.
+/// Returns the number given by an option of a launcher, `--name 8` or `--name=8`.
 fn option(words: &[String], names: &[&str]) -> Option<u64> {
     words.iter().enumerate().find_map(|(index, word)| {
         let flag = word.strip_prefix("--")?;

@@ -1,4 +1,4 @@
-//! From the settings of verl, TRL and open-instruct to a manifest.
+//! Conversion of the settings of verl, TRL and open-instruct to a manifest.
 //!
 //! ```text
 //! Markdown --blocks--> scripts
@@ -6,8 +6,8 @@
 //! settings --key tables--> Draft (fields and remarks) --finish--> manifest as YAML
 //! ```
 //!
-//! Pure: text in, text out. One table for each project maps its settings; `rlctl convert` reads files and
-//! validates manifests.
+//! All functions are pure: text in, text out. One table per project maps its settings; `rlctl convert` reads
+//! files and validates manifests.
 
 mod draft;
 mod key;
@@ -31,7 +31,7 @@ pub use launch::{Launch, Project};
 pub use settings::{Settings, SettingsError};
 pub use shell::ShellError;
 
-/// Why there is no manifest.
+/// Input that cannot be converted to a manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
     /// The script cannot be evaluated.
@@ -40,7 +40,7 @@ pub enum ConvertError {
     /// A setting cannot be read.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Nothing in it starts a trainer that is known.
+    /// No command starts a known trainer.
     #[error(
         "it starts no trainer of verl (`verl.trainer.*`), TRL (`trl grpo`, `grpo.py`, ..) or open-instruct (`open_instruct/grpo_fast.py`, ..)"
     )]
@@ -50,34 +50,34 @@ pub enum ConvertError {
     Table(String),
 }
 
-/// A manifest and what became of each setting.
+/// A manifest, with the outcome for each setting.
 #[derive(Debug)]
 pub struct Conversion {
-    /// YAML, with a comment for each setting that has no equal.
+    /// The manifest as YAML, with a comment for each setting without an equivalent.
     pub manifest: String,
-    /// In the order of the settings.
+    /// Outcome for each setting, in the order of the settings.
     pub outcomes: Vec<Outcome>,
-    /// The Python file (verl) or module (TRL) of a reward function, and the function's name: it needs a
+    /// Python file (verl) or module (TRL) of a reward function, and the function's name: it needs a reward
     /// server.
     pub python_reward: Option<(String, String)>,
 }
 
 impl Conversion {
-    /// The settings without an equal.
+    /// Iterates over the settings without an equivalent.
     pub fn lost(&self) -> impl Iterator<Item = &Outcome> {
         self.outcomes.iter().filter(|outcome| matches!(outcome.fate, Fate::Absent(_) | Fate::Unknown(_)))
     }
 
-    /// Whether every setting has its equal here.
+    /// Whether every setting has an equivalent.
     pub fn is_whole(&self) -> bool {
         self.lost().next().is_none()
     }
 }
 
-/// The launches of a script, with these variables in its environment.
+/// Returns the launches of a script, with these variables in its environment, and notes on its evaluation.
 ///
 /// # Errors
-/// When it is no script, or launches no trainer that is known.
+/// When the text is not a script, or launches no known trainer.
 pub fn launches(
     script: &str,
     environment: &BTreeMap<String, String>,
@@ -88,11 +88,11 @@ pub fn launches(
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
 
-/// The launches of the blocks of a shell and of Python in Markdown: each block is a script, or a program that
-/// configures a trainer of TRL. A block that cannot be evaluated is noted.
+/// Returns the launches of the shell and Python blocks of a Markdown page: each block is a script, or a
+/// program that configures a trainer of TRL. A block that cannot be evaluated is reported in a note.
 ///
 /// # Errors
-/// When no block launches a trainer that is known.
+/// When no block launches a known trainer.
 pub fn launches_of_markdown(
     text: &str,
     environment: &BTreeMap<String, String>,
@@ -118,10 +118,10 @@ pub fn launches_of_markdown(
     if all.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((all, notes)) }
 }
 
-/// The launch of a program in Python that configures a trainer of TRL by literals, with further flags.
+/// Returns the launch of a Python program that configures a trainer of TRL by literals, with further flags.
 ///
 /// # Errors
-/// When it configures none that is known.
+/// When the program configures no known trainer.
 pub fn launches_of_python(
     text: &str,
     arguments: &[String],
@@ -132,9 +132,9 @@ pub fn launches_of_python(
     Ok((vec![launch], notes))
 }
 
-/// Converts one launch to the manifest of a job of this name.
+/// Converts one launch to the manifest of a job with this name.
 ///
-/// `files` are the texts of the settings files that the launch names, in its order.
+/// `files` are the texts of the settings files that the launch names, in the same order.
 ///
 /// # Errors
 /// When a setting cannot be read.
@@ -152,15 +152,15 @@ pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversi
     Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
 }
 
-/// The largest script, page or settings file in bytes.
+/// Largest size of a script, page or settings file, in bytes.
 pub const MAX_BYTES: usize = shell::limits::MAX_BYTES;
 
-/// Refuses a text that is longer than what is read.
+/// Rejects a text that is larger than [`MAX_BYTES`].
 fn bounded(text: &str) -> Result<(), ConvertError> {
     if text.len() > MAX_BYTES { Err(ShellError::Large(MAX_BYTES).into()) } else { Ok(()) }
 }
 
-/// Which of these settings a project's trainer is not known to have.
+/// Returns those of the settings that a project's trainer is not known to have.
 ///
 /// # Errors
 /// When the project's table is malformed, which would be a bug of this crate.

@@ -1,13 +1,13 @@
-//! Fenced blocks of Markdown in the languages that start trainers. `shell` and `python` read them.
+//! Fenced Markdown blocks in the languages that start trainers. The modules `shell` and `python` read them.
 
-/// What reads a block.
+/// Language of a block that may start a trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Language {
     Shell,
     Python,
 }
 
-/// Names of languages at a fence; a fence without one may be anything.
+/// Names of languages at a fence; blocks without a name are skipped, since they may be anything.
 const LANGUAGES: [(&str, Language); 8] = [
     ("bash", Language::Shell),
     ("sh", Language::Shell),
@@ -19,7 +19,7 @@ const LANGUAGES: [(&str, Language); 8] = [
     ("py", Language::Python),
 ];
 
-/// The languages and texts of the fenced blocks, in order. Prompts of a session (`$ `) are left out.
+/// Returns the languages and texts of the fenced blocks, in order, without the prompts of a session (`$ `).
 pub(crate) fn blocks(markdown: &str) -> Vec<(Language, String)> {
     let mut blocks = Vec::new();
     let mut open: Option<Fence> = None;
@@ -36,7 +36,7 @@ pub(crate) fn blocks(markdown: &str) -> Vec<(Language, String)> {
 
 /// A fenced block that is being read.
 struct Fence {
-    /// Its characters, three or more of one of the two marks.
+    /// Opening fence: three or more of one of the two marks.
     marks: String,
     indent: usize,
     language: Option<Language>,

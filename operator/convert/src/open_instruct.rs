@@ -14,7 +14,7 @@ use crate::rewards::is_hub_name;
 use crate::settings::{Settings, text_of};
 use crate::tracking::{self, RunNames};
 
-/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+/// Prefixes of settings with the section to which they belong; all others belong to `training`.
 const HOMES: [(&str, &str); 13] = [
     ("model_", "model"),
     ("tokenizer", "model"),
@@ -68,7 +68,7 @@ pub(crate) fn convert(
         offline(launch, settings, &mut draft);
     }
     schedule(settings, &mut draft);
-    // -1 keeps all there.
+    // In open-instruct, -1 keeps all checkpoints.
     let kept = settings.count("keep_last_n_checkpoints").filter(|count| *count > 0);
     draft.set_some("spec.checkpoint.keep", kept);
     workers(launch, settings, &mut draft);
@@ -76,7 +76,7 @@ pub(crate) fn convert(
     (draft, outcomes)
 }
 
-/// `with_tracking` means W&B, unless `report_to` names others.
+/// Sets the trackers: `with_tracking` means W&B, unless `report_to` names others.
 fn trackers(settings: &Settings, draft: &mut Draft) {
     let names = RunNames {
         project: settings.text("wandb_project_name").or_else(|| settings.text("wandb_project")),
@@ -93,7 +93,7 @@ fn trackers(settings: &Settings, draft: &mut Draft) {
     tracking::report_to(&loggers, &names, draft);
 }
 
-/// A template that is named, where it has an equal.
+/// Sets the chat template that a script names, if it has an equivalent.
 fn chat_template(outcomes: &mut [Outcome], draft: &mut Draft) {
     for outcome in outcomes.iter_mut().filter(|outcome| outcome.key == "chat_template_name") {
         if let Some(template) = templates::template(&outcome.value) {
@@ -121,7 +121,8 @@ fn model(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-/// `name share name share ..`, where a share up to 1 with a point is a part of the rows, else their number.
+/// Sets data sets from `name share name share ..`, where a share with a decimal point up to 1 is a fraction
+/// of the rows, any other the number of rows.
 fn datasets(settings: &Settings, draft: &mut Draft) {
     let mut all = mixture(settings, "dataset_mixer_list", "dataset_mixer_list_splits", "train", draft);
     all.extend(mixture(settings, "mixer_list", "mixer_list_splits", "train", draft));
@@ -147,7 +148,7 @@ fn datasets(settings: &Settings, draft: &mut Draft) {
 }
 
 fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
-    // A list in one variable is one word there, too.
+    // open-instruct also treats a list in one variable as one word.
     let words = settings.list(list).join(" ");
     let words: Vec<_> = words.split_whitespace().collect();
     let splits = settings.list(splits);
@@ -162,7 +163,7 @@ fn mixture(settings: &Settings, list: &str, splits: &str, default: &str, draft: 
         .collect()
 }
 
-/// A table of names and shares, as older scripts and settings files have it.
+/// Reads a table of names and shares, as in older scripts and settings files.
 fn mixer(settings: &Settings, table: &str, splits: &str, default: &str, draft: &mut Draft) -> Vec<Value> {
     let splits = settings.list(splits);
     let prefix = format!("{table}.");
@@ -181,14 +182,14 @@ fn mixer(settings: &Settings, table: &str, splits: &str, default: &str, draft: &
     all
 }
 
-/// Says that a data set is read as a whole where a script takes a part of it, or more than it has.
+/// Adds a remark that all rows are used if a script uses a part of a data set, or repeats it.
 fn is_taken_whole(list: &str, name: &str, share: &str, draft: &mut Draft) {
     if !matches!(share, "1.0" | "1") {
         draft.remark("data", format!("{list} takes {share} of {name}: all rows are taken here."));
     }
 }
 
-/// A data set of the hub, or a file.
+/// Makes a data set of the hub, or a file.
 fn dataset(name: &str, split: &str) -> Value {
     let is_file = [".jsonl", ".json", ".parquet"].iter().any(|ending| name.ends_with(ending));
     match (is_file, split) {
@@ -255,7 +256,7 @@ fn schedule(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.training.schedule.warmupSteps", steps);
 }
 
-/// Learners and engines share the GPUs here.
+/// Sets the workers: learners and engines share GPUs in our jobs.
 fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
     let of = |key: &str| -> Vec<u64> {
         settings.list(key).iter().filter_map(|count| count.parse().ok()).collect()

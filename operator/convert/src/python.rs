@@ -1,14 +1,14 @@
-//! TRL's trainers in Python code: configurations, trainers and data sets that are written as literals.
+//! TRL's trainers in Python code: configurations, trainers and data sets that are given as literals.
 //!
 //! ```text
 //! training_args = GRPOConfig(beta=0.0, num_generations=16)   -->  trl grpo --beta=0.0 --num_generations=16
 //! ```
 //!
-//! Nothing is executed: an argument that is no literal is noted.
+//! Nothing is executed: an argument that is not a literal is noted.
 
 use crate::launch::{Launch, Project};
 
-/// Classes of TRL without `Config` or `Trainer` at their end, and the trainers that they are.
+/// Names of TRL's classes without `Config` or `Trainer` at the end, with their trainers.
 const CLASSES: [(&str, &str); 12] = [
     ("GRPO", "grpo"),
     ("GMPO", "gmpo"),
@@ -24,7 +24,7 @@ const CLASSES: [(&str, &str); 12] = [
     ("PRM", "prm"),
 ];
 
-/// Names of `LoraConfig` and of TRL's flags.
+/// Parameters of `LoraConfig`, with TRL's flags.
 const LORA: [(&str, &str); 6] = [
     ("r", "lora_r"),
     ("lora_alpha", "lora_alpha"),
@@ -34,10 +34,10 @@ const LORA: [(&str, &str); 6] = [
     ("use_rslora", "use_rslora"),
 ];
 
-/// Calls that are read at most: each is read to its end.
+/// Largest number of calls that are parsed, each to its end.
 const MAX_CALLS: usize = 256;
 
-/// The launch that a block of Python amounts to, with notes about arguments that are not literals.
+/// Returns the launch that a block of Python is equivalent to, with notes on arguments that are not literals.
 pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
     let (mut trainer, mut flags, mut notes) = (None, Vec::new(), Vec::new());
     for call in calls(text) {
@@ -63,7 +63,7 @@ pub(crate) fn launch(text: &str) -> Option<(Launch, Vec<String>)> {
     Some((Launch::new(Project::Trl, trainer?, &flags), notes))
 }
 
-/// The model of a trainer by its name, and its reward functions.
+/// Adds flags for a trainer's model, if given by name, and its reward functions.
 fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>) {
     if let Some(model) = call.argument("model").filter(|model| is_text(model)) {
         flags.push(format!("--model_name_or_path={model}"));
@@ -78,7 +78,7 @@ fn of_trainer(call: &Call<'_>, flags: &mut Vec<String>) {
     }
 }
 
-/// The first data set that is loaded: its name, configuration and split.
+/// Adds flags for the first data set that is loaded: its name, configuration and split.
 fn of_dataset(call: &Call<'_>, flags: &mut Vec<String>) {
     if flags.iter().any(|flag| flag.starts_with("--dataset_name=")) {
         return;
@@ -97,7 +97,7 @@ fn of_dataset(call: &Call<'_>, flags: &mut Vec<String>) {
     }
 }
 
-/// A call with its arguments as they are written.
+/// A call, with the source text of its arguments.
 struct Call<'a> {
     name: &'a str,
     arguments: Vec<(Option<&'a str>, &'a str)>,
@@ -108,7 +108,7 @@ impl<'a> Call<'a> {
         self.arguments.iter().find(|(own, _)| *own == Some(name)).map(|(_, value)| *value)
     }
 
-    /// The named arguments as flags, under other names where `names` has them.
+    /// Adds the named arguments as flags, renamed by `names`.
     fn settings(&self, names: &[(&str, &str)], flags: &mut Vec<String>, notes: &mut Vec<String>) {
         for (name, value) in &self.arguments {
             let Some(name) = name else { continue };
@@ -125,7 +125,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// All calls of names that matter here, in the order in which they begin.
+/// Finds all calls of relevant names, in the order in which they begin.
 fn calls(text: &str) -> Vec<Call<'_>> {
     let mut found = Vec::new();
     let mut start = 0;
@@ -143,11 +143,11 @@ fn calls(text: &str) -> Vec<Call<'_>> {
     found
 }
 
-/// The arguments of a call up to the parenthesis that closes it.
+/// Splits the arguments of a call, up to its closing parenthesis.
 fn arguments(text: &str) -> Vec<(Option<&str>, &str)> {
     let mut arguments = Vec::new();
     let (mut depth, mut quote, mut is_comment, mut is_escaped) = (0usize, None, false, false);
-    // Where the argument begins, behind comments, and where it ends, before one.
+    // Begin of the argument, after comments, and its end, before one.
     let (mut begin, mut end) = (None, 0);
     for (index, letter) in text.char_indices() {
         if is_comment {
@@ -183,7 +183,7 @@ fn arguments(text: &str) -> Vec<(Option<&str>, &str)> {
     arguments
 }
 
-/// `name=value`, or a value.
+/// Splits `name=value`; a value alone has no name.
 fn argument(text: &str) -> (Option<&str>, &str) {
     match text.split_once('=') {
         Some((name, value)) if name.trim().chars().all(is_of_name) => (Some(name.trim()), value.trim()),
@@ -201,7 +201,7 @@ fn is_text(value: &str) -> bool {
     inner('"').or_else(|| inner('\'')).unwrap_or(false)
 }
 
-/// A number, a text, a truth value, nothing, or a list or table of them.
+/// Whether a value is a literal: a number, a text, True, False, None, or a list or table of them.
 fn is_literal(value: &str) -> bool {
     if is_text(value) || matches!(value, "True" | "False" | "None") {
         return true;

@@ -1,14 +1,14 @@
-//! Settings by key, from Hydra's overrides, from flags and from YAML.
+//! Settings by key, read from Hydra overrides, from flags and from YAML.
 
 use serde_json::{Map, Value};
 
-/// Why a setting cannot be read.
+/// A setting that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// It is neither `key=value` nor a flag.
+    /// The argument is neither `key=value` nor a flag.
     #[error("`{0}` is neither `key=value` nor `--key value`")]
     Form(String),
-    /// A settings file is no YAML, or no map.
+    /// A settings file is not YAML, or not a map.
     #[error("the settings file is not a map in YAML: {0}")]
     Yaml(String),
 }
@@ -20,18 +20,18 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// All settings.
+    /// Iterates over all settings.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// The value of a key; `null` counts as not given.
+    /// Returns the value of a key; `None` if it is not given or null.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let entry = self.entries.iter().find(|(name, _)| name == key);
         entry.map(|(_, value)| value).filter(|value| !value.is_null())
     }
 
-    /// Sets a key.
+    /// Sets the value of a key.
     pub fn set(&mut self, key: &str, value: Value) {
         match self.entries.iter_mut().find(|(name, _)| name == key) {
             Some(entry) => entry.1 = value,
@@ -39,29 +39,29 @@ impl Settings {
         }
     }
 
-    /// The text of a value.
+    /// Returns the value of a key as text.
     pub fn text(&self, key: &str) -> Option<String> {
         self.get(key).map(text_of)
     }
 
-    /// A number.
+    /// Returns the value of a key that is a number.
     pub fn number(&self, key: &str) -> Option<f64> {
         self.get(key).and_then(Value::as_f64)
     }
 
-    /// A whole number that is not negative.
+    /// Returns the value of a key that is a non-negative integer.
     pub fn count(&self, key: &str) -> Option<u64> {
         let number = self.number(key)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be a count")]
         (number >= 0.0 && number.fract() == 0.0 && number < 1e15).then_some(number as u64)
     }
 
-    /// Whether it is given and true.
+    /// Whether the value of a key is true.
     pub fn is_true(&self, key: &str) -> bool {
         self.get(key).is_some_and(is_true)
     }
 
-    /// A word, or the items of a list.
+    /// Returns the items of a list, or a single value as a list of one.
     pub fn list(&self, key: &str) -> Vec<String> {
         match self.get(key) {
             None => Vec::new(),
@@ -70,10 +70,11 @@ impl Settings {
         }
     }
 
-    /// Reads Hydra's overrides: `key=value`, with `+` and `++` before, or `~key`, which removes one.
+    /// Reads Hydra overrides: `key=value`, optionally prefixed with `+` or `++`, or `~key`, which removes a
+    /// key.
     ///
     /// # Errors
-    /// When an argument is none.
+    /// When an argument is not an override.
     pub fn add_overrides(&mut self, arguments: &[String]) -> Result<(), SettingsError> {
         for argument in arguments.iter().filter(|argument| !argument.trim().is_empty()) {
             if let Some(removed) = argument.strip_prefix('~') {
@@ -114,10 +115,10 @@ impl Settings {
         Ok(())
     }
 
-    /// Reads a settings file.
+    /// Reads a YAML settings file.
     ///
     /// # Errors
-    /// When it is no map in YAML.
+    /// When the text is not a YAML map.
     pub fn add_yaml(&mut self, text: &str) -> Result<(), SettingsError> {
         let tree: Value = read_yaml(text).map_err(|error| SettingsError::Yaml(error.to_string()))?;
         match tree {
@@ -136,7 +137,7 @@ impl Settings {
 
     fn add_tree(&mut self, key: &str, value: Value) {
         match value {
-            // What Hydra composes or computes at its start says nothing of its own.
+            // References that Hydra composes or computes at start are not settings.
             Value::Object(map) if !map.is_empty() => self.add_map(key, map),
             Value::String(text) if text.starts_with("${") && text.ends_with('}') => {}
             _ if matches!(key.rsplit('.').next(), Some("_target_" | "defaults")) => {}
@@ -145,7 +146,7 @@ impl Settings {
     }
 }
 
-/// Whether a value counts as true: Python's, YAML's and shells' words.
+/// Whether a value counts as true, by the words of Python, YAML and shells.
 pub(crate) fn is_true(value: &Value) -> bool {
     match value {
         Value::Bool(value) => *value,
@@ -155,13 +156,12 @@ pub(crate) fn is_true(value: &Value) -> bool {
     }
 }
 
-/// Reads YAML with as many comments as it has: by itself serde_saphyr refuses more than 32 lines at one
-/// place.
+/// Reads YAML with any number of comments: by default serde_saphyr rejects more than 32 lines in one place.
 fn read_yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
     serde_saphyr::from_str_with_options(text, serde_saphyr::options! { emit_comments: false })
 }
 
-/// A value as it is written on a command line.
+/// Formats a value as on a command line.
 pub(crate) fn text_of(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -169,7 +169,7 @@ pub(crate) fn text_of(value: &Value) -> String {
     }
 }
 
-/// The value of a text: YAML's flow style is close to Hydra's grammar and to Python's literals.
+/// Parses the value of a text: YAML's flow style is close to Hydra's grammar and to Python's literals.
 fn parsed(text: &str) -> Value {
     let trimmed = text.trim();
     match trimmed {
@@ -183,7 +183,7 @@ fn parsed(text: &str) -> Value {
     }
     let is_structured = trimmed.starts_with(['[', '{', '\'', '"']);
     let value = if is_structured { read_yaml(&spaced(trimmed)).ok() } else { None };
-    // A list that is quoted once more, by the shell and by a script's own quotes.
+    // A list that is quoted twice, by the shell and by the script's own quotes.
     let value = match value {
         Some(Value::String(inner)) if inner.starts_with('[') && inner.ends_with(']') => {
             read_yaml(&spaced(&inner)).ok().filter(Value::is_array).or(Some(Value::String(inner)))
@@ -197,7 +197,7 @@ fn parsed(text: &str) -> Value {
     })
 }
 
-/// A space behind each colon between a key and a value, which YAML wants and Hydra does not.
+/// Adds a space after each colon between a key and a value, which YAML requires and Hydra does not.
 fn spaced(text: &str) -> String {
     let mut quote = None;
     let mut spaced = String::with_capacity(text.len());

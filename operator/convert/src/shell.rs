@@ -1,7 +1,7 @@
-//! Evaluates what launch scripts do before they launch: variables, arrays, conditions, loops, functions.
+//! Evaluation of launch scripts up to their launches: variables, arrays, conditions, loops, functions.
 //!
-//! No program is started and no file is read. A command that is not the shell's own is recorded; as a
-//! condition it has failed, and its output is empty. The grammar is brush-parser's.
+//! No program is started and no file is read. A command that is not a shell builtin is recorded; as a
+//! condition it fails, and its output is empty. The grammar is that of brush-parser.
 
 mod arithmetic;
 mod condition;
@@ -21,52 +21,52 @@ use brush_parser::{ParseError, Parser, ParserOptions, SourceInfo, WordParseError
 use limits::{Budget, MAX_DIGITS};
 use scope::Scope;
 
-/// Commands and loops that are evaluated at most: a script that does not end is an error.
+/// Largest number of commands and loops that are evaluated; a script that does not end is an error.
 const MAX_COMMANDS: usize = 100_000;
-/// Functions, substitutions and compound commands that may be within each other.
+/// Deepest nesting of functions, substitutions and compound commands.
 const MAX_DEPTH: usize = 64;
-/// Stack of the thread that evaluates: parsers and trees recurse as deep as [`limits`] allows.
+/// Stack size of the evaluating thread, in bytes: parsers and trees recurse as deep as [`limits`] allows.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Why a script cannot be evaluated.
+/// A script that cannot be evaluated.
 #[derive(Debug, thiserror::Error)]
 pub enum ShellError {
-    /// It is not a shell script.
+    /// The text is not a shell script.
     #[error("not a shell script: {0}")]
     Script(#[from] ParseError),
-    /// A redirection, or a tilde, with a number that no shell has.
+    /// A redirection or a tilde has a number that no shell supports.
     #[error("a file descriptor or directory number of at most {MAX_DIGITS} digits is expected, got {0}")]
     Number(String),
     /// A word, a condition or an expression is malformed.
     #[error("malformed: {0}")]
     Word(#[from] WordParseError),
-    /// It is too long, or its variables become so.
+    /// The script, or what its variables expand to, is too long.
     #[error("a script and what it expands to may have at most {0} bytes")]
     Large(usize),
-    /// Its brackets, conditions or compound commands are nested too deeply.
+    /// Brackets, conditions or compound commands are nested too deeply.
     #[error("more than {0} brackets or compound commands within each other, or too many conditions")]
     Nested(usize),
-    /// No thread could be started to evaluate it.
+    /// The thread that evaluates the script could not be started, or panicked.
     #[error("no thread to evaluate the script: {0}")]
     Thread(String),
-    /// It runs for too long, or calls itself.
+    /// The script runs for too long, or recurses too deeply.
     #[error("more than {MAX_COMMANDS} commands, or more than {MAX_DEPTH} within each other")]
     Endless,
 }
 
-/// What a script does.
+/// Result of the evaluation of a script.
 #[derive(Debug, Default)]
 pub struct Evaluation {
-    /// The programs that it starts, with their arguments.
+    /// Programs that the script starts, with their arguments.
     pub commands: Vec<Vec<String>>,
-    /// What is not known of it: variables without a value, the output of programs.
+    /// Notes on what is unknown: variables without a value, the output of programs.
     pub notes: Vec<String>,
 }
 
-/// Evaluates a script with these variables in its environment and these arguments.
+/// Evaluates a script with these environment variables and arguments.
 ///
 /// # Errors
-/// When it is no script, or does not end.
+/// When the text is not a script, or does not end.
 pub fn evaluate(
     script: &str,
     environment: &BTreeMap<String, String>,
@@ -84,7 +84,7 @@ pub fn evaluate(
     })
 }
 
-/// A shell between two commands.
+/// State of the shell between two commands.
 #[derive(Debug, Default)]
 struct Shell {
     scope: Scope,
@@ -92,7 +92,7 @@ struct Shell {
     num_run: usize,
     depth: usize,
     budget: Budget,
-    /// What `echo` wrote, while a substitution collects it.
+    /// Output of `echo`, collected during a command substitution; `None` outside of one.
     output: Option<String>,
 }
 
@@ -232,7 +232,7 @@ impl Shell {
         self.start(words)
     }
 
-    /// Starts a command: one of the shell's own, a function, or a program, which is recorded.
+    /// Runs a command: a builtin, a function, or a program, which is recorded.
     fn start(&mut self, words: Vec<String>) -> Result<bool, ShellError> {
         let Some((name, arguments)) = words.split_first() else { return Ok(true) };
         match name.as_str() {

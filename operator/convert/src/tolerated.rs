@@ -1,7 +1,7 @@
-//! Settings that the other trainers tolerate and a manifest refuses: values beyond a bound, settings that
-//! another one leaves without effect, and degrees that do not divide the ranks.
+//! Corrections of settings that other trainers accept and a manifest rejects: values beyond a bound, settings
+//! that another one makes ineffective, and degrees that do not divide the ranks.
 //!
-//! Each rule leaves a valid draft unchanged. A rule that changes something says so in a remark.
+//! Each rule leaves a valid draft unchanged. A rule that changes something adds a remark.
 
 mod batches;
 mod mesh;
@@ -9,10 +9,10 @@ mod roles;
 
 use crate::draft::Draft;
 
-/// One rule: it looks at the finished draft and corrects what a manifest refuses.
+/// A rule, which corrects one kind of setting in the finished draft.
 type Rule = fn(&mut Draft);
 
-/// All rules, in the order in which they apply: budgets depend on the degrees of the mesh.
+/// All rules, in the order of application: budgets depend on the degrees of the mesh.
 const RULES: [Rule; 16] = [
     clip_low,
     clip_high,
@@ -37,16 +37,16 @@ pub(crate) fn resolve(draft: &mut Draft) {
     RULES.iter().for_each(|rule| rule(draft));
 }
 
-/// The largest `clipLow`: a ratio of probabilities is never below 0.
+/// Largest `clipLow`: a ratio of probabilities is never below 0.
 const MAX_CLIP_LOW: f64 = 1.0;
-/// The largest `clipHigh` and `dualClip`.
+/// Largest `clipHigh` and `dualClip`.
 const MAX_CLIP: f64 = 1000.0;
 
 fn clip_low(draft: &mut Draft) {
     let path = "algorithm.loss.clipLow";
     let Some(low) = draft.number(path).filter(|low| *low > MAX_CLIP_LOW) else { return };
     draft.set(path, MAX_CLIP_LOW);
-    // GeoMean clips the logarithm of the ratio, which has no least value.
+    // GeoMean clips the logarithm of the ratio, which has no smallest value.
     let reason = match draft.text("algorithm.loss.policy").as_deref() {
         Some("GeoMean") => "clipLow is at most 1, so the logarithm of the ratio is clipped earlier here",
         Some("DppoTv" | "DppoKl") => "clipLow is at most 1, so the divergence is bounded earlier here",
@@ -62,8 +62,8 @@ fn clip_high(draft: &mut Draft) {
     draft.remark("algorithm", format!("an upper clip of {high} becomes clipHigh 1000, the largest one."));
 }
 
-/// A dual clip beyond the largest one is none for a loss that is bounded by it, and the largest one where it
-/// is the cap of a weight.
+/// Limits a dual clip beyond the largest one: it is removed for a loss that is bounded by it, and set to the
+/// largest one if it caps a weight.
 fn dual_clip(draft: &mut Draft) {
     let path = "algorithm.loss.dualClip";
     let Some(bound) = draft.number(path).filter(|bound| *bound > MAX_CLIP) else { return };
@@ -79,7 +79,7 @@ fn dual_clip(draft: &mut Draft) {
     }
 }
 
-/// A schedule without a course has no minimum, and a warm-up ends before the training does.
+/// Removes the minimum of a constant schedule, and ends the warm-up before the training ends.
 fn schedule(draft: &mut Draft) {
     let min_ratio = "training.schedule.minRatio";
     let kind = draft.text("training.schedule.kind").unwrap_or_else(|| "Constant".to_owned());
@@ -110,7 +110,7 @@ fn overlong(draft: &mut Draft) {
         .remark("rewards", format!("a buffer of {tokens} tokens is cut to {limit}, the longest completion."));
 }
 
-/// Reward functions have different names: a further one of the same name gets a number.
+/// Makes the names of reward functions unique, by a number after a repeated name.
 fn reward_names(draft: &mut Draft) {
     let path = "rewards.functions";
     let Some(mut functions) = draft.value(path).and_then(|value| value.as_array().cloned()) else { return };

@@ -1,24 +1,24 @@
-//! The trackers that another trainer reports to.
+//! Trackers to which another trainer reports.
 
 use crate::draft::Draft;
 
-/// What every run folder has: the terminal's lines, `metrics.jsonl`, TensorBoard files.
+/// Loggers whose output every run folder has: console lines, `metrics.jsonl`, TensorBoard files.
 const WRITTEN: [&str; 4] = ["console", "file", "tensorboard", "none"];
 
-/// What a run is called on its trackers.
+/// Names of a run on its trackers.
 #[derive(Debug, Default)]
 pub(crate) struct RunNames {
-    /// The project, or experiment.
+    /// Name of the project, or experiment.
     pub(crate) project: Option<String>,
-    /// The run.
+    /// Name of the run.
     pub(crate) run: Option<String>,
-    /// The team or user.
+    /// Name of the team or user.
     pub(crate) entity: Option<String>,
-    /// The address of a server of Trackio.
+    /// Address of a Trackio server.
     pub(crate) trackio: Option<String>,
 }
 
-/// Sets `tracking` for these loggers, and says what is missing for the others.
+/// Sets `tracking` for these loggers, and adds remarks on those that need more or have no equivalent.
 pub(crate) fn report_to(loggers: &[String], names: &RunNames, draft: &mut Draft) {
     for logger in loggers.iter().filter(|logger| !WRITTEN.contains(&logger.as_str())) {
         match (logger.as_str(), &names.trackio) {
@@ -51,7 +51,7 @@ fn wandb(names: &RunNames, draft: &mut Draft) {
     }
 }
 
-/// The address of a Space of the hub, of its owner and name.
+/// Returns the address of a Space of the Hugging Face Hub, from its owner and name.
 pub(crate) fn space(id: &str) -> String {
     let host = id
         .chars()

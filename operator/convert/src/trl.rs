@@ -1,4 +1,4 @@
-//! TRL: `trl grpo` and its scripts, settings of 1.x.
+//! TRL: `trl grpo` and its scripts, with the settings of 1.x.
 
 mod loss;
 mod preference;
@@ -14,7 +14,7 @@ use crate::rewards::is_hub_name;
 use crate::settings::Settings;
 use crate::tracking::{self, RunNames};
 
-/// The kinds of job that TRL's trainers are, by the beginning of a script's name; the longest goes first.
+/// Kinds of jobs by the beginning of a TRL script's name; longer names come first.
 const KINDS: [(&str, &str); 15] = [
     ("online_dpo", "OnlineDPO"),
     ("dpo_online", "OnlineDPO"),
@@ -33,7 +33,7 @@ const KINDS: [(&str, &str); 15] = [
     ("sft", "SFT"),
 ];
 
-/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+/// Prefixes of settings with the section to which they belong; all others belong to `training`.
 const HOMES: [(&str, &str); 16] = [
     ("model_", "model"),
     ("lora_", "model"),
@@ -111,7 +111,7 @@ fn model(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-/// A base in 4 or 8 bits, as bitsandbytes has it; TRL's own type is nf4.
+/// Sets a base model in 4 or 8 bits, as in bitsandbytes; TRL's own 4-bit type is nf4.
 fn quantization(settings: &Settings, draft: &mut Draft) {
     let four = match settings.text("bnb_4bit_quant_type").as_deref() {
         Some("fp4") => "Fp4",
@@ -172,7 +172,7 @@ fn evaluates(settings: &Settings) -> bool {
     strategy.map_or_else(|| settings.get("eval_steps").is_some(), |strategy| strategy != "no")
 }
 
-/// Sequences of one optimizer update.
+/// Returns the number of sequences per optimizer update.
 fn sequences(launch: &Launch, settings: &Settings) -> u64 {
     let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
     let accumulated = settings.count("gradient_accumulation_steps").unwrap_or(1).max(1);
@@ -180,11 +180,11 @@ fn sequences(launch: &Launch, settings: &Settings) -> u64 {
 }
 
 fn devices(launch: &Launch) -> u64 {
-    // accelerate counts the processes of all machines.
+    // accelerate's number of processes is that of all machines.
     launch.processes.unwrap_or(1).max(1)
 }
 
-/// Completions are sampled. Returns the updates of one step.
+/// Sets the fields of jobs that sample completions. Returns the number of updates per step.
 fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
     let group = settings.count("num_generations").unwrap_or(if kind == "RLOO" { 2 } else { 8 }).max(1);
     let per_update = (sequences(launch, settings) / group).max(1);
@@ -227,7 +227,7 @@ fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
     }
 }
 
-/// Completions are in the data. Returns the updates of one step.
+/// Sets the fields of jobs with completions in the data. Returns the number of updates per step.
 fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
     draft.set("spec.training.promptsPerStep", sequences(launch, settings));
     let max_length =
@@ -253,7 +253,7 @@ fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) 
     1
 }
 
-/// Updates are counted there, steps of `updates` of them here.
+/// Sets the length of the training. TRL counts updates; our steps have `updates` of them.
 fn length(settings: &Settings, updates: u64, draft: &mut Draft) {
     match settings.count("max_steps").filter(|steps| *steps > 0) {
         Some(steps) => draft.set("spec.training.steps", steps.div_ceil(updates)),
@@ -273,7 +273,8 @@ fn length(settings: &Settings, updates: u64, draft: &mut Draft) {
     }
 }
 
-/// The reference that follows the actor: every so many updates there, steps of `updates` of them here.
+/// Sets the update of the reference by the actor. TRL's interval counts updates; our steps have `updates` of
+/// them.
 fn reference_sync(settings: &Settings, updates: u64, draft: &mut Draft) {
     if settings.is_true("sync_ref_model") {
         let every = settings.count("ref_model_sync_steps").unwrap_or(512);
@@ -291,7 +292,7 @@ fn evaluation(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.training.evaluateEvery", settings.count("eval_steps"));
 }
 
-/// The checkpoint of the highest held-out reward is kept; the lowest loss, TRL's default, is not compared.
+/// Keeps the checkpoint with the highest held-out reward; the lowest loss, TRL's default, is not supported.
 fn best(settings: &Settings, kind: &str, draft: &mut Draft) {
     if !settings.is_true("load_best_model_at_end") {
         return;

@@ -1,4 +1,4 @@
-//! verl: `main_ppo`, its variants, and `sft_trainer`. Keys as in verl 0.8 to 0.10.
+//! verl: `main_ppo`, its variants, and `sft_trainer`, with the keys of verl 0.8 to 0.10.
 
 mod algorithm;
 mod rewards;
@@ -12,7 +12,7 @@ use crate::rewards::is_hub_name;
 use crate::settings::{Settings, is_true};
 use crate::tracking::{self, RunNames};
 
-/// verl's own defaults where ours differ or follow from something else: what a script leaves out it means.
+/// verl's defaults that differ from ours, or depend on other settings: they apply if a script omits the key.
 const DEFAULTS: [(&str, &str); 26] = [
     ("actor_rollout_ref.actor.clip_ratio", "0.2"),
     ("actor_rollout_ref.actor.clip_ratio_c", "3.0"),
@@ -42,11 +42,11 @@ const DEFAULTS: [(&str, &str); 26] = [
     ("trainer.val_before_train", "true"),
 ];
 
-/// The supervised trainer's own defaults.
+/// Default learning rate of verl's supervised trainer.
 const SFT_LEARNING_RATE: f64 = 1e-3;
 const SFT_EPOCHS: u64 = 4;
 
-/// The sections in which settings are at home, by the beginning of their names; `training` has the others.
+/// Prefixes of settings with the section to which they belong; all others belong to `training`.
 const HOMES: [(&str, &str); 12] = [
     ("data.", "data"),
     ("actor_rollout_ref.model.", "model"),
@@ -109,7 +109,7 @@ fn trackers(settings: &Settings, draft: &mut Draft) {
     tracking::report_to(&settings.list("trainer.logger"), &names, draft);
 }
 
-/// A model of the hub by owner and name, or a folder.
+/// Sets a model of the hub, by owner and name, or of a folder.
 fn model(settings: &Settings, key: &str, draft: &mut Draft) {
     match settings.text(key) {
         Some(path) if is_hub_name(&path) => draft.set("spec.model.hub.repo", path),
@@ -124,8 +124,8 @@ fn model(settings: &Settings, key: &str, draft: &mut Draft) {
     }
 }
 
-/// verl trains the tower of a model with images unless it is told to freeze it. A script that names neither
-/// tower nor images has a text model.
+/// Sets the training of the vision tower, which verl trains unless it is frozen. A script that mentions
+/// neither tower nor images has a text model.
 fn vision_tower(settings: &Settings, draft: &mut Draft) {
     let freezes = settings.get("actor_rollout_ref.actor.freeze_vision_tower").map(is_true);
     let has_images = settings.get("data.image_key").is_some();
@@ -137,13 +137,13 @@ fn vision_tower(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.model.visionTower", training);
 }
 
-/// A setting of an adapter, by the keys of several versions.
+/// Returns a setting of an adapter, by the keys of several versions.
 fn of_lora(settings: &Settings, prefix: &str, old: &str, new: &str) -> Option<Value> {
     let either = settings.get(&format!("{prefix}{old}"));
     either.or_else(|| settings.get(&format!("{prefix}lora.{new}"))).cloned()
 }
 
-/// The rank of an adapter; `None` where all weights are trained.
+/// Returns the rank of an adapter; `None` if all weights are trained.
 fn lora_rank(settings: &Settings, prefix: &str) -> Option<u64> {
     of_lora(settings, prefix, "lora_rank", "rank").and_then(|rank| rank.as_u64()).filter(|rank| *rank > 0)
 }
@@ -166,12 +166,12 @@ fn lora(settings: &Settings, prefix: &str, rank: u64, draft: &mut Draft) {
     merge(settings, prefix, draft);
     megatron_lora(settings, prefix, draft);
     if continues {
-        // How a fresh adapter would start.
+        // A fresh adapter's initialization does not apply.
         draft.remove("spec.model.lora.init");
     }
 }
 
-/// Whether the rollout folds the adapter in.
+/// Sets whether the rollout merges the adapter into the weights.
 fn merge(settings: &Settings, prefix: &str, draft: &mut Draft) {
     let key = format!("{prefix}lora.merge");
     match settings.get(&key) {
@@ -184,7 +184,7 @@ fn merge(settings: &Settings, prefix: &str, draft: &mut Draft) {
     }
 }
 
-/// What only adapters of Megatron have.
+/// Sets the fields that only Megatron's adapters have.
 fn megatron_lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
     let text = |key: &str| settings.text(&format!("{prefix}lora.{key}"));
     draft.set_some("spec.model.lora.dropout", settings.number(&format!("{prefix}lora.dropout")));
@@ -239,7 +239,7 @@ fn rollout(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.rollout.samplesPerPrompt", count("n"));
     let length = count("response_length").or_else(|| settings.count("data.max_response_length"));
     draft.set_some("spec.rollout.maxCompletionTokens", length);
-    // There, 0 and -1 both mean all tokens.
+    // In verl, 0 and -1 both mean all tokens.
     draft.set_some("spec.rollout.topK", count("top_k").filter(|top| *top > 0));
     if settings.is_true("actor_rollout_ref.rollout.val_kwargs.do_sample") {
         draft.set_some(
@@ -275,7 +275,7 @@ fn training(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.checkpoint.everySteps", frequency("trainer.save_freq"));
 }
 
-/// Epochs, or steps where they are given: they win there, too.
+/// Sets the epochs, or the steps if they are given: they take precedence in verl, too.
 fn length(settings: &Settings, draft: &mut Draft) {
     match settings.count("trainer.total_training_steps") {
         Some(steps) => draft.set("spec.training.steps", steps),
@@ -307,7 +307,7 @@ fn workers(settings: &Settings, draft: &mut Draft) {
         own.filter(|size| *size > 1).or(within)
     };
     let actor = sp("actor").unwrap_or(1).max(1);
-    // There ranks that share tokens share the weights, too; here the two are axes of their own.
+    // In verl, ranks that share tokens also share the weights; here these are separate axes.
     let tp =
         settings.count("actor_rollout_ref.actor.megatron.tensor_model_parallel_size").unwrap_or(1).max(1);
     let shard = shard.unwrap_or((ranks / (actor * tp)).max(1));
@@ -339,7 +339,7 @@ fn workers(settings: &Settings, draft: &mut Draft) {
     );
 }
 
-/// A degree of the mesh that is not what it is without being said.
+/// Sets a degree of the mesh, unless it is the default.
 fn mesh(draft: &mut Draft, axis: &str, degree: u64, default: u64) {
     if degree != default {
         draft.set(&format!("spec.workers.mesh.{axis}"), degree);

@@ -1,5 +1,5 @@
-//! How many completions a second the MATH-style reward judges on one thread; `reward.py` beside it is the
-//! same work in Python, the way trainers there run it (a loop over the batch).
+//! Benchmark of the MATH-style reward: completions judged per second on one thread. `reward.py` next to it
+//! does the same work in Python, as trainers there do it (a loop over the batch).
 
 use std::hint::black_box;
 

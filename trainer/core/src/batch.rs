@@ -1,9 +1,9 @@
-//! One step's sequences as the update sees them: completions laid end to end, everything known of each token
-//! beside them.
+//! The sequences of one training step as the update sees them, with all per-token values that it needs.
 //!
-//! Filled in this order: [`Batch::from_groups`] after the rollout, log-probs by the actor and the reference,
-//! advantages and correction weights, then read by the update, one micro-batch of rows at a time. Per-token
-//! vectors are flat over **completions** ([`Rows`]); prompts have no losses and take no place in them.
+//! A batch is filled in this order: [`Batch::from_groups`] after the rollout, log-probs by the actor and the
+//! reference, advantages and correction weights. The update then reads it, one micro-batch of rows at a time.
+//! Per-token vectors are the concatenation of all **completions** ([`Rows`]); prompt tokens have no loss and
+//! no entries.
 
 use std::sync::Arc;
 
@@ -17,58 +17,60 @@ use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
 pub struct BatchSequence {
     /// The prompt; shared by the samples of a group.
     pub prompt: Arc<Prompt>,
-    /// Position among the samples of its group, from 0; samples that are left out of the batch count.
+    /// Index among the samples of the rollout group, from 0. Samples left out of the batch count, too.
     pub sample_idx: u32,
     /// The completion's tokens.
     pub completion: Vec<TokenId>,
 }
 
 impl BatchSequence {
-    /// Prompt and completion in one row.
+    /// Returns the tokens of prompt and completion, concatenated.
     pub fn tokens(&self) -> Vec<TokenId> {
         [self.prompt.tokens.as_slice(), self.completion.as_slice()].concat()
     }
 
-    /// The completion without its last token: what the following tokens are predicted from, beside the
-    /// prompt.
+    /// Returns the completion without its last token: the completion tokens that are model inputs, since
+    /// nothing is predicted from the last one.
     pub fn predicting_completion(&self) -> &[TokenId] {
         &self.completion[..self.completion.len().saturating_sub(1)]
     }
 
-    /// Tokens of prompt and completion.
+    /// Returns the number of tokens of prompt and completion.
     pub fn num_tokens(&self) -> usize {
         self.prompt.tokens.len() + self.completion.len()
     }
 }
 
-/// One conversation or text with the tokens to learn from it: filled by the data loader.
+/// A conversation or text for supervised learning, with a loss mask; filled by the data loader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demonstration {
-    /// The whole text's tokens.
+    /// Token ids of the full text.
     pub tokens: Vec<TokenId>,
-    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as
-    /// `tokens`; the first token is never learned, for nothing predicts it.
+    /// Whether each token is learned: true for what the assistant wrote, its ending token included. As long
+    /// as `tokens`; the first token is never learned, since nothing predicts it.
     pub loss_mask: Vec<bool>,
-    /// Its images in the order of their placeholder tokens, all of them before the first token to learn.
+    /// Images of the text in the order of their placeholder tokens, which all precede the first learned
+    /// token.
     pub images: Vec<Arc<PromptImage>>,
 }
 
-/// The sequences of one step and what is known of them.
+/// The sequences of one step with their rewards, log-probs, values and advantages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// Prompt and completion of each row.
     pub sequences: Vec<BatchSequence>,
-    /// Where each completion lies in the per-token vectors, and which of its tokens count.
+    /// Range of each completion in the per-token vectors, and the loss mask.
     pub rows: Rows,
-    /// Rollout group of each row.
+    /// Rollout group index of each row.
     pub groups: Vec<usize>,
     /// Outcome reward of each row, shaped and clipped.
     pub rewards: Vec<f64>,
-    /// Reward of each token: the outcome at a completion's last token, less a KL penalty once one was taken.
+    /// Reward of each token: the outcome reward at a completion's last token, less the KL penalty if one is
+    /// used.
     pub token_rewards: Vec<f64>,
     /// Reward of the greedy completion of each row's prompt; `None` unless an estimator compares with it.
     pub greedy_rewards: Option<Vec<f64>>,
-    /// Each reward function's value of each row, by function then row.
+    /// Value of each reward function for each row, `[function][row]`.
     pub reward_parts: Vec<Vec<f64>>,
     /// Names of the functions in `reward_parts`.
     pub reward_names: Vec<String>,
@@ -79,19 +81,19 @@ pub struct Batch {
     pub old_logprobs: Option<Vec<f64>>,
     /// Log-prob under the reference policy; `None` without a KL term.
     pub ref_logprobs: Option<Vec<f64>>,
-    /// What the critic said of each token before the first update of the batch; `None` without a critic.
+    /// The critic's value of each token before the first update of the batch; `None` without a critic.
     pub values: Option<Vec<f64>>,
-    /// What it should have said; `None` without a critic.
+    /// Return of each token, the critic's target; `None` without a critic.
     pub returns: Option<Vec<f64>>,
-    /// Advantage of each token; zero until estimated.
+    /// Advantage of each token; zero until it is estimated.
     pub advantages: Vec<f64>,
     /// Token weights of the rollout correction; `None` without one.
     pub importance_weights: Option<Vec<f64>>,
 }
 
 impl Batch {
-    /// Every rollout whose reward has none of the `masked` statuses, in order: the others are left out of the
-    /// loss and of their group's statistics alike.
+    /// Makes a batch of every rollout whose reward has none of the `masked` statuses, in order. The other
+    /// rollouts contribute neither to the loss nor to the statistics of their group.
     pub fn from_groups(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Self {
         let kept: Vec<(usize, &Rollout)> = groups
             .iter()
@@ -136,9 +138,9 @@ impl Batch {
         }
     }
 
-    /// Demonstrations to learn by heart: everything from the first learned token on is the completion,
-    /// `loss_mask` tells which of its tokens are learned, and each has an advantage of 1. Rows without a
-    /// learned token are left out.
+    /// Makes a batch for supervised learning. The completion of a row begins at its first learned token,
+    /// `loss_mask` becomes the mask of the row, and each advantage is 1. Demonstrations without a learned
+    /// token are left out.
     pub fn from_demonstrations<'a>(demonstrations: impl IntoIterator<Item = &'a Demonstration>) -> Self {
         let learned: Vec<(usize, &Demonstration)> = demonstrations
             .into_iter()
@@ -179,19 +181,19 @@ impl Batch {
         }
     }
 
-    /// Tokens of each row, prompt included.
+    /// Returns the number of tokens of each row, prompt included.
     pub fn sequence_lens(&self) -> Vec<usize> {
         self.sequences.iter().map(BatchSequence::num_tokens).collect()
     }
 
-    /// The runs of `row_idxs` that belong to one rollout group and so answer one prompt.
+    /// Splits `row_idxs` into runs of the same rollout group, which share a prompt.
     pub fn group_runs<'a>(&'a self, row_idxs: &'a [usize]) -> impl Iterator<Item = &'a [usize]> {
         row_idxs.chunk_by(|left, right| self.groups[*left] == self.groups[*right])
     }
 
-    /// What a token budget is filled with: for each of [`Batch::group_runs`] the tokens of its prompt, and
-    /// those that each row adds. The last token of a completion is not among them, since nothing is predicted
-    /// from it.
+    /// Returns the token counts that a token budget is filled with: for each of [`Batch::group_runs`] the
+    /// tokens of its prompt, and those that each row adds. The last token of a completion does not count,
+    /// since nothing is predicted from it.
     pub fn prompt_groups(&self, row_idxs: &[usize]) -> Vec<PromptGroup> {
         let group = |rows: &[usize]| PromptGroup {
             prompt_len: self.sequences[rows[0]].prompt.tokens.len(),
@@ -200,12 +202,12 @@ impl Batch {
         self.group_runs(row_idxs).map(group).collect()
     }
 
-    /// The values of `row_idxs` of a per-token vector, in that order: a micro-batch's part of it.
+    /// Gathers the entries of `row_idxs` from a per-token vector, in that order, for a micro-batch.
     pub fn gather<T: Copy>(&self, row_idxs: &[usize], per_token: &[T]) -> Vec<T> {
         row_idxs.iter().flat_map(|row_idx| per_token[self.rows.range(*row_idx)].iter().copied()).collect()
     }
 
-    /// Puts a micro-batch's per-token values back to the places of `row_idxs`; the inverse of
+    /// Writes a micro-batch's per-token values to the entries of `row_idxs`; the inverse of
     /// [`Batch::gather`].
     pub fn scatter<T: Copy>(&self, row_idxs: &[usize], micro_batch: &[T], per_token: &mut [T]) {
         let mut start = 0;
@@ -217,7 +219,7 @@ impl Batch {
         }
     }
 
-    /// The rows `row_idxs`, in that order, each as often as it is among them.
+    /// Returns a batch of the rows `row_idxs`, in that order; a row may be repeated.
     #[must_use]
     pub fn select(&self, row_idxs: &[usize]) -> Self {
         let tokens = |values: &[f64]| self.gather(row_idxs, values);
@@ -242,7 +244,7 @@ impl Batch {
         }
     }
 
-    /// Where the completions of `row_idxs` lie in a micro-batch of them, and which of their tokens count.
+    /// Returns the ranges and masks of the completions of `row_idxs` within a micro-batch of these rows.
     pub fn micro_rows(&self, row_idxs: &[usize]) -> Rows {
         Rows::from_masks(row_idxs.iter().map(|row_idx| &self.rows.mask()[self.rows.range(*row_idx)]))
     }

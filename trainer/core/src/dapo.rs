@@ -1,14 +1,14 @@
-//! DAPO's dynamic sampling (arXiv 2503.14476): which rollout groups are kept for an update. Its clip,
+//! DAPO's dynamic sampling (arXiv 2503.14476), which filters the rollout groups of an update. DAPO's clip,
 //! aggregation and overlong punishment are parameters of [`crate::loss`] and [`crate::reward`].
 
 use crate::types::{RewardStatus, Rollout, RolloutGroup};
 
-/// Whether dynamic sampling keeps a rollout group: `metric` differs between its samples, so that its
+/// Whether dynamic sampling keeps a rollout group: true if `metric` differs between its samples, so that its
 /// advantages do not vanish.
 ///
 /// Samples of the `masked` statuses do not count. A group of one sample is kept, because it was never meant
-/// to be compared (verl: std > 0 or size 1); the lone survivor of a larger group is not, because its
-/// advantage is 0.
+/// to be compared (verl: std > 0 or size 1). The only counting sample of a larger group is not kept, because
+/// its advantage is 0.
 pub fn keeps_group(group: &RolloutGroup, masked: &[RewardStatus], metric: impl Fn(&Rollout) -> f64) -> bool {
     let counted = group.rollouts.iter().filter(|rollout| !masked.contains(&rollout.reward.status));
     let values: Vec<f64> = counted.map(metric).collect();

@@ -1,26 +1,28 @@
-//! A 64-bit digest of numbers as they are in memory, fast enough to run over all weights of a model in every
+//! A 64-bit digest of the bit patterns of numbers, fast enough to run over all weights of a model in every
 //! step.
 //!
 //! It detects accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files
 //! have cryptographic digests. Chunks are digested separately and their digests added, so that a device with
-//! thousands of threads computes the same number.
+//! thousands of threads computes the same digest.
 
 use crate::permutation::{GOLDEN_GAMMA, mix64};
 
-/// Numbers that are digested in sequence.
+/// Number of values that are digested in sequence.
 pub const CHUNK: usize = 4096;
 const NUM_LANES: usize = 8;
-/// Numbers taken in together: two a lane.
+/// Number of values absorbed at once: two per lane.
 const STRIDE: usize = 2 * NUM_LANES;
-/// Odd, so that multiplying by it loses nothing (from xxHash64).
+/// Odd multiplier, so that multiplication is a bijection (from xxHash64).
 const PRIME: u64 = 0x9e37_79b1_85eb_ca87;
 
-/// Digest of the bit patterns of `values` and of their number; `-0.0` and `0.0` differ, equal NaNs agree.
+/// Returns a digest of the bit patterns of `values` and of their number; `-0.0` and `0.0` differ, equal NaNs
+/// agree.
 ///
-/// Each step is a bijection of its lane, so two inputs that differ in one number always differ in their
+/// Each step is a bijection of its lane, so two inputs that differ in one value always differ in their
 /// digests. Eight independent lanes keep the multipliers busy: memory bandwidth is the limit.
 ///
-/// The sum over chunks c of mix64(digest of the chunk + c * [`GOLDEN_GAMMA`]), and the number of values.
+/// The digest is the sum over chunks c of mix64(digest of the chunk + c * [`GOLDEN_GAMMA`]), plus the number
+/// of values.
 pub fn digest64(values: &[f32]) -> u64 {
     let chunks = values.chunks(CHUNK).zip(0u64..);
     let mixed =
@@ -28,7 +30,7 @@ pub fn digest64(values: &[f32]) -> u64 {
     mixed.fold(values.len() as u64, u64::wrapping_add)
 }
 
-/// A digest of two digests, in this order.
+/// Combines two digests into one; their order matters.
 pub fn combine(one: u64, other: u64) -> u64 {
     mix64(one.wrapping_mul(PRIME).wrapping_add(other).wrapping_add(GOLDEN_GAMMA))
 }
@@ -55,7 +57,7 @@ fn absorb(lanes: &mut [u64; NUM_LANES], stride: &[f32]) {
 #[inline]
 fn step(state: u64, word: u64) -> u64 {
     let product = (state ^ word).wrapping_mul(PRIME);
-    // A multiplication carries upwards only; this brings the high bits down again.
+    // A multiplication carries upwards only; this feeds the high bits back into the low ones.
     product ^ (product >> 32)
 }
 

@@ -1,5 +1,5 @@
-//! The paged rollout engine's pure half: which sequence runs when, and in which blocks its keys and values
-//! are.
+//! Scheduling of the paged rollout engine: which sequence runs when, and which blocks hold its keys and
+//! values.
 //!
 //! ```text
 //!   add(request) -> waiting --admit--> running --finish--> back to the caller
@@ -8,21 +8,23 @@
 //!
 //!   loop { schedule() -> Step; run its prefills, then its copies; one decode of running(); advance(tokens) }
 //! ```
-//! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence
-//! always has the keys and values of every token **but its last** in the cache; a decode writes the last
-//! token's and yields the logits of the next one. So a prefill never samples, a group's prompt is prefilled
-//! once for any number of samples, and a preempted sequence resumes by the same two operations as a new one.
+//! The four central types have vLLM's names: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A
+//! running sequence always has the keys and values of every token **but its last** in the cache; a decode
+//! writes the last token's and yields the logits of the next one. So a prefill never samples, a group's
+//! prompt is prefilled once for any number of samples, and a preempted sequence resumes by the same two
+//! operations as a new one.
 //!
-//! Invariants, each held by a property test over random loads:
-//! 1. a block is either free or held, and every block is free again when all sequences have finished;
-//! 2. no slot is written while two sequences can see it (copy on write);
-//! 3. each row of a decode sees exactly its own tokens;
+//! Invariants, each checked by a property test over random loads:
+//! 1. a block is either free or allocated, and every block is free again when all sequences have finished;
+//! 2. no slot is written while two sequences share it (copy on write);
+//! 3. each row of a decode attends to exactly its own tokens;
 //! 4. the oldest running sequence is never preempted, so every request finishes.
 //!
-//! Where a device computes, the next step is planned before the tokens of the last one are read
-//! ([`Scheduler::advance_unread`]); a sequence found complete then drops the token it drew meanwhile.
+//! On a device, the next step is planned before the tokens of the previous one are read
+//! ([`Scheduler::advance_unread`]); a sequence found to be finished then drops the token that it drew
+//! meanwhile.
 //!
-//! No tensors here, no probabilities, no clock.
+//! This module has no tensors, probabilities or clock.
 
 mod block_pool;
 mod scheduler;

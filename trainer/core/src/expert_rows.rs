@@ -1,32 +1,33 @@
-//! The rows that ranks of an expert-parallel group send each other: how many go to which rank, and which
-//! expert each received row is for. Nothing here exchanges anything.
+//! Row counts of an expert-parallel all-to-all: how many rows go to which rank, and which expert each
+//! received row is for. This module communicates nothing.
 //!
 //! ```text
-//! own rows      sorted by expert: those of a rank's experts are neighbours        -> sent to that rank
+//! local rows    sorted by expert: those of a rank's experts are adjacent          -> sent to that rank
 //! received      rank-major: by sender, and of each sender by expert               -> sorted by expert again
 //! computed      back in the order in which they were received                     -> returned to the senders
 //! ```
-//! Sorting is stable, so that an expert has its rows in the order of ranks, and of each rank in the order of
+//! Sorting is stable, so an expert has its rows in the order of ranks, and those of a rank in the order of
 //! its tokens.
 
-/// The rows that a rank sends to each rank of its group, from its rows of each expert: experts are split into
-/// `num_ranks` equal runs.
+/// Returns how many rows a rank sends to each rank of its group, from its number of rows per expert. Experts
+/// are split into `num_ranks` equal runs.
 pub fn rows_for_ranks(rows_of_experts: &[i64], num_ranks: usize) -> Vec<i64> {
     let experts_of_rank = (rows_of_experts.len() / num_ranks.max(1)).max(1);
     rows_of_experts.chunks(experts_of_rank).map(|rows| rows.iter().sum()).collect()
 }
 
-/// The rows that a rank has received for its experts.
+/// Counts of the rows that a rank has received for its local experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedRows {
-    /// How many each rank of the group has sent.
+    /// Number of rows from each rank of the group.
     pub from_ranks: Vec<i64>,
-    /// The expert of each row among the rank's own, in the order of arrival.
+    /// Local expert index of each row, in the order of arrival.
     pub experts: Vec<i64>,
 }
 
 impl ReceivedRows {
-    /// From the rows of each of `num_experts` own experts that each rank sends, rank-major.
+    /// Makes the counts from the number of rows that each rank sends to each of `num_experts` local experts,
+    /// rank-major.
     pub fn new(counts: &[i64], num_experts: usize) -> Self {
         let of_rank = counts.chunks(num_experts.max(1));
         let from_ranks = of_rank.clone().map(|counts| counts.iter().sum()).collect();

@@ -1,11 +1,10 @@
-//! Metrics of held-out samples: the mean reward, and the expected rewards of the best, the worst and the
-//! majority of several samples, under the names of verl (`process_validation_metrics` in
+//! Validation metrics of held-out samples: the mean reward, and the expected rewards of the best, the worst
+//! and the majority of several samples, under the names of verl (`process_validation_metrics` in
 //! `ppo/metric_utils.py`).
 //!
-//! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2,
-//! 4, 8 and so on up to `N`. verl estimates the best and the worst from 1000 draws; they have closed forms,
-//! which these draws approach and which are used here. A majority has none and is drawn 1000 times, as in
-//! verl, from fixed seeds.
+//! Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2, 4, 8 and so on up to `N`. verl
+//! estimates the best and the worst from 1000 draws; this module uses the closed forms that these draws
+//! approach. A majority has no closed form and is drawn 1000 times, as in verl, from fixed seeds.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +21,8 @@ type Moments = (f64, f64);
 /// Metrics of held-out prompts with `num_samples` samples each: `val-core/reward/mean`,
 /// `val-core/<source>/reward/..`, `val-aux/<source>/reward/..` and `val-aux/response_length/mean`.
 ///
-/// Samples whose reward can not be trusted count for nothing, prompts without any other neither. Majorities
-/// are there where a reward function finds answers to vote with.
+/// Samples whose reward status is no verdict are left out, and so are prompts without any other sample.
+/// Majorities are reported if a reward function extracts answers to vote with.
 pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     let mut by_source: BTreeMap<&str, Vec<Vec<&Reward>>> = BTreeMap::new();
     for group in groups {
@@ -51,13 +50,13 @@ pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     metrics
 }
 
-/// verl's choice of core metrics: those over all samples.
+/// Whether verl counts a metric among the core metrics: those over all samples.
 fn is_core(name: &str, num_samples: u32) -> bool {
     let shown = ["mean@", "best@", "maj@"].iter().find_map(|prefix| name.strip_prefix(prefix));
     shown.is_some_and(|rest| rest.split('/').next() == Some(num_samples.to_string().as_str()))
 }
 
-/// Each metric is a mean over prompts.
+/// Computes the metrics of one data source, each a mean over prompts.
 fn source_metrics(prompts: &[Vec<&Reward>], num_samples: u32) -> Vec<(String, f64)> {
     let scores: Vec<Vec<f64>> =
         prompts.iter().map(|rewards| rewards.iter().map(|r| r.score).collect()).collect();
@@ -82,28 +81,29 @@ fn source_metrics(prompts: &[Vec<&Reward>], num_samples: u32) -> Vec<(String, f6
     metrics
 }
 
-/// 2, 4, 8 and so on below `num_samples`, then `num_samples` itself.
+/// Returns 2, 4, 8 and so on below `num_samples`, then `num_samples` itself.
 fn numbers_drawn(num_samples: u32) -> impl Iterator<Item = u32> {
     let doubled = std::iter::successors(Some(2u32), |num| num.checked_mul(2));
     doubled.take_while(move |num| *num < num_samples).chain([num_samples])
 }
 
-/// Of the largest of `num_drawn` scores drawn with replacement.
+/// Returns the moments of the largest of `num_drawn` scores drawn with replacement.
 fn best(scores: &[f64], num_drawn: u32) -> Moments {
     let mut ascending = scores.to_vec();
     ascending.sort_by(f64::total_cmp);
     last_in_order(&ascending, num_drawn)
 }
 
-/// Of the smallest of `num_drawn` scores drawn with replacement.
+/// Returns the moments of the smallest of `num_drawn` scores drawn with replacement.
 fn worst(scores: &[f64], num_drawn: u32) -> Moments {
     let mut descending = scores.to_vec();
     descending.sort_by(|left, right| right.total_cmp(left));
     last_in_order(&descending, num_drawn)
 }
 
-/// All draws fall among the first `i` of `N` with probability `(i / N)^n`; so the last of them is the `i`-th
-/// with the difference of two of these.
+/// Returns the moments of the last, in the given order, of `num_drawn` scores drawn with replacement. All
+/// draws fall among the first `i` of `N` with probability `(i / N)^n`; the last of them is the `i`-th with
+/// the difference of two such probabilities.
 fn last_in_order(ordered: &[f64], num_drawn: u32) -> Moments {
     let among_first = |num: usize| (num as f64 / ordered.len() as f64).powf(f64::from(num_drawn));
     let weighted =
@@ -113,8 +113,9 @@ fn last_in_order(ordered: &[f64], num_drawn: u32) -> Moments {
     (mean, variance.sqrt())
 }
 
-/// Of the score that the most frequent answer of `num_drawn` drawn samples has; of equally frequent ones the
-/// first drawn counts, and of its samples the first drawn. Having no answer is one of the answers.
+/// Estimates the moments of the score of the most frequent answer among `num_drawn` drawn samples. Among
+/// equally frequent answers the first drawn wins, and its first drawn sample gives the score. Having no
+/// answer counts as an answer.
 fn majority(rewards: &[&Reward], num_drawn: u32) -> Moments {
     let first_alike =
         |reward: &&Reward| rewards.iter().position(|other| other.answer == reward.answer).unwrap_or(0);

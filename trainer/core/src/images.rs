@@ -1,7 +1,7 @@
-//! Images of a prompt as a vision tower reads them: patches in rows, and the grid that they fill.
+//! Images of a prompt as a vision tower reads them: rows of patches, and the grid that they fill.
 //!
-//! No files, pixels or tensors here: the code that decodes and resizes fills [`PromptImage`], and a model
-//! reads it.
+//! This module has no files, pixels or tensors: the code that decodes and resizes fills [`PromptImage`], and
+//! a model reads it.
 
 use std::ops::Range;
 
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::TokenId;
 
-/// How many patches an image has in each direction, before patches are merged into tokens (`image_grid_thw`
+/// Number of patches of an image in each direction, before patches are merged into tokens (`image_grid_thw`
 /// of transformers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ImageGrid {
-    /// Frames, in temporal patches; 1 of a still image.
+    /// Number of frames, in temporal patches; 1 for a still image.
     pub frames: usize,
-    /// Rows of patches.
+    /// Number of rows of patches.
     pub rows: usize,
-    /// Columns of patches.
+    /// Number of columns of patches.
     pub columns: usize,
 }
 
 impl ImageGrid {
-    /// Patches of the image.
+    /// Number of patches in the image.
     pub fn num_patches(self) -> usize {
         self.frames * self.rows * self.columns
     }
 
-    /// Tokens that the image takes in a prompt, where `merge` x `merge` patches become one token.
+    /// Number of tokens of the image in a prompt, where `merge` x `merge` patches become one token.
     pub fn num_tokens(self, merge: usize) -> usize {
         self.num_patches() / (merge * merge)
     }
@@ -36,80 +36,82 @@ impl ImageGrid {
 /// One image of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptImage {
-    /// Of the pixels and the grid: equal images have equal digests, by which features are kept.
+    /// Digest of the pixels and the grid; the key under which the image's features are cached.
     pub digest: u64,
-    /// The patches' grid.
+    /// Grid that the patches fill.
     pub grid: ImageGrid,
-    /// Normalised pixels, f32 [patches, channels x temporal patch x patch x patch] flattened. Patches of one
-    /// merged token are neighbours: rows in the order (row / merge, column / merge, row % merge, column %
+    /// Normalised pixels, `f32[patches, channels * temporal_patch * patch * patch]` flattened. The patches of
+    /// one merged token are adjacent: rows have the order (row / merge, column / merge, row % merge, column %
     /// merge).
     pub patches: Vec<f32>,
 }
 
-/// Where the images of a prompt are, and at which positions its tokens are turned.
+/// Token offsets of a prompt's images, and the rotary positions of its tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageLayout {
-    /// The first token of each image.
+    /// Index of the first token of each image.
     pub starts: Vec<usize>,
-    /// Position of each token by time, height and width. Text has the same one thrice; the tokens of an image
-    /// share that of its first and count rows and columns from there (Wang et al. 2024, arXiv 2409.12191).
+    /// Position of each token by time, height and width. A text token has three equal positions. The tokens
+    /// of an image count frames, rows and columns from the position after the preceding text (Wang et al.
+    /// 2024, arXiv 2409.12191).
     pub positions: [Vec<i64>; 3],
-    /// The position of the first token behind the prompt: behind an image text continues at the largest
-    /// position, which is less than the number of tokens.
+    /// Position of the first token after the prompt. Text after an image continues after the image's largest
+    /// position, so this is less than the number of tokens.
     pub next_position: i64,
 }
 
-/// Why the tokens of a prompt do not fit its images.
+/// A mismatch between the tokens of a prompt and its images.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// Placeholders without an image.
+    /// The prompt has placeholders without an image.
     #[error(
         "expected placeholders (token {token}) for {num_images} images, got one more at token {position}, or an image \
          with fewer tokens"
     )]
     MorePlaceholders {
-        /// The placeholder.
+        /// Token id of the placeholder.
         token: TokenId,
-        /// Images of the prompt.
+        /// Number of images of the prompt.
         num_images: usize,
-        /// Its position.
+        /// Index of the first placeholder without an image.
         position: usize,
     },
-    /// An image without placeholders, or with too few.
+    /// An image has no placeholders, or too few.
     #[error("image {image_idx}: expected {expected} placeholders (token {token}), got {got}")]
     FewerPlaceholders {
-        /// The placeholder.
+        /// Token id of the placeholder.
         token: TokenId,
-        /// Which image.
+        /// Index of the image.
         image_idx: usize,
-        /// Its tokens.
+        /// Number of tokens of the image.
         expected: usize,
-        /// The number of placeholders there.
+        /// Number of placeholders found.
         got: usize,
     },
-    /// Patches that do not make whole tokens.
+    /// The grid cannot be merged into whole tokens.
     #[error(
         "image {image_idx}: expected rows and columns of patches that are multiples of {merge}, got {grid:?}"
     )]
     NotMerged {
-        /// Which image.
+        /// Index of the image.
         image_idx: usize,
-        /// Patches of a token in each direction.
+        /// Number of patches of a token in each direction.
         merge: usize,
-        /// Its patches.
+        /// Grid of the image.
         grid: ImageGrid,
     },
-    /// Nothing could be predicted from the last token.
+    /// The prompt ends in an image; its completion needs a text token to begin from.
     #[error("expected text behind the last image of a prompt, got nothing")]
     EndsInImage,
 }
 
 impl ImageLayout {
-    /// Lays out a prompt of `tokens` with images of `grids`, whose tokens are `image_token`; `merge` x
+    /// Lays out a prompt of `tokens` with images of `grids`, whose placeholder is `image_token`. `merge` x
     /// `merge` patches are one token.
     ///
     /// # Errors
-    /// [`ImageError`] unless the placeholders are those of the images, in their order.
+    /// [`ImageError`] unless the placeholders match the images, in their order, and text follows the last
+    /// image.
     pub fn new(
         tokens: &[TokenId],
         grids: impl IntoIterator<Item = ImageGrid>,
@@ -156,7 +158,7 @@ impl ImageLayout {
         }
     }
 
-    /// The positions of `num` tokens after the prompt, from the token `after` on.
+    /// Returns the positions of `num` completion tokens, from completion token `after` on.
     pub fn positions_behind(&self, after: usize, num: usize) -> Range<i64> {
         let first = self.next_position + after as i64;
         first..first + num as i64

@@ -1,9 +1,10 @@
-//! Rollout correction for the difference between the policy that sampled and the policy that is trained.
+//! Rollout correction: importance weights and rejection for the mismatch between rollout and trained policy.
 //!
 //! Log-ratios here are `old_logprobs - rollout_logprobs`, the trainer's log-prob of a token minus the rollout
-//! engine's. Three answers, computed once over the batch of a step before it is split: weights that multiply
-//! the policy loss ([`rollout_is`]), tokens and sequences that are left out ([`rollout_rejection`]), and
-//! metrics ([`mismatch_metrics`]). Definitions and metric names (`rollout_corr/...`) follow verl 0.10
+//! engine's. Three results are computed once over the batch of a step, before it is split: weights that
+//! multiply the policy loss ([`rollout_is`]), a mask without rejected tokens and sequences
+//! ([`rollout_rejection`]), and metrics ([`mismatch_metrics`]). Definitions and metric names
+//! (`rollout_corr/...`) follow verl 0.10
 //! (`rollout_corr_helper.py`).
 
 mod mismatch;
@@ -18,19 +19,19 @@ pub use weights::{CorrectionWeights, WeightBounds, WeightLevel, WeightRule, roll
 
 use crate::rows::{Rows, RowsError};
 
-/// Log-ratios are clamped to this before they are exponentiated: exp(20) is about 5e8.
+/// Bound to which log-ratios are clamped before they are exponentiated: exp(20) is about 5e8.
 const LOG_RATIO_BOUND: f64 = 20.0;
 
-/// Why there is no correction.
+/// Inputs for which no rollout correction can be computed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ImportanceError {
-    /// A slice does not fit the rows.
+    /// The length of a slice does not match the rows.
     #[error("rollout correction inputs do not fit together")]
     Rows(#[from] RowsError),
-    /// Statistics of nothing.
+    /// No token counts, so there are no statistics.
     #[error("rollout correction needs at least one token that counts, got none in {num_rows} rows")]
     NoTokens {
-        /// Rows given.
+        /// Number of rows in the batch.
         num_rows: usize,
     },
 }
@@ -47,13 +48,13 @@ fn bounded_exp(log_ratio: f64) -> f64 {
     log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 }
 
-/// Mean of the counting tokens of every row, sum / (count + 1e-8).
+/// Returns the mean over the valid tokens of every row, sum / (count + 1e-8).
 fn row_means(rows: &Rows, values: &[f64]) -> Vec<f64> {
     let sums = rows.masked_sums(values);
     sums.iter().enumerate().map(|(row_idx, sum)| sum / (rows.valid_len(row_idx) as f64 + 1e-8)).collect()
 }
 
-/// Share of the values for which `is` holds, in single precision as verl reports it.
+/// Returns the fraction of the values for which `is` holds, in single precision as verl reports it.
 fn share(values: &[f64], is: impl Fn(f64) -> bool) -> f64 {
     f64::from(values.iter().filter(|value| is(**value)).count() as f32 / values.len() as f32)
 }

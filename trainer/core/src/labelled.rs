@@ -1,7 +1,9 @@
-//! Batches for classifiers: the tokens after which scores are read, and losses of the scores.
+//! Batches for classifiers (reward models, process reward models): where scores are read, and losses of the
+//! scores.
 //!
-//! A completion has one position more than tokens here. The score that is read after a token is, like all
-//! values of a batch, at the position of the next token; the mask of [`Batch::rows`] marks these positions.
+//! A row has one position more here than its completion has tokens. The score after a token is stored, like
+//! all values of a batch, at the position of the next token; the mask of [`Batch::rows`] marks these
+//! positions.
 
 use std::sync::Arc;
 
@@ -11,18 +13,18 @@ use crate::reward_model::{PairScoreLoss, PairScores, StepLoss, bradley_terry, pr
 use crate::rows::{Rows, RowsError};
 use crate::types::{Prompt, TokenId};
 
-/// A completion, and after how many of its tokens a classifier's numbers are read; 0 for the prompt's end.
+/// A completion, with the positions at which a classifier's scores are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadCompletion {
-    /// Its tokens.
+    /// Token ids of the completion.
     pub tokens: Vec<TokenId>,
-    /// Where numbers are read, ascending.
+    /// Number of completion tokens before each score, ascending; 0 is the end of the prompt.
     pub places: Vec<usize>,
 }
 
 impl ReadCompletion {
-    /// A completion whose number is read after its last token other than `pad`, as sequence classifiers of
-    /// transformers do.
+    /// Makes a completion whose score is read after its last token other than `pad`, as by sequence
+    /// classifiers of transformers.
     pub fn at_end(tokens: &[TokenId], pad: Option<TokenId>) -> Self {
         let last = tokens.iter().rposition(|token| Some(*token) != pad);
         Self { tokens: tokens.to_vec(), places: vec![last.map_or(0, |last| last + 1)] }
@@ -33,26 +35,26 @@ impl ReadCompletion {
     }
 }
 
-/// The loss of a batch of pairs for a reward model.
+/// Loss and metrics of a batch of preference pairs for a reward model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredPairs {
-    /// The loss.
+    /// Bradley-Terry loss of the batch.
     pub loss: f64,
-    /// Its derivative by each score, chosen and rejected in turn.
+    /// Gradient of the loss by each score, chosen and rejected in turn.
     pub dscores: Vec<f64>,
     /// Mean score of the chosen completions.
     pub chosen: f64,
-    /// Mean score of the rejected ones.
+    /// Mean score of the rejected completions.
     pub rejected: f64,
-    /// Share of pairs whose chosen completion has the greater score.
+    /// Fraction of pairs whose chosen completion has the greater score.
     pub accuracy: f64,
 }
 
 impl ScoredPairs {
-    /// The Bradley-Terry loss of `examples`, whose scores are `scores`, chosen and rejected in turn.
+    /// Computes the Bradley-Terry loss of `examples` from `scores`, chosen and rejected in turn.
     ///
     /// # Errors
-    /// When there are not two scores an example.
+    /// When the number of scores is not two per example.
     pub fn of(examples: &[Arc<PreferenceExample>], scores: &[f64], centring: f64) -> Result<Self, RowsError> {
         let every_other = |first| scores.iter().copied().skip(first).step_by(2).collect::<Vec<f64>>();
         let (chosen, rejected) = (every_other(0), every_other(1));
@@ -71,24 +73,25 @@ impl ScoredPairs {
     }
 }
 
-/// The loss of a batch of completions with labelled steps for a process reward model.
+/// Loss and metrics of a batch of completions with labelled steps, for a process reward model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JudgedSteps {
-    /// The loss.
+    /// Cross-entropy loss of the batch.
     pub loss: f64,
-    /// Its derivative by each step's two numbers: those of wrong, those of right.
+    /// Gradient of the loss by each step's two logits: first those of "wrong", then those of "right".
     pub dlabels: [Vec<f64>; 2],
-    /// Share of steps whose greater number is that of their label.
+    /// Fraction of steps classified as their label says.
     pub accuracy: f64,
-    /// The same of the steps that are right, and of those that are wrong; `None` where there are none.
+    /// Fraction of the right steps, and of the wrong steps, that are classified so; `None` without such
+    /// steps.
     pub accuracies: [Option<f64>; 2],
 }
 
 impl JudgedSteps {
-    /// The loss of the steps of `examples`, whose numbers are `labels`: those of wrong, those of right.
+    /// Computes the loss of the steps of `examples` from their logits of "wrong" and of "right".
     ///
     /// # Errors
-    /// When there is not one number of each kind a step.
+    /// When the number of logits of either kind is not one per step.
     pub fn of(
         examples: &[Arc<PreferenceExample>],
         [wrong, right]: &[Vec<f64>; 2],
@@ -112,8 +115,8 @@ impl JudgedSteps {
 }
 
 impl Batch {
-    /// The completions of `groups`, with their positions to read. Completions of a group share its prompt,
-    /// which is computed once.
+    /// Makes a batch of the completions of `groups`, whose mask marks the positions to read. The completions
+    /// of a group share its prompt, which is computed once.
     pub fn to_read<'a>(groups: impl IntoIterator<Item = (&'a Arc<Prompt>, Vec<ReadCompletion>)>) -> Self {
         let (mut laid_out, mut masks) = (Vec::new(), Vec::new());
         for (prompt, completions) in groups {
@@ -126,7 +129,7 @@ impl Batch {
         Self { rows: Rows::from_masks(masks.iter().map(Vec::as_slice)), ..Self::of_completions(groups) }
     }
 
-    /// Every completion of `examples`, read at its end.
+    /// Makes a batch of every completion of `examples`, read at its end.
     pub fn to_score(examples: &[Arc<PreferenceExample>], pad: Option<TokenId>) -> Self {
         let read = |example: &PreferenceExample| -> Vec<ReadCompletion> {
             example.completions.iter().map(|tokens| ReadCompletion::at_end(tokens, pad)).collect()
@@ -134,7 +137,7 @@ impl Batch {
         Self::to_read(examples.iter().map(|example| (&example.prompt, read(example))))
     }
 
-    /// The completions of `examples`, read at the end of each step that has a label.
+    /// Makes a batch of the completions of `examples`, read at the end of each labelled step.
     pub fn to_judge(examples: &[Arc<PreferenceExample>]) -> Self {
         let read = |example: &PreferenceExample| -> Vec<ReadCompletion> {
             let places = || example.step_ends.clone();
@@ -144,12 +147,13 @@ impl Batch {
         Self::to_read(examples.iter().map(|example| (&example.prompt, read(example))))
     }
 
-    /// The numbers at the positions that are read, of one at each position.
+    /// Gathers the values at the positions that are read, from one value per position.
     pub fn read(&self, per_token: &[f64]) -> Vec<f64> {
         self.rows.valid(0..self.rows.num_tokens()).map(|token| per_token[token]).collect()
     }
 
-    /// The inverse of [`Self::read`]: 0 at all other positions.
+    /// Scatters `numbers` to the positions that are read; all other positions are 0. The inverse of
+    /// [`Self::read`].
     pub fn at_read_positions(&self, numbers: &[f64]) -> Vec<f64> {
         let mut per_token = vec![0.0; self.rows.num_tokens()];
         for (token, number) in self.rows.valid(0..self.rows.num_tokens()).zip(numbers) {

@@ -1,19 +1,20 @@
-//! Log-prob and entropy of one token from its logits, with the gradient of both: the reference that chunked
-//! and fused loss heads are tested against. Slices only; the heads themselves are kernels, in `rlt-torch`.
+//! Log-prob and entropy of one token from its logits, with their gradients: the reference that chunked and
+//! fused loss heads are tested against. This module works on slices; the heads themselves are kernels in
+//! `rlt-torch`.
 
 /// Log-prob and entropy of a token from one row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenScore {
-    /// ln p(label).
+    /// Log-prob of the label, ln p(label).
     pub logprob: f64,
-    /// -sum p ln p, in nats.
+    /// Entropy of the distribution, -sum p ln p, in nats.
     pub entropy: f64,
-    /// sum p^2, between 1 / vocabulary and 1.
+    /// Collision probability sum p^2, between 1 / vocabulary size and 1.
     pub sum_pi_squared: f64,
 }
 
-/// Scores `label` under softmax(`logits`), which are already divided by the temperature. Not finite where the
-/// logits are not; `label` must be an index of `logits`.
+/// Scores `label` under softmax(`logits`), where the logits are already divided by the temperature. The
+/// result is not finite if the logits are not; `label` must be an index of `logits`.
 pub fn score(logits: &[f64], label: usize) -> TokenScore {
     let logsumexp = logsumexp(logits);
     let (mut expected_logit, mut sum_pi_squared) = (0.0, 0.0);
@@ -27,8 +28,8 @@ pub fn score(logits: &[f64], label: usize) -> TokenScore {
     TokenScore { logprob: logits[label] - logsumexp, entropy: logsumexp - expected_logit, sum_pi_squared }
 }
 
-/// d(dlogprob * logprob + dentropy * entropy) / d logits:
-/// dlogprob * (onehot - p) - dentropy * p * (ln p + entropy).
+/// Returns the gradient of dlogprob * logprob + dentropy * entropy by the logits: dlogprob * (onehot - p) -
+/// dentropy * p * (ln p + entropy).
 pub fn score_gradient(logits: &[f64], label: usize, dlogprob: f64, dentropy: f64) -> Vec<f64> {
     let logsumexp = logsumexp(logits);
     let entropy = score(logits, label).entropy;

@@ -1,5 +1,5 @@
-//! The mesh of ranks and the arithmetic of shards: which ranks form which group. Nothing here exchanges
-//! anything.
+//! The device mesh: which ranks form which group, and the arithmetic of shards. This module communicates
+//! nothing.
 //!
 //! ```text
 //! rank = (replica * dp_shard + shard) * sp + part            8 ranks, dp_shard 2, sp 2:
@@ -9,59 +9,59 @@
 //!     replica 0        0       1        2       3
 //!     replica 1        4       5        6       7
 //! ```
-//! Neighbours (0 and 1) form a sequence-parallel group and compute parts of the same tokens; every other
-//! rank has tokens of its own. Ranks of one replica and part (0 and 2) hold a replica of the model together,
-//! each a shard of it. All ranks of one shard (0, 1, 4 and 5) hold the same parameters. The last axis is
-//! innermost because its ranks exchange the most.
+//! Adjacent ranks (0 and 1) form a sequence-parallel group and compute parts of the same tokens; other groups
+//! have other tokens. Ranks of one replica and part (0 and 2) hold a replica of the model together, each a
+//! shard of it. All ranks of one shard (0, 1, 4 and 5) hold the same parameters. The sequence-parallel axis
+//! is innermost because its ranks communicate the most.
 //!
-//! Expert parallelism ([`ExpertMesh`]) lays the same ranks out a second time, for the experts alone.
+//! Expert parallelism ([`ExpertMesh`]) arranges the same ranks a second time, for the experts alone.
 
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// Why a mesh cannot be laid out.
+/// A mesh whose axes do not divide the number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "cannot lay out {world_size} ranks in replicas of {dp_shard} ranks and sequence-parallel groups of {sp}, expected two numbers \
      whose product divides the ranks"
 )]
 pub struct MeshError {
-    /// Ranks in all.
+    /// Number of ranks in total.
     pub world_size: usize,
-    /// Ranks that hold a replica of the model together.
+    /// Number of ranks that hold a replica of the model together.
     pub dp_shard: usize,
-    /// Ranks of a sequence-parallel group.
+    /// Number of ranks in a sequence-parallel group.
     pub sp: usize,
 }
 
-/// Why experts cannot be distributed over a mesh.
+/// An expert-parallel degree that does not divide the ranks of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "cannot distribute experts over {ep} ranks of the {dp_shard} x {sp} that hold a replica of the model, expected a divisor of \
      their number"
 )]
 pub struct ExpertMeshError {
-    /// Ranks that hold a replica of the model together.
+    /// Number of ranks that hold a replica of the model together.
     pub dp_shard: usize,
-    /// Ranks of a sequence-parallel group.
+    /// Number of ranks in a sequence-parallel group.
     pub sp: usize,
-    /// Ranks that have different experts.
+    /// Expert-parallel degree: number of ranks with different experts.
     pub ep: usize,
 }
 
-/// The coordinates of a rank.
+/// The coordinates of a rank in a [`Mesh`], each from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coordinates {
-    /// Which replica of the model.
+    /// Index of the model replica.
     pub replica: usize,
-    /// Which part of the model.
+    /// Index of the shard of the model.
     pub shard: usize,
-    /// Which part of the sequence-parallel group's tokens.
+    /// Index within the sequence-parallel group, which is also that of its tokens' shard.
     pub part: usize,
 }
 
-/// Ranks along three axes.
+/// Ranks arranged along three axes: replicas, shards and sequence-parallel groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     dp_replicate: usize,
@@ -70,10 +70,10 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// Lays out `world_size` ranks.
+    /// Arranges `world_size` ranks in a mesh.
     ///
     /// # Errors
-    /// [`MeshError`] when `dp_shard * sp` does not divide them.
+    /// [`MeshError`] if `dp_shard * sp` is 0 or does not divide `world_size`.
     pub fn new(world_size: usize, dp_shard: usize, sp: usize) -> Result<Self, MeshError> {
         match dp_shard.checked_mul(sp) {
             Some(inner) if inner > 0 && world_size > 0 && world_size.is_multiple_of(inner) => {
@@ -83,17 +83,17 @@ impl Mesh {
         }
     }
 
-    /// Ranks that hold a replica of the model together.
+    /// Number of ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
         self.dp_shard
     }
 
-    /// Sequence-parallel groups in all.
+    /// Number of sequence-parallel groups in total.
     pub fn num_sp_groups(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// The sequence-parallel group of `rank`.
+    /// Index of the sequence-parallel group of `rank`.
     pub fn sp_group(&self, rank: usize) -> usize {
         rank / self.sp
     }
@@ -126,10 +126,10 @@ impl Mesh {
         self.members_of(self.sp_group(rank)).collect()
     }
 
-    /// The layout of the experts' weights over the same ranks.
+    /// Arranges the same ranks for the experts' weights, with expert-parallel degree `ep`.
     ///
     /// # Errors
-    /// [`ExpertMeshError`] when `ep` does not divide the ranks of a replica.
+    /// [`ExpertMeshError`] if `ep` is 0 or does not divide the ranks of a replica.
     pub fn experts(&self, ep: usize) -> Result<ExpertMesh, ExpertMeshError> {
         let block = self.dp_shard * self.sp;
         if ep == 0 || !block.is_multiple_of(ep) {
@@ -143,8 +143,8 @@ impl Mesh {
     }
 }
 
-/// The ranks of a [`Mesh`] as they hold experts (torchtitan's `ep` and `efsdp`): the `dp_shard * sp` ranks of
-/// a replica are split into groups of `ep` neighbours, each of which has all experts.
+/// The ranks of a [`Mesh`] as they hold experts (torchtitan's `ep` and `efsdp`). The `dp_shard * sp` ranks of
+/// a replica are split into groups of `ep` adjacent ranks, each of which has all experts.
 ///
 /// ```text
 /// rank = (replica * dp_shard * sp / ep + shard) * ep + place      8 ranks, dp_shard 2, sp 2, ep 2:
@@ -154,8 +154,8 @@ impl Mesh {
 ///     replica 0     0        1         2        3
 ///     replica 1     4        5         6        7
 /// ```
-/// Ranks of one place (0, 2, 4 and 6) have the same experts; those of one replica (0 and 2) a shard of them
-/// each.
+/// Ranks of one place (0, 2, 4 and 6) have the same experts. Those of them in one replica (0 and 2) hold a
+/// shard each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertMesh {
     num_blocks: usize,
@@ -164,27 +164,27 @@ pub struct ExpertMesh {
 }
 
 impl ExpertMesh {
-    /// Ranks that hold the weights of the same experts together, a shard each.
+    /// Number of ranks that hold the weights of the same experts together, a shard each.
     pub fn dp_shard(&self) -> usize {
         self.dp_shard
     }
 
-    /// Which shard of its experts `rank` holds.
+    /// Index of the shard of its experts that `rank` holds.
     pub fn shard(&self, rank: usize) -> usize {
         rank / self.ep % self.dp_shard
     }
 
-    /// Which replica of the model `rank` belongs to.
+    /// Index of the model replica that `rank` belongs to.
     pub fn replica(&self, rank: usize) -> usize {
         rank / self.ep / self.dp_shard
     }
 
-    /// The experts of `rank`.
+    /// The shard of the experts that `rank` holds.
     pub fn ep_shard(&self, rank: usize) -> EpShard {
         EpShard { place: rank % self.ep, num_shards: self.ep }
     }
 
-    /// The expert-parallel group of `rank`.
+    /// Index of the expert-parallel group of `rank`.
     pub fn ep_group(&self, rank: usize) -> usize {
         rank / self.ep
     }
@@ -195,50 +195,50 @@ impl ExpertMesh {
         (group * self.ep..(group + 1) * self.ep).collect()
     }
 
-    /// The ranks of its replica that hold shards of the same experts, in the order of shards.
+    /// The ranks of the same replica that hold shards of the same experts as `rank`, in the order of shards.
     pub fn replica_members(&self, rank: usize) -> Vec<usize> {
         let (first, place) = (self.replica(rank) * self.dp_shard, rank % self.ep);
         (0..self.dp_shard).map(|shard| (first + shard) * self.ep + place).collect()
     }
 
-    /// The ranks of all replicas that hold the same shard of the same experts, ascending.
+    /// The ranks of all replicas that hold the same shard of the same experts as `rank`, ascending.
     pub fn shard_members(&self, rank: usize) -> Vec<usize> {
         let block = self.dp_shard * self.ep;
         (0..self.num_blocks).map(|replica| replica * block + rank % block).collect()
     }
 }
 
-/// Which of a layer's experts a rank of an expert-parallel group has.
+/// A rank's shard of a layer's experts, within its expert-parallel group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EpShard {
-    /// Which part of the experts, from 0.
+    /// Index of the shard, from 0.
     pub place: usize,
-    /// How many parts there are, at least one.
+    /// Number of shards, at least one.
     pub num_shards: usize,
 }
 
 impl EpShard {
-    /// All experts.
+    /// The shard of all experts, without expert parallelism.
     pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
-    /// The experts of this rank, of `num_experts`, which the parts divide.
+    /// The experts of this shard, out of `num_experts`, which must be a multiple of the shards.
     pub fn experts(self, num_experts: usize) -> Range<usize> {
         let num_own = num_experts / self.num_shards;
         self.place * num_own..(self.place + 1) * num_own
     }
 }
 
-/// A rank's shard of the tokens of its sequence-parallel group; the last ones may hold padding.
+/// A rank's shard of the tokens of its sequence-parallel group; the last shards may hold padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpShard {
-    /// Which shard, from 0.
+    /// Index of the shard, from 0.
     pub place: usize,
-    /// How many shards there are, at least one.
+    /// Number of shards, at least one.
     pub num_shards: usize,
 }
 
 impl SpShard {
-    /// All tokens.
+    /// The shard of all tokens, without sequence parallelism.
     pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
     /// The range of the shard among `num_tokens`, padded to a multiple of the shards.
@@ -247,7 +247,7 @@ impl SpShard {
     }
 }
 
-/// A flat buffer in shards of one length; the last ones may hold padding.
+/// A flat buffer split into shards of equal length; the last shards may hold padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shards {
     len: usize,
@@ -255,17 +255,17 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// `len` elements in `num_shards` shards, at least one.
+    /// Splits `len` elements into `num_shards` shards, at least one.
     pub fn new(len: usize, num_shards: usize) -> Self {
         Self { len, num_shards: num_shards.max(1) }
     }
 
-    /// Elements of each shard, padding included.
+    /// Number of elements of each shard, padding included.
     pub fn shard_len(&self) -> usize {
         self.len.div_ceil(self.num_shards)
     }
 
-    /// Elements of all shards, padding included.
+    /// Number of elements of all shards, padding included.
     pub fn padded_len(&self) -> usize {
         self.shard_len() * self.num_shards
     }
@@ -275,7 +275,7 @@ impl Shards {
         shard * self.shard_len()..(shard + 1) * self.shard_len()
     }
 
-    /// The elements `wanted` that are in a shard, by their offsets in the buffer; may be empty.
+    /// The part of the range `wanted` that is in a shard, by its offsets in the buffer; may be empty.
     pub fn part_of(&self, wanted: &Range<usize>, shard: usize) -> Range<usize> {
         let own = self.range(shard);
         let start = wanted.start.clamp(own.start, own.end);

@@ -1,8 +1,8 @@
-//! The metrics of one step, under verl's names, so that dashboards made for verl read them unchanged.
+//! Metrics of one step, under verl's names, so that dashboards made for verl read them unchanged.
 //!
-//! Values in, a map out; metrics of single modules are made there ([`crate::loss::LossMetrics`],
-//! [`crate::importance::mismatch_metrics`]), those of a step's rollouts here. Writing the map is done
-//! elsewhere. Units and meanings of all names are in `docs/metrics.md`.
+//! Metrics of a step's rollouts are computed here; those of single modules are computed in the modules
+//! ([`crate::loss::LossMetrics`], [`crate::importance::mismatch_metrics`]). The trackers write them. Units
+//! and meanings of all names are in `docs/metrics.md`.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::types::{FinishReason, RewardStatus, RolloutGroup};
 /// The metrics of one step by name.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// Adds `<name>/mean`, `<name>/max` and `<name>/min` of `values`; nothing for no values.
+/// Adds `<name>/mean`, `<name>/max` and `<name>/min` of `values`; nothing if there are no values.
 pub fn summarize(metrics: &mut Metrics, name: &str, values: impl IntoIterator<Item = f64>) {
     let (mut sum, mut num, mut max, mut min) = (0.0, 0.0, f64::NEG_INFINITY, f64::INFINITY);
     for value in values {
@@ -27,9 +27,9 @@ pub fn summarize(metrics: &mut Metrics, name: &str, values: impl IntoIterator<It
     }
 }
 
-/// Rewards, lengths and endings of a step's rollouts: `critic/score`, `critic/rewards`, `response_length`,
-/// `prompt_length`, `train/frac_reward_zero_std`, `reward/<function>/mean`, `reward/error_ratio`,
-/// `reward/num_<status>`.
+/// Computes the metrics of rewards, lengths and endings of a step's rollouts: `critic/score`,
+/// `critic/rewards`, `response_length`, `prompt_length`, `train/frac_reward_zero_std`,
+/// `reward/<function>/mean`, `reward/error_ratio`, `reward/num_<status>`.
 pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     let mut metrics = Metrics::new();
     let rollouts: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();
@@ -62,8 +62,8 @@ pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     metrics
 }
 
-/// Whether a group teaches nothing, because all rewards that are verdicts are the same. A group with one or
-/// no verdict has nothing to compare.
+/// Whether all rewards of a group that are verdicts are equal, so that its advantages vanish. True for a
+/// group with one verdict or none.
 fn has_equal_rewards(group: &RolloutGroup) -> bool {
     let judged = group.rollouts.iter().filter(|rollout| rollout.reward.status.is_verdict());
     let mut values = judged.map(|rollout| rollout.reward.value);

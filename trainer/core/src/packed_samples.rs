@@ -1,4 +1,4 @@
-//! Judged samples as one array of bytes, as ranks exchange them.
+//! Samples with their rewards as one array of bytes, as ranks exchange them.
 //!
 //! ```text
 //! u64   groups, samples, tokens, function names, parts: how many of each
@@ -10,7 +10,8 @@
 //! u8    these texts in UTF-8
 //! ```
 //! Numbers are little endian and keep every bit. Nothing is padded: see [`num_bytes`]. Names ascend and each
-//! is of some part, the parts of a sample ascend: samples have one array, and other bytes are refused.
+//! is that of some part; the parts of a sample ascend. So samples have exactly one encoding, and other bytes
+//! are rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec::IntoIter;
@@ -20,83 +21,84 @@ use crate::types::{Completion, FinishReason, Reward, RewardStatus};
 /// The samples of one prompt with their rewards.
 pub type JudgedGroup = Vec<(Completion, Reward)>;
 
-/// The length of a missing text.
+/// Length that marks a missing text.
 const ABSENT: u64 = u64::MAX;
 
-/// Why samples can not be packed, or bytes are none.
+/// Samples that cannot be packed, or bytes that are not an encoding of samples.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackedSamplesError {
-    /// The bytes end too early.
+    /// The bytes end before a field does.
     #[error("{field}: expected {expected} bytes, got {got}")]
     Truncated {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Bytes that it takes.
+        /// Number of bytes that the field takes.
         expected: u64,
-        /// Bytes that are left.
+        /// Number of bytes that are left.
         got: u64,
     },
-    /// Lengths contradict each other.
+    /// The lengths of a field do not have the expected sum.
     #[error("{field}: expected lengths with the sum {expected}, got {got}")]
     Lengths {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// The sum.
+        /// Sum that the header gives.
         expected: u64,
-        /// The sum of the lengths.
+        /// Sum of the lengths that were read.
         got: u64,
     },
-    /// A number that means nothing.
+    /// A number has no meaning in its field.
     #[error("{field}: expected a number below {below}, got {got}")]
     Code {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Numbers below it mean something.
+        /// Upper bound of the meaningful numbers, exclusive.
         below: u32,
-        /// The number.
+        /// Number that was read.
         got: u32,
     },
     /// A text is not UTF-8.
     #[error("{field}: expected UTF-8, got other bytes")]
     Text {
-        /// Which text.
+        /// Name of the text.
         field: &'static str,
     },
-    /// A sample without a text; an empty one has the length 0.
+    /// A sample has no completion text. An empty text would have the length 0.
     #[error("{field}: expected a length, got none")]
     Missing {
-        /// Which text.
+        /// Name of the text.
         field: &'static str,
     },
-    /// Names, or the parts of a sample, do not ascend.
+    /// Names, or the parts of a sample, are not in ascending order.
     #[error("{field}: expected each once, in ascending order")]
     Order {
-        /// Which ones.
+        /// Name of the list.
         field: &'static str,
     },
-    /// A name of no part.
+    /// A name belongs to no reward part.
     #[error("names of reward parts: expected the names of the samples' parts, got {name:?} beside them")]
     Unused {
-        /// The name.
+        /// Name that is not used.
         name: String,
     },
     /// Bytes follow the last text.
     #[error("expected nothing after the last text, got {got} bytes")]
     Trailing {
-        /// How many.
+        /// Number of bytes that follow.
         got: u64,
     },
 }
 
-/// Bytes that [`pack`] makes of so many groups, samples, tokens, function names, parts, and bytes of text.
+/// Number of bytes that [`pack`] needs for so many groups, samples, tokens, function names, parts, and bytes
+/// of text.
 pub fn num_bytes([groups, samples, tokens, names, parts, text]: [usize; 6]) -> usize {
     5 * 8 + 8 * groups + (2 * 8 + 2 * 8 + 2 + 3 * 8) * samples + 8 * tokens + 8 * names + 12 * parts + text
 }
 
-/// Lays samples end to end.
+/// Encodes samples as bytes.
 ///
 /// # Errors
-/// [`PackedSamplesError::Lengths`] for a sample with another number of log-probs than of tokens.
+/// [`PackedSamplesError::Lengths`] for a sample whose log-probs are not as many as its tokens.
 pub fn pack(groups: &[JudgedGroup]) -> Result<Vec<u8>, PackedSamplesError> {
     let samples: Vec<&(Completion, Reward)> = groups.iter().flatten().collect();
     let (mut num_tokens, mut num_parts) = (0, 0);
@@ -117,7 +119,7 @@ pub fn pack(groups: &[JudgedGroup]) -> Result<Vec<u8>, PackedSamplesError> {
     Ok(packed.0)
 }
 
-/// The samples of [`pack`].
+/// Decodes the bytes of [`pack`].
 ///
 /// # Errors
 /// [`PackedSamplesError`], which names the field.
@@ -138,7 +140,7 @@ pub fn unpack(bytes: &[u8]) -> Result<Vec<JudgedGroup>, PackedSamplesError> {
     }
 }
 
-/// The numbers of all samples, each kind by itself, of which samples take theirs in order.
+/// The values of all samples, one iterator per kind, from which each sample takes its own in order.
 struct Columns {
     tokens: IntoIter<u32>,
     logprobs: IntoIter<f32>,
@@ -177,7 +179,7 @@ impl Columns {
         Ok(columns)
     }
 
-    /// Whether each part has a name, and the names are those that [`pack`] finds again.
+    /// Checks that each part has a name, and that each name is used and in ascending order.
     fn check_names(&self) -> Result<(), PackedSamplesError> {
         if !self.names.is_sorted_by(|name, next| name < next) {
             return Err(PackedSamplesError::Order { field: "names of reward parts" });
@@ -193,18 +195,18 @@ impl Columns {
         }
     }
 
-    /// The next reward parts, so many.
+    /// Takes the next `num_parts` reward parts.
     fn parts(&mut self, num_parts: usize) -> Result<BTreeMap<String, f64>, PackedSamplesError> {
         let of_sample = self.part_names.as_slice().get(..num_parts).unwrap_or_default();
         if !of_sample.is_sorted_by(|name, next| name < next) {
             return Err(PackedSamplesError::Order { field: "reward parts of a sample" });
         }
         let named = self.part_names.by_ref().zip(self.part_values.by_ref()).take(num_parts);
-        // Each has a name: see `check_names`.
+        // Each name index is in range: see `check_names`.
         Ok(named.filter_map(|(name, value)| Some((self.names.get(name as usize)?.clone(), value))).collect())
     }
 
-    /// The next sample, of so many tokens and reward parts.
+    /// Takes the next sample, with its number of tokens and of reward parts.
     fn sample(
         &mut self,
         reader: &mut Reader<'_>,
@@ -233,17 +235,17 @@ impl Columns {
     }
 }
 
-/// Text, answer and message of a sample.
+/// Returns text, answer and message of a sample, in the order of the encoding.
 fn texts_of<'a>(completion: &'a Completion, reward: &'a Reward) -> [Option<&'a str>; 3] {
     [Some(&completion.text), reward.answer.as_deref(), reward.message.as_deref()]
 }
 
-/// Finish reasons by their number.
+/// Finish reasons in the order of their codes.
 const FINISH_REASONS: [FinishReason; 2] = [FinishReason::Stop, FinishReason::Length];
-/// Statuses by their number.
+/// Statuses in the order of their codes.
 const STATUSES: [RewardStatus; 4] = RewardStatus::ALL;
 
-/// The place of `value` in `all`.
+/// Returns the index of `value` in `all`; `u8::MAX` if it is missing.
 fn code<T: PartialEq>(value: T, all: &[T]) -> u8 {
     all.iter().position(|one| *one == value).map_or(u8::MAX, |place| place as u8)
 }
@@ -254,7 +256,7 @@ fn decoded<T: Copy>(field: &'static str, code: Option<u8>, all: &[T]) -> Result<
     all.get(usize::from(got)).copied().ok_or(PackedSamplesError::Code { field, below, got: got.into() })
 }
 
-/// Bytes as they grow.
+/// The bytes encoded so far.
 #[derive(Default)]
 struct Packed(Vec<u8>);
 
@@ -267,7 +269,7 @@ impl Packed {
         self.push(lens.into_iter().map(|len| (len as u64).to_le_bytes()));
     }
 
-    /// Everything from the lengths of samples on. `names` of reward parts ascend.
+    /// Appends everything from the lengths of samples on. `names` of reward parts ascend.
     fn samples(&mut self, samples: &[&(Completion, Reward)], names: &[&str]) {
         let completions = || samples.iter().map(|(completion, _)| completion);
         let rewards = || samples.iter().map(|(_, reward)| reward);
@@ -290,13 +292,13 @@ impl Packed {
     }
 }
 
-/// The unread bytes.
+/// The bytes that are not read yet.
 struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// The next `count` numbers of `N` bytes.
+    /// Reads the next `count` numbers of `N` bytes each.
     fn take<T, const N: usize>(
         &mut self,
         field: &'static str,
@@ -307,7 +309,7 @@ impl<'a> Reader<'a> {
         Ok(bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect::<Vec<_>>().into_iter())
     }
 
-    /// The next `count` lengths, whose sum is known.
+    /// Reads the next `count` lengths, whose sum must be `expected`.
     fn lengths(
         &mut self,
         field: &'static str,

@@ -1,8 +1,8 @@
-//! Samples of different lengths -> micro-batches under a strict token budget, and the layout of each as one
-//! packed row of tokens.
+//! Packing of samples of different lengths into micro-batches under a strict token budget, and the layout of
+//! each micro-batch as one packed row of tokens.
 //!
-//! A micro-batch never holds more tokens than the budget; a sample that does not fit alone is an error.
-//! Nothing is cut, padded, lost or repeated. The caller derives the budget from memory limits.
+//! A micro-batch never has more tokens than the budget; a sample that does not fit alone is an error. No
+//! sample is truncated, padded, lost or repeated. The caller derives the budget from memory limits.
 
 mod balance;
 mod fill;
@@ -18,51 +18,51 @@ pub use layout::{PackedLayout, Segment};
 use crate::images::ImageError;
 use crate::partition::workload;
 
-/// Most tokens that the 32-bit offsets of varlen attention can address.
+/// Largest number of tokens that the 32-bit offsets of varlen attention can address.
 const MAX_PACKED_TOKENS: usize = i32::MAX as usize;
 
-/// Why samples cannot be packed.
+/// Samples that cannot be packed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PackingError {
-    /// One sample alone exceeds the budget.
+    /// One sample alone exceeds the token budget.
     #[error(
         "sample {sample_idx} has {len} tokens, expected at most the {max_tokens} that a micro-batch may hold"
     )]
     SampleTooLong {
-        /// Position among the samples.
+        /// Index of the sample.
         sample_idx: usize,
-        /// Its tokens.
+        /// Number of tokens of the sample.
         len: usize,
-        /// The budget.
+        /// Token budget of a micro-batch.
         max_tokens: usize,
     },
-    /// The tokens of a prompt are not those of its images.
+    /// The placeholders of a prompt do not match its images.
     #[error("the prompt of sample {sample_idx}")]
     Images {
-        /// Position among the samples.
+        /// Index of the sample.
         sample_idx: usize,
-        /// Which and why.
+        /// The placeholders or patches that do not match.
         source: ImageError,
     },
 }
 
-/// Which samples go into which micro-batch.
+/// An assignment of samples to micro-batches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// Sample indices of each micro-batch in rising order; micro-batches with more work are first, so that
-    /// the peak of memory is reached at once.
+    /// Sample indices of each micro-batch, ascending. Micro-batches with more work come first, so that the
+    /// peak of memory is reached at once.
     pub micro_batches: Vec<Vec<usize>>,
 }
 
-/// Packs samples of these lengths (tokens, the prompt's included) into micro-batches of at most `max_tokens`
-/// tokens.
+/// Packs samples of these lengths (in tokens, the prompt's included) into micro-batches of at most
+/// `max_tokens` tokens.
 ///
-/// There are at most one more of them than the fewest possible (proved by lower bound or brute force in the
-/// tests), and their work, [`workload`] at `hidden_size`, is balanced. The same input gives the same answer
-/// everywhere.
+/// The number of micro-batches exceeds the smallest possible one by at most one (proved by lower bound or
+/// brute force in the tests). Their work, [`workload`] at `hidden_size`, is balanced. The same input gives
+/// the same result everywhere.
 ///
 /// # Errors
-/// Names the first sample that is longer than `max_tokens`.
+/// [`PackingError::SampleTooLong`] with the first sample that is longer than `max_tokens`.
 ///
 /// ```
 /// use rlt_core::packing::pack;
@@ -80,13 +80,13 @@ pub fn pack(lens: &[usize], max_tokens: usize, hidden_size: usize) -> Result<Pac
     Ok(Packing::of_units(lens, &work, max_tokens))
 }
 
-/// The budget, as far as offsets reach.
+/// Returns the token budget, limited to what 32-bit offsets can address.
 fn stream_limit(max_tokens: usize) -> usize {
     max_tokens.min(MAX_PACKED_TOKENS)
 }
 
 impl Packing {
-    /// Micro-batches of units that are never split, none of which is longer than `max_tokens`.
+    /// Packs units that are never split, none of which is longer than `max_tokens`.
     fn of_units(lens: &[usize], work: &[u64], max_tokens: usize) -> Self {
         let filled = fill::fill(lens, max_tokens);
         let mut micro_batches = balance::balance(filled, lens, work, max_tokens);
@@ -96,13 +96,13 @@ impl Packing {
         Self { micro_batches }
     }
 
-    /// Sample indices in the order in which micro-batches hold them.
+    /// Sample indices of all micro-batches, concatenated.
     pub fn order(&self) -> Vec<usize> {
         self.micro_batches.concat()
     }
 
-    /// Brings one value per sample, in the order of [`Packing::order`], back to the order of the samples.
-    /// Gives `None` when there are more or fewer values than samples.
+    /// Reorders one value per sample from the order of [`Packing::order`] to the order of the samples.
+    /// Returns `None` unless there are as many values as samples.
     pub fn restore<T>(&self, packed: impl IntoIterator<Item = T>) -> Option<Vec<T>> {
         let order = self.order();
         let mut restored: Vec<Option<T>> = order.iter().map(|_| None).collect();

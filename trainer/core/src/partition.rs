@@ -1,6 +1,6 @@
-//! Partitions of equal work: the assignment of sequences to ranks or micro-batches.
+//! Partitions of equal work, which assign sequences to ranks or micro-batches.
 //!
-//! Inputs are amounts of work, outputs are indices. Token budgets are in [`crate::packing`].
+//! Inputs are amounts of work, outputs are item indices. Token budgets are in [`crate::packing`].
 
 mod karmarkar_karp;
 
@@ -10,52 +10,51 @@ use thiserror::Error;
 
 pub use karmarkar_karp::karmarkar_karp;
 
-/// How many items each part gets.
+/// Constraint on the number of items in each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartSizes {
-    /// As many as balance the work best, at least one.
+    /// Parts may have different sizes, at least one item, as balances the work best.
     Free,
-    /// The same number; the number of items must be a multiple of the number of parts.
+    /// All parts have the same size; the number of items must be a multiple of the number of parts.
     Equal,
 }
 
-/// Why items cannot be spread over parts.
+/// Items that cannot be partitioned as requested.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PartitionError {
-    /// Some part would stay empty.
+    /// Some part would be empty.
     #[error(
         "cannot spread {num_items} items over {num_parts} parts, expected 1 part or more and an item for each"
     )]
     TooFewItems {
-        /// Items given.
+        /// Number of items.
         num_items: usize,
-        /// Parts requested.
+        /// Number of parts requested.
         num_parts: usize,
     },
     /// Parts of equal size are impossible.
     #[error("cannot give {num_parts} parts the same number of {num_items} items, expected a multiple")]
     Uneven {
-        /// Items given.
+        /// Number of items.
         num_items: usize,
-        /// Parts requested.
+        /// Number of parts requested.
         num_parts: usize,
     },
 }
 
-/// How items are assigned to shares.
+/// Criterion by which items are spread over shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Balance {
-    /// Even work.
+    /// Even work, whatever the number of items.
     #[default]
     Work,
-    /// Even work among shares of as many items each; where their number does not allow it, some have one
-    /// more.
+    /// Even work among shares of equally many items. If the number does not divide, some have one more.
     Count,
-    /// As many neighbours each; where their number does not allow it, the first shares have one more.
+    /// Equally many adjacent items. If the number does not divide, the first shares have one more.
     Order,
 }
 
-/// The items of each of `num_shares` shares, ascending; some are empty where items are fewer.
+/// Assigns items to `num_shares` shares, each ascending. Some shares are empty if there are fewer items.
 pub fn shares(workloads: &[u64], num_shares: usize, balance: Balance) -> Vec<Vec<usize>> {
     let spread = match balance {
         Balance::Work => karmarkar_karp(workloads, num_shares, PartSizes::Free),
@@ -68,8 +67,8 @@ pub fn shares(workloads: &[u64], num_shares: usize, balance: Balance) -> Vec<Vec
     shares
 }
 
-/// Shares of equal size of the heaviest items, as many as their number allows; the lightest are assigned one
-/// each to the shares of least work.
+/// Partitions the heaviest items into shares of equal size, as large as their number allows. The remaining,
+/// lightest items are assigned one each to the shares of least work.
 fn of_equal_count(workloads: &[u64], num_shares: usize) -> Result<Vec<Vec<usize>>, PartitionError> {
     let mut by_work: Vec<usize> = (0..workloads.len()).collect();
     by_work.sort_by_key(|item| Reverse(workloads[*item]));
@@ -91,8 +90,8 @@ fn neighbours(num_items: usize, num_shares: usize) -> Vec<Vec<usize>> {
     (0..num_shares).map(|share| (start(share)..start(share + 1)).collect()).collect()
 }
 
-/// Work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating point operations a layer,
-/// in units of 2 h so that sums over any batch fit. verl fixes h = 4096: 24576 L + L^2.
+/// Returns the work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating-point
+/// operations per layer, in units of 2 h so that sums over any batch fit. verl fixes h = 4096: 24576 L + L^2.
 pub fn workload(len: usize, hidden_size: usize) -> u64 {
     let (len, hidden_size) = (len as u64, hidden_size as u64);
     6 * hidden_size * len + len * len

@@ -1,7 +1,7 @@
 //! Completions with known preferences, from a data set or from rewards, and batches of them.
 //!
-//! The completions of an example are neighbours in one group of the batch, so that their prompt is computed
-//! once. How they become a loss is in [`crate::preference`] and [`crate::kto`].
+//! The completions of an example are adjacent in one group of the batch, so that their prompt is computed
+//! once. Their losses are in [`crate::preference`] and [`crate::kto`].
 
 use std::sync::Arc;
 
@@ -9,32 +9,32 @@ use crate::batch::{Batch, BatchSequence};
 use crate::rows::Rows;
 use crate::types::{Prompt, Rollout, RolloutGroup, TokenId};
 
-/// A prompt with completions whose worth is known: filled by the data loader.
+/// A prompt with labelled completions; filled by the data loader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreferenceExample {
-    /// The prompt; it may be empty of text, never of tokens.
+    /// The prompt; its text may be empty, its tokens never are.
     pub prompt: Arc<Prompt>,
-    /// A pair (chosen, rejected), or a single completion with a label.
+    /// Token ids of each completion: a pair (chosen, rejected), or a single completion with a label.
     pub completions: Vec<Vec<TokenId>>,
-    /// Whether each completion is chosen, or desirable; of a completion of several steps, whether each step
-    /// with a label is right.
+    /// Whether each completion is chosen, or desirable. For a completion of several steps: whether each
+    /// labelled step is right.
     pub labels: Vec<bool>,
-    /// By how much the first completion is better than the second, in the unit of a reward model's scores.
+    /// Margin by which the first completion is better than the second, in the unit of a reward model's
+    /// scores.
     pub margin: f64,
-    /// Of a completion of several steps, the number of its tokens at the end of each step that has a label;
-    /// empty for other completions.
+    /// Number of completion tokens at the end of each labelled step; empty for completions without steps.
     pub step_ends: Vec<usize>,
 }
 
 impl Batch {
-    /// Every completion of `examples`, in order. No policy of this run sampled them:
+    /// Makes a batch of every completion of `examples`, in order. No policy of this run sampled them, so
     /// [`Batch::rollout_logprobs`] is empty.
     pub fn from_preferences(examples: &[Arc<PreferenceExample>]) -> Self {
         Self::of_completions(examples.iter().map(|example| (&example.prompt, example.completions.as_slice())))
     }
 
-    /// Completions behind prompts that they do not belong to: each prompt of `examples` with the completions
-    /// of the example before it. KTO's reference point is measured on them.
+    /// Makes a batch of mismatched completions: each prompt of `examples` with the completions of the
+    /// previous example. KTO's reference point is measured on them.
     pub fn from_mismatched(examples: &[Arc<PreferenceExample>]) -> Self {
         let before = examples.iter().cycle().skip(examples.len().saturating_sub(1));
         let pairs = examples.iter().zip(before);
@@ -73,9 +73,9 @@ impl Batch {
     }
 }
 
-/// The best and the worst rollout of each group by reward, in this order: a pair, chosen and rejected. Of
-/// equal rewards the first counts. Groups whose rewards are all equal prefer nothing and are left out, and so
-/// are rollouts without a verdict. A completion that was judged wrong has one.
+/// Returns the best and the worst rollout of each group by reward, as a pair (chosen, rejected). Among equal
+/// rewards the first counts. Groups whose rewards are all equal are left out, and so are rollouts without a
+/// verdict; a completion that was judged wrong has one.
 pub fn best_and_worst(groups: &[RolloutGroup]) -> Vec<RolloutGroup> {
     let pair = |group: &RolloutGroup| {
         let trusted = || group.rollouts.iter().filter(|rollout| rollout.reward.status.is_verdict());

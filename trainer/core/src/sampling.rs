@@ -1,25 +1,26 @@
-//! Drawing the next token: the sampling parameters, and the draw itself on one row of probabilities.
+//! Sampling of the next token: the parameters, and the draw itself from one row of probabilities.
 //!
-//! The order is that of Hugging Face transformers, whose sampling users compare with:
+//! The order of steps is that of Hugging Face transformers, with whose sampling users compare:
 //! ```text
 //! logits -> repetition penalty -> / temperature -> softmax -> top-k -> top-p -> min-p -> draw
 //! ```
-//! - repetition penalty `r`: the logit of every token of prompt and completion is divided by `r` when
-//!   positive and multiplied by it when negative (Keskar et al. 2019, CTRL);
+//! - repetition penalty `r`: the logit of every token of prompt and completion is divided by `r` if positive
+//!   and multiplied by it if negative (Keskar et al. 2019, CTRL);
 //! - temperature 0 takes the largest logit (the first of equal ones) and ignores top-k, top-p and min-p;
 //! - top-k keeps the `k` most probable tokens, and those tied with the last of them;
-//! - top-p keeps the fewest most probable tokens of those that top-k left whose share of them reaches `p`:
-//!   the token that crosses the threshold is in; of equal ones the lower token id comes first;
+//! - top-p keeps, of the tokens left by top-k, the fewest most probable ones whose share of the probability
+//!   reaches `p`: the token that crosses the threshold is included; of equal ones the lower token id comes
+//!   first;
 //! - min-p keeps tokens at least `min_p` times as probable as the most probable one.
 //!
 //! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed,
-//! position)`. `u` depends on nothing else, so a sample is the same in any batch; and since the
-//! order is not by probability, rounding noise `e` in the probabilities moves a boundary by about `e`, never
-//! by a whole token.
+//! position)`. `u` depends on nothing else, so a sample is the same in any batch. Since the order is not by
+//! probability, rounding noise `e` in the probabilities moves a boundary by about `e`, never by a whole
+//! token.
 //!
-//! The log-prob to report is that of the untruncated, unpenalised distribution (what a trainer recomputes):
-//! log softmax of logits / temperature, at temperature 1 when the temperature is 0. The caller has it from
-//! the same softmax.
+//! The reported log-prob is that of the untruncated, unpenalised distribution (what a trainer recomputes):
+//! log softmax of logits / temperature, at temperature 1 if the temperature is 0. The caller has it from the
+//! same softmax.
 
 mod seed;
 mod truncation;
@@ -29,22 +30,22 @@ use truncation::Cut;
 
 use crate::types::TokenId;
 
-/// How tokens are drawn and when a sample ends.
+/// Parameters of how tokens are drawn and when a sample ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the most probable token.
+    /// Divisor of the logits, at least 0; 0 takes the most probable token.
     pub temperature: f64,
-    /// Most probable tokens to draw from; `None` means all.
+    /// Number of most probable tokens to draw from; `None` means all.
     pub top_k: Option<usize>,
-    /// Share of the probability to draw from, in (0, 1]; 1 means all.
+    /// Fraction of the probability to draw from, in (0, 1]; 1 means all.
     pub top_p: f64,
-    /// Least probability relative to the most probable token, in \[0, 1\]; 0 means none.
+    /// Smallest probability relative to the most probable token, in \[0, 1\]; 0 means no bound.
     pub min_p: f64,
-    /// Above 1 discourages tokens that occurred, below 1 encourages them, 1 does nothing.
+    /// Penalty of tokens that occurred: above 1 discourages them, below 1 encourages them, 1 does nothing.
     pub repetition_penalty: f64,
-    /// Tokens that end a sample, beside the model's own end of sequence.
+    /// Token ids that end a sample, in addition to the model's end of sequence.
     pub stop_token_ids: Vec<TokenId>,
-    /// Texts that end a sample.
+    /// Strings that end a sample.
     pub stop: Vec<String>,
     /// Whether the model's end of sequence is a token like any other.
     pub ignore_eos: bool,
@@ -69,16 +70,16 @@ impl Default for SamplingParams {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("sampling parameter {name} is {value}, must be {allowed}")]
 pub struct SamplingError {
-    /// Which parameter.
+    /// Name of the parameter.
     pub name: &'static str,
-    /// The given value.
+    /// Value that was given.
     pub value: f64,
-    /// The allowed values, in words.
+    /// Allowed values, in words.
     pub allowed: &'static str,
 }
 
 impl SamplingParams {
-    /// The most probable token at each step.
+    /// Makes the parameters of greedy decoding.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
@@ -88,20 +89,20 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Temperature of the reported log-probs.
+    /// Temperature at which the reported log-probs are computed.
     pub fn logprob_temperature(&self) -> f64 {
         if self.is_greedy() { 1.0 } else { self.temperature }
     }
 
-    /// Whether tokens that occurred are treated differently.
+    /// Whether a repetition penalty applies.
     pub fn has_penalty(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    /// Checks every range.
+    /// Checks that every parameter is in its range.
     ///
     /// # Errors
-    /// The first parameter outside its range.
+    /// [`SamplingError`] with the first parameter outside its range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         let finite_and = |value: f64, ok: bool| value.is_finite() && ok;
         let top_k = self.top_k.map_or(1.0, |k| k as f64);
@@ -121,7 +122,7 @@ impl SamplingParams {
     }
 }
 
-/// Applies the repetition penalty to one row of logits, once to each token that occurs in `tokens`.
+/// Applies the repetition penalty to one row of logits, once for each distinct token of `tokens`.
 ///
 /// `logits` is `[vocabulary]`; ids beyond it are ignored.
 pub fn apply_repetition_penalty(logits: &mut [f32], tokens: &[TokenId], penalty: f64) {
@@ -136,9 +137,9 @@ pub fn apply_repetition_penalty(logits: &mut [f32], tokens: &[TokenId], penalty:
     }
 }
 
-/// The first of the largest logits.
+/// Returns the index of the largest logit, the first of equal ones.
 pub fn argmax(logits: &[f32]) -> TokenId {
-    // Lane-wise maximum first: the compiler vectorises it, a search that tracks an index it does not.
+    // Lane-wise maximum first: the compiler vectorises it, but not a search that tracks an index.
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     logits.iter().position(|&logit| logit == largest).unwrap_or(0) as TokenId
 }
@@ -157,10 +158,10 @@ pub fn sample(probs: &[f32], params: &SamplingParams, u: f64) -> TokenId {
     token as TokenId
 }
 
-/// Tokens summed together on the way to the drawn one.
+/// Number of tokens whose weights are summed together in the search for the drawn token.
 const CHUNK: usize = 64;
 
-/// First index at which the cumulative weight passes `u` times the total, summed in f64.
+/// Returns the first index at which the cumulative weight passes `u` times the total, summed in f64.
 fn invert_cumulative(probs: &[f32], u: f64, weight: impl Fn(usize, f32) -> f32) -> usize {
     let chunk_sum = |(chunk_idx, chunk): (usize, &[f32])| -> f64 {
         let mut lanes = [0.0f64; 4];
@@ -172,7 +173,7 @@ fn invert_cumulative(probs: &[f32], u: f64, weight: impl Fn(usize, f32) -> f32) 
     let sums: Vec<f64> = probs.chunks(CHUNK).enumerate().map(chunk_sum).collect();
     let target = u * sums.iter().sum::<f64>();
     let mut below = 0.0;
-    // Should rounding leave the target unreached, the last token with any weight is the one.
+    // If rounding leaves the target unreached, the last token with a positive weight is drawn.
     let mut last_positive = 0;
     for (chunk_idx, sum) in sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
         last_positive = chunk_idx;

@@ -1,12 +1,12 @@
-//! The learning rate over the steps of a run. One RL step advances it once, however many optimizer updates it
-//! makes.
+//! Learning-rate schedule over the steps of a run. One RL step advances it once, however many optimizer
+//! updates it makes.
 
 use std::f64::consts::PI;
 
-/// Shape of the curve after the warm-up.
+/// Shape of the schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
-    /// Stays at the peak.
+    /// The peak learning rate throughout.
     Constant,
     /// Half a cosine down to the minimum.
     Cosine,
@@ -14,24 +14,24 @@ pub enum Decay {
     Linear,
 }
 
-/// A learning-rate curve: a linear warm-up, then a decay that reaches its minimum with the last step.
+/// A learning-rate schedule: a linear warm-up, then a decay that reaches its minimum with the last step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
-    /// The peak.
+    /// Peak learning rate.
     pub learning_rate: f64,
-    /// Shape after the warm-up.
+    /// Shape of the schedule after the warm-up.
     pub decay: Decay,
-    /// Steps until the peak is reached. The first step has 1 / (`warmup_steps` + 1) of it: verl's and
-    /// transformers' curves start at 0 and so waste their first step.
+    /// Number of steps before the peak is reached. The first step has 1 / (`warmup_steps` + 1) of the peak:
+    /// verl's and transformers' schedules start at 0 and so waste their first step.
     pub warmup_steps: u64,
-    /// Steps of the whole run.
+    /// Number of steps of the full run.
     pub num_steps: u64,
-    /// Share of the peak that is never undercut after the warm-up, 0 to 1.
+    /// Smallest learning rate after the warm-up, as a fraction of the peak, 0 to 1.
     pub min_ratio: f64,
 }
 
 impl Schedule {
-    /// Learning rate of step `step_idx`, counted from 0.
+    /// Returns the learning rate of step `step_idx`, counted from 0.
     pub fn at(&self, step_idx: u64) -> f64 {
         self.learning_rate * self.ratio(step_idx)
     }

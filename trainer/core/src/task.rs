@@ -1,7 +1,7 @@
-//! Tasks that make their own problems, so that a manifest needs no data file.
+//! Tasks that generate their own problems, so that a manifest needs no data file.
 //!
 //! A task is a pure function of its options: problem `i` of a split is the same on every machine. Reading
-//! files, tokenizing and shuffling live in the trainer.
+//! files, tokenizing and shuffling are in the trainer.
 
 pub mod arithmetic;
 pub mod pictures;

@@ -1,5 +1,5 @@
-//! What a rank of a tensor-parallel group has of a weight: ranges of its rows, or of its columns. Which
-//! weight is cut how is not known here.
+//! Tensor-parallel shards of a weight: ranges of its rows, or of its columns. Which weight is sharded how is
+//! decided elsewhere.
 //!
 //! ```text
 //! rows      [. . . .]      columns   [. # # .]      of a fused weight   [. . .]  part 0
@@ -10,17 +10,17 @@
 
 use std::ops::Range;
 
-/// What is left of a tensor on one rank; it is a tensor of as many dims.
+/// A tensor-parallel rank's shard of a tensor, with the same number of dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Ranges of the first dim, ascending and disjoint: one, or one of each part of a fused weight.
+    /// Ranges of the first dimension, ascending and disjoint: one, or one in each part of a fused weight.
     Rows(Vec<Range<usize>>),
-    /// A range of the last dim.
+    /// A range of the last dimension.
     Columns(Range<usize>),
 }
 
 impl Cut {
-    /// The shape of what is left of a tensor of the shape `whole`.
+    /// The shape of the shard of a tensor of shape `whole`.
     pub fn shape(&self, whole: &[i64]) -> Vec<i64> {
         let mut shape = whole.to_vec();
         match self {
@@ -34,8 +34,8 @@ impl Cut {
         shape
     }
 
-    /// Where the numbers `range` of what is left, in row-major order, are in all of the tensor of the shape
-    /// `whole`: ranges of its numbers which, laid end to end, are these.
+    /// Maps a range of the shard's elements to ranges of the full tensor's elements, both in row-major order.
+    /// `whole` is the full shape; the returned ranges, concatenated, are `range`.
     pub fn runs(&self, whole: &[i64], range: Range<usize>) -> Vec<Range<usize>> {
         match self {
             Self::Rows(ranges) => {
@@ -55,8 +55,8 @@ impl Cut {
     }
 }
 
-/// The parts of `blocks`, which lie end to end from 0 on, that `range` touches, each in the numbers of its
-/// block.
+/// Returns the overlaps of `range` with `blocks`. `range` counts in the concatenation of the blocks, the
+/// result in the coordinates of the blocks.
 fn overlaps(blocks: impl Iterator<Item = Range<usize>>, range: &Range<usize>) -> Vec<Range<usize>> {
     let mut before = 0;
     let part = |block: Range<usize>| {

@@ -1,5 +1,5 @@
-//! Tensor-parallel shards of a layer's products, and the assignment of prompts to ranks that hold the
-//! rollout's weights in such shards. Nothing here exchanges anything.
+//! Tensor-parallel shards of a layer's projections, and the assignment of prompts to ranks that hold the
+//! rollout's weights in such shards. This module communicates nothing.
 //!
 //! ```text
 //! 4 ranks, 2 shards, 8 prompts
@@ -10,44 +10,45 @@
 //!     2          0        1, 3, 5, 7    1, 5
 //!     3          1        1, 3, 5, 7    3, 7
 //! ```
-//! The ranks of a group sample the very same completions, and each judges a part of them.
+//! The ranks of a group sample identical completions, and each judges some of them.
 
 use std::ops::Range;
 
-/// One of equal shards of every layer's products.
+/// A tensor-parallel shard: one of several equal parts of every layer's projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TpShard {
-    /// Which shard, from 0.
+    /// Index of the shard, from 0.
     pub place: usize,
-    /// How many shards there are, at least one.
+    /// Number of shards, at least one.
     pub num_shards: usize,
 }
 
 impl TpShard {
-    /// All of a product.
+    /// The shard of a full projection, without tensor parallelism.
     pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
-    /// The shard's range of `len` heads, rows or columns. If shards do not divide them the last ones are
-    /// shorter, or empty.
+    /// Returns the shard's range of `len` heads, rows or columns. If the number does not divide, the last
+    /// shards are shorter, or empty.
     pub fn of(self, len: usize) -> Range<usize> {
         let longest = self.longest(len);
         (self.place * longest).min(len)..((self.place + 1) * longest).min(len)
     }
 
-    /// The longest shard of `len`.
+    /// Length of the longest shard of `len` heads, rows or columns.
     pub fn longest(self, len: usize) -> usize {
         len.div_ceil(self.num_shards)
     }
 
-    /// The shard's range of `len` key heads, which divide the shards or are divided by them: its own, or one
-    /// that several shards have, the one that the shard's query heads attend to.
+    /// Returns the shard's range of `len` key heads, where one of `len` and the number of shards divides the
+    /// other. With more shards than key heads, several shards hold the same head: the one that their query
+    /// heads attend to.
     pub fn of_key_heads(self, len: usize) -> Range<usize> {
         let start = self.place * len / self.num_shards;
         start..start + (len / self.num_shards).max(1)
     }
 }
 
-/// How prompts are assigned to rollout tensor-parallel groups of `num_shards` neighbouring ranks.
+/// Assignment of prompts to rollout tensor-parallel groups of `num_shards` adjacent ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleAssignment {
     num_samplers: usize,
@@ -55,18 +56,18 @@ pub struct SampleAssignment {
 }
 
 impl SampleAssignment {
-    /// Prompts for `num_ranks`, which `num_shards` divide.
+    /// Assigns prompts to `num_ranks` ranks, a multiple of `num_shards`.
     pub fn new(num_ranks: usize, num_shards: usize) -> Self {
         let num_shards = num_shards.max(1);
         Self { num_samplers: (num_ranks / num_shards).max(1), num_shards }
     }
 
-    /// Which of `num_prompts` are sampled by `rank`, and by its neighbours with the other shards, ascending.
+    /// Returns which of `num_prompts` prompts the tensor-parallel group of `rank` samples, ascending.
     pub fn sampled_by(self, rank: usize, num_prompts: usize) -> impl Iterator<Item = usize> {
         (rank / self.num_shards..num_prompts).step_by(self.num_samplers)
     }
 
-    /// The one of the ranks that sample a prompt which judges its completions and hands them on.
+    /// Returns the rank that judges a prompt's completions and passes them on, out of those that sample them.
     pub fn judge_of(self, prompt_idx: usize) -> usize {
         let (sampler, nth) = (prompt_idx % self.num_samplers, prompt_idx / self.num_samplers);
         sampler * self.num_shards + nth % self.num_shards

@@ -1,46 +1,45 @@
-//! A shard of a tensor by its offset and length: the part that one rank reads, initializes or copies. The
-//! source of the values is not known here.
+//! A shard of a tensor by its offset and length: the part that one rank reads, initializes or copies. Where
+//! the values come from is decided elsewhere.
 
 use std::ops::Range;
 
 use crate::tensor_cut::Cut;
 
-/// Numbers of a tensor that follow each other in row-major order.
+/// A contiguous range of a tensor's elements, in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShard<'a> {
-    /// The tensor's name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// The shape of all of it.
+    /// Shape of the full tensor.
     pub shape: &'a [i64],
-    /// Which of its numbers, by their place in row-major order.
+    /// Range of element offsets in row-major order.
     pub range: Range<usize>,
 }
 
-/// Numbers of what a rank of a tensor-parallel group has of a tensor, or of all of it. They follow each other
-/// in what the rank has.
+/// A contiguous range of a tensor-parallel rank's shard of a tensor, or of a full tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutShard<'a> {
-    /// Name and shape of all of the tensor; the range counts in what is left of it.
+    /// Name and shape of the full tensor, and the range within its tensor-parallel shard.
     pub shard: TensorShard<'a>,
-    /// What is left; `None` where all of it is.
+    /// Tensor-parallel shard of the tensor; `None` for the full tensor.
     pub cut: Option<&'a Cut>,
 }
 
 impl<'a> From<TensorShard<'a>> for CutShard<'a> {
-    /// Of all of a tensor.
+    /// Converts a range of a full tensor.
     fn from(shard: TensorShard<'a>) -> Self {
         Self { shard, cut: None }
     }
 }
 
 impl<'a> CutShard<'a> {
-    /// The same place in another tensor of the same shape.
+    /// Returns the same range of another tensor of the same shape.
     #[must_use]
     pub fn named(&self, name: &'a str) -> Self {
         Self { shard: self.shard.named(name), cut: self.cut }
     }
 
-    /// It as shards of all of the tensor, each with its place among the numbers of this one.
+    /// Returns the range as ranges of the full tensor, each with its offsets within this one.
     pub fn runs(&self) -> Vec<(TensorShard<'a>, Range<usize>)> {
         let TensorShard { shape, range, .. } = &self.shard;
         let Some(cut) = self.cut else { return vec![(self.shard.clone(), 0..range.len())] };
@@ -53,7 +52,8 @@ impl<'a> CutShard<'a> {
         cut.runs(shape, range.clone()).into_iter().map(of_run).collect()
     }
 
-    /// It as boxes of all of the tensor whose numbers, laid end to end, are its own.
+    /// Returns the range as axis-aligned boxes of the full tensor whose elements, concatenated, are the
+    /// range.
     pub fn regions(&self) -> Vec<Region> {
         match self.cut {
             None => self.shard.regions(),
@@ -69,22 +69,22 @@ impl<'a> CutShard<'a> {
     }
 }
 
-/// A box within a tensor.
+/// An axis-aligned box within a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its first index in each dim.
+    /// First index in each dimension.
     pub start: Vec<u64>,
-    /// Its lengths.
+    /// Length in each dimension.
     pub shape: Vec<u64>,
 }
 
 impl Region {
-    /// The same within row `row` of a tensor of one more dim.
+    /// Embeds the box in row `row` of a tensor with one more dimension.
     fn within_row(self, row: usize) -> Self {
         Self { start: [&[row as u64], &self.start[..]].concat(), shape: [&[1], &self.shape[..]].concat() }
     }
 
-    /// So many whole rows from row `row` on.
+    /// Returns the box of the full rows `rows`, each of shape `row_shape`.
     fn of_rows(rows: Range<usize>, row_shape: &[i64]) -> Self {
         let start = [vec![rows.start as u64], vec![0; row_shape.len()]].concat();
         let shape = std::iter::once(rows.len() as u64).chain(row_shape.iter().map(|len| *len as u64));
@@ -93,18 +93,18 @@ impl Region {
 }
 
 impl<'a> TensorShard<'a> {
-    /// All of a tensor.
+    /// Returns the range of a full tensor.
     pub fn whole(name: &'a str, shape: &'a [i64]) -> Self {
         Self { name, shape, range: 0..numel(shape) }
     }
 
-    /// The same place in another tensor of the same shape.
+    /// Returns the same range of another tensor of the same shape.
     #[must_use]
     pub fn named(&self, name: &'a str) -> Self {
         Self { name, ..self.clone() }
     }
 
-    /// It in parts of at most `max_len` numbers, at least one, first to last.
+    /// Splits the range into chunks of at most `max_len` elements (at least one), first to last.
     pub fn chunks(&self, max_len: usize) -> impl Iterator<Item = Self> {
         let Range { start, end } = self.range;
         let max_len = max_len.max(1);
@@ -113,20 +113,21 @@ impl<'a> TensorShard<'a> {
             .map(move |start| Self { range: start..end.min(start + max_len), ..self.clone() })
     }
 
-    /// The rows of the first dim that it touches; a number without dims is one row.
+    /// Returns the indices of the first dimension that the range touches; a tensor without dimensions is one
+    /// row.
     pub fn rows(&self) -> Range<usize> {
         let row_len = self.row_len();
         self.range.start / row_len..self.range.end.div_ceil(row_len)
     }
 
-    /// Where it is in [`Self::rows`], counted in numbers from their start.
+    /// Returns the range's element offsets relative to the start of [`Self::rows`].
     pub fn place_in_rows(&self) -> Range<usize> {
         let before = self.rows().start * self.row_len();
         self.range.start - before..self.range.end - before
     }
 
-    /// It as boxes whose numbers, laid end to end, are its own: at most one on either side of whole rows, and
-    /// so in each dim.
+    /// Returns the range as axis-aligned boxes whose elements, concatenated, are the range: a box of full
+    /// rows and at most one partial row on either side, and so on in each dimension.
     pub fn regions(&self) -> Vec<Region> {
         regions(self.shape, self.range.clone())
     }
@@ -151,7 +152,7 @@ fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
     };
     let whole = range.start.div_ceil(row_len)..range.end / row_len;
     if whole.is_empty() {
-        // Neither its start nor its end is a row's, or both are within one: at most two rows are touched.
+        // Neither end is that of a row, or both are within one row: at most two rows are touched.
         let border = (whole.start * row_len).clamp(range.start, range.end);
         let parts = [range.start..border, border..range.end].into_iter().filter(|part| !part.is_empty());
         return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();
@@ -163,7 +164,7 @@ fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
     head.chain([middle]).chain(tail).collect()
 }
 
-/// Numbers of a tensor of this shape.
+/// Number of elements of a tensor of this shape.
 fn numel(shape: &[i64]) -> usize {
     shape.iter().map(|len| *len as usize).product()
 }

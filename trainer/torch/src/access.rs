@@ -6,8 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
-/// Start and number of the elements, after checking that they are as `kind` without gaps where the CPU can
-/// read them.
+/// Returns the start and the number of elements of a contiguous CPU tensor, after checking its dtype.
 fn elements<T>(act: &'static str, tensor: &Tensor, kind: Kind) -> Result<(*mut T, usize), Error> {
     if tensor.device() != Device::Cpu || tensor.kind() != kind || !tensor.is_contiguous() {
         return Err(Error::Argument {
@@ -26,77 +25,76 @@ fn shared<'a, T>(act: &'static str, tensor: &'a Tensor, kind: Kind) -> Result<&'
     Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } })
 }
 
-/// The elements of a contiguous f32 tensor on the CPU. Do not change the tensor through another handle while
-/// they are borrowed.
+/// Borrows the elements of a contiguous f32 tensor on the CPU. The tensor must not be changed through another
+/// handle meanwhile.
 ///
 /// # Errors
-/// When the tensor is elsewhere, has another dtype or gaps.
+/// When the tensor is on another device, has another dtype or is not contiguous.
 pub fn f32_slice(tensor: &Tensor) -> Result<&[f32], Error> {
     shared("reading f32 elements", tensor, Kind::Float)
 }
 
-/// The elements of a contiguous i64 tensor on the CPU; see [`f32_slice`].
+/// Borrows the elements of a contiguous i64 tensor on the CPU; see [`f32_slice`].
 ///
 /// # Errors
-/// As [`f32_slice`].
+/// The errors of [`f32_slice`].
 pub fn i64_slice(tensor: &Tensor) -> Result<&[i64], Error> {
     shared("reading i64 elements", tensor, Kind::Int64)
 }
 
-/// The elements of a contiguous i32 tensor on the CPU; see [`f32_slice`].
+/// Borrows the elements of a contiguous i32 tensor on the CPU; see [`f32_slice`].
 ///
 /// # Errors
-/// As [`f32_slice`].
+/// The errors of [`f32_slice`].
 pub fn i32_slice(tensor: &Tensor) -> Result<&[i32], Error> {
     shared("reading i32 elements", tensor, Kind::Int)
 }
 
-/// The elements of a contiguous i32 tensor on the CPU, to write; see [`f32_slice_mut`].
+/// Mutably borrows the elements of a contiguous i32 tensor on the CPU; see [`f32_slice_mut`].
 ///
 /// # Errors
-/// As [`f32_slice`].
+/// The errors of [`f32_slice`].
 pub fn i32_slice_mut(tensor: &mut Tensor) -> Result<&mut [i32], Error> {
     let (data, len) = elements::<i32>("writing i32 elements", tensor, Kind::Int)?;
     // SAFETY: as in `shared`; the handle is borrowed mutably.
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
-/// The elements of a contiguous f32 tensor on the CPU, to write. Other handles of the same storage see what
-/// is written.
+/// Mutably borrows the elements of a contiguous f32 tensor on the CPU. Writes are visible through other
+/// handles of the same storage.
 ///
 /// # Errors
-/// As [`f32_slice`].
+/// The errors of [`f32_slice`].
 pub fn f32_slice_mut(tensor: &mut Tensor) -> Result<&mut [f32], Error> {
     let (data, len) = elements::<f32>("writing f32 elements", tensor, Kind::Float)?;
     // SAFETY: as in `shared`; the handle is borrowed mutably.
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
-/// The elements of a contiguous i64 tensor on the CPU, to write; see [`f32_slice_mut`].
+/// Mutably borrows the elements of a contiguous i64 tensor on the CPU; see [`f32_slice_mut`].
 ///
 /// # Errors
-/// As [`f32_slice`].
+/// The errors of [`f32_slice`].
 pub(crate) fn i64_slice_mut(tensor: &mut Tensor) -> Result<&mut [i64], Error> {
     let (data, len) = elements::<i64>("writing i64 elements", tensor, Kind::Int64)?;
     // SAFETY: as in `shared`; the handle is borrowed mutably.
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
-/// Start and number of a tensor's bytes, after checking that they are without gaps where the CPU can read
-/// them.
+/// Returns the start and the number of bytes of a contiguous CPU tensor.
 fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {
     let (data, len) = elements(act, tensor, tensor.kind())?;
     Ok((data, len * tensor.kind().elt_size_in_bytes()))
 }
 
-/// The bytes of a contiguous tensor on the CPU.
+/// Borrows the bytes of a contiguous tensor on the CPU.
 pub(crate) fn bytes<'a>(act: &'static str, tensor: &'a Tensor) -> Result<&'a [u8], Error> {
     let (data, len) = place_of_bytes(act, tensor)?;
     // SAFETY: as in `shared`.
     Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } })
 }
 
-/// The bytes of a contiguous tensor on the CPU, to write.
+/// Mutably borrows the bytes of a contiguous tensor on the CPU.
 pub(crate) fn bytes_mut<'a>(act: &'static str, tensor: &'a mut Tensor) -> Result<&'a mut [u8], Error> {
     let (data, len) = place_of_bytes(act, tensor)?;
     // SAFETY: as in `shared`; the handle is borrowed mutably.
@@ -157,10 +155,10 @@ fn check_len(len: usize, unit: usize, shape: &[i64]) -> Result<(), Error> {
     })
 }
 
-/// A tensor that owns the vector's memory: nothing is copied.
+/// Makes a tensor that owns the vector's memory, without a copy.
 ///
 /// # Errors
-/// When the shape has another number of elements.
+/// When the shape has another number of elements than the vector.
 pub fn tensor_from_vec<T: tch::kind::Element + 'static>(
     mut values: Vec<T>,
     shape: &[i64],
@@ -170,12 +168,12 @@ pub fn tensor_from_vec<T: tch::kind::Element + 'static>(
     from_owner(data, values, shape, T::KIND)
 }
 
-/// A tensor over shared bytes such as a mapped file, from `offset` on: nothing is copied, and the bytes live
-/// as long as the tensor. The tensor must not be written to, in place or otherwise. Falls back to a copy
-/// where the bytes are not aligned to the element's size.
+/// Makes a tensor over shared bytes such as a mapped file, from `offset` on, without a copy; the bytes live
+/// as long as the tensor. The tensor must not be written to, in place or otherwise. Copies instead if the
+/// bytes are not aligned to the element's size.
 ///
 /// # Errors
-/// When the bytes end before the shape does.
+/// When there are fewer bytes than the shape needs.
 pub fn tensor_from_bytes<B>(bytes: Arc<B>, offset: usize, shape: &[i64], kind: Kind) -> Result<Tensor, Error>
 where
     B: AsRef<[u8]> + Send + Sync + ?Sized + 'static,

@@ -1,5 +1,5 @@
-//! Attention over packed segments (differentiable) and of single queries over a paged cache (decoding).
-//! A sliding window w lets query i see key j when i - w < j <= i, as transformers defines it.
+//! Attention over packed segments (differentiable), and of single queries over a paged cache (decoding). With
+//! a sliding window w, query i attends to key j if i - w < j <= i, as in transformers.
 
 use crate::border::{
     RawScores, check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from,
@@ -8,39 +8,39 @@ use crate::device_segments::{DeviceSegments, packed_attention};
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// How T packed tokens divide into segments.
+/// The segments of T packed tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments<'a> {
-    /// Start of each segment, and T at the end: rises from 0 to T.
+    /// Cumulative segment lengths: the start of each segment, and T at the end; ascending from 0 to T.
     pub cu_seqlens: &'a [i32],
-    /// For each segment the earlier one that it continues, which itself continues none; no entries: none
-    /// does.
+    /// For each segment, the index of the earlier segment that it continues, which itself continues none. An
+    /// empty slice means that no segment continues another.
     pub prefixes: &'a [Option<usize>],
 }
 
 impl<'a> Segments<'a> {
-    /// Segments that know nothing of each other.
+    /// Makes segments that do not attend to each other.
     pub fn alone(cu_seqlens: &'a [i32]) -> Self {
         Self { cu_seqlens, prefixes: &[] }
     }
 }
 
-/// How the products of queries and keys become weights. With s = scale q . k, and c tanh(s / c) in its place
-/// where there is a cap c, the weight of key j is e^s_j / (sum over the visible keys e^s + e^sink).
+/// Parameters of attention scores. With s = scale q . k, replaced by c tanh(s / c) if there is a softcap c,
+/// the weight of key j is e^s_j / (sum over the visible keys e^s + e^sink).
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionScores<'a> {
-    /// What products are multiplied by.
+    /// Factor of the products of queries and keys.
     pub scale: f64,
-    /// How many tokens a query sees, itself included; `None` sees all before it.
+    /// Sliding window: number of tokens that a query attends to, itself included; `None` means no limit.
     pub window: Option<i64>,
-    /// The cap (Gemma 2).
+    /// Softcap c of the scores (Gemma 2).
     pub softcap: Option<f64>,
-    /// A learned score of each query head that has no key and no value, `[H]` (GPT-OSS). Differentiable.
+    /// Learned score of each query head that has no key and no value, `[H]` (GPT-OSS). Differentiable.
     pub sinks: Option<&'a Tensor>,
 }
 
 impl<'a> AttentionScores<'a> {
-    /// Without a cap and without sinks.
+    /// Makes scores without a softcap and without sinks.
     pub fn new(scale: f64, window: Option<i64>) -> Self {
         Self { scale, window, softcap: None, sinks: None }
     }
@@ -55,18 +55,17 @@ impl<'a> AttentionScores<'a> {
     }
 }
 
-/// Causal attention inside each segment of packed tokens. A segment that continues another, its prefix,
-/// sees all of that first, as if both were one sequence; other tokens never see each other. So a prefix that
-/// many segments continue, a prompt with its completions, is computed once.
+/// Computes causal attention inside each segment of packed tokens. A segment that continues another, its
+/// prefix, attends to all of the prefix as if both were one sequence; other segments never attend to each
+/// other. So a prefix that many segments continue, such as a prompt with its completions, is computed once.
 ///
-/// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
-/// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`.
-/// Differentiable in q, k, v and sinks, on the CPU with the same sums in the same order in every run. Memory
-/// grows with T, never with its square. On a GPU [`packed_attention`] spares every layer the copy of its
-/// segments.
+/// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]`, where K divides H (grouped-query attention);
+/// all are f32 or bf16 with a contiguous last dimension (slices of a fused projection need no copy). Returns
+/// `[T, H, D]`. Differentiable in q, k, v and sinks; on CPUs every run adds in the same order. Memory grows
+/// with T, never with its square. On GPUs, [`packed_attention`] saves each layer the upload of its segments.
 ///
 /// # Panics
-/// When shapes, dtypes or segments do not fit, and on a GPU where scores have a cap or sinks.
+/// When shapes, dtypes or segments do not fit, and on a GPU if scores have a softcap or sinks.
 pub fn varlen_attention(
     q_thd: &Tensor,
     k_tkd: &Tensor,
@@ -101,12 +100,12 @@ pub fn varlen_attention(
     }))
 }
 
-/// Attention of one query token for each sequence over its cached context; no gradient.
+/// Computes attention of one query token per sequence over its cached context, without gradients.
 ///
-/// `q_bhd` is `[B, H, D]`; the caches are contiguous `[num_blocks, block_size, K, D]` of its dtype.
-/// `block_tables[b]` names the blocks of sequence b in order, `context_lens[b]` counts its cached tokens, the
-/// query's own included. Returns `[B, H, D]`. Several queries of one sequence (a prompt continued over cached
-/// blocks) are rows with the same table and rising context lengths.
+/// `q_bhd` is `[B, H, D]`; the caches are contiguous `[num_blocks, block_size, K, D]` of the same dtype.
+/// `block_tables[b]` lists the blocks of sequence b in order; `context_lens[b]` is its number of cached
+/// tokens, the query's included. Returns `[B, H, D]`. Several queries of one sequence (a prompt continued
+/// over cached blocks) are rows with the same table and ascending context lengths.
 ///
 /// # Panics
 /// When shapes do not fit, a table is too short or names a block outside the cache.
@@ -144,12 +143,11 @@ pub fn paged_attention(
     }))
 }
 
-/// Writes the keys and values of tokens into the paged caches: token t is written to slot `slot_mapping[t]`
-/// (block
-/// * block_size + offset); a negative slot skips the token.
+/// Writes the keys and values of tokens into the paged caches. Token t is written to slot `slot_mapping[t]`,
+/// which is block * block_size + offset; a negative slot skips the token.
 ///
 /// # Panics
-/// When shapes or dtypes differ or a slot lies outside the cache.
+/// When shapes or dtypes differ or a slot is outside the cache.
 pub fn write_kv(
     k_cache: &mut Tensor,
     v_cache: &mut Tensor,

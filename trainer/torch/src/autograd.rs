@@ -1,4 +1,4 @@
-//! Autograd with explicit gradients: what a schedule over detached layers needs.
+//! Autograd with explicit gradients, as needed by a schedule over detached layers.
 
 use crate::border::{check, raw, rlt_backward, rlt_set_grad};
 use crate::error::or_panic;
@@ -13,10 +13,10 @@ pub fn backward(output: &Tensor, grad_output: &Tensor) {
     backward_many(&[output], &[grad_output]);
 }
 
-/// [`backward`] from several outputs of one graph in one pass.
+/// Runs [`backward`] from several outputs of one graph in one pass.
 ///
 /// # Panics
-/// When there is not one gradient for each output, shapes differ or an output has no graph.
+/// When the number of gradients is not that of the outputs, shapes differ or an output has no graph.
 pub fn backward_many(outputs: &[&Tensor], grads: &[&Tensor]) {
     assert_eq!(outputs.len(), grads.len(), "backward expected one gradient for each output");
     let outputs: Vec<_> = outputs.iter().copied().map(raw).collect();
@@ -25,8 +25,8 @@ pub fn backward_many(outputs: &[&Tensor], grads: &[&Tensor]) {
     or_panic(check("backward", unsafe { rlt_backward(outputs.as_ptr(), grads.as_ptr(), outputs.len()) }));
 }
 
-/// Makes `grad` (same shape, dtype and device) the leaf's `.grad()`, sharing memory with it; `None` takes the
-/// gradient away and frees it, so that the next backward pass hands its own over instead of adding to zeros.
+/// Makes `grad` (same shape, dtype and device) the leaf's `.grad()`, sharing memory with it. `None` removes
+/// and frees the gradient, so that the next backward pass stores its own gradient instead of adding to zeros.
 ///
 /// # Panics
 /// When shape, dtype or device differ.

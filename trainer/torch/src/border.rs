@@ -1,4 +1,4 @@
-//! The C border of `csrc/` and the few helpers that cross it. Safe wrappers live in the modules that use it.
+//! The C API of `csrc/` and the helpers that call it. Safe wrappers are in the modules that use it.
 
 use crate::Error;
 use crate::device_experts::Launch;
@@ -7,10 +7,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-/// An error text to free, or null.
+/// Result of a C++ function: null, or an error text to free.
 pub(crate) type Outcome = *mut c_char;
 
-/// Arrays of one chunk of the head, one entry a row (`ChunkRows` in head.cpp).
+/// Arrays of one chunk of the language-model head, with one entry per row (`ChunkRows` in head.cpp).
 #[repr(C)]
 pub(crate) struct ChunkRows {
     pub(crate) targets: *const i64,
@@ -57,7 +57,7 @@ pub(crate) struct QuantizedParts {
     pub(crate) nested_offset: *mut C_tensor,
     pub(crate) table: *const f32,
     pub(crate) scale_table: *const f32,
-    /// Writes the numbers of a weight on a GPU to a tensor there, or why it cannot.
+    /// Dequantizes a weight on a GPU to a tensor there, or writes the error.
     pub(crate) dequantize_on_device: unsafe extern "C" fn(
         weight: *const QuantizedParts,
         out: *mut C_tensor,
@@ -66,12 +66,12 @@ pub(crate) struct QuantizedParts {
     ) -> bool,
 }
 
-/// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.
+/// Returns the pointer that C++ borrows; it takes tensors by reference and never keeps the pointer.
 pub(crate) fn raw(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 
-/// `Ok`, or the error text that C++ handed over.
+/// Converts the error text of a C++ function to an error.
 pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
     if outcome.is_null() {
         return Ok(());
@@ -93,7 +93,7 @@ pub(crate) unsafe fn owned_text(text: *mut c_char) -> String {
     }
 }
 
-/// Runs `call` with a place for its tensor and takes ownership of what it leaves there.
+/// Runs `call` with a place for its resulting tensor, and takes ownership of that tensor.
 pub(crate) fn tensor_from(
     act: &'static str,
     call: impl FnOnce(*mut *mut C_tensor) -> Outcome,

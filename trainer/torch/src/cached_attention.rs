@@ -1,32 +1,34 @@
-//! Attention of (chunked) prefills whose keys and values are already in a paged cache: they are gathered once
-//! for all queries of a pass, then attended to like packed segments.
+//! Attention of (chunked) prefills whose keys and values are already in a paged cache. The keys and values
+//! are gathered once for all queries of a pass, and then attended to like packed segments.
 
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::border::{raw, rlt_packed_attention, tensor_from};
 
-/// Which rows of a cache the queries of each sequence see; all tensors are on the cache's device.
+/// Cache slots that the queries of each sequence attend to; all tensors are on the cache's device.
 #[derive(Debug)]
 pub struct CachedSegments {
-    /// Where the queries of each sequence begin, and the number of all: i32 `[sequences + 1]`. None is empty.
+    /// Cumulative number of queries, from 0: i32 `[sequences + 1]`. Each sequence has at least one.
     pub cu_queries: Tensor,
-    /// The same of its keys, of which its queries are the last.
+    /// Cumulative number of keys, i32 `[sequences + 1]`; the last keys of a sequence are those of its
+    /// queries.
     pub cu_keys: Tensor,
-    /// The cache slot of each key, i32.
+    /// Cache slot of each key, i32.
     pub slots: Tensor,
-    /// Of the sequence with the most.
+    /// Largest number of queries of a sequence.
     pub max_queries: usize,
-    /// Of the sequence with the most.
+    /// Largest number of keys of a sequence.
     pub max_keys: usize,
 }
 
-/// Attention `[T, H, D]` of queries `[T, H, D]`, each to the keys of its sequence up to its own; the caches
-/// are `[blocks, block_size, K, D]` of its dtype, K dividing H. bf16 and fp16 by flash attention, fp32 by the
-/// memory-efficient kernel; the number of launches does not depend on that of sequences, and nothing waits.
+/// Computes attention `[T, H, D]` of queries `[T, H, D]`, each to the keys of its sequence up to its own
+/// position. The caches are `[blocks, block_size, K, D]` of the same dtype, where K divides H. bf16 and fp16
+/// use flash attention, fp32 the memory-efficient kernel. The number of kernel launches does not depend on
+/// that of sequences, and the host never waits for the device.
 ///
 /// # Errors
-/// When shapes or dtypes do not fit, or there is no room.
+/// When shapes or dtypes do not fit, or memory does not suffice.
 pub fn cached_attention(
     q_thd: &Tensor,
     (k_cache, v_cache): (&Tensor, &Tensor),

@@ -1,15 +1,15 @@
-//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], with three implementations: a group
-//! of one rank, which moves nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group
-//! has both transports and selects by the tensor's device. Which tensors a training step exchanges, and how
-//! ranks are laid out on a mesh, is not known here.
+//! Collectives, by which ranks exchange tensors. The trait [`Collectives`] has three implementations: a group
+//! of one rank, which communicates nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A
+//! group has both transports and selects by the tensor's device. Which tensors a training step exchanges, and
+//! how ranks are arranged in a mesh, is decided elsewhere.
 //!
 //! ```text
 //! Rendezvous::join (store, attempt, rank) -> Rendezvous::group (name, members) -> Box<dyn Collectives>
 //!     -> all_gather(..) -> Pending -> wait
 //! ```
 //! All members of a group call the same operations in the same order. Every operation is asynchronous: it
-//! returns a [`Pending`] that keeps its tensors and must be waited for before they are read or written. Those
-//! of a [`StreamGroup`] are work of a GPU's stream like any kernel.
+//! returns a [`Pending`] that keeps its tensors alive and must be waited for before they are read or written.
+//! Operations of a [`StreamGroup`] are ordered by a CUDA stream, like kernels.
 
 mod alone;
 mod border;
@@ -35,19 +35,19 @@ pub use store::{Store, StoreError};
 use tch::Tensor;
 pub use traffic::Traffic;
 
-/// How an all-reduce combines the ranks' values, element by element.
+/// Element-wise operation by which an all-reduce combines the ranks' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their sum.
+    /// Sum of the values.
     Sum,
-    /// The largest.
+    /// Largest of the values.
     Max,
-    /// The smallest.
+    /// Smallest of the values.
     Min,
 }
 
 impl Reduction {
-    /// Its number at the C border.
+    /// Code of the reduction in the C API.
     fn code(self) -> i64 {
         match self {
             Self::Sum => 0,
@@ -66,42 +66,44 @@ fn no_stream(group: &str, device_idx: usize) -> CollectiveError {
     }
 }
 
-/// The operations of one group of ranks. Tensors are dense and contiguous; `output` is overwritten.
+/// Collective operations of one group of ranks. Tensors are dense and contiguous; `output` is overwritten.
 pub trait Collectives: Send + Debug {
-    /// The group's name, as errors give it.
+    /// Name of the group, for error messages.
     fn name(&self) -> &str;
 
-    /// This rank's place in the group.
+    /// Index of this rank in the group.
     fn rank(&self) -> usize;
 
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     fn size(&self) -> usize;
 
-    /// Replaces `tensor` on every rank by the reduction of all. The result is the same bits everywhere.
+    /// Replaces `tensor` on every rank by the reduction over all ranks. The result is bitwise equal
+    /// everywhere.
     ///
     /// # Errors
-    /// When the tensor is not contiguous, or the operation could not be started.
+    /// When the tensor is not contiguous, or the operation cannot be started.
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError>;
 
-    /// Sums `input` (`size` equal chunks along the first dim) over ranks; `output` becomes the chunk of this
-    /// rank. Chunks of bf16 are added in fp32 and rounded once, in the order of ranks; others too on CPUs,
-    /// and on GPUs in an order of NCCL's own. The result does not depend on timing.
+    /// Sums `input` (`size` equal chunks along the first dimension) over ranks and writes this rank's chunk
+    /// to `output`. bf16 chunks are added in fp32 and rounded once, in the order of ranks. Other dtypes are
+    /// added in the order of ranks, too, on CPUs, and in an order of NCCL's choice on GPUs. The result does
+    /// not depend on timing.
     ///
     /// # Errors
-    /// When `input` has not `size` times the elements of `output`, or the operation could not be started.
+    /// When `input` does not have `size` times the elements of `output`, or the operation cannot be started.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError>;
 
-    /// Lays `input` of every rank end to end in `output`, in the order of ranks.
+    /// Concatenates the `input` of all ranks in `output`, in the order of ranks.
     ///
     /// # Errors
-    /// When `output` has not `size` times the elements of `input`, or the operation could not be started.
+    /// When `output` does not have `size` times the elements of `input`, or the operation cannot be started.
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError>;
 
-    /// Sends `input_splits[r]` rows of `input` to rank `r` and receives `output_splits[r]` rows from it, both
-    /// in the order of ranks along the first dim.
+    /// Sends `input_splits[r]` rows of `input` to rank `r` and receives `output_splits[r]` rows from it. Rows
+    /// are slices along the first dimension, in the order of ranks.
     ///
     /// # Errors
-    /// When splits do not add up to the rows of their tensors, or the operation could not be started.
+    /// When splits do not add up to the rows of their tensors, or the operation cannot be started.
     fn all_to_all(
         &mut self,
         output: &Tensor,
@@ -110,24 +112,24 @@ pub trait Collectives: Send + Debug {
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError>;
 
-    /// Replaces `tensor` on every rank by that of `root`.
+    /// Replaces `tensor` on every rank by that of rank `root`.
     ///
     /// # Errors
-    /// When `root` is no rank of the group, or the operation could not be started.
+    /// When `root` is not a rank of the group, or the operation cannot be started.
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError>;
 
-    /// The same ranks for operations in the order of libtorch's current stream on GPU `device_idx`. All
-    /// members ask for it alike.
+    /// Makes a group of the same ranks whose operations are ordered by libtorch's current stream on GPU
+    /// `device_idx`. All members must call it in the same order.
     ///
     /// # Errors
-    /// When the group exchanges nothing between GPUs, or is on another one, or they could not be connected.
+    /// When the group has no GPU transport or uses another GPU, or its GPUs cannot be connected.
     fn in_stream(&mut self, device_idx: usize) -> Result<StreamGroup, CollectiveError> {
         Err(no_stream(self.name(), device_idx))
     }
 
-    /// Returns when every rank has called it.
+    /// Blocks until every rank has called it.
     ///
     /// # Errors
-    /// When a rank is lost or too late.
+    /// When a rank is lost or times out.
     fn barrier(&mut self) -> Result<(), CollectiveError>;
 }

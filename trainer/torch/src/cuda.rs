@@ -54,9 +54,9 @@ pub use stream::{Event, Stream, StreamScope};
 use crate::Error;
 use crate::border::{check, owned_text, rlt_load_cuda};
 
-/// Loads the driver and libtorch's CUDA half, where they are present; returns whether CUDA can be used. Where
-/// there is no driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call before
-/// the first use of a device.
+/// Loads the driver and libtorch's CUDA library, if present, and returns whether CUDA can be used. Without a
+/// driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call it before the first
+/// use of a device.
 ///
 /// # Errors
 /// When libtorch fails while it registers its devices.
@@ -64,7 +64,7 @@ pub fn load_cuda() -> Result<bool, Error> {
     Ok(missing_cuda()?.is_none())
 }
 
-/// Does what [`load_cuda`] does; returns why CUDA cannot be used, as the dynamic linker's message.
+/// Loads CUDA like [`load_cuda`] and returns the dynamic linker's message if CUDA cannot be used.
 ///
 /// # Errors
 /// When libtorch fails while it registers its devices.

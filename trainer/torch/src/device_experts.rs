@@ -1,5 +1,5 @@
 //! A mixture of experts on a GPU inside a model's forward pass: routing, and the launches of grouped products
-//! that autograd asks for. Nothing here copies to the host or waits.
+//! that autograd requests. Nothing here copies to the host or waits.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,17 +12,18 @@ use crate::cuda::{
 };
 use crate::error::or_panic;
 
-/// The choices of a router on a GPU.
+/// A router's choice of experts on a GPU.
 #[derive(Debug)]
 pub struct DeviceRoutes {
-    /// The experts of each token, the best first: i32 `[t, k]`.
+    /// Experts of each token, the best first: i32 `[t, k]`.
     pub choices_tk: Tensor,
-    /// 16 bits for each token, i32 `[t]`, see [`RouteExperts::digests`].
+    /// 16-bit digest of each token's experts, i32 `[t]`; see [`RouteExperts::digests`].
     pub digests_t: Tensor,
 }
 
 impl DeviceRoutes {
-    /// The best `per_token` experts by the logits `[t, e]`, with a bias of the choice, f32 `[e]`.
+    /// Chooses the best `per_token` experts by the logits `[t, e]`, with an optional bias of the choice, f32
+    /// `[e]`.
     ///
     /// # Panics
     /// When shapes do not fit, or the kernels cannot be launched.
@@ -49,8 +50,8 @@ impl DeviceRoutes {
     }
 }
 
-/// Order and inverse of sorted rows, i32 `[n]`, and where experts end, i32 `[e]`, from the experts of pairs,
-/// i32 `[n]`.
+/// Sorts (token, choice) pairs by their experts, i32 `[n]`. Returns the order and its inverse, i32 `[n]`, and
+/// the ends of the experts' rows, i32 `[e]`.
 pub(crate) fn sorted(choices: &Tensor, num_experts: usize) -> Result<[Tensor; 3], Error> {
     let (choices, ints) = (choices.contiguous().view(-1), (Kind::Int, choices.device()));
     let [order, inverse] = [0, 1].map(|_| Tensor::empty(choices.size(), ints));
@@ -71,7 +72,7 @@ fn kernels_of(tensor: &Tensor) -> Result<Kernels, Error> {
     }
 }
 
-/// `Launch` in experts_cuda.cpp.
+/// Callback type `Launch` in experts_cuda.cpp.
 pub(crate) type Launch = unsafe extern "C" fn(
     kernel: c_int,
     first: *mut C_tensor,
@@ -82,11 +83,11 @@ pub(crate) type Launch = unsafe extern "C" fn(
     message_bytes: usize,
 ) -> bool;
 
-/// Launches a kernel for autograd, which may run on a thread of its own; an error becomes a message that ends
-/// in a NUL.
+/// Launches a kernel; autograd may call it from its own threads. An error is written as a NUL-terminated
+/// message.
 ///
 /// # Safety
-/// Tensors are valid during the call, and so are `message_bytes` bytes of `message`.
+/// The tensors are valid during the call, and so are `message_bytes` bytes of `message`.
 pub(crate) unsafe extern "C" fn launch(
     kernel: c_int,
     first: *mut C_tensor,
@@ -104,7 +105,7 @@ pub(crate) unsafe extern "C" fn launch(
     false
 }
 
-/// The numbers are those of `Kernel` in experts_cuda.cpp.
+/// Dispatches a kernel by its number, which is that of `Kernel` in experts_cuda.cpp.
 fn launched(kernel: c_int, [first, second, ints, out]: &[Tensor; 4]) -> Result<(), Error> {
     let kernels = kernels_of(out)?;
     match kernel {

@@ -1,5 +1,5 @@
-//! The row operations of a decoder layer on a GPU: the launches for which `csrc/fused_cuda.cpp` asks,
-//! forward and from autograd.
+//! The row operations of a decoder layer on a GPU: the kernel launches that `csrc/fused_cuda.cpp` requests,
+//! in the forward pass and from autograd.
 
 use std::ffi::{c_char, c_int};
 
@@ -9,7 +9,7 @@ use torch_sys::C_tensor;
 use crate::cuda::{GatedRows, Kernels, NormRows, RopeRows};
 use crate::{Activation, Error};
 
-/// `LaunchRows` in border.h.
+/// Callback type `LaunchRows` in border.h.
 pub(crate) type LaunchRows = unsafe extern "C" fn(
     kernel: c_int,
     tensors: *const *mut C_tensor,
@@ -20,11 +20,12 @@ pub(crate) type LaunchRows = unsafe extern "C" fn(
     message_bytes: usize,
 ) -> bool;
 
-/// Launches a kernel, for autograd from a thread of its own; an error becomes a message that ends in a NUL.
+/// Launches a kernel; autograd calls it from its own threads. An error is written as a NUL-terminated
+/// message.
 ///
 /// # Safety
-/// Tensors and numbers are as many as said and valid during the call, and so are `message_bytes` bytes of
-/// `message`.
+/// There are as many tensors and numbers as stated; they are valid during the call, and so are
+/// `message_bytes` bytes of `message`.
 pub(crate) unsafe extern "C" fn launch(
     kernel: c_int,
     tensors: *const *mut C_tensor,
@@ -48,7 +49,7 @@ pub(crate) unsafe extern "C" fn launch(
     false
 }
 
-/// The numbers of kernels are those of `RowKernel` in fused_cuda.cpp.
+/// Dispatches a kernel by its number, which is that of `RowKernel` in fused_cuda.cpp.
 fn launched(kernel: c_int, tensors: &[&Tensor], numbers: &[f64]) -> Result<(), Error> {
     let device = tensors.first().map_or(Device::Cpu, |tensor| tensor.device());
     let refused = || Error::Argument {
@@ -79,7 +80,7 @@ fn launched(kernel: c_int, tensors: &[&Tensor], numbers: &[f64]) -> Result<(), E
     }
 }
 
-/// Of its code, which a row operation has been given as a number.
+/// Decodes an activation from its number in a row operation.
 fn activation_of(code: f64) -> Activation {
     if code == 0.0 { Activation::Silu } else { Activation::GeluTanh }
 }

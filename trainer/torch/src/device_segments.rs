@@ -1,4 +1,4 @@
-//! Segments of packed tokens for attention on a GPU: prepared once for all layers of a pass, so that a layer
+//! Segments of packed tokens for attention on a GPU, prepared once for all layers of a pass, so that a layer
 //! neither copies nor counts anything.
 
 use tch::{Device, Kind, Tensor};
@@ -9,26 +9,26 @@ use crate::border::{raw, rlt_packed_attention, tensor_from};
 use crate::error::or_panic;
 use crate::upload::upload;
 
-/// The segments of one stream on a GPU; empty ones are left out.
+/// The segments of one packed row of tokens on a GPU, without empty segments.
 #[derive(Debug)]
 pub struct DeviceSegments {
-    /// Where the queries of each segment begin, and the number of all: i32 `[segments + 1]`.
+    /// Cumulative number of queries, from 0: i32 `[segments + 1]`.
     cu_queries: Tensor,
-    /// The same of its keys, those of its prefix first.
+    /// Cumulative number of keys, i32 `[segments + 1]`; the keys of a segment begin with those of its prefix.
     cu_keys: Tensor,
-    /// The token of the stream that each key is, i64; `None` where no segment continues another.
+    /// Index of each key's token in the packed row, i64; `None` if no segment continues another.
     keys: Option<Tensor>,
     max_queries: i64,
     max_keys: i64,
     num_tokens: i64,
 }
 
-/// The same, before it is on a device.
+/// Contents of [`DeviceSegments`] on the host.
 #[derive(Debug, Default, PartialEq)]
 struct Counts {
     cu_queries: Vec<i32>,
     cu_keys: Vec<i32>,
-    /// Empty where no segment continues another.
+    /// Index of each key's token in the packed row; empty if no segment continues another.
     keys: Vec<i64>,
     max_queries: i64,
     max_keys: i64,
@@ -91,7 +91,7 @@ fn argument(expected: &str, got: impl ToString) -> Error {
     Error::Argument { act: "packed attention", expected: expected.to_owned(), got: got.to_string() }
 }
 
-/// Pairs of i32 as the i64 that are in their place; an odd one out gets a zero beside it.
+/// Packs pairs of i32 into i64 with the same bytes; an odd last value is paired with zero.
 fn in_pairs(numbers: &[i32]) -> Vec<i64> {
     let pair = |pair: &[i32]| {
         let [low, high] = [0, 1].map(|at| pair.get(at).copied().unwrap_or(0).to_ne_bytes());
@@ -104,18 +104,18 @@ fn in_pairs(numbers: &[i32]) -> Vec<i64> {
 }
 
 impl DeviceSegments {
-    /// The segments on a GPU, by one copy.
+    /// Copies the segments to a GPU, in one transfer.
     ///
     /// # Panics
-    /// When the segments do not fit together, or the device has no room.
+    /// When the segments are inconsistent, or the device's memory does not suffice.
     pub fn new(segments: Segments<'_>, device: Device) -> Self {
         Self::with_arrays(segments, &[], device).0
     }
 
-    /// The same beside other `arrays` of a pass, i64 `[len]`, all by the same copy.
+    /// Copies the segments and other `arrays` of a pass, i64 `[len]`, to a GPU, in one transfer.
     ///
     /// # Panics
-    /// As [`Self::new`].
+    /// When the segments are inconsistent, or the device's memory does not suffice.
     pub fn with_arrays(segments: Segments<'_>, arrays: &[&[i64]], device: Device) -> (Self, Vec<Tensor>) {
         let counts = or_panic(Counts::of(segments));
         let (queries, keys) = (in_pairs(&counts.cu_queries), in_pairs(&counts.cu_keys));
@@ -127,7 +127,7 @@ impl DeviceSegments {
             cu_queries: as_i32(&uploaded[0], counts.cu_queries.len()),
             cu_keys: as_i32(&uploaded[1], counts.cu_keys.len()),
             keys: uploaded.pop().filter(|_| !counts.keys.is_empty()),
-            // Flash attention lays one query a segment out otherwise.
+            // Flash attention uses another layout for one query per segment.
             max_queries: counts.max_queries.max(2),
             max_keys: counts.max_keys,
             num_tokens: counts.cu_queries.last().copied().unwrap_or(0).into(),
@@ -136,9 +136,10 @@ impl DeviceSegments {
     }
 }
 
-/// [`varlen_attention`](crate::varlen_attention) of tensors on a GPU over segments that are there already:
-/// bf16 and fp16 by flash attention, fp32 by the memory-efficient kernel. The number of launches does not
-/// depend on that of segments; nothing waits. Sums of gradients may take another order in another run.
+/// Computes [`varlen_attention`](crate::varlen_attention) on a GPU over prepared segments. bf16 and fp16 use
+/// flash attention, fp32 the memory-efficient kernel. The number of kernel launches does not depend on that
+/// of segments, and the host never waits for the device. Gradients may be summed in another order in each
+/// run.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit.

@@ -1,105 +1,105 @@
-//! The errors of this crate. There is no recovery here.
+//! The errors of this crate.
 
 use std::ffi::c_char;
 
 use crate::collectives::CollectiveError;
 
-/// A failed act of this crate.
+/// A failed operation of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// libtorch refused or failed; the message is its own.
+    /// libtorch rejected a call or failed.
     #[error("{act} failed in libtorch: {message}")]
     Libtorch {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
-        /// libtorch's message.
+        /// Message of libtorch's exception.
         message: String,
     },
     /// A shared library or one of its functions is missing.
     #[error("{name} cannot be loaded: {message}")]
     Library {
-        /// The library or function.
+        /// Name of the library or function.
         name: String,
         /// The dynamic linker's message.
         message: String,
     },
-    /// The CUDA driver refused or failed.
+    /// A call of the CUDA driver failed.
     #[error("{act} failed in the CUDA driver: {name} ({message})")]
     Driver {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
         /// CUDA's number of the error.
         code: i32,
         /// CUDA's name of the error.
         name: String,
-        /// CUDA's text.
+        /// CUDA's description of the error.
         message: String,
     },
-    /// The file of our own kernels is in none of its places.
+    /// The file of our own kernels does not exist in any of its folders.
     #[error(
         "the kernels for GPUs, rlt-kernels.fatbin, were not found in {}; `make kernels` builds them",
         list(tried)
     )]
     KernelsMissing {
-        /// Where they were looked for.
+        /// Paths that were tried.
         tried: Vec<std::path::PathBuf>,
     },
-    /// The file of our own kernels has nothing for this device.
+    /// The file of our own kernels has no code for this device.
     #[error(
         "{} has no kernels for device {device} with compute capability {}.{}: built for {built}",
         path.display(), capability.0, capability.1
     )]
     Architecture {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
         /// Index of the device.
         device: usize,
-        /// The device's compute capability.
+        /// Major and minor number of the device's compute capability.
         capability: (i32, i32),
-        /// The architectures in the file.
+        /// Architectures for which the file was built.
         built: String,
     },
-    /// An argument cannot work, found before libtorch was called.
+    /// An argument is invalid, found before libtorch was called.
     #[error("{act}: expected {expected}, got {got}")]
     Argument {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
-        /// What the argument must be.
+        /// Expected value of the argument, in words.
         expected: String,
-        /// What it was.
+        /// Given value of the argument.
         got: String,
     },
-    /// The ranks that have the other parts of a vocabulary could not be reached.
+    /// A collective over the vocabulary's shards failed.
     #[error("failed to exchange the statistics of a vocabulary's parts")]
     Collective(#[source] Box<CollectiveError>),
-    /// The kernel refused memory.
+    /// The operating system did not provide memory.
     #[error("{act} of {num_bytes} bytes failed")]
     Memory {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
-        /// How much was requested.
+        /// Number of bytes requested.
         num_bytes: usize,
-        /// The cause.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// A file of tensors could not be written or mapped.
     #[error("{act} {folder} failed", folder = folder.display())]
     File {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
-        /// Where.
+        /// Folder or file of the operation.
         folder: std::path::PathBuf,
-        /// The cause.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The operating system's account of this process could not be read or written.
+    /// A file about this process under /proc could not be read or written.
     #[error("{act} on {path} failed")]
     Process {
-        /// What was tried.
+        /// Name of the operation.
         act: &'static str,
-        /// The file under /proc.
+        /// Path of the file under /proc.
         path: &'static str,
-        /// The cause.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -110,7 +110,7 @@ fn list(paths: &[std::path::PathBuf]) -> String {
 }
 
 impl Error {
-    /// libtorch's own words where it failed, else all that there is to say.
+    /// Returns libtorch's message for an error of libtorch, else the full text.
     pub(crate) fn into_message(self) -> String {
         match self {
             Self::Libtorch { message, .. } => message,
@@ -118,7 +118,7 @@ impl Error {
         }
     }
 
-    /// Writes the message into a buffer of C++, as much as fits, with a NUL behind it.
+    /// Writes the message, truncated if necessary and NUL-terminated, to a buffer of C++.
     ///
     /// # Safety
     /// `buffer` has `bytes` bytes.
@@ -134,7 +134,7 @@ impl Error {
     }
 }
 
-/// The tensor, or a panic with the error: the behaviour of tch's operations inside a model's forward pass.
+/// Returns the value, or panics with the error, like tch's operations inside a model's forward pass.
 #[expect(clippy::panic, reason = "tch's own operations panic on shapes that cannot work; ours behave alike")]
 pub(crate) fn or_panic<T>(result: Result<T, Error>) -> T {
     match result {

@@ -1,10 +1,10 @@
-//! Grouped products of a mixture of experts: rows are sorted by expert, gathered, multiplied by each expert's
-//! weights and combined, with gradients. Which expert computes which token is the caller's choice.
+//! Grouped matrix products of a mixture of experts: rows are sorted by expert, gathered, multiplied by each
+//! expert's weights and combined, with gradients. Which expert computes which token is the caller's choice.
 //!
 //! ```text
 //! tokens [t, d] -> gather: a row for each choice, sorted [n, d] -> linear -> .. -> combine [t, d]
 //! ```
-//! Shapes: t tokens, k choices a token, n = t k rows, e experts.
+//! Shapes: t tokens, k choices per token, n = t k rows, e experts.
 
 use std::ops::Range;
 
@@ -17,31 +17,31 @@ use crate::border::{
 use crate::device_experts;
 use crate::error::or_panic;
 
-/// The row of each (token, choice) pair when rows are sorted by expert.
+/// Permutation that sorts the (token, choice) pairs by expert.
 #[derive(Debug)]
 pub struct ExpertRows {
-    /// The pair at each place, `[n]`; i64, on a GPU i32.
+    /// Pair at each row, `[n]`; i64, on a GPU i32.
     order: Tensor,
-    /// The place of each pair, likewise.
+    /// Row of each pair, `[n]`; i64, on a GPU i32.
     inverse: Tensor,
     ends: Ends,
     per_token: i64,
 }
 
-/// Where each expert's rows end.
+/// End of each expert's rows.
 #[derive(Debug)]
 enum Ends {
     Host(Vec<i64>),
-    /// i32 `[e]`: the host does not know.
+    /// i32 `[e]` on a GPU, unknown to the host.
     Device(Tensor),
 }
 
 impl ExpertRows {
-    /// Sorts `choices`, the experts of consecutive tokens, `per_token` of each. Rows of one
-    /// expert keep the order of their tokens.
+    /// Sorts `choices`, the experts of consecutive tokens, `per_token` of each. The rows of an expert keep
+    /// the order of their tokens.
     ///
     /// # Panics
-    /// When a choice is none of `num_experts`.
+    /// When a choice is not below `num_experts`.
     pub fn new(choices: &[i64], per_token: usize, num_experts: usize, device: Device) -> Self {
         let mut ends = vec![0; num_experts];
         for expert in choices {
@@ -67,17 +67,16 @@ impl ExpertRows {
         }
     }
 
-    /// The same of choices on a GPU, i32 `[t, k]`, sorted there: the host neither waits nor learns how many
-    /// rows an expert has.
+    /// Sorts choices on a GPU, i32 `[t, k]`. The host neither waits nor learns how many rows an expert has.
     ///
     /// # Panics
-    /// When the kernels cannot be launched. Choices must be experts.
+    /// When the kernels cannot be launched. Each choice must be below `num_experts`.
     pub fn on_device(choices_tk: &Tensor, num_experts: usize) -> Self {
         let [order, inverse, ends] = or_panic(device_experts::sorted(choices_tk, num_experts));
         Self { order, inverse, ends: Ends::Device(ends), per_token: choices_tk.size()[1] }
     }
 
-    /// Where experts end, as far as the host knows.
+    /// Ends of the experts' rows; empty if only a GPU has them.
     fn host_ends(&self) -> &[i64] {
         match &self.ends {
             Ends::Host(ends) => ends,
@@ -85,14 +84,14 @@ impl ExpertRows {
         }
     }
 
-    /// How many rows each expert has; empty where only a GPU knows.
+    /// Number of rows of each expert; empty if only a GPU has the ends.
     pub fn counts(&self) -> Vec<i64> {
         let ends = self.host_ends();
         let starts = std::iter::once(0).chain(ends.iter().copied());
         starts.zip(ends).map(|(start, end)| end - start).collect()
     }
 
-    /// The experts that have rows, each with its rows; none where only a GPU knows.
+    /// The experts that have rows, each with its range of rows; none if only a GPU has the ends.
     pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<i64>)> {
         let ends = self.host_ends();
         let starts = std::iter::once(0).chain(ends.iter().copied());
@@ -100,17 +99,17 @@ impl ExpertRows {
         ranges.filter(|(_, rows)| !rows.is_empty())
     }
 
-    /// What belongs to experts, `[e, d]`, once for each row: that of the row's expert, `[n, d]`.
+    /// Repeats values of experts, `[e, d]`, for each row of the expert: `[n, d]`. Needs ends on the host.
     pub fn of_rows(&self, x_ed: &Tensor) -> Tensor {
         let expert = |(expert, rows): (usize, Range<i64>)| std::iter::repeat_n(expert as i64, rows.count());
         let experts: Vec<i64> = self.of_experts().flat_map(expert).collect();
         x_ed.index_select(0, &Tensor::from_slice(&experts).to_device(x_ed.device()))
     }
 
-    /// Rows of tokens `[t, d]`, once for each choice: `[n, d]`.
+    /// Gathers rows of tokens `[t, d]`, one per choice: `[n, d]`.
     ///
     /// # Panics
-    /// When there are other tokens than choices were made for.
+    /// When the number of tokens differs from that of the choices.
     pub fn gather(&self, x_td: &Tensor) -> Tensor {
         or_panic(tensor_from("gathering rows of experts", |out| {
             // SAFETY: borrowed tensors and a place for the result.
@@ -118,10 +117,11 @@ impl ExpertRows {
         }))
     }
 
-    /// Sorted rows `[n, d]` in the order of the choices, where each token has one: undoes [`Self::gather`].
+    /// Reorders sorted rows `[n, d]` to the order of the choices, with one choice per token: undoes
+    /// [`Self::gather`].
     ///
     /// # Panics
-    /// When there are other rows than choices.
+    /// When the number of rows differs from that of the choices.
     pub fn ungather(&self, x_nd: &Tensor) -> Tensor {
         or_panic(tensor_from("returning rows of experts", |out| {
             // SAFETY: borrowed tensors and a place for the result.
@@ -129,7 +129,7 @@ impl ExpertRows {
         }))
     }
 
-    /// Rows `[n, in]` times their experts' weights `[e, out, in]`: `[n, out]`.
+    /// Multiplies rows `[n, in]` by their experts' weights `[e, out, in]`: `[n, out]`.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit.
@@ -148,8 +148,8 @@ impl ExpertRows {
         }))
     }
 
-    /// The sum of each token's rows `[n, d]`, each times its weight, `[t, k]`: `[t, d]` in the dtype of the
-    /// rows. A token's sum does not depend on the others.
+    /// Adds each token's rows `[n, d]`, times their weights `[t, k]`: `[t, d]` in the dtype of the rows. A
+    /// token's sum does not depend on other tokens.
     ///
     /// # Panics
     /// When shapes do not fit.

@@ -1,6 +1,6 @@
-//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On
-//! CPUs (f32 and bf16) and GPUs (f16 too) each is one kernel forward and one backward in float arithmetic,
-//! on a GPU with a sum behind that of a norm; for other numbers ATen computes the same formula.
+//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPUs
+//! (f32 and bf16) and GPUs (also f16) each has one kernel for the forward and one for the backward pass, in
+//! float arithmetic; a norm on a GPU needs another sum. For other dtypes ATen computes the same formula.
 
 use crate::border::{
     raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
@@ -9,15 +9,14 @@ use crate::device_rows::launch;
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// The function applied to the gate of a gated feed-forward layer.
+/// Activation function of the gate in a gated feed-forward layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// x * sigmoid(x).
+    /// SiLU: x * sigmoid(x).
     Silu,
     /// GELU by its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
-    /// GELU by the error function. Rare enough that no kernel on CPUs is worth having: two operations of
-    /// libtorch there.
+    /// GELU by the error function. Too rare for a CPU kernel of its own: two operations of libtorch there.
     Gelu,
 }
 
@@ -31,12 +30,13 @@ impl Activation {
     }
 }
 
-/// `x / sqrt(mean(x^2) + eps) * (weight_offset + weight)` over the last dim, statistics in float32.
+/// Computes `x / sqrt(mean(x^2) + eps) * (weight_offset + weight)` over the last dimension, with statistics
+/// in float32.
 ///
-/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`,
-/// rounded to x's dtype, which the result has; the gradient of the weight has the weight's. Roundings are
-/// those of transformers: with `weight_offset` 0 (Llama) the normed value is rounded to x's dtype before
-/// it is multiplied by the weight, with 1 (Gemma) the product is.
+/// `x_td` is `[.., D]` (up to 3 dimensions without a copy, the last one contiguous), `weight_d` is `[D]` and
+/// rounded to x's dtype, which the result has, too; the gradient of the weight has the weight's dtype.
+/// Rounding is that of transformers: with `weight_offset` 0 (Llama) the normalised value is rounded to x's
+/// dtype before it is multiplied by the weight, with 1 (Gemma) the product is.
 ///
 /// # Panics
 /// When the widths differ.
@@ -47,7 +47,7 @@ pub fn rms_norm(x_td: &Tensor, weight_d: &Tensor, eps: f64, weight_offset: f64) 
     }))
 }
 
-/// `activation(gate) * up`, elementwise; slices of one fused projection are read in place.
+/// Computes `activation(gate) * up`, element-wise; slices of one fused projection are read in place.
 ///
 /// # Panics
 /// When shapes or dtypes differ.
@@ -61,8 +61,8 @@ pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> T
     }))
 }
 
-/// [`gated_activation`] of a fused projection `[.., 2 F]` (gate first) to `[.., F]`; its gradient is one
-/// tensor `[.., 2 F]`.
+/// Computes [`gated_activation`] of a fused projection `[.., 2 F]` (gate first): `[.., F]`. Its gradient is
+/// one tensor `[.., 2 F]`.
 ///
 /// # Panics
 /// When the width is odd.
@@ -76,7 +76,8 @@ pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tens
     }))
 }
 
-/// Rotary position embedding, rotate-half form (transformers' Llama): `x * cos + rotate_half(x) * sin`.
+/// Applies rotary position embedding in rotate-half form (transformers' Llama): `x * cos + rotate_half(x) *
+/// sin`.
 ///
 /// `x_thd` is `[T, H, D]`; `cos_td`, `sin_td` are `[T, D]` with the angles repeated, or `[T, D/2]`. No
 /// gradient flows to them.

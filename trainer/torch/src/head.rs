@@ -1,5 +1,5 @@
-//! The vocabulary head in chunks of tokens: log-probabilities, entropies and their gradients without the `[T,
-//! V]` logits. The caller supplies the loss. The formulas are in `csrc/kernels/head.inl`.
+//! The language-model head in chunks of tokens: log-probs, entropies and their gradients without the full
+//! `[T, V]` logits. The caller supplies the loss. The formulas are in `csrc/kernels/head.inl`.
 
 use crate::Error;
 use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
@@ -7,38 +7,38 @@ use crate::vocabulary_shard::HeadWeight;
 use std::ops::Range;
 use tch::Tensor;
 
-/// Given a range of tokens with their log-probabilities and entropies, returns the loss's derivatives by
-/// both, one value a token of the range. The ranges of successive calls tile all tokens in order; tokens
-/// without a target carry zeros, and what is returned for them is ignored.
+/// Callback that returns the loss's derivatives by log-probs and by entropies for a range of tokens, given
+/// both; one value per token. The ranges of successive calls tile all tokens in order. Tokens without a
+/// target have zeros, and their derivatives are ignored.
 pub type PerChunk<'a> = dyn FnMut(Range<usize>, &[f32], &[f32]) -> (Vec<f32>, Vec<f32>) + 'a;
 
-/// How products z of hidden states and head become the distribution of a token:
-/// `softmax(z / temperature)`, with `c tanh(z / c)` in place of z where there is a cap c.
+/// How products z of hidden states and head become a token's distribution: `softmax(z / temperature)`, where
+/// z is replaced by `c tanh(z / c)` if there is a softcap c.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenDistribution {
-    /// Divides logits; above 0.
+    /// Divisor of the logits, above 0.
     pub temperature: f64,
-    /// The cap of logits (Gemma 2).
+    /// Softcap of the logits (Gemma 2).
     pub softcap: Option<f64>,
 }
 
 impl From<f64> for TokenDistribution {
-    /// That of a temperature, without a cap.
+    /// Makes a distribution with a temperature and no softcap.
     fn from(temperature: f64) -> Self {
         Self { temperature, softcap: None }
     }
 }
 
-/// Log-probabilities of `targets` and entropies under the distribution `by` of `hidden weight^T`, no
-/// gradient.
+/// Computes the log-probs of `targets` and the entropies under the distribution `by` of `hidden weight^T`,
+/// without gradients.
 ///
-/// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is
-/// nothing to predict (both values are then 0 and no product is computed). `chunk` is the number of rows of
-/// logits that exist at once: peak memory is `chunk * V`, for any T. Returns two vectors of T, in nats; sums
-/// are float32 or wider. Of a weight that ranks share ([`HeadWeight`]) all ranks get the same.
+/// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of the same dtype. `targets` has T ids, -1 for tokens
+/// without a prediction (both values are then 0 and no product is computed). `chunk` is the number of rows of
+/// logits that exist at once: peak memory is `chunk * V`, for any T. Returns two vectors of T values, in
+/// nats; sums are float32 or wider. If ranks share a weight ([`HeadWeight`]), all ranks get the same values.
 ///
 /// # Errors
-/// When shapes do not fit, a target lies outside the vocabulary, or temperature or cap are not positive.
+/// When shapes do not fit, a target is outside the vocabulary, or temperature or softcap is not positive.
 pub fn head_forward<'a>(
     hidden_td: &Tensor,
     weight_vd: impl Into<HeadWeight<'a>>,
@@ -57,14 +57,15 @@ pub fn head_forward<'a>(
     Ok((logprobs, entropies))
 }
 
-/// [`head_forward`] and its backward in one pass: each chunk's logits are computed once, handed to
-/// `per_chunk` as log-probabilities and entropies, and overwritten by their gradient. Returns the gradient of
+/// Computes [`head_forward`] and its backward pass in one pass: each chunk's logits are computed once, passed
+/// to `per_chunk` as log-probs and entropies, and overwritten by their gradient. Returns the gradient of
 /// `hidden_td`; that of the weight is added to `grad_weight` (`[V, D]`) unless the head is frozen. Chunks
-/// whose derivatives are all zero cost no backward products. Of a weight that ranks share the gradient of
+/// whose derivatives are all zero need no backward products. If ranks share a weight, the gradient of
 /// `hidden_td` is this rank's summand.
 ///
 /// # Errors
-/// As [`head_forward`], and when `per_chunk` returns another number of values than the range has tokens.
+/// The errors of [`head_forward`], and when `per_chunk` returns another number of values than the range has
+/// tokens.
 pub fn head_forward_backward<'a>(
     hidden_td: &Tensor,
     weight_vd: impl Into<HeadWeight<'a>>,
@@ -112,25 +113,25 @@ fn argument(expected: String, got: String) -> Error {
     Error::Argument { act: "the vocabulary head", expected, got }
 }
 
-/// One call's inputs and its one buffer of logits.
+/// Inputs of one call, and its only buffer of logits.
 struct Head<'a> {
     hidden: Tensor,
     weight: HeadWeight<'a>,
     targets: &'a [i64],
-    /// Tokens with a target, in order.
+    /// Indices of the tokens that have a target, ascending.
     active: Vec<i64>,
     by: TokenDistribution,
     chunk: usize,
     logits: Tensor,
 }
 
-/// The active rows of one range of tokens.
+/// Rows with a target of one range of tokens, with their logits and results.
 pub(crate) struct Chunk {
     rows: Vec<i64>,
     hidden: Tensor,
-    /// Behind the cap.
+    /// Logits after the softcap.
     pub(crate) logits: Tensor,
-    /// Columns of the logits, -1 where the target is a column of another rank.
+    /// Column of each row's target in the logits; -1 if it is a column of another rank.
     pub(crate) targets: Vec<i64>,
     pub(crate) max: Vec<f32>,
     pub(crate) log_sum: Vec<f32>,
@@ -181,7 +182,7 @@ impl<'a> Head<'a> {
         Ok(Head { hidden, weight, targets, active, by, chunk, logits })
     }
 
-    /// Ranges that tile all tokens, each with at most `chunk` active ones.
+    /// Splits all tokens into ranges with at most `chunk` targets each.
     fn chunks(&self) -> Vec<Range<usize>> {
         let mut starts: Vec<usize> = self.active.iter().step_by(self.chunk).map(|&t| t as usize).collect();
         if starts.is_empty() && !self.targets.is_empty() {

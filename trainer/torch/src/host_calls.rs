@@ -1,5 +1,5 @@
-//! Host functions in the order of a device's stream: numbers are copied from the device, a function of the
-//! host computes results, which are copied back; the launching thread does not wait.
+//! Host functions ordered by a device's stream: values are copied from the device, a function on the host
+//! computes results, which are copied back. The launching thread does not wait.
 //!
 //! ```text
 //! stream    ... -> numbers -> pinned -> compute(numbers, results) -> pinned -> results on the device -> ...
@@ -11,29 +11,29 @@ use crate::access::{f32_slice, f32_slice_mut};
 use crate::cuda::{Event, Stream};
 use crate::{Error, upload};
 
-/// What a stream of a device has yet to copy and to call, and the pinned memory of it, which lives until
-/// then.
+/// Pending copies and host calls of a device's stream, and their pinned memory, which is held until they are
+/// complete.
 #[derive(Debug, Default)]
 pub struct HostCalls {
-    /// Held until the stream is past them.
+    /// Pinned buffers that the stream may still use.
     pinned: Vec<Tensor>,
-    /// Behind the last copy or call.
+    /// Stream, and an event recorded after the last copy or call.
     reached: Option<(Stream, Event)>,
 }
 
 impl HostCalls {
-    /// None yet.
+    /// Makes a value without pending calls.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets `compute` make `num_results` numbers of `numbers`, dense f32 on a GPU, when its current stream
-    /// gets there; it finds zeros in the place of its results. They are the tensor `[num_results]` that is
-    /// returned, for operations of the same stream. `compute` runs on a thread of the driver: it must neither
-    /// call a device nor panic; of a panic nothing is heard.
+    /// Enqueues a call of `compute` on the current stream of the GPU, with `numbers` (dense f32) and a zeroed
+    /// slice of `num_results` for its results. Returns the results as a tensor `[num_results]`, for
+    /// operations of the same stream. `compute` runs on a thread of the driver: it must neither call a device
+    /// nor panic; a panic is ignored.
     ///
     /// # Errors
-    /// When `numbers` are others, memory is short, or the driver fails.
+    /// When `numbers` is not f32 on a GPU, memory does not suffice, or the driver fails.
     pub fn compute(
         &mut self,
         numbers: &Tensor,
@@ -58,11 +58,11 @@ impl HostCalls {
         Ok(results)
     }
 
-    /// Starts to copy dense f32 `numbers` of a GPU to the host: the tensor in pinned memory that is returned
-    /// has them after [`Self::wait`].
+    /// Starts to copy dense f32 `numbers` of a GPU to the host. The returned tensor in pinned memory has the
+    /// values after [`Self::wait`].
     ///
     /// # Errors
-    /// As of [`Self::compute`].
+    /// When `numbers` is not f32 on a GPU, memory does not suffice, or the driver fails.
     pub fn fetch(&mut self, numbers: &Tensor) -> Result<Tensor, Error> {
         let stream = stream_of(numbers)?;
         let to = self.pinned(numbers.numel())?;
@@ -71,10 +71,10 @@ impl HostCalls {
         Ok(to)
     }
 
-    /// Returns when all has been copied and called; at once where that is so already.
+    /// Blocks until all copies and calls are complete.
     ///
     /// # Errors
-    /// What failed in the stream.
+    /// An error of the stream's work.
     pub fn wait(&mut self) -> Result<(), Error> {
         if let Some((stream, event)) = &self.reached
             && !event.has_happened()?
@@ -108,7 +108,7 @@ impl Drop for HostCalls {
         if let Some((stream, _)) = self.reached.take()
             && stream.synchronize().is_err()
         {
-            // Memory that the device may still write to is leaked.
+            // The device may still write to this memory, so it is leaked.
             self.pinned.drain(..).for_each(std::mem::forget);
         }
     }

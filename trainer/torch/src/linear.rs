@@ -1,12 +1,12 @@
-//! Linear layers. [`linear`] is that of training, with gradients. [`PackedLinear`] has its weight packed once
-//! for the CPU's matrix kernels: decoding multiplies few rows by the same weight many times, and packing at
-//! each call would cost more than the product.
+//! Linear layers. [`linear`] is for training, with gradients. [`PackedLinear`] packs its weight once for the
+//! CPU's matrix kernels: decoding multiplies few rows by the same weight many times, and packing at each call
+//! would cost more than the product.
 //!
 //! Packed float32 weights use our kernel, which reads them once for up to a dozen rows (at 16 rows of a 135M
-//! model 2.7 times faster than oneDNN's packed product) and gives each row the same bits in any batch and
-//! with any number of threads. In bfloat16, where the CPU has AVX512_BF16 or AMX, one kernel computes both,
-//! and a row has the same bits in training, in a prefill and in decoding. On other CPUs bfloat16 is oneDNN's,
-//! whose sums depend on the number of rows.
+//! model 2.7 times faster than oneDNN's packed product), and the result of a row is bitwise equal in any
+//! batch and with any number of threads. In bfloat16 on a CPU with AVX512_BF16 or AMX, one kernel computes
+//! both, and the result of a row is bitwise equal in training, in a prefill and in decoding. On other CPUs
+//! bfloat16 uses oneDNN, whose sums depend on the number of rows.
 
 use crate::border::{
     raw, rlt_has_one_order, rlt_linear, rlt_linear_of_bf16_panels, rlt_linear_of_panels, rlt_pack_bf16,
@@ -16,11 +16,12 @@ use crate::error::or_panic;
 use crate::{Block, Error};
 use tch::{Device, Kind, Tensor};
 
-/// Outputs side by side in a panel (`LinearPanels::PANEL` of the kernels).
+/// Number of adjacent outputs in a panel (`LinearPanels::PANEL` of the kernels).
 const PANEL: i64 = 32;
 
-/// `x weight^T + bias` for `x` `[.., in]` and a weight `[out, in]` of one dtype, with gradients. In bfloat16
-/// on a CPU with AVX512_BF16 or AMX a row has the bits that [`PackedLinear`] gives it, in any batch.
+/// Computes `x weight^T + bias` for `x` `[.., in]` and a weight `[out, in]` of the same dtype, with
+/// gradients. In bfloat16 on a CPU with AVX512_BF16 or AMX the result of a row is bitwise that of
+/// [`PackedLinear`], in any batch.
 ///
 /// # Panics
 /// When shapes or dtypes do not fit.
@@ -31,38 +32,38 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     }))
 }
 
-/// Whether this CPU adds up numbers of `kind` in the same order in rollout and in training, so that a token
-/// has the same bits in both: in bfloat16 with AVX512_BF16 or AMX. On a GPU this says nothing.
+/// Whether this CPU adds values of `kind` in the same order in rollout and in training, so that results are
+/// bitwise equal in both: true for bfloat16 with AVX512_BF16 or AMX. Says nothing about GPUs.
 pub fn has_one_order(kind: Kind) -> bool {
     // SAFETY: reads what the CPU has.
     kind == Kind::BFloat16 && unsafe { rlt_has_one_order() }
 }
 
-/// A frozen linear layer in the layout its device multiplies fastest.
+/// A frozen linear layer in the layout that its device multiplies fastest.
 #[derive(Debug)]
 pub struct PackedLinear {
     weight: Weight,
     bias: Option<Tensor>,
-    /// Rows the packed layout was chosen for; the product is right for any number.
+    /// Number of rows for which the packed layout is optimised; the product is correct for any number.
     rows_hint: i64,
 }
 
 #[derive(Debug)]
 enum Weight {
-    /// Float32 in panels of outputs, `[panels, in, panel]`.
+    /// float32 in panels of outputs, `[panels, in, panel]`.
     Panels { panels: Tensor, num_outputs: i64 },
-    /// Bfloat16 in panels of pairs of inputs, `[panels, in, panel]` with the inputs padded.
+    /// bfloat16 in panels of pairs of inputs, `[panels, in, panel]`, with the inputs padded.
     Bf16Panels { panels: Tensor, num_outputs: i64, num_inputs: i64 },
-    /// oneDNN's own layout, opaque to everything else.
+    /// oneDNN's opaque layout.
     Packed(Tensor),
-    /// As given: on devices and dtypes that oneDNN does not pack.
+    /// Unpacked, on devices and for dtypes that oneDNN does not pack.
     Plain(Tensor),
 }
 
 impl PackedLinear {
     /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about
-    /// `rows_hint` rows. A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the
-    /// weight itself is kept. A float32 copy is in `block` where one is given and has room for it
+    /// `rows_hint` rows. On a CPU the weight is copied; elsewhere, or if oneDNN fails, the given weight is
+    /// used. A float32 copy is placed in `block` if one is given and has enough space
     /// ([`Self::packed_bytes`]).
     ///
     /// # Errors
@@ -109,23 +110,22 @@ impl PackedLinear {
         Ok(layer)
     }
 
-    /// Bytes that a weight `[out, in]` in float32 takes in a block.
+    /// Number of bytes of a packed float32 weight `[out, in]` in a block.
     pub fn packed_bytes(num_outputs: i64, num_inputs: i64) -> usize {
         let padded = (num_outputs + PANEL - 1) & !(PANEL - 1);
         (padded * num_inputs) as usize * size_of::<f32>() + 64
     }
 
-    /// `x weight^T + bias` for `x` of `[.., in]`; no gradient.
+    /// Computes `x weight^T + bias` for `x` of `[.., in]`, without gradients.
     ///
     /// # Panics
-    /// When the width or dtype of `x` is not the layer's.
+    /// When the width or dtype of `x` is not that of the layer.
     pub fn forward(&self, x: &Tensor) -> Tensor {
         or_panic(self.multiply(x))
     }
 
-    /// Writes `x weight^T + bias` for `x` `[rows, in]` to `out` `[rows, out]`: one product, nothing is
-    /// allocated.
-    /// Only for weights that are as given, as they do on GPUs.
+    /// Writes `x weight^T + bias` for `x` `[rows, in]` to `out` `[rows, out]`, in one product and without
+    /// allocations. Only for unpacked weights, as on GPUs.
     ///
     /// # Errors
     /// When shapes or dtypes do not fit, or the weight is packed.
@@ -143,7 +143,7 @@ impl PackedLinear {
         product.map(drop).map_err(|error| Error::Libtorch { act, message: error.to_string() })
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn num_outputs(&self) -> i64 {
         match &self.weight {
             Weight::Panels { num_outputs, .. } | Weight::Bf16Panels { num_outputs, .. } => *num_outputs,
@@ -151,17 +151,17 @@ impl PackedLinear {
         }
     }
 
-    /// The weight `[out, in]` where it is as given.
+    /// The weight `[out, in]` if it is not packed.
     pub fn plain_weight(&self) -> Option<&Tensor> {
         if let Weight::Plain(weight) = &self.weight { Some(weight) } else { None }
     }
 
-    /// Whether the weight is packed in a second copy.
+    /// Whether the weight is a packed copy.
     pub fn is_packed(&self) -> bool {
         !matches!(self.weight, Weight::Plain(_))
     }
 
-    /// Bytes of the weight as it is here.
+    /// Number of bytes of the weight in its layout.
     pub fn num_bytes(&self) -> usize {
         let (Weight::Panels { panels: weight, .. }
         | Weight::Bf16Panels { panels: weight, .. }
@@ -201,7 +201,7 @@ impl PackedLinear {
     }
 }
 
-/// `[out, in]` to `[panels, in, PANEL]`; outputs that fill the last panel up are zero.
+/// Reorders `[out, in]` to `[panels, in, PANEL]`; outputs that pad the last panel are zero.
 fn pack_panels(weight: &Tensor, block: Option<&mut Block>) -> Result<Tensor, Error> {
     let (num_outputs, num_inputs) = (weight.size()[0], weight.size()[1]);
     let missing = -num_outputs & (PANEL - 1);

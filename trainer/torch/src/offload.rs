@@ -1,12 +1,12 @@
-//! Offload storage: tensors in pinned memory of the host or, for tensors of the CPU, in an unlinked file. The
+//! Offload storage: tensors in pinned memory of the host or, for tensors on the CPU, in an unlinked file. The
 //! caller decides what is offloaded and when it is prefetched.
 //!
 //! ```text
-//! offload, write   device -> storage     a GPU computes meanwhile prefetch         storage -> a tensor   a
-//! GPU computes meanwhile; on the CPU the kernel reads ahead wait                                   the
-//! tensor has its values
+//! offload, write   device -> storage     a GPU computes meanwhile
+//! prefetch         storage -> a tensor   a GPU computes meanwhile; on the CPU the kernel reads ahead
+//! wait                                   the tensor has its values
 //! ```
-//! A GPU copies on one stream of its own, so that copies follow each other in the order of calls.
+//! A GPU copies on a separate stream, in the order of calls.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -28,12 +28,12 @@ use crate::region::{ALIGNMENT, unlinked_file};
 const WRITING: &str = "writing offloaded tensors to an unlinked file of";
 const READING: &str = "reading offloaded tensors from an unlinked file of";
 
-/// Storage for tensors of one device. Offloaded tensors outlive this value.
+/// Storage for offloaded tensors of one device. Offloaded tensors may outlive it.
 #[derive(Debug)]
 pub struct OffloadStorage {
-    /// `None` where tensors are in pinned memory.
+    /// The file of offloaded tensors; `None` if they are in pinned memory.
     file: Option<Arc<UnlinkedFile>>,
-    /// Where the next tensor begins in the file, in bytes.
+    /// Offset of the next tensor in the file, in bytes.
     end: u64,
 }
 
@@ -51,11 +51,11 @@ impl UnlinkedFile {
 }
 
 impl OffloadStorage {
-    /// Storage for tensors on `device`. Those of the CPU are in a new file of `folder`, which is freed with
-    /// the last of them.
+    /// Makes storage for tensors on `device`. Tensors of the CPU are stored in a new file of `folder`, which
+    /// is freed with the last of them.
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be made.
+    /// [`Error::File`] if the file cannot be created.
     pub fn new(folder: &Path, device: Device) -> Result<Self, Error> {
         let failed =
             |source| Error::File { act: "making an unlinked file in", folder: folder.to_owned(), source };
@@ -71,7 +71,7 @@ impl OffloadStorage {
     /// Copies a contiguous tensor to the storage.
     ///
     /// # Errors
-    /// [`Error::File`] when the disk is full, or there is not enough pinned memory.
+    /// [`Error::File`] if the disk is full, or an error if pinned memory does not suffice.
     pub fn offload(&mut self, tensor: &Tensor) -> Result<Offloaded, Error> {
         let place = match &self.file {
             Some(file) => Place::File { file: Arc::clone(file), start: self.end },
@@ -98,16 +98,16 @@ enum Place {
         file: Arc<UnlinkedFile>,
         start: u64,
     },
-    /// Of the same size.
+    /// A tensor of the same size in pinned memory.
     Pinned(Tensor),
 }
 
 impl Offloaded {
-    /// Overwrites the stored values by those of a contiguous tensor of the same size, kind and device, which
-    /// may be freed at once, but not written to before the next [`Prefetch::wait`].
+    /// Overwrites the stored values with those of a contiguous tensor of the same size, dtype and device. The
+    /// tensor may be freed at once, but not written to before the next [`Prefetch::wait`].
     ///
     /// # Errors
-    /// [`Error::File`] when they cannot be written, for instance on a full disk, or [`Error::Argument`].
+    /// [`Error::File`] if they cannot be written, for instance on a full disk, or [`Error::Argument`].
     pub fn write(&self, tensor: &Tensor) -> Result<(), Error> {
         self.check_alike("offloading a tensor", tensor)?;
         match &self.place {
@@ -118,17 +118,17 @@ impl Offloaded {
         }
     }
 
-    /// Starts the copy to `target`, a contiguous tensor of the same size, kind and device, which may not be
-    /// used before [`Prefetch::wait`].
+    /// Starts to copy the values to `target`, a contiguous tensor of the same size, dtype and device, which
+    /// must not be used before [`Prefetch::wait`].
     ///
     /// # Errors
-    /// When the device refuses the copy, or [`Error::Argument`].
+    /// When the copy cannot be started, or [`Error::Argument`].
     pub fn prefetch(&self, target: &Tensor) -> Result<Prefetch, Error> {
         self.check_alike("fetching a tensor", target)?;
         let target = target.detach();
         let unread = match &self.place {
             Place::File { file, start } => {
-                // A file system that reads nothing ahead reads when it must.
+                // A file system without read-ahead reads the file in `wait`.
                 let _ =
                     fadvise(&file.file, *start, NonZeroU64::new(self.num_bytes() as u64), Advice::WillNeed);
                 Some((Arc::clone(file), *start))
@@ -141,10 +141,10 @@ impl Offloaded {
         Ok(Prefetch { target, unread })
     }
 
-    /// Starts the copy to a new tensor.
+    /// Starts to copy the values to a new tensor.
     ///
     /// # Errors
-    /// When there is not enough memory, or the device refuses the copy.
+    /// When memory does not suffice, or the copy cannot be started.
     pub fn prefetch_new(&self) -> Result<Prefetch, Error> {
         let target = Tensor::f_empty(self.size.as_slice(), self.numbers).map_err(|source| {
             Error::Libtorch { act: "allocating memory for an offloaded tensor", message: source.to_string() }
@@ -152,19 +152,19 @@ impl Offloaded {
         self.prefetch(&target)
     }
 
-    /// The values in a new tensor.
+    /// Copies the values to a new tensor and waits for them.
     ///
     /// # Errors
-    /// As [`Self::prefetch_new`] and [`Prefetch::wait`].
+    /// The errors of [`Self::prefetch_new`] and [`Prefetch::wait`].
     pub fn bring(&self) -> Result<Tensor, Error> {
         self.prefetch_new()?.wait()
     }
 
-    /// The values where they are stored, as a tensor of the CPU that must not be written to: it takes memory
-    /// as it is read. Later writes show through.
+    /// Returns the stored values as a tensor on the CPU, without a copy. The tensor must not be written to,
+    /// takes memory as it is read, and shows later writes.
     ///
     /// # Errors
-    /// [`Error::File`] when the file cannot be mapped.
+    /// [`Error::File`] if the file cannot be mapped.
     pub fn in_place(&self) -> Result<Tensor, Error> {
         let (file, start) = match &self.place {
             Place::File { file, start } if self.num_bytes() > 0 => (file, *start),
@@ -177,13 +177,13 @@ impl Offloaded {
         };
         let mut range = MmapOptions::new();
         range.offset(start).len(self.num_bytes());
-        // SAFETY: the file has no name and is never shortened; that it is written to while it is read is the
-        // caller's to avoid.
+        // The file has no name and is never shortened; the caller must not write to it while the tensor is
+        // read.
         let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping an unlinked file of"))?;
         tensor_from_bytes(Arc::new(map), 0, &self.size, self.numbers.0)
     }
 
-    /// Bytes of the numbers.
+    /// Number of bytes of the values.
     pub fn num_bytes(&self) -> usize {
         self.size.iter().product::<i64>() as usize * self.numbers.0.elt_size_in_bytes()
     }
@@ -208,15 +208,15 @@ impl Offloaded {
 #[must_use = "a tensor has its values only after the wait"]
 pub struct Prefetch {
     target: Tensor,
-    /// What the CPU has yet to read, and where it begins.
+    /// The file and offset from which the CPU has yet to read the values.
     unread: Option<(Arc<UnlinkedFile>, u64)>,
 }
 
 impl Prefetch {
-    /// The tensor, with its numbers; all earlier prefetches are complete too.
+    /// Returns the tensor with its values, once this prefetch and all earlier ones are complete.
     ///
     /// # Errors
-    /// [`Error::File`] when they cannot be read.
+    /// [`Error::File`] if the values cannot be read.
     pub fn wait(mut self) -> Result<Tensor, Error> {
         match self.unread.take() {
             Some((file, start)) => {

@@ -1,4 +1,4 @@
-//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. The caller has
+//! The optimizer's arithmetic: one AdamW step of a tensor, and the norm of many gradients. The caller has
 //! schedules, clipping rules and parameter groups.
 
 use crate::Error;
@@ -7,26 +7,26 @@ use crate::cuda::{Kernels, NormOfSquares, SquaresTable, SumsOfSquares};
 use crate::upload;
 use tch::{Device, Kind, TchError, Tensor};
 
-/// The numbers of one AdamW step.
+/// Hyperparameters of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWStep {
-    /// The learning rate of this step.
+    /// Learning rate of this step.
     pub learning_rate: f64,
     /// Decay rates of the first and second moment.
     pub betas: (f64, f64),
-    /// Added to the root of the second moment.
+    /// Epsilon, added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay: the parameter shrinks by `learning_rate * weight_decay`.
+    /// Decoupled weight decay: the parameter shrinks by `learning_rate * weight_decay` of its value.
     pub weight_decay: f64,
-    /// Multiplies the gradient first (a clipping coefficient); 1 leaves it alone.
+    /// Factor of the gradient, applied first (a clipping coefficient); 1 for none.
     pub grad_scale: f64,
-    /// The step's number, from 1.
+    /// Number of the step, from 1.
     pub step: i64,
 }
 
-/// One step of decoupled AdamW in place, torch.optim.AdamW's formula (no amsgrad). `param`, `grad`, `exp_avg`
-/// and `exp_avg_sq` have the same number of elements; contiguous f32 on the CPU takes one pass over memory.
-/// The result does not depend on the number of threads.
+/// Applies one step of decoupled AdamW in place, by torch.optim.AdamW's formula (no amsgrad). `param`,
+/// `grad`, `exp_avg` and `exp_avg_sq` have the same number of elements; contiguous f32 on the CPU needs one
+/// pass over memory. The result does not depend on the number of threads.
 ///
 /// # Errors
 /// When sizes differ or the step is below 1.
@@ -52,9 +52,9 @@ pub fn adamw_step(
     })
 }
 
-/// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on
-/// the number of threads. Not finite exactly when some element is not, or its square leaves f64. For tensors
-/// on a GPU only one number is copied to the host and waited for.
+/// Computes the L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not
+/// depend on the number of threads. It is not finite exactly if some element is not, or its square overflows
+/// f64. For tensors on a GPU, a single number is copied to the host and waited for.
 ///
 /// # Errors
 /// When libtorch fails on a tensor.
@@ -73,10 +73,10 @@ pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<
     Ok(total.sqrt())
 }
 
-/// Dtypes of gradients on a GPU.
+/// Gradient dtypes that the device kernels support.
 const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
 
-/// Sums the squares where they are: libtorch's norm in f64 may copy each gradient to f64 first.
+/// Sums the squares without copies: libtorch's norm in f64 may copy each gradient to f64 first.
 fn norm_on_device(tensors: &[&Tensor], index: usize) -> Result<f64, Error> {
     let failed = |source: TchError| Error::Libtorch { act: "a gradient norm", message: source.to_string() };
     let (kernels, device) = (Kernels::load(index)?, Device::Cuda(index));

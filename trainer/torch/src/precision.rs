@@ -9,27 +9,26 @@ use crate::border::{
 use std::ffi::CStr;
 use tch::{Device, Kind, Tensor};
 
-/// libtorch's switch for products of float32 matrices.
+/// Precision of float32 matrix products, as in libtorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatmulPrecision {
-    /// Float32 through the default library (MKL on x86).
+    /// float32 through the default library (MKL on x86).
     Highest,
-    /// TF32 on GPUs that have it; on CPUs as `Highest`.
+    /// TF32 on GPUs that support it; like `Highest` on CPUs.
     High,
-    /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true
-    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead. On GPUs
-    /// `Highest`.
+    /// float32 through oneDNN on CPUs (up to 2.2 times faster than MKL on AMD). On a CPU with AMX oneDNN
+    /// would round to bfloat16, so `Highest` is used there; GPUs use `Highest`, too.
     Medium,
-    /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16; TF32 on GPUs.
+    /// Like `Medium`, but also on CPUs with AMX, where products are rounded to bfloat16; TF32 on GPUs.
     MediumEvenReduced,
 }
 
-/// Sets the precision of float32 products for the whole process and returns the one in effect: `Highest`
-/// where `Medium` would lose precision on this CPU, which is decided by its features and then by trying a
-/// product.
+/// Sets the precision of float32 products for the whole process and returns the one in effect. That is
+/// `Highest` if `Medium` would lose precision on this CPU, which is determined by its features and then by a
+/// trial product.
 ///
 /// # Errors
-/// When libtorch refuses.
+/// When libtorch rejects the setting.
 pub fn set_float32_matmul_precision(precision: MatmulPrecision) -> Result<MatmulPrecision, Error> {
     let wanted = match precision {
         MatmulPrecision::Medium if cpu_has_amx() => MatmulPrecision::Highest,
@@ -57,7 +56,7 @@ fn apply(precision: MatmulPrecision) -> Result<(), Error> {
     check("setting the float32 matmul precision", unsafe { rlt_set_float32_matmul_precision(name.as_ptr()) })
 }
 
-/// Whether products of float32 matrices on GPUs are computed in TF32.
+/// Whether float32 matrix products on GPUs are computed in TF32.
 ///
 /// # Errors
 /// When libtorch's settings contradict each other.
@@ -68,11 +67,12 @@ pub fn cuda_multiplies_in_tf32() -> Result<bool, Error> {
     Ok(answer)
 }
 
-/// Uses only algorithms that give the same bits in every run, for the whole process; before the first
-/// operation on a GPU, whose libraries read a part of it at their start. CPUs do so always.
+/// Uses only algorithms whose results are bitwise equal in every run, for the whole process. Call it before
+/// the first operation on a GPU, whose libraries read a part of the setting when they start. CPUs are always
+/// deterministic.
 ///
 /// # Errors
-/// When libtorch refuses.
+/// When libtorch rejects the setting.
 pub fn set_deterministic(wanted: bool) -> Result<(), Error> {
     // SAFETY: a plain value.
     check("choosing deterministic algorithms", unsafe { rlt_set_deterministic(wanted) })
@@ -84,7 +84,7 @@ pub fn is_deterministic() -> bool {
     unsafe { rlt_is_deterministic() }
 }
 
-/// Whether a product of numbers near 1, which bfloat16 rounds to 1, has float32's precision.
+/// Whether a trial product of values near 1, which bfloat16 would round to 1, has float32's precision.
 fn products_are_float32() -> bool {
     const SIZE: i64 = 96;
     let near_one = Tensor::linspace(1.0, 1.001, SIZE * SIZE, (Kind::Float, Device::Cpu)).view([SIZE, SIZE]);
@@ -111,13 +111,13 @@ pub fn cpu_has_amx() -> bool {
     }
 }
 
-/// Sets the number of threads of one operation, for the whole process.
+/// Sets the number of threads per operation, for the whole process.
 pub fn set_num_threads(num_threads: usize) {
     tch::set_num_threads(i32::try_from(num_threads.max(1)).unwrap_or(i32::MAX));
 }
 
-/// The instruction set of the kernels in use: `amx` and `avx512_bf16` (both with AVX-512), `avx512`,
-/// `avx2` or `baseline`.
+/// The instruction set of the kernels in use: `amx` and `avx512_bf16` (both with AVX-512), `avx512`, `avx2`
+/// or `baseline`.
 pub fn kernel_isa() -> String {
     // SAFETY: a constant NUL-terminated name of a static table.
     unsafe { CStr::from_ptr(rlt_kernels_isa()) }.to_string_lossy().into_owned()

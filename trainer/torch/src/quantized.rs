@@ -1,12 +1,12 @@
-//! Weights of 4 or 8 bits as bitsandbytes has them, bit for bit: quantized, dequantized, and multiplied with.
+//! 4-bit and 8-bit weights in bitsandbytes' formats, bit for bit: quantization, dequantization, and products.
 //!
 //! ```text
 //! nf4, fp4    codes [n / 2], two a byte, the first in its upper half; absmax [blocks] f32
 //!   nested    absmax is codes of 8 bits itself: code * nested_absmax[block / 256] + nested_offset
 //! int8        codes [out, in]; absmax [out], W = code * absmax / 127
 //! ```
-//! In training the weight is dequantized for the length of a product, forward and backward, and no gradient
-//! flows to it. Sampling unpacks it within the product. The kernels for GPUs are in [`crate::cuda`].
+//! In training, each forward and backward product dequantizes the weight temporarily, and no gradient flows
+//! to it. Sampling unpacks it within the product. The kernels for GPUs are in [`crate::cuda`].
 
 mod on_device;
 
@@ -22,31 +22,32 @@ use crate::border::{
 use crate::error::or_panic;
 use on_device::dequantize_on_device;
 
-/// What the codes of a weight mean.
+/// Number format of a quantized weight's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuantFormat {
     /// 4 bits: quantiles of the normal distribution (<https://arxiv.org/abs/2305.14314>).
     Nf4,
     /// 4 bits: a sign, two bits of exponent and one of mantissa.
     Fp4,
-    /// 8 bits: whole numbers, one scale a row (<https://arxiv.org/abs/2208.07339>).
+    /// 8 bits: integers, with one scale per row (<https://arxiv.org/abs/2208.07339>).
     Int8,
 }
 
-/// How a weight is quantized.
+/// Format and parameters of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantLayout {
-    /// What its codes mean.
+    /// Number format of the codes.
     pub format: QuantFormat,
-    /// Numbers that share a scale, of 4 bits; even.
+    /// Number of values that share a scale, even; for 4-bit formats.
     pub block_size: usize,
-    /// Whether the scales of 4 bits have 8 bits.
+    /// Whether the scales are quantized to 8 bits; for 4-bit formats.
     pub nested: bool,
-    /// The dtype of the weight that was quantized: of 4 bits every number is rounded to it first.
+    /// Dtype of the weight that was quantized. Values of 4-bit formats are rounded to it first when
+    /// dequantized.
     pub stored: Kind,
 }
 
-/// Scales of 8 bits that share a scale.
+/// Number of nested 8-bit scales that share a scale.
 pub const NESTED_BLOCK: usize = 256;
 
 const NF4: [f32; 16] = [
@@ -67,12 +68,12 @@ const NF4: [f32; 16] = [
     0.722_956_84,
     1.0,
 ];
-/// Twelfths, by the bits of a code.
+/// Values of the FP4 codes in twelfths.
 const FP4: [f32; 16] =
     [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0];
 
 impl QuantFormat {
-    /// The number of each code of 4 bits; none of 8 bits.
+    /// Value of each 4-bit code; empty for `Int8`.
     pub fn table(self) -> &'static [f32] {
         static TWELFTHS: OnceLock<[f32; 16]> = OnceLock::new();
         match self {
@@ -83,7 +84,7 @@ impl QuantFormat {
     }
 }
 
-/// The number of each code of a nested scale: bitsandbytes' signed dynamic map of 8 bits
+/// Value of each code of a nested scale: bitsandbytes' signed dynamic map of 8 bits
 /// (<https://arxiv.org/abs/1511.04561>).
 pub fn dynamic_map() -> &'static [f32; 256] {
     static MAP: OnceLock<[f32; 256]> = OnceLock::new();
@@ -92,7 +93,7 @@ pub fn dynamic_map() -> &'static [f32; 256] {
         for exponent in 0..7_i32 {
             let bounds = Tensor::linspace(0.1, 1.0, (1_i64 << exponent) + 1, (Kind::Float, Device::Cpu));
             let bounds: Vec<f32> = Vec::try_from(&bounds).unwrap_or_default();
-            // Python's power: 10 ** (exponent - 6), which libtorch takes as float32.
+            // Python's power, 10 ** (exponent - 6), which libtorch rounds to float32.
             let power = 10_f64.powi(exponent - 6) as f32;
             for pair in bounds.windows(2) {
                 let middle = (pair[0] + pair[1]) / 2.0 * power;
@@ -104,31 +105,31 @@ pub fn dynamic_map() -> &'static [f32; 256] {
     })
 }
 
-/// A weight `[out, in]` of 4 or 8 bits. It is never trained.
+/// A quantized weight `[out, in]`, which is never trained.
 #[derive(Debug)]
 pub struct QuantizedMatrix {
     size: [i64; 2],
     layout: QuantLayout,
-    /// uint8, or int8 `[out, in]`.
+    /// Codes: uint8 with two values each, or int8 `[out, in]`.
     pub codes: Tensor,
-    /// One for each block, or row: f32, or uint8 where they are nested.
+    /// Scale of each block, or of each row for `Int8`: f32, or uint8 codes if scales are nested.
     pub absmax: Tensor,
-    /// Of nested ones.
+    /// Scales of the nested scales; `None` unless scales are nested.
     pub nested: Option<NestedScales>,
 }
 
-/// What nested scales are made of.
+/// Tensors from which nested scales are dequantized.
 #[derive(Debug)]
 pub struct NestedScales {
-    /// One for each [`NESTED_BLOCK`] scales, f32.
+    /// Scale of every [`NESTED_BLOCK`] scales, f32.
     pub absmax: Tensor,
-    /// Added to every scale, f32 `[1]`.
+    /// Offset that is added to every scale, f32 `[1]`.
     pub offset: Tensor,
 }
 
 impl QuantizedMatrix {
-    /// A weight of this `size`, [out, in], from tensors that are as [`Self::codes`] and the others say; they
-    /// may have no memory yet.
+    /// Makes a weight of `size`, [out, in], from tensors in the formats of the fields; they may have no
+    /// memory yet.
     pub fn new(
         size: [i64; 2],
         layout: QuantLayout,
@@ -138,11 +139,11 @@ impl QuantizedMatrix {
         Self { size, layout, codes, absmax, nested }
     }
 
-    /// Quantizes a weight [out, in] on the CPU, as bitsandbytes does on CPUs. Numbers are read as they are;
-    /// those of `int8` are rounded to float16 first.
+    /// Quantizes a weight [out, in] on the CPU, as bitsandbytes does on CPUs. For `Int8`, values are rounded
+    /// to float16 first.
     ///
     /// # Errors
-    /// When libtorch refuses, such as for want of memory.
+    /// When libtorch fails, for example for lack of memory.
     pub fn quantize(weight: &Tensor, layout: QuantLayout) -> Result<Self, Error> {
         let failed =
             |error: tch::TchError| Error::Libtorch { act: "quantizing a weight", message: error.to_string() };
@@ -162,34 +163,35 @@ impl QuantizedMatrix {
         Ok(Self::new(size, layout, parts, nested))
     }
 
-    /// [out, in].
+    /// Size of the weight, [out, in].
     pub fn size(&self) -> [i64; 2] {
         self.size
     }
 
-    /// How it is quantized.
+    /// Format and parameters of the quantization.
     pub fn layout(&self) -> QuantLayout {
         self.layout
     }
 
-    /// Device of its tensors.
+    /// Device of the codes and scales.
     pub fn device(&self) -> Device {
         self.codes.device()
     }
 
-    /// Every tensor: codes, scales, and those of nested scales.
+    /// All tensors of the weight: codes, scales, and those of nested scales.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let nested = self.nested.iter().flat_map(|nested| [&nested.absmax, &nested.offset]);
         [&self.codes, &self.absmax].into_iter().chain(nested)
     }
 
-    /// The same, to be replaced by others of the same values.
+    /// Mutable references to all tensors, in the order of [`Self::tensors`]; replacements must have the same
+    /// values.
     pub fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let nested = self.nested.iter_mut().flat_map(|nested| [&mut nested.absmax, &mut nested.offset]);
         [&mut self.codes, &mut self.absmax].into_iter().chain(nested)
     }
 
-    /// The same weight with each tensor as `of` makes it.
+    /// Returns the same weight with `of` applied to each tensor.
     #[must_use]
     pub fn map(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
         let nested = self.nested.as_ref();
@@ -198,15 +200,15 @@ impl QuantizedMatrix {
         Self::new(self.size, self.layout, (of(&self.codes), of(&self.absmax)), nested)
     }
 
-    /// Bytes of its tensors.
+    /// Number of bytes of codes and scales.
     pub fn num_bytes(&self) -> usize {
         self.tensors().map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum()
     }
 
-    /// The weight in `kind`, each number rounded to the dtype that was quantized first.
+    /// Dequantizes the weight to `kind`; each value is first rounded to the dtype that was quantized.
     ///
     /// # Panics
-    /// When libtorch refuses, or the kernels of a GPU cannot be launched.
+    /// When libtorch fails, or the kernels of a GPU cannot be launched.
     pub fn dequantize(&self, kind: Kind) -> Tensor {
         let (parts, dtype) = (self.parts(), or_panic(scalar_type(kind)));
         or_panic(tensor_from("dequantizing a weight", |out| {
@@ -215,8 +217,8 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// `x W^T + bias` for `x` [rows, in], with autograd to `x` alone. The weight is dequantized for the
-    /// length of the product, here and in the backward pass.
+    /// Computes `x W^T + bias` for `x` [rows, in], with gradients for `x` only. The weight is dequantized
+    /// temporarily, here and in the backward pass.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit.
@@ -230,9 +232,9 @@ impl QuantizedMatrix {
         }))
     }
 
-    /// The same without gradients: codes are unpacked as the product reads them, and each row's result has
-    /// the same bits in any batch. In float16, and on a GPU, the weight is dequantized for the length of the
-    /// product; there [`crate::cuda::QuantizedLinear`] is the product of few rows.
+    /// Computes `x W^T + bias` without gradients. Codes are unpacked as the product reads them, and the
+    /// result of a row is bitwise equal in any batch. In float16, and on a GPU, the weight is dequantized
+    /// temporarily instead; [`crate::cuda::QuantizedLinear`] is the product of few rows on GPUs.
     ///
     /// # Panics
     /// When shapes or dtypes do not fit.
@@ -247,7 +249,7 @@ impl QuantizedMatrix {
 
     fn parts(&self) -> QuantizedParts {
         let QuantLayout { format, block_size, stored, .. } = self.layout;
-        // bitsandbytes dequantizes 8 bits to the dtype that computes.
+        // bitsandbytes dequantizes 8-bit weights to the compute dtype.
         let stored = if format == QuantFormat::Int8 { Kind::Float } else { stored };
         let nested = |of: fn(&NestedScales) -> &Tensor| {
             self.nested.as_ref().map_or(std::ptr::null_mut(), |nested| raw(of(nested)))
@@ -269,11 +271,11 @@ impl QuantizedMatrix {
     }
 }
 
-/// Numbers that are quantized at a time: a whole number of blocks of any size.
+/// Number of values that are quantized at a time; a multiple of every block size.
 const CHUNK: i64 = 1 << 20;
 
-/// Codes `[n / 2, 1]` and scales of a weight, block by block of its numbers in their order. An odd last
-/// number is paired with zero.
+/// Returns codes `[n / 2, 1]` and scales of a weight, block by block in row-major order. An odd last value is
+/// paired with zero.
 fn quantize_blocks(weight: &Tensor, layout: QuantLayout) -> Result<(Tensor, Tensor), tch::TchError> {
     let block = layout.block_size as i64;
     let table = Tensor::from_slice(layout.format.table());
@@ -294,7 +296,7 @@ fn quantize_blocks(weight: &Tensor, layout: QuantLayout) -> Result<(Tensor, Tens
         let mut scaled = vec![blocks.f_mul(&inverse)?.f_clamp(-1.0, 1.0)?.f_view([-1])?];
         absmax.push(largest.f_view([-1])?);
         if whole < len {
-            // bitsandbytes divides the numbers of a block that is cut off.
+            // bitsandbytes divides, instead of multiplying by the inverse, in a partial last block.
             let rest = numbers.f_narrow(0, whole, len - whole)?;
             let largest = rest.f_abs()?.f_amax([-1], true)?.f_clamp_min(1e-38)?;
             scaled.push(rest.f_div(&largest)?.f_clamp(-1.0, 1.0)?);
@@ -312,7 +314,7 @@ fn quantize_blocks(weight: &Tensor, layout: QuantLayout) -> Result<(Tensor, Tens
     Ok((Tensor::f_cat(&codes, 0)?.f_unsqueeze(1)?, Tensor::f_cat(&absmax, 0)?))
 }
 
-/// Scales as codes of 8 bits around their mean, each [`NESTED_BLOCK`] of them with a scale of their own.
+/// Quantizes scales to 8 bits around their mean, where each [`NESTED_BLOCK`] scales share a scale.
 fn nest(absmax: &Tensor) -> Result<(Tensor, NestedScales), tch::TchError> {
     let offset = absmax.f_mean(Kind::Float)?;
     let shifted: Vec<f32> = Vec::try_from(absmax.f_sub(&offset)?)?;
@@ -328,16 +330,16 @@ fn nest(absmax: &Tensor) -> Result<(Tensor, NestedScales), tch::TchError> {
     Ok((Tensor::from_slice(&codes), nested))
 }
 
-/// Places between -1 and 1 at which bitsandbytes knows the nearest number of the dynamic map.
+/// Number of points from -1 to 1 for which bitsandbytes tabulates the nearest value of the dynamic map.
 const PLACES: usize = 1 << 16;
 
-/// The place nearest to a number, its arithmetic included: the last sum is fused.
+/// Returns the index of the point nearest to `number`, with bitsandbytes' arithmetic: the last sum is fused.
 fn place(number: f32) -> usize {
     let half = (number.clamp(-1.0, 1.0) + 1.0) * 0.5;
     half.mul_add((PLACES - 1) as f32, 0.5) as usize
 }
 
-/// The code nearest to each place.
+/// Nearest code of each point.
 fn nearest_places() -> &'static [u8] {
     static NEAREST: OnceLock<Vec<u8>> = OnceLock::new();
     NEAREST.get_or_init(|| {
@@ -354,7 +356,7 @@ fn nearest_places() -> &'static [u8] {
     })
 }
 
-/// Codes [out, in] and the largest size of each row, of the weight in float16.
+/// Returns the codes [out, in] and the largest magnitude of each row, of the weight in float16.
 fn quantize_int8(weight: &Tensor) -> Result<(Tensor, Tensor), tch::TchError> {
     let narrow = weight.f_to_kind(Kind::Half)?;
     let largest = narrow.f_abs()?.f_amax([1], false)?.f_to_kind(Kind::Float)?;

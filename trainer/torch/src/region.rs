@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tch::{Device, Tensor};
 
-/// Start of every tensor: a cache line.
+/// Alignment of every tensor in bytes: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// A block that hands out its memory from front to back. It lives as long as one of its tensors.
+/// A bump allocator of tensors. Its memory lives as long as any of its tensors.
 ///
-/// Pages are large where the kernel allows it: a pass over half a gigabyte of weights spends more time on
+/// Pages are large if the kernel supports it: a pass over half a gigabyte of weights spends more time on
 /// looking up small pages than on reading them.
 #[derive(Debug)]
 pub struct Block {
@@ -24,26 +24,26 @@ pub struct Block {
     used: usize,
 }
 
-/// The mapping, which tensors write through.
+/// The mapping, to which tensors write.
 #[derive(Debug)]
 struct Owned {
-    // Held for its memory alone; all access goes through tensors.
+    // Held only to keep the memory; all access is through tensors.
     _map: MmapMut,
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that no thread owns; `Block::keep` decides which thread writes where,
-// which hands every byte out once.
+// The mapping is plain memory that no thread owns. `Block::keep` hands out every byte once, so no two threads
+// write to the same.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
 
 impl Block {
-    /// Reserves room for `num_bytes`; memory is taken as tensors are kept.
+    /// Reserves `num_bytes`; physical memory is allocated as tensors are kept.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the operating system does not provide the memory.
     pub fn new(num_bytes: usize) -> Result<Self, Error> {
         let refused = |source| Error::Memory { act: "reserving a block of memory", num_bytes, source };
         let mut map = MmapMut::map_anon(num_bytes.max(1)).map_err(refused)?;
@@ -53,11 +53,11 @@ impl Block {
         Ok(Self { map: Arc::new(Owned { _map: map, start, len }), used: 0 })
     }
 
-    /// A contiguous copy of a CPU tensor, in this block where there is room left and elsewhere where there is
-    /// not.
+    /// Makes a contiguous copy of a CPU tensor, in this block if it has enough space left and outside
+    /// otherwise.
     ///
     /// # Errors
-    /// When libtorch refuses the dtype.
+    /// When libtorch does not support the dtype.
     pub fn keep(&mut self, tensor: &Tensor) -> Result<Tensor, Error> {
         let start = self.used.next_multiple_of(ALIGNMENT);
         let end = start + tensor.numel() * tensor.kind().elt_size_in_bytes();
@@ -73,8 +73,8 @@ impl Block {
     }
 }
 
-/// Tensors in an unlinked file, mapped for reading: the kernel may reclaim their memory while they are not
-/// read.
+/// Tensors in an unlinked file, mapped for reading. The operating system may reclaim their memory while they
+/// are not read.
 #[derive(Debug)]
 pub struct TensorFile {
     map: Arc<Mmap>,
@@ -83,7 +83,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Writes CPU tensors into a new, unlinked file in `folder`, and returns the mapped ones in order. Only
+    /// Writes CPU tensors to a new, unlinked file in `folder`, and returns the mapped tensors in order. Only
     /// [`Self::rewrite`] changes them.
     ///
     /// # Errors
@@ -116,11 +116,11 @@ impl TensorFile {
         Ok((Self { map, file, folder: folder.to_owned() }, mapped))
     }
 
-    /// Writes `values` over `place`, a contiguous tensor or part of a tensor of this file, of the same dtype
-    /// and number of elements. Later reads see the new values.
+    /// Overwrites `place`, a contiguous tensor of this file or a part of one, with `values` of the same dtype
+    /// and number of elements. Later reads return the new values.
     ///
     /// # Errors
-    /// When `place` is not here or has another dtype or length, and when the file cannot be written.
+    /// When `place` is not in this file or has another dtype or length, or when the file cannot be written.
     pub fn rewrite(&self, place: &Tensor, values: &Tensor) -> Result<(), Error> {
         let act = "rewriting tensors in a file of";
         let plain = values.detach().to_device(Device::Cpu).contiguous();
@@ -142,14 +142,14 @@ impl TensorFile {
         }
     }
 
-    /// Releases the memory of all pages; the next read gets them from the file, or from the page cache.
+    /// Releases the memory of all pages; the next read loads them from the file or the page cache.
     pub fn release(&self) {
         // SAFETY: the mapping is shared and only read, so dropped pages are read again with the same bytes.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 
-/// The elements of a contiguous CPU tensor.
+/// The bytes of a contiguous CPU tensor.
 fn bytes_of(plain: &Tensor) -> &[u8] {
     match plain.numel() * plain.kind().elt_size_in_bytes() {
         0 => &[],
@@ -158,8 +158,8 @@ fn bytes_of(plain: &Tensor) -> &[u8] {
     }
 }
 
-/// A new file that is open for reading and writing and has lost its name. Processes of other machines may do
-/// the same in the same folder, and have the same number.
+/// Creates a file, open for reading and writing, and unlinks it. Processes of other machines, possibly with
+/// the same process id, may do the same in the same folder.
 pub(crate) fn unlinked_file(folder: &Path) -> std::io::Result<File> {
     let mut attempt = 0;
     loop {

@@ -1,25 +1,25 @@
-//! Directs signals away from threads that compute. The handler decides what a signal means.
+//! Keeps signals away from threads that compute. The handler decides what a signal means.
 //!
-//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux writes a
-//! signal's frame where that points, and so over data on the heap: training would continue with wrong
-//! numbers, or crash later.
+//! Code that oneDNN compiles for matrix products uses the stack pointer as a general register. Linux writes a
+//! signal's frame to that address, and so over data on the heap: training would continue with wrong values,
+//! or crash later.
 
 use std::ffi::c_int;
 use std::io;
 
 use crate::border::rlt_take_signals;
 
-/// The name of the thread that takes signals.
+/// Name of the thread that takes signals.
 pub const SIGNALS_THREAD: &str = "signals";
 
-/// Lets a thread of its own take `signals`, which never computes. From now on neither the calling thread nor
-/// any that it starts is interrupted by them; handlers are what they were.
+/// Starts a thread that takes `signals` and never computes. From now on `signals` interrupt neither the
+/// calling thread nor any thread that it starts; their handlers remain.
 ///
 /// # Errors
-/// When the system has no thread left.
+/// When the system cannot start another thread.
 pub fn take_signals_apart(signals: &'static [c_int]) -> io::Result<()> {
     std::thread::Builder::new().name(SIGNALS_THREAD.to_owned()).spawn(move || {
-        // Also if the parent process blocks them.
+        // Unblocks them even if the parent process blocks them.
         if set(signals, true).is_ok() {
             loop {
                 std::thread::park();

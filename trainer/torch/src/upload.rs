@@ -7,11 +7,11 @@ use crate::access::{f32_slice_mut, i64_slice_mut};
 use crate::border::{raw, rlt_pinned_like, tensor_from};
 use crate::error::or_panic;
 
-/// `arrays` as i64 tensors `[len]` on `device`. On a GPU all of them are views of one tensor, which one copy
-/// from pinned memory fills in stream order.
+/// Copies `arrays` to `device` as i64 tensors `[len]`. On a GPU all of them are views of one tensor, filled
+/// in stream order by one copy from pinned memory.
 ///
 /// # Panics
-/// When there is not enough memory on the device, or not enough pinned memory on the host.
+/// When memory on the device, or pinned memory on the host, does not suffice.
 pub fn upload(arrays: &[&[i64]], device: Device) -> Vec<Tensor> {
     match device {
         Device::Cpu => arrays.iter().map(|array| Tensor::from_slice(array)).collect(),
@@ -38,10 +38,10 @@ fn upload_at_once(arrays: &[&[i64]], device: Device) -> Result<Vec<Tensor>, Erro
     Ok(views.collect())
 }
 
-/// `numbers` as f32 `[len]` on `device`, on a GPU in stream order.
+/// Copies `numbers` to `device` as f32 `[len]`, on a GPU in stream order.
 ///
 /// # Panics
-/// As of [`upload`].
+/// When memory on the device, or pinned memory on the host, does not suffice.
 pub fn upload_f32(numbers: &[f32], device: Device) -> Tensor {
     if device == Device::Cpu {
         return Tensor::from_slice(numbers);
@@ -54,13 +54,13 @@ pub fn upload_f32(numbers: &[f32], device: Device) -> Tensor {
     or_panic(uploaded())
 }
 
-/// A copy of pinned memory on a device; libtorch keeps the memory until it is made.
+/// Starts a copy of pinned memory to a device; libtorch keeps the memory until the copy is complete.
 fn sent(host: &Tensor, device: Device) -> Result<Tensor, Error> {
     host.f_to_device_(device, host.kind(), true, false)
         .map_err(|source| Error::Libtorch { act: "copying numbers to a device", message: source.to_string() })
 }
 
-/// Pinned memory for `len` numbers, in which is anything.
+/// Allocates uninitialised pinned memory for `len` values.
 pub(crate) fn pinned(len: usize, kind: Kind) -> Result<Tensor, Error> {
     // A tensor of one number is expanded: only the count matters.
     let like = Tensor::zeros([1], (kind, Device::Cpu)).expand([len as i64], false);

@@ -1,42 +1,43 @@
-//! Steps on their way to a tracking server: sent in order, kept while it does not answer, up to a limit.
+//! Queue of steps for a tracking server: sent in order, and kept while the server does not answer, up to a
+//! limit.
 //!
-//! What a server is asked, and how it names things, is in its own module.
+//! Requests and names are in the module of each server.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, error_chain};
 
-/// Steps that wait for a server, at most.
+/// Largest number of steps that wait for a server.
 const MAX_PENDING: usize = 10_000;
-/// The longest pause between two tries.
+/// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A run on a tracking server.
 pub trait TrackingServer: Send {
-    /// The tracker's name in warnings.
+    /// Name of the tracker in warnings.
     const NAME: &'static str;
 
     /// Sends the first of `steps`, which are not empty. Returns how many of them the server has now, at least
     /// one. `id` is the run's identity ([`RunDescription::id`]).
     ///
     /// # Errors
-    /// The server cannot be reached or refuses. The same steps are sent again later.
+    /// When the server cannot be reached or rejects the request. The same steps are sent again later.
     fn send(&mut self, run: &RunDescription, id: &str, steps: &[StepMetrics])
     -> Result<usize, TrackingError>;
 
-    /// Takes note that the run has ended.
+    /// Reports the end of the run.
     ///
     /// # Errors
-    /// The server cannot be reached or refuses.
+    /// When the server cannot be reached or rejects the request.
     fn end(&mut self, end: RunEnd) -> Result<(), TrackingError>;
 }
 
-/// A run on a tracking server, and the steps that the server does not have yet.
+/// A tracker that queues the steps that a tracking server does not have yet.
 pub struct Backlog<S> {
     server: S,
     run: RunDescription,
-    /// The run's identity, once its first step is known.
+    /// Identity of the run; `None` until its first step.
     id: Option<String>,
     pending: VecDeque<StepMetrics>,
     next_try: Instant,
@@ -44,7 +45,7 @@ pub struct Backlog<S> {
 }
 
 impl<S: TrackingServer> Backlog<S> {
-    /// The run, with `history` waiting to be sent; nothing is asked of the server yet.
+    /// Makes the queue of a run, with `history` to be sent; makes no request yet.
     pub fn new(server: S, run: RunDescription, history: &[StepMetrics]) -> Self {
         Self {
             server,
@@ -56,15 +57,15 @@ impl<S: TrackingServer> Backlog<S> {
         }
     }
 
-    /// Steps that the server does not have yet, as far as this process knows.
+    /// Number of steps that the server does not have yet, as far as this process knows.
     pub fn num_pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Sends everything that waits.
+    /// Sends all waiting steps.
     ///
     /// # Errors
-    /// The server cannot be reached or refuses; what was not sent waits.
+    /// When the server cannot be reached or rejects a request; steps that were not sent keep waiting.
     pub fn flush(&mut self) -> Result<(), TrackingError> {
         let Some(id) = &self.id else { return Ok(()) };
         while !self.pending.is_empty() {
@@ -74,7 +75,7 @@ impl<S: TrackingServer> Backlog<S> {
         Ok(())
     }
 
-    /// Sends what waits, unless a failure is too recent.
+    /// Sends waiting steps, unless the last attempt failed too recently.
     fn try_now_and_then(&mut self) {
         if Instant::now() < self.next_try {
             return;

@@ -1,7 +1,7 @@
-//! A completion with its verdict and the numbers of its tokens: a line of `completions.jsonl`.
+//! A completion with its reward and the values of its tokens: a line of `completions.jsonl`.
 //!
-//! Lines hold whole rollout groups, so that advantages, ratios and the policy loss of a step can be computed
-//! again from the file alone. Which completions are recorded is not decided here.
+//! Lines contain full rollout groups, so that advantages, ratios and the policy loss of a step can be
+//! recomputed from the file alone. The caller decides which completions are recorded.
 
 use std::collections::BTreeMap;
 
@@ -10,82 +10,81 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// One completion: a line of `completions.jsonl`.
 ///
-/// A vector of `f32` has an entry for each of `token_ids`; a value that is not finite is `null`.
+/// Each `Vec<f32>` has an entry per element of `token_ids`; a value that is not finite is `null`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CompletionRecord {
-    /// Finished steps of the training when it was sampled, the step it belongs to included.
+    /// Number of finished training steps, including the step to which the completion belongs.
     pub step: u64,
-    /// Finished steps that the weights which sampled it had seen.
+    /// Number of finished steps that the sampling weights had received.
     #[serde(default)]
     pub policy_version: u64,
-    /// Whether it answers a held-out prompt in an evaluation.
+    /// Whether the completion is part of an evaluation, on a held-out prompt.
     #[serde(default)]
     pub held_out: bool,
-    /// Its rollout group: position among the groups of the step or of the evaluation, from 0.
+    /// Index of the rollout group among the groups of the step or of the evaluation, from 0.
     #[serde(default)]
     pub group: usize,
-    /// Position among the samples of its group, from 0.
+    /// Index among the samples of the group, from 0.
     #[serde(default)]
     pub sample: u32,
-    /// The data set of the prompt.
+    /// Name of the prompt's data set.
     pub data_source: String,
-    /// The prompt as text.
+    /// Text of the prompt.
     pub prompt: String,
-    /// What the policy wrote.
+    /// Text that the policy generated.
     pub completion: String,
-    /// What rewards compared it with.
+    /// Ground truth with which reward functions compared the completion.
     pub ground_truth: serde_json::Value,
-    /// The weighted sum of the reward functions, before shaping.
+    /// Weighted sum of the reward functions, before shaping.
     #[serde(default)]
     pub score: f64,
-    /// The reward after weighting, clipping and shaping.
+    /// Reward after weighting, clipping and shaping.
     pub reward: f64,
-    /// Each reward function's own unweighted value by its name.
+    /// Unweighted value of each reward function, by its name.
     pub reward_parts: BTreeMap<String, f64>,
-    /// What the completion answers, by the first reward function that found an answer.
+    /// Answer found in the completion by the first reward function that found one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Whether the reward can be trusted.
+    /// Whether the reward is a verdict, or why not.
     pub reward_status: RewardStatus,
-    /// What went wrong with the reward.
+    /// Error message of the reward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward_message: Option<String>,
-    /// Why the completion ended.
+    /// Reason why sampling ended.
     pub finish_reason: FinishReason,
     /// Length of the completion in tokens.
     pub num_tokens: usize,
-    /// The prompt's token ids.
+    /// Token ids of the prompt.
     #[serde(default)]
     pub prompt_token_ids: Vec<u32>,
-    /// The completion's token ids, the ending token included.
+    /// Token ids of the completion, the ending token included.
     #[serde(default)]
     pub token_ids: Vec<u32>,
-    /// Natural-log probability of each token under the weights that sampled it, at the sampling temperature.
+    /// Natural-log probability of each token under the sampling weights, at the sampling temperature.
     #[serde(default, deserialize_with = "numbers")]
     pub rollout_logprobs: Vec<f32>,
-    /// What the policy gradient made of it; absent in evaluations and for other algorithms.
+    /// Values of the completion in the policy-gradient step; absent in evaluations and for other algorithms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainedCompletion>,
 }
 
-/// What a step of a policy gradient knows of a completion.
+/// Values of a completion in a policy-gradient step; vectors have one entry per token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainedCompletion {
-    /// How often the completion is in the batch of the actor's update: 0 where its reward's status is
+    /// Number of times that the completion is in the batch of the actor's update: 0 if its reward's status is
     /// masked or the actor was not updated, above 1 only with `algorithm.reweighting`.
     pub num_draws: u32,
     /// Advantage of each token.
     #[serde(default, deserialize_with = "numbers")]
     pub advantages: Vec<f32>,
-    /// 1 for tokens that count in the loss, 0 for others; absent where all count.
+    /// 1 for tokens that count in the loss, 0 for others; absent if all count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub loss_mask: Vec<u8>,
-    /// Log-probs under the actor as the last update that had the completion saw it, before its optimizer
-    /// step.
+    /// Log-probs under the actor in the last update that had the completion, before its optimizer step.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers")]
     pub actor_logprobs: Vec<f32>,
-    /// Log-probs under the actor before the first update of the step; absent where they are
-    /// `actor_logprobs`, because the step has one update.
+    /// Log-probs under the actor before the first update of the step; absent if they equal `actor_logprobs`,
+    /// because the step has one update.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers")]
     pub old_logprobs: Vec<f32>,
     /// Log-probs under the reference; absent without a KL term.
@@ -94,10 +93,10 @@ pub struct TrainedCompletion {
     /// Weights of `algorithm.importanceCorrection`; absent without one.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers")]
     pub importance_weights: Vec<f32>,
-    /// Values of the critic before its update; absent without one.
+    /// Values of the critic before its update; absent without a critic.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers")]
     pub values: Vec<f32>,
-    /// Returns that the critic learns; absent without one.
+    /// Returns, the critic's targets; absent without a critic.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "numbers")]
     pub returns: Vec<f32>,
     /// Reward of the prompt's greedy completion; absent unless the estimator compares with it.
@@ -106,7 +105,8 @@ pub struct TrainedCompletion {
 }
 
 impl CompletionRecord {
-    /// The record without the numbers of its tokens: a long run's records then fit into memory.
+    /// Returns the record without the values of its tokens, so that the records of a long run fit into
+    /// memory.
     #[must_use]
     pub fn without_tokens(self) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl CompletionRecord {
     }
 }
 
-/// JSON has no number that is not finite: they are written as null.
+/// Reads numbers, where `null` is NaN: JSON cannot represent numbers that are not finite.
 fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
     let numbers = Vec::<Option<f32>>::deserialize(deserializer)?;
     Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())

@@ -1,11 +1,11 @@
-//! MLflow: a run on a tracking server, by its REST API.
+//! Tracking with MLflow: a run on a tracking server, by its REST API.
 //!
-//! The run is found again by a tag with its identity ([`crate::RunDescription::id`]), and steps that the
-//! server has are not sent again: it never replaces points. So a resumed run continues, and a replay sends
-//! what was missed while the server was down.
+//! The run is found by a tag with its identity ([`crate::RunDescription::id`]). Steps that the server has are
+//! not sent again, since it never replaces points. So a resumed run continues, and a replay sends what was
+//! missed while the server was down.
 //!
-//! Credentials are those of MLflow's own clients: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME`
-//! and `MLFLOW_TRACKING_PASSWORD`.
+//! Credentials are those of MLflow's own clients: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and
+//! `MLFLOW_TRACKING_PASSWORD`.
 
 mod client;
 mod names;
@@ -15,35 +15,35 @@ use serde_json::{Value, json};
 use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
 use client::Client;
 
-/// Metrics of one request, at most: MLflow's limit.
+/// Largest number of metrics in one request, by MLflow's limit.
 const MAX_METRICS: usize = 1000;
-/// Parameters of one request, at most: MLflow's limit.
+/// Largest number of parameters in one request, by MLflow's limit.
 const MAX_PARAMS: usize = 100;
-/// The tag with a run's identity.
+/// Name of the tag with a run's identity.
 const IDENTITY: &str = "rltraining.run";
 
-/// Where a run is logged.
+/// Server, experiment and name under which a run is logged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlflowOptions {
-    /// The server's address, `http://` or `https://`.
+    /// Address of the server, `http://` or `https://`.
     pub url: String,
-    /// The experiment; by default the job's name.
+    /// Name of the experiment; by default the job's name.
     pub experiment: Option<String>,
-    /// The run's name; by default the job's.
+    /// Name of the run; by default the job's name.
     pub run_name: Option<String>,
 }
 
-/// A run on a tracking server.
+/// An MLflow tracking server to which a run is logged.
 pub struct Mlflow {
     client: Client,
     options: MlflowOptions,
     session: Option<Session>,
 }
 
-/// A run that the server knows.
+/// The run on the server.
 struct Session {
     run_id: String,
-    /// The last step of each stage that the server has.
+    /// Last step of each stage that the server has, `[cold start, training]`.
     logged: [Option<u64>; 2],
 }
 
@@ -58,10 +58,10 @@ fn stage_idx(stage: Stage) -> usize {
 }
 
 impl Mlflow {
-    /// The run, with `history` waiting to be sent; nothing is asked of the server yet.
+    /// Makes the tracker of a run, with `history` to be sent; makes no request yet.
     ///
     /// # Errors
-    /// [`TrackingError::Unreachable`] where this machine cannot make requests.
+    /// [`TrackingError::Unreachable`] if this machine cannot make requests.
     pub fn open(
         options: &MlflowOptions,
         run: RunDescription,
@@ -71,7 +71,7 @@ impl Mlflow {
         Ok(Backlog::new(server, run, history))
     }
 
-    /// The run on the server: the one with this identity, or a new one with all settings as parameters.
+    /// Finds the run with this identity on the server, or creates one with all settings as parameters.
     fn connect(&self, run: &RunDescription, id: &str, first: &StepMetrics) -> Result<Session, TrackingError> {
         let experiment = self.options.experiment.as_ref().unwrap_or(&run.name);
         let experiment_id = self.client.experiment(experiment)?;
@@ -115,8 +115,8 @@ impl Mlflow {
         Ok(client::text(&created, "/run/info/run_id"))
     }
 
-    /// Logs the settings that the server does not have: a parameter is never changed, so those of a run
-    /// that was resumed by a changed manifest stay.
+    /// Logs the settings that the server does not have. A parameter is never changed, so a run that is
+    /// resumed with a changed manifest keeps its first values.
     fn log_settings(
         &self,
         run: &RunDescription,
@@ -179,7 +179,7 @@ impl TrackingServer for Mlflow {
     }
 }
 
-/// How many of the first steps fit into a request; at least one, which may need several.
+/// Returns how many of the first steps fit into a request; at least one, which may need several requests.
 fn steps_of_request(steps: &[StepMetrics]) -> usize {
     let mut num_metrics = 0;
     let fitting = steps.iter().take_while(|metrics| {

@@ -1,4 +1,4 @@
-//! The records of a step for trackers: its metrics, with the stage that counts it.
+//! The metrics of a step for trackers, with the stage that counts it.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Values of a step by verl's names.
+/// Values of a step, by verl's names.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// The stages of a run, which count steps separately.
+/// Stage of a run; each stage counts its steps separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// Supervised training before reinforcement learning; `training/phase` 0.
@@ -19,7 +19,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// How names of the stage's metrics begin where one list has those of all stages.
+    /// Prefix of the stage's metrics in a list with metrics of all stages.
     pub fn prefix(self) -> &'static str {
         match self {
             Self::ColdStart => "cold_start/",
@@ -31,27 +31,27 @@ impl Stage {
 /// The metrics of one finished step: a line of `metrics.jsonl`.
 ///
 /// As JSON it is one flat object: `step`, `training/phase`, `timestamp`, then the metrics by name. A value
-/// that is not finite is `null`, since JSON has no word for it.
+/// that is not finite is `null`, since JSON cannot represent it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMetrics {
-    /// Which part of the run the step belongs to.
+    /// Stage to which the step belongs.
     pub stage: Stage,
-    /// Finished steps of the stage, this one included; 0 for the evaluation before the first.
+    /// Number of the step within the stage, from 1; 0 for the evaluation before the first step.
     pub step: u64,
-    /// When the step finished, in seconds since 1970.
+    /// Time at which the step finished, in seconds since 1970.
     pub timestamp: f64,
-    /// Values by verl's names.
+    /// Values of the step, by verl's names.
     pub values: Metrics,
 }
 
 impl StepMetrics {
-    /// The metrics of a step that has finished just now.
+    /// Makes the metrics of a step that has just finished.
     pub fn new(stage: Stage, step: u64, values: Metrics) -> Self {
         let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
         Self { stage, step, timestamp, values }
     }
 
-    /// Sorts steps in the order of the run.
+    /// Sort key of steps in the order of the run.
     pub fn position(&self) -> (Stage, u64) {
         (self.stage, self.step)
     }
@@ -86,7 +86,7 @@ impl<'de> Deserialize<'de> for StepMetrics {
     }
 }
 
-/// The fields of a line that are no metrics; a metric of such a name would make the line ambiguous.
+/// Whether a field of a line is not a metric; a metric of such a name would make the line ambiguous.
 fn is_own_field(name: &str) -> bool {
     matches!(name, "step" | "training/phase" | "timestamp")
 }

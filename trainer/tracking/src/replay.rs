@@ -1,4 +1,4 @@
-//! Sends the files of a run, finished or running, to a tracker.
+//! Replay of a run's files, finished or running, to a tracker.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
 use crate::{RunDescription, RunEnd, StepMetrics, Tracker, TrackingError, read_steps};
 
-/// Where a run is sent to.
+/// Tracker to which a run is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// A tracking server of MLflow, by its address.
+    /// MLflow tracking server, by its address.
     Mlflow(String),
-    /// A server of Trackio, by its address.
+    /// Trackio server, by its address.
     Trackio(String),
-    /// Offline runs of Weights & Biases in a folder.
+    /// Offline runs of Weights & Biases in this folder.
     Wandb(PathBuf),
-    /// Event files of TensorBoard in a folder.
+    /// TensorBoard event files in this folder.
     TensorBoard(PathBuf),
 }
 
@@ -47,31 +47,31 @@ fn is_url(text: &str) -> bool {
     text.starts_with("http://") || text.starts_with("https://")
 }
 
-/// How a run is named where it is sent to; what is `None` is the job's name.
+/// Names of the run on the tracker; `None` means the job's name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Naming {
-    /// MLflow's experiment, W&B's and Trackio's project.
+    /// Name of MLflow's experiment, or of W&B's or Trackio's project.
     pub project: Option<String>,
-    /// The run.
+    /// Name of the run on the tracker.
     pub run_name: Option<String>,
 }
 
-/// What was sent.
+/// Summary of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// Steps and evaluations of the run.
+    /// Number of steps and evaluations of the run.
     pub num_steps: usize,
-    /// How the run ended; `None` while a process works on it.
+    /// Outcome of the run; `None` while a process works on it.
     pub end: Option<RunEnd>,
 }
 
-/// Sends all steps of a run. A server gets those that it does not have; files are written again.
+/// Sends all steps of a run. A server receives the steps that it does not have; files are rewritten.
 ///
 /// # Errors
-/// The folder is none of a run, or the tracker fails.
+/// When the folder is not that of a run, or the tracker fails.
 pub fn replay(folder: &Path, destination: &Destination, naming: &Naming) -> Result<Replayed, TrackingError> {
     let run = RunDescription::read(folder)?;
-    // Asked before the steps are read: a run that ends meanwhile is complete by the next replay.
+    // Determined before the steps are read: a run that ends meanwhile is completed by the next replay.
     let end = end_of(folder);
     let steps = read_steps(&folder.join("metrics.jsonl"))?;
     let mut tracker = open(destination, naming, run, &steps)?;
@@ -113,9 +113,10 @@ fn open(
     })
 }
 
-/// How the run of a folder ended; `None` while a process works on it. Without a result it broke off.
+/// Returns how the run of a folder ended; `None` while a process works on it. A run without a result has
+/// failed.
 fn end_of(folder: &Path) -> Option<RunEnd> {
-    // A lock that others share is taken for an instant: the run itself needs it for itself alone.
+    // Takes a shared lock for a moment: a running trainer holds it exclusively.
     let lock = File::open(folder.join(".lock"));
     if lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock))) {
         return None;

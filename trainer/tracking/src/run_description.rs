@@ -10,20 +10,20 @@ use sha2::{Digest as _, Sha256};
 
 use super::{StepMetrics, TrackingError};
 
-/// A run as its resolved manifest describes it.
+/// Name and settings of a run, from its resolved manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunDescription {
     /// Name of the job.
     pub name: String,
-    /// The resolved `spec`.
+    /// Resolved `spec` of the job.
     pub spec: Value,
 }
 
 impl RunDescription {
-    /// Of a run folder.
+    /// Reads the description from a run folder.
     ///
     /// # Errors
-    /// [`TrackingError::NoRun`] without a manifest that has a name.
+    /// [`TrackingError::NoRun`] if there is no manifest with a name.
     pub fn read(folder: &Path) -> Result<Self, TrackingError> {
         let text = fs::read_to_string(folder.join("manifest.yaml")).unwrap_or_default();
         let manifest: Value = serde_saphyr::from_str(&text).unwrap_or_default();
@@ -32,8 +32,8 @@ impl RunDescription {
         Ok(Self { name: name.to_owned(), spec: manifest["spec"].clone() })
     }
 
-    /// Identity of the run whose first logged step is `first`: 16 hexadecimal digits. A run that is resumed
-    /// keeps that step, so its trackers continue; one that starts afresh is another run.
+    /// Computes the identity of the run whose first logged step is `first`: 16 hexadecimal digits. A resumed
+    /// run keeps that step, so its trackers continue; a run that starts from scratch has another identity.
     pub fn id(&self, first: &StepMetrics) -> String {
         let moment = (first.timestamp * 1e3).round();
         let digest = Sha256::digest(format!("{}\n{moment}", self.name));
@@ -44,8 +44,8 @@ impl RunDescription {
         })
     }
 
-    /// The settings by their paths, such as `training.optimizer.learningRate`; items of lists by their
-    /// number.
+    /// Returns the settings by their paths, such as `training.optimizer.learningRate`; items of lists are
+    /// named by their index.
     pub fn settings(&self) -> Vec<(String, String)> {
         let mut settings = Vec::new();
         collect(&self.spec, String::new(), &mut settings);

@@ -1,11 +1,12 @@
-//! Trackio: a run on a tracking server of one's own or on a Space of the hub, by its REST API.
+//! Tracking with Trackio: a run on a self-hosted server or on a Space of the Hugging Face Hub, by its REST
+//! API.
 //!
-//! Each step carries an id that follows from the run's identity ([`crate::RunDescription::id`]), and the
-//! server keeps the first step of an id. So a resumed run continues, and a replay sends what was missed while
-//! the server was down. Trackio knows no end of a run.
+//! Each step has an id that is derived from the run's identity ([`crate::RunDescription::id`]), and the
+//! server keeps the first step with an id. So a resumed run continues, and a replay sends what was missed
+//! while the server was down. Trackio does not record the end of a run.
 //!
-//! Credentials are those of Trackio's own client: `TRACKIO_WRITE_TOKEN`, and for a Space `HF_TOKEN`, which
-//! goes to no other address.
+//! Credentials are those of Trackio's own client: `TRACKIO_WRITE_TOKEN`, and for a Space `HF_TOKEN`, which is
+//! sent to no other address.
 
 use std::collections::BTreeMap;
 
@@ -16,36 +17,36 @@ use serde_json::{Value, json};
 use crate::rest::{Rest, variable};
 use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, TrackingServer};
 
-/// Steps of one request, at most.
+/// Largest number of steps in one request.
 const MAX_STEPS: usize = 200;
-/// The header of a server's write token.
+/// Name of the header with a server's write token.
 const WRITE_TOKEN: &str = "x-trackio-write-token";
 
-/// Where a run is logged.
+/// Server, project and name under which a run is logged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackioOptions {
-    /// The server's address, `http://` or `https://`.
+    /// Address of the server, `http://` or `https://`.
     pub url: String,
-    /// The project; by default the job's name.
+    /// Name of the project; by default the job's name.
     pub project: Option<String>,
-    /// The run's name; by default the job's.
+    /// Name of the run; by default the job's name.
     pub run_name: Option<String>,
 }
 
-/// A run on a tracking server.
+/// A Trackio server to which a run is logged.
 pub struct Trackio {
     rest: Rest,
     options: TrackioOptions,
     credentials: Credentials,
-    /// Whether the server has the settings.
+    /// Whether the server has the run's settings.
     knows_settings: bool,
 }
 
 impl Trackio {
-    /// The run, with `history` waiting to be sent; nothing is asked of the server yet.
+    /// Makes the tracker of a run, with `history` to be sent; makes no request yet.
     ///
     /// # Errors
-    /// [`TrackingError::Unreachable`] where this machine cannot make requests.
+    /// [`TrackingError::Unreachable`] if this machine cannot make requests.
     pub fn open(
         options: &TrackioOptions,
         run: RunDescription,
@@ -65,7 +66,7 @@ impl Trackio {
         Ok(Backlog::new(server, run, history))
     }
 
-    /// The settings by their paths, which Trackio shows as the configuration.
+    /// Returns the settings by their paths, which Trackio shows as the configuration.
     fn settings(run: &RunDescription) -> BTreeMap<String, String> {
         run.settings().into_iter().collect()
     }
@@ -104,28 +105,29 @@ impl TrackingServer for Trackio {
     }
 }
 
-/// The finite metrics of a step. Those of a cold start, whose steps are counted separately, have a prefix.
+/// Returns the finite metrics of a step. Those of a cold start, whose steps are counted separately, have a
+/// prefix.
 fn values(metrics: &StepMetrics) -> BTreeMap<String, f64> {
     let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
     finite.map(|(name, value)| (format!("{}{name}", metrics.stage.prefix()), *value)).collect()
 }
 
-/// The id of a step, the same whenever it is sent.
+/// Returns the id of a step, the same whenever it is sent.
 fn log_id(run_id: &str, metrics: &StepMetrics) -> String {
     let stage = if metrics.stage == Stage::ColdStart { "cold_start" } else { "training" };
     format!("{run_id}/{stage}/{}", metrics.step)
 }
 
-/// What proves to a server that a run may be logged.
+/// Tokens with which a server authorises the logging of a run.
 #[derive(Default)]
 struct Credentials {
     write_token: Option<String>,
-    /// The token of the hub, for its Spaces.
+    /// Token of the Hugging Face Hub, for its Spaces only.
     hub_token: Option<String>,
 }
 
 impl Credentials {
-    /// Those that Trackio's own client takes from the environment for an address.
+    /// Reads the tokens that Trackio's own client takes from the environment for an address.
     fn for_server(url: &str) -> Self {
         let hub_token = variable("HF_TOKEN").filter(|_| is_space(url));
         Self { write_token: variable("TRACKIO_WRITE_TOKEN"), hub_token }
@@ -142,7 +144,7 @@ impl Credentials {
     }
 }
 
-/// Whether an address is that of a Space of the hub.
+/// Whether an address is that of a Space of the Hugging Face Hub.
 fn is_space(url: &str) -> bool {
     Url::parse(url).is_ok_and(|url| {
         url.scheme() == "https" && url.host_str().is_some_and(|host| host.ends_with(".hf.space"))

@@ -1,4 +1,4 @@
-//! The report of a conversion: what became of each setting.
+//! The report of a conversion: the outcome for each setting.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rlt_api::Problem;
 use rlt_convert::{Conversion, Fate};
 
-/// All that is said beside the manifest.
+/// Everything that is reported in addition to the manifest.
 pub(crate) struct Report<'a> {
     pub(crate) conversion: &'a Conversion,
     pub(crate) notes: &'a [String],

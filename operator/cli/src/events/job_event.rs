@@ -1,4 +1,4 @@
-//! An Event, reduced to what is shown, and which of a namespace's Events are about a job. Pure.
+//! An Event reduced to what is shown, and the selection of a namespace's Events on a job, as pure functions.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
@@ -6,20 +6,20 @@ use rlt_objects::build;
 use rlt_objects::job::Job;
 use serde::Serialize;
 
-/// Something that happened.
+/// An Event, reduced to what is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct JobEvent {
-    /// When it last happened (RFC 3339).
+    /// Time of the last occurrence (RFC 3339).
     pub(crate) time: Option<String>,
     pub(crate) is_warning: bool,
-    /// The kind of the object.
+    /// Kind of the object.
     pub(crate) kind: String,
-    /// The object's name.
+    /// Name of the object.
     pub(crate) name: String,
     pub(crate) reason: String,
     pub(crate) message: String,
-    /// How often it happened.
+    /// Number of occurrences.
     pub(crate) count: u32,
 }
 
@@ -54,8 +54,8 @@ fn time(event: &Event) -> Option<Timestamp> {
     of_series.or(last).or_else(|| event.event_time.as_ref().map(|time| time.0))
 }
 
-/// The Events about a job, its pods and its claim, oldest first. Those of a job of this name before it are
-/// left out.
+/// Selects the Events on a job, its pods and its claim, oldest first, without those of an earlier job with
+/// the same name.
 pub(crate) fn of_job(job: &Job, events: &[Event]) -> Vec<JobEvent> {
     let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let is_of_now = |event: &&Event| match (created, time(event)) {

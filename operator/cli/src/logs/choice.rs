@@ -1,4 +1,4 @@
-//! Which pod's log to show. Pure.
+//! The choice of the pod whose log is shown, as a pure function.
 
 use rlt_api::status::FailureStatus;
 use rlt_objects::job::Job;
@@ -7,7 +7,7 @@ use rlt_objects::worker::{Worker, WorkerPhase};
 
 use crate::status::status_of;
 
-/// The rank and attempt that the arguments name.
+/// Rank and attempt that the arguments select.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub(super) rank: u32,
@@ -15,20 +15,20 @@ pub(super) struct Wanted {
     pub(super) previous: bool,
 }
 
-/// The log to show.
+/// The log to show, or why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Choice {
-    /// This pod's.
+    /// The log of this pod.
     Pod { name: String, attempt: u32 },
-    /// The pod is gone; with the last failure of that attempt, if there is one.
+    /// The pod is gone; with the last failure of its attempt, if there is one.
     Gone { attempt: u32, last: Option<FailureStatus> },
-    /// The pod does not exist yet.
+    /// The pod does not exist or run yet; the text says why.
     NotYet(String),
-    /// There is no such rank or attempt.
+    /// The rank or attempt does not exist; the text says why.
     Impossible(String),
 }
 
-/// Which pod's log to show. `shown` is the attempt whose log was shown to its end.
+/// Chooses the pod whose log is shown. `shown` is the attempt whose log was already shown to its end.
 pub(super) fn choose(job: &Job, workers: &[Worker], wanted: Wanted, shown: Option<u32>) -> Choice {
     let status = status_of(job);
     let Some(last_attempt) = status.attempt else {
@@ -71,7 +71,7 @@ pub(super) fn choose(job: &Job, workers: &[Worker], wanted: Wanted, shown: Optio
 fn worker_idx(job: &Job, rank: u32) -> Result<u32, String> {
     let prepared = Prepared::new(job).ok();
     let group = prepared.as_ref().and_then(|prepared| prepared.plan.worker_groups.first());
-    // A job that this version cannot plan is accepted as it is.
+    // Without a plan, each rank is assumed to be a worker.
     let Some(group) = group else { return Ok(rank) };
     let num_ranks = group.num_workers * group.ranks_per_worker;
     if rank >= num_ranks {

@@ -1,4 +1,5 @@
-//! The difference between an object on the cluster and the one that would be applied, line by line. Pure.
+//! Difference between an object on the cluster and the one that would be applied, line by line, as pure
+//! functions.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -6,33 +7,33 @@ use similar::TextDiff;
 
 use super::origins::{self, FieldOrigin};
 
-/// Lines around a difference.
+/// Number of unchanged lines around a difference.
 const CONTEXT_LINES: usize = 2;
-/// Fields that the API server sets.
+/// Metadata fields that the API server sets, which are not compared.
 const SERVER_FIELDS: [&str; 5] =
     ["managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"];
 
-/// The result for one object.
+/// Result of the check of one object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub(super) enum Outcome {
-    /// It would be made.
+    /// The object does not exist and would be created.
     Made,
-    /// It exists and would not change.
+    /// The object exists and would not change.
     Same,
-    /// It exists and would change like this.
+    /// The object exists and would change; the text is a unified diff.
     Changed { difference: String },
-    /// It exists and depends on the attempt, not on the manifest.
+    /// The object exists and depends on the attempt, not on the manifest.
     Kept,
-    /// The workers' GPU holds the job.
+    /// The job fits the workers' GPU.
     Fits { message: String },
-    /// Its values, with their sources.
+    /// Values of the job's workers, with their sources.
     Values { values: Vec<FieldOrigin> },
-    /// The cluster would not have it.
+    /// The cluster would reject the object.
     Refused { message: String },
 }
 
-/// The cluster's answer for one object, or for one kind of GPU.
+/// Result of the check of one object, or of one kind of GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PlanCheck {
@@ -66,10 +67,10 @@ impl PlanCheck {
     }
 }
 
-/// The difference between an object as it is and as it would be.
+/// Compares an object on the cluster with the one that would be applied.
 ///
 /// # Errors
-/// When one of them has no form in YAML.
+/// When one of them cannot be written as YAML.
 pub(super) fn compare(is: Value, would_be: Value) -> Result<Outcome, serde_saphyr::SerializeError> {
     let (is, would_be) = (in_yaml(is)?, in_yaml(would_be)?);
     if is == would_be {

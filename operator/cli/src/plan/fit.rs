@@ -1,5 +1,5 @@
-//! The text for a job that does not fit its GPU: the phase, the memory it needs, the memory available, and
-//! which fields to change.
+//! Message for a job that does not fit its GPU: the phase, the memory needed, the memory available, and which
+//! fields to change.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use rlt_api::plan::{Plan, Remedy};
 
 use crate::measure::bytes;
 
-/// Why the job cannot run on its GPU; `None` where it fits, or nothing is known of the GPU.
+/// Explains why the job cannot run on its GPU; `None` if it fits, or the GPU is unknown.
 pub(super) fn refusal(plan: &Plan) -> Option<String> {
     let fit = plan.fit.as_ref().filter(|fit| !fit.fits)?;
     let worst = fit.misfits.first()?;

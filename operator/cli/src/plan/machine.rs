@@ -1,4 +1,4 @@
-//! The machine that a job is planned for: a GPU by its name, or this machine, as the trainer measures it.
+//! The machine for which a job is planned: a GPU by its name, or this machine, as measured by the trainer.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use rlt_api::spec::Device;
 use crate::args::PlanArgs;
 use crate::run::find_trainer;
 
-/// The requested machine; `None` without one.
+/// Returns the requested machine; `None` if none is requested.
 pub(super) fn of(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Option<Machine>> {
     let device = job.spec().workers.device;
     match &args.gpu {
@@ -26,7 +26,7 @@ pub(super) fn of(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Option<M
     }
 }
 
-/// Lets the trainer measure this machine.
+/// Runs the trainer to measure this machine.
 fn measured(args: &PlanArgs, device: Device) -> anyhow::Result<Machine> {
     let trainer = find_trainer(args.trainer.as_deref())?;
     let device = match device {

@@ -1,5 +1,5 @@
-//! The measurements of a run, for planning and for comparison with the prediction: mean lengths of its
-//! sequences and seconds of its phases, from the `metrics.jsonl` of its folder.
+//! Measurements of a run, for planning and for comparison with the prediction: mean lengths of its sequences
+//! and durations of its phases, from the `metrics.jsonl` of its folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// The phases of a plan, and the metrics whose sum each is.
+/// Phases of a plan, each with the metrics that add up to it.
 const PHASES: [(&str, &[&str]); 5] = [
     ("weight sync", &["timing_s/update_weights"]),
     ("rollout", &["timing_s/gen"]),
@@ -22,20 +22,21 @@ const PHASES: [(&str, &[&str]); 5] = [
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MeasuredRun {
-    /// Steps that count.
+    /// Number of steps that count.
     pub(crate) num_steps: usize,
-    /// Mean tokens of a prompt; `None` where the run has sampled none.
+    /// Mean number of tokens of a prompt; `None` if the run does not report it.
     pub(crate) prompt_tokens: Option<u32>,
-    /// Mean tokens of a completion.
+    /// Mean number of tokens of a completion; `None` if the run does not report it.
     pub(crate) completion_tokens: Option<u32>,
-    /// Seconds by phase of the plan.
+    /// Seconds per phase of the plan.
     pub(crate) phases: BTreeMap<&'static str, f64>,
-    /// Seconds of a step, rewards and data included, evaluations and checkpoints not.
+    /// Seconds per step, with rewards and data, without evaluations and checkpoints.
     pub(crate) step_seconds: f64,
 }
 
 impl MeasuredRun {
-    /// Of a run folder. A first step, which warms up, counts only where it is alone.
+    /// Reads the measurements from a run folder. The first step, which warms up, counts only if it is the
+    /// only one.
     pub(crate) fn read(folder: &Path) -> anyhow::Result<Self> {
         let file = folder.join("metrics.jsonl");
         let text = fs::read_to_string(&file);
@@ -58,7 +59,7 @@ impl MeasuredRun {
         };
         let phases: BTreeMap<_, f64> =
             PHASES.iter().filter_map(|(phase, names)| Some((*phase, seconds(names)?))).collect();
-        // An evaluation or a checkpoint within a step would count as the step's.
+        // The duration of a step includes its evaluation and checkpoint, which are subtracted.
         let without = |step: &&Map<String, Value>| {
             let of = |name: &str| step.get(name).and_then(Value::as_f64);
             let others = ["timing_s/testing", "timing_s/save_checkpoint"];
@@ -75,7 +76,8 @@ impl MeasuredRun {
     }
 }
 
-/// Not a step of the cold start, nor the evaluation before the first.
+/// Whether a line is that of a training step, not of the cold start or of the evaluation before the first
+/// step.
 fn is_training(step: &Map<String, Value>) -> bool {
     let of = |name: &str| step.get(name).and_then(Value::as_f64);
     of("training/phase") == Some(1.0) && of("step") > Some(0.0)

@@ -1,5 +1,5 @@
-//! Whether a job fits the GPUs of the nodes that its workers may run on. A node's GPUs are read from its
-//! labels.
+//! Checks whether a job fits the GPUs of the nodes on which its workers may run. A node's GPUs are read from
+//! its labels.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::measure::bytes;
 /// Labels of a node.
 type Labels = BTreeMap<String, String>;
 
-/// One check for each kind of GPU; none for a job on CPUs, or where nodes are not to be seen.
+/// Makes one check per kind of GPU; none for a job on CPUs, or if the nodes cannot be listed.
 pub(super) async fn ask(
     connection: &Connection,
     (job, models): (&ValidatedJob, &Models),
@@ -30,7 +30,7 @@ pub(super) async fn ask(
     Ok(labels.map_or_else(|_| Vec::new(), |labels: Vec<Labels>| checks(&labels, job, models)))
 }
 
-/// The kinds of GPU of the nodes that the job selects, each with the plan's result.
+/// Checks the plan on each kind of GPU of the nodes that the job selects.
 fn checks(nodes: &[Labels], job: &ValidatedJob, models: &Models) -> Vec<PlanCheck> {
     let selector = &job.spec().workers.node_selector;
     let is_selected = |labels: &&Labels| selector.iter().all(|(key, value)| labels.get(key) == Some(value));

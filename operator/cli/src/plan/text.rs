@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::measured_run::MeasuredRun;
 use crate::measure::bytes;
 
-/// Width of the column of names.
+/// Width of the column of names, in characters.
 const NAME_WIDTH: usize = 28;
 
 pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) -> String {
@@ -95,7 +95,7 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     text
 }
 
-/// A hint about collectives of every layer that cross machines, and how to avoid that.
+/// Returns a hint about collectives of every layer that cross machines, and how to avoid that.
 fn across_workers(field: &str, degree: u32, ranks: u32) -> String {
     format!(
         "{field} {degree} exchanges between workers, over the network: a degree that divides ranksPerWorker ({ranks}) \
@@ -132,7 +132,8 @@ fn write_batch(text: &mut String, batch: &BatchPlan) {
     line(text, "sequences decoded together", &format!("at most {}", batch.concurrent_sequences));
 }
 
-/// One row a term, one column a phase; of a GPU and its host one table each.
+/// Writes the memory estimate with one row per term and one column per phase; a GPU and its host have one
+/// table each.
 fn write_memory(text: &mut String, memory: &MemoryPlan, fit: Option<&Fit>) {
     let of_phase = format!("in {:?}", memory.peak_phase);
     if memory.peak_device_bytes == 0 {
@@ -150,7 +151,7 @@ fn write_memory(text: &mut String, memory: &MemoryPlan, fit: Option<&Fit>) {
     write_terms(text, memory, Place::Host);
 }
 
-/// The terms in one place.
+/// Writes the terms of the device or of the host.
 fn write_terms(text: &mut String, memory: &MemoryPlan, place: Place) {
     let columns = |cell: &dyn Fn(&PhaseMemory) -> String| -> String {
         memory.phases.iter().map(|phase| format!("{:>12}", cell(phase))).collect()
@@ -177,7 +178,7 @@ fn write_terms(text: &mut String, memory: &MemoryPlan, place: Place) {
     line(text, "together", &columns(&|phase| bytes(total(phase))));
 }
 
-/// One row a phase, with the times of a run beside the prediction.
+/// Writes one row per phase, with the times of a run next to the prediction.
 fn write_speed(text: &mut String, speed: &SpeedPlan, run: Option<&MeasuredRun>) {
     let (prompt, completion) = (speed.lengths.prompt_tokens(), speed.lengths.completion_tokens());
     let _ = writeln!(

@@ -1,4 +1,4 @@
-//! One job as a page.
+//! The state of one job as a page.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use rlt_api::status::{Progress, TopologyStatus};
 use super::summary::Summary;
 use crate::measure::duration;
 
-/// Width of the column of names.
+/// Width of the column of names, in characters.
 const NAME_WIDTH: usize = 12;
 
 pub(super) fn render(summary: &Summary) -> String {
@@ -71,7 +71,7 @@ fn attempt(summary: &Summary, attempt: u32) -> String {
     if ended.is_empty() { attempt.to_string() } else { format!("{attempt}; ended: {}", ended.join(", ")) }
 }
 
-/// The domains of each label, with the workers in them.
+/// Formats the domains of each topology label, with their number of workers.
 fn placed(summary: &Summary) -> Option<String> {
     let of_label = |topology: &TopologyStatus| {
         let domains = topology.domains.iter().map(|domain| format!("{} {}", domain.name, domain.workers));

@@ -1,4 +1,4 @@
-//! The summary of a job, for a row or a page. A pure function of the resource and the time.
+//! Summary of a job, for a row or a page, as a pure function of the resource and the time.
 
 use std::collections::BTreeMap;
 
@@ -10,47 +10,47 @@ use rlt_api::status::{
 use rlt_objects::job::Job;
 use serde::Serialize;
 
-/// The summary of a job. As JSON or YAML its field names are a contract.
+/// The summary of a job. Its field names in JSON and YAML are a contract.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// The first condition that is true, `New` before there is any.
+    /// Type of the first condition that is true, or `New` if there is none.
     pub(crate) state: String,
-    /// Why, in one word.
+    /// Reason of the state, in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
-    /// A message for users.
+    /// Message of the state, for users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) message: Option<String>,
-    /// Since when (RFC 3339).
+    /// Time since which the job is in this state (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
     pub(crate) has_ended: bool,
-    /// Ready workers of those that are needed, such as `7/8`.
+    /// Number of ready workers and of those needed, such as `7/8`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ready: Option<String>,
-    /// Where the workers are, by labels of nodes.
+    /// Placement of the workers, by labels of nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) topology: Vec<TopologyStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempt: Option<u32>,
-    /// The attempt's OpenTelemetry trace.
+    /// Id of the attempt's OpenTelemetry trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) trace_id: Option<String>,
-    /// Seconds since the job was made.
+    /// Seconds since the job was created.
     pub(crate) age_seconds: u64,
-    /// How far the training is.
+    /// Progress of the training.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) progress: Option<Progress>,
-    /// The checkpoint from which a restart continues.
+    /// Checkpoint from which a restart continues.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) checkpoint: Option<CheckpointStatus>,
-    /// Ended attempts by cause.
+    /// Number of ended attempts, by cause.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) failures_by_cause: BTreeMap<FailureCause, u32>,
-    /// When it was summed up, for times that are said as durations.
+    /// Time of the summary, for times that are shown as durations.
     #[serde(skip)]
     pub(super) now: Timestamp,
 }
@@ -85,7 +85,7 @@ impl Summary {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Seconds that the rest takes at the pace so far; nothing is left of a job that has ended.
+    /// Remaining seconds at the present pace; `None` for a job that has ended.
     pub(super) fn remaining_seconds(&self) -> Option<u64> {
         self.progress.as_ref()?.remaining_seconds.filter(|_| !self.has_ended)
     }
@@ -95,14 +95,14 @@ impl Summary {
         Some(seconds_between(time, self.now))
     }
 
-    /// Whether its row differs, apart from the age.
+    /// Whether two summaries differ in more than the age.
     pub(super) fn differs_from(&self, other: &Self) -> bool {
         let ageless = |one: &Self| Self { age_seconds: 0, now: self.now, ..one.clone() };
         ageless(self) != ageless(other)
     }
 }
 
-/// The condition that describes the job's state best.
+/// Returns the condition that best describes the job's state: the first one that is true.
 fn state(status: &RLTrainingJobStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.status == ConditionStatus::True)
 }

@@ -1,11 +1,11 @@
-//! Jobs as rows.
+//! The state of several jobs as a table.
 
 use super::summary::Summary;
 use crate::measure::duration;
 
 const COLUMNS: [&str; 10] =
     ["NAMESPACE", "NAME", "STATE", "READY", "STEP", "REWARD", "ATTEMPT", "AGE", "ETA", "CHECKPOINT"];
-/// The text for an unknown value.
+/// Text for an unknown value.
 const UNKNOWN: &str = "-";
 
 pub(super) fn render(summaries: &[Summary], with_namespace: bool) -> String {
@@ -14,7 +14,7 @@ pub(super) fn render(summaries: &[Summary], with_namespace: bool) -> String {
     summaries.iter().fold(header, |text, summary| text + &layout.row(summary))
 }
 
-/// The widths of columns, from the rows that were there first; a wider cell widens the rows after it.
+/// Column widths, from the rows shown first; a wider cell widens the rows after it.
 pub(super) struct Layout {
     widths: [usize; COLUMNS.len()],
     first: usize,
@@ -67,7 +67,7 @@ fn cells(summary: &Summary) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// A job that goes well needs no second word.
+/// Formats the state, with its reason if something is wrong.
 fn state(summary: &Summary) -> String {
     match (&*summary.state, &summary.reason) {
         ("Failed" | "Stalled" | "Reconciling", Some(reason)) => format!("{}: {reason}", summary.state),

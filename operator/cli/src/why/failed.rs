@@ -1,4 +1,4 @@
-//! Why a job failed finally.
+//! Explanation of a job that has failed for good.
 
 use rlt_api::FailureCause;
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
@@ -8,7 +8,7 @@ use super::explanation::{Explanation, budget, checkpoint};
 use super::{JobSnapshot, scheduling};
 use crate::measure::{bytes, duration, quantity};
 
-/// A limit is proposed this much above an estimate: 11/10.
+/// Factor by which a proposed limit exceeds an estimate: 11/10.
 const HEADROOM: (u64, u64) = (11, 10);
 
 pub(super) fn failed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
@@ -38,7 +38,7 @@ fn summary(failure: &FailureStatus) -> String {
     format!("failed in attempt {}: {:?} of {subject}{node}", failure.attempt, failure.cause)
 }
 
-/// Why the job was not retried: a rule of its failure policy, or the budget of the cause.
+/// States why the job was not retried: a rule of its failure policy, or the budget of the cause.
 fn decided(snapshot: &JobSnapshot, failure: &FailureStatus) -> String {
     match &failure.rule {
         Some(rule) => format!(", and spec.runPolicy.failurePolicy decides, {rule}"),
@@ -50,7 +50,7 @@ fn count(status: &RLTrainingJobStatus, cause: FailureCause) -> u32 {
     status.failures_by_cause.get(&cause).copied().unwrap_or(1)
 }
 
-/// Details of this cause besides the message.
+/// Returns details of the cause in addition to the message.
 fn details(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
     match failure.cause {
         FailureCause::OutOfMemory => memory(snapshot, status),
@@ -71,7 +71,7 @@ fn details(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &Failu
     }
 }
 
-/// The planned memory of a worker, and its limit.
+/// Returns the planned memory of a worker, and its limit.
 fn memory(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let estimate = status.resolved.as_ref().and_then(|resolved| resolved.peak_memory_bytes);
     let estimate = match estimate {
@@ -91,7 +91,7 @@ fn limit(snapshot: &JobSnapshot) -> Option<String> {
     snapshot.prepared.as_ref().ok()?.job.spec().workers.resources.memory.clone()
 }
 
-/// The exits of the pods that still exist.
+/// Returns the exits of the attempt's other failed pods that still exist.
 fn other_workers(snapshot: &JobSnapshot, failure: &FailureStatus) -> Vec<String> {
     let of_attempt = snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let others = of_attempt.filter(|worker| Some(&*worker.name) != failure.pod.as_deref());
@@ -153,7 +153,8 @@ fn memory_advice(
     }
 }
 
-/// Where the log still is: of the worker that failed, or of the one that it lost.
+/// Returns the command that shows the log, if it still exists: of the worker that failed, or of the peer that
+/// it lost.
 fn logs(snapshot: &JobSnapshot, failure: &FailureStatus) -> Option<String> {
     let of_attempt = || snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let knows_more = |worker: &&Worker| {

@@ -1,4 +1,4 @@
-//! The state of a run folder: its files are read here, and a pure function explains them.
+//! Explanation of a run folder: its files are read here, and a pure function explains them.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;
@@ -12,28 +12,29 @@ use serde_json::{Map, Value};
 use super::explanation::Explanation;
 use crate::measure::duration;
 
-/// Seconds without a step that are nothing unusual, however short steps are.
+/// Seconds without a step that are not unusual, however short steps are.
 const PATIENCE_SECONDS: f64 = 60.0;
-/// Times the seconds of a step after which its successor is missed.
+/// Factor of a step's duration after which the next step is considered missing.
 const PATIENCE_STEPS: f64 = 10.0;
 
-/// The input of an explanation of a local run.
+/// Input of an explanation of a local run.
 #[derive(Debug, Default)]
 pub(super) struct LocalRun {
-    /// The folder, as it was given.
+    /// Path of the folder, as given.
     pub(super) name: String,
-    /// Whether a process works on it.
+    /// Whether a process works on the run.
     pub(super) is_locked: bool,
-    /// The result file of an orderly end; of an earlier attempt while a process works on it.
+    /// Contents of the result file of an orderly end; while a process works on the run, that of an earlier
+    /// attempt.
     pub(super) result: Option<RunResult>,
-    /// Finished steps of the training, and seconds since 1970 when the last one ended.
+    /// Number of finished training steps, and the time at which the last one ended, in seconds since 1970.
     pub(super) last_step: Option<(u64, f64)>,
     pub(super) course: Course,
-    /// Seconds since 1970.
+    /// Present time, in seconds since 1970.
     pub(super) now: f64,
 }
 
-/// `result.json`, as far as it is read.
+/// Fields of `result.json` that are used here.
 #[derive(Debug, Deserialize)]
 pub(super) struct RunResult {
     pub(super) outcome: String,
@@ -50,7 +51,7 @@ pub(super) fn is_run(name: &str) -> bool {
 }
 
 impl LocalRun {
-    /// Of a run folder.
+    /// Reads the files of a run folder.
     pub(super) fn read(name: &str) -> anyhow::Result<Self> {
         let folder = Path::new(name);
         anyhow::ensure!(
@@ -83,7 +84,8 @@ impl LocalRun {
     }
 }
 
-/// A lock that others share is taken for an instant: the run itself needs it for itself alone.
+/// Whether a process holds the lock. The shared lock is taken only for a moment: a running trainer holds it
+/// exclusively.
 fn is_locked(lock: &Path) -> bool {
     File::open(lock).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
@@ -96,7 +98,7 @@ fn read_result(file: &Path) -> anyhow::Result<Option<RunResult>> {
     Ok(Some(read().with_context(|| format!("read {}", file.display()))?))
 }
 
-/// The lines of a log; a last one that is only half written is left out, and no file has none.
+/// Reads the lines of a log, without a partially written last one; a missing file has no lines.
 fn read_lines(file: &Path) -> anyhow::Result<Vec<Map<String, Value>>> {
     if !file.exists() {
         return Ok(Vec::new());
@@ -107,7 +109,7 @@ fn read_lines(file: &Path) -> anyhow::Result<Vec<Map<String, Value>>> {
     lines.with_context(|| format!("read a line of {}", file.display()))
 }
 
-/// Why the run is as it is, and which symptoms its metrics show.
+/// Explains the state of the run, and the symptoms that its metrics show.
 pub(super) fn explain(run: &LocalRun) -> Explanation {
     let said = match &run.result {
         _ if run.is_locked => working(run),

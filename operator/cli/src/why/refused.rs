@@ -1,4 +1,4 @@
-//! Why the API server refuses a pod or another object: quotas, policies, missing classes, names that are
+//! Explanation of objects that the API server rejects: quotas, policies, missing classes, names that are
 //! taken.
 
 use rlt_api::Reason;
@@ -27,7 +27,8 @@ pub(super) fn refused(status: &RLTrainingJobStatus) -> Option<Explanation> {
     )
 }
 
-/// `exceeded quota: team, requested: limits.memory=2Gi, used: limits.memory=7Gi, limited: limits.memory=8Gi`
+/// Explains an exceeded quota, from a message such as `exceeded quota: team, requested: limits.memory=2Gi,
+/// used: limits.memory=7Gi, limited: limits.memory=8Gi`.
 fn quota(message: &str) -> Option<Explanation> {
     let (_, rest) = message.split_once("exceeded quota: ")?;
     let (name, rest) = rest.split_once(", requested: ")?;

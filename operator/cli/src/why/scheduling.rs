@@ -1,16 +1,16 @@
-//! Parses the scheduler's message: which nodes lack what, in the terms of the manifest.
+//! Translation of the scheduler's message: which nodes lack what, in the terms of the manifest.
 
 use super::JobSnapshot;
 
-/// The content of the scheduler's message.
+/// The contents of the scheduler's message, with the changes that would help.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) evidence: Vec<String>,
     pub(super) change: Vec<String>,
 }
 
-/// Reads a message such as
-/// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a: b}.`
+/// Parses a message such as `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a:
+/// b}.`
 pub(super) fn read(snapshot: &JobSnapshot, message: &str) -> Reading {
     let Some((total, reasons)) = parse(message) else {
         return Reading { evidence: vec![message.to_owned()], change: vec![CLAIM_OR_NODES.to_owned()] };
@@ -25,12 +25,12 @@ pub(super) fn read(snapshot: &JobSnapshot, message: &str) -> Reading {
     reading
 }
 
-/// What nodes lack, and the number of such nodes if it is given.
+/// A reason why nodes are unsuitable, with the number of such nodes if it is given.
 type Reason = (Option<u32>, String);
 
 const CLAIM_OR_NODES: &str = "see `kubectl get nodes` and `kubectl get pvc`";
 
-/// The number of nodes, and for each reason how many it holds for.
+/// Parses the number of nodes, and the reasons with the number of nodes to which each applies.
 fn parse(message: &str) -> Option<(u32, Vec<Reason>)> {
     let (head, rest) = message.split_once(" nodes are available: ")?;
     let total = head.rsplit('/').next()?.parse().ok()?;
@@ -41,7 +41,7 @@ fn parse(message: &str) -> Option<(u32, Vec<Reason>)> {
         let counted = piece.split_once(' ').and_then(|(count, reason)| Some((count.parse().ok()?, reason)));
         match (counted, parsed.last_mut()) {
             (Some((count, reason)), _) => parsed.push((Some(count), reason.to_owned())),
-            // A comma within a reason.
+            // The reason itself contains a comma.
             (None, Some((_, reason))) => *reason = format!("{reason}, {piece}"),
             (None, None) => parsed.push((None, piece.to_owned())),
         }

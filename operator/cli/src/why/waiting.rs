@@ -1,4 +1,4 @@
-//! Why workers that should run do not run yet.
+//! Explanation of workers that should run but do not run yet.
 
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
@@ -9,7 +9,7 @@ use super::{JobSnapshot, scheduling};
 use crate::measure::duration;
 use crate::status::seconds_between;
 
-/// The reasons of a container whose image is the trouble.
+/// Reasons of a waiting container whose image is the problem.
 const IMAGE_REASONS: [&str; 6] = [
     "ErrImagePull",
     "ImagePullBackOff",
@@ -39,7 +39,7 @@ pub(super) fn waiting(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> O
     Some(Explanation { summary, ..said }.because(deadline).because(earlier(snapshot, status)))
 }
 
-/// Attempts ended soon after their start.
+/// Explains the delay before an attempt, after attempts that ended soon after their start.
 fn delayed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let at = status.attempt_start_time.as_deref().and_then(|time| time.parse().ok());
     let wait = at.map(|at| duration(seconds_between(snapshot.now, at))).unwrap_or_default();
@@ -89,7 +89,7 @@ fn image(snapshot: &JobSnapshot, worker: &Worker, said: &Said) -> Explanation {
         None => ("the operator's trainer image".to_owned(), "the chart's value trainerImage"),
     };
     let node = worker.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
-    // The back-off hides the pull's error; its Event still has it.
+    // The back-off reason hides the error of the pull, which its Event still has.
     let pulled =
         snapshot.events.iter().rev().find(|one| {
             one.name == *worker.name && one.reason == "Failed" && one.message.contains("pull image")
@@ -111,7 +111,7 @@ fn has_gpus(snapshot: &JobSnapshot) -> bool {
     snapshot.prepared.as_ref().is_ok_and(|prepared| prepared.gpus_per_worker() > 0)
 }
 
-/// A pod that has a node, but not its volume.
+/// Explains a pod that has a node, but not its volume.
 fn volume(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {
     let is_waiting = worker.phase == WorkerPhase::Pending && worker.node.is_some();
     let trouble = snapshot.events.iter().rev().find(|one| {
@@ -125,7 +125,7 @@ fn volume(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {
     )
 }
 
-/// Workers of the attempt before that have not gone yet.
+/// Explains workers of earlier attempts that still exist.
 fn leaving(snapshot: &JobSnapshot, attempt: u32) -> Option<Explanation> {
     let before: Vec<_> = snapshot.workers.iter().filter(|worker| worker.attempt != attempt).collect();
     let first = before.first()?;
@@ -156,7 +156,7 @@ fn phase(worker: &Worker) -> &'static str {
     }
 }
 
-/// When the operator gives up on the start.
+/// States when the job fails because its workers have not started.
 fn deadline(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<String> {
     let limit = snapshot.prepared.as_ref().ok()?.job.spec().run_policy.startup_deadline_seconds?;
     let since = status.attempt_start_time.as_deref()?.parse().ok()?;

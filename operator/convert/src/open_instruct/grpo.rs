@@ -6,7 +6,7 @@ use super::rewards;
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// Sets what samples completions by `grpo_fast` and its variants.
+/// Sets the fields of jobs that sample completions, for `grpo_fast` and its variants.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let prompts = settings.count("num_unique_prompts_rollout").unwrap_or(16);
     let batches = settings.count("num_mini_batches").unwrap_or(1).max(1);
@@ -20,7 +20,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let episodes = settings.count("total_episodes").unwrap_or(100_000);
     draft.set("spec.training.steps", (episodes / prompts.saturating_mul(samples).max(1)).max(1));
     let is_cispo = settings.text("loss_fn").as_deref() == Some("cispo");
-    // CISPO's ratio has no lower bound there, which is a clip of 1.
+    // CISPO's ratio has no lower bound in open-instruct, which is a clip of 1.
     let low = if is_cispo { 1.0 } else { settings.number("clip_lower").unwrap_or(0.2) };
     draft.set("spec.algorithm.loss.policy", if is_cispo { "Cispo" } else { "Vanilla" });
     draft.set("spec.algorithm.loss.clipLow", low);
@@ -55,7 +55,7 @@ fn kl(settings: &Settings, draft: &mut Draft) {
         draft.set("spec.algorithm.kl.placement", "None");
         return;
     }
-    // 0: the difference, 1: half its square, 2: exp(-d) - 1 + d.
+    // KL estimators: 0 is the difference d, 1 half its square, 2 exp(-d) - 1 + d.
     let estimator = match settings.count("kl_estimator").unwrap_or(2) {
         0 => "K1",
         1 => "K2",

@@ -1,10 +1,10 @@
-//! `ppo_vllm_thread_ray_gtrl` of earlier versions: PPO with a critic and the KL in the reward.
+//! `ppo_vllm_thread_ray_gtrl` of earlier versions: PPO with a critic, and the KL in the reward.
 
 use super::rewards;
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// Sets what samples completions. Batches are counted for each device.
+/// Sets the fields of jobs that sample completions. Batch sizes are per device.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let count = |key: &str, default: u64| settings.count(key).unwrap_or(default);
     let devices = settings.list("actor_num_gpus_per_node");
@@ -40,7 +40,7 @@ fn advantage(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.algorithm.loss.clipLow", number("cliprange", 0.2));
     draft.set("spec.algorithm.loss.clipHigh", number("cliprange", 0.2));
     draft.set("spec.algorithm.critic.valueClip", number("cliprange_value", 0.2));
-    // The critic has the actor's learning rate, and its loss the factor vf_coef, which changes no step of
+    // The critic has the actor's learning rate; its loss has the factor vf_coef, which changes no step of
     // AdamW.
     draft.set("spec.algorithm.critic.learningRate", number("learning_rate", 2e-5));
     if settings.is_true("whiten_rewards") {

@@ -1,4 +1,4 @@
-//! open-instruct's rewards: verifiers that it chooses by the column `dataset`, reward models and the format.
+//! open-instruct's rewards: verifiers chosen by the column `dataset`, reward models and the format.
 
 use serde_json::{Value, json};
 
@@ -6,9 +6,9 @@ use crate::draft::Draft;
 use crate::rewards;
 use crate::settings::Settings;
 
-/// Parts of the names of data sets, the verifier there, the kind here, and what differs.
+/// Part of a data set's name, open-instruct's verifier, our kind, and the difference between them.
 ///
-/// A row goes before those behind it.
+/// The first row that matches applies.
 const VERIFIERS: [(&str, &str, &str, &str); 2] = [
     ("gsm8k", "gsm8k", "Gsm8kFlexible", "both compare the last number of a completion"),
     (
@@ -20,10 +20,10 @@ const VERIFIERS: [(&str, &str, &str, &str); 2] = [
     ),
 ];
 
-/// Names of data sets that hold GSM8K under another name.
+/// Other names of data sets that contain GSM8K.
 const GSM8K_NAMES: [&str; 2] = ["rlvr-gsm", "gsm_"];
 
-/// Sets `rewards` by the names of the data sets, which are all that a script shows.
+/// Sets `rewards` by the names of the data sets, since a script shows nothing else.
 pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     let weight = settings.number("verification_reward").unwrap_or(10.0);
     let names = names_of_data(settings);
@@ -65,7 +65,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.data.dataSourceKey", "dataset");
 }
 
-/// The names of all data sets to train on, in lower case, with `gsm8k` for GSM8K's other names.
+/// Returns the names of all training data sets, in lower case, with `gsm8k` for GSM8K's other names.
 fn names_of_data(settings: &Settings) -> String {
     let lists = ["dataset_mixer_list", "dataset_mixer"].map(|list| settings.list(list).join(" "));
     let keys = settings.iter().filter(|(key, _)| key.starts_with("dataset_mixer.")).map(|(key, _)| key);
@@ -82,7 +82,7 @@ fn format(settings: &Settings) -> Value {
     function
 }
 
-/// The reward model of `ppo_vllm_thread_ray_gtrl`, whose factor 0 leaves it out.
+/// Makes the reward model of `ppo_vllm_thread_ray_gtrl`; `None` if its factor is 0.
 fn reward_model(settings: &Settings) -> Option<Value> {
     let factor = settings.number("reward_model_multiplier").unwrap_or(1.0);
     let path = settings.text("reward_model_path").filter(|_| factor != 0.0)?;

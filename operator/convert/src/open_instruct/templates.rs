@@ -1,7 +1,7 @@
-//! Chat templates that open-instruct names (`--chat_template_name`), as our own templates that render the
-//! same text. Templates that contain a system prompt are left out.
+//! Our equivalents of the chat templates that open-instruct names (`--chat_template_name`), which render the
+//! same text. Templates with a system prompt are not included.
 
-/// Names and templates.
+/// Names of templates, with their text.
 const TEMPLATES: [(&str, &str); 5] = [
     (
         "tulu",
@@ -31,7 +31,7 @@ const TEMPLATES: [(&str, &str); 5] = [
     ),
 ];
 
-/// The template of a name.
+/// Returns the template of a name.
 pub(super) fn template(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| *template)
 }

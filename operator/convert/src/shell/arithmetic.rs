@@ -1,11 +1,11 @@
-//! `$(( ))`, on integers of 64 bits that wrap around, as bash's do.
+//! Arithmetic expansion `$(( ))` on 64-bit integers that wrap around, as in bash.
 
 use brush_parser::ast::{ArithmeticExpr, ArithmeticTarget, BinaryOperator, UnaryOperator};
 
 use super::{Shell, ShellError, limits};
 
 impl Shell {
-    /// The value of an expression; what is not a number counts as 0, as in bash.
+    /// Computes the value of an expression; a text that is not a number counts as 0, as in bash.
     pub(super) fn compute(&mut self, expression: &str) -> Result<i64, ShellError> {
         let expanded = self.text(expression)?;
         if expanded.len() > limits::MAX_EXPRESSION_BYTES {

@@ -1,4 +1,5 @@
-//! `[ ]`, `[[ ]]` and the patterns of `case`. No file is found: the script's files are on another machine.
+//! Conditions `[ ]` and `[[ ]]`, and the patterns of `case`. No file exists: the script's files are on
+//! another machine.
 
 use brush_parser::ast::{BinaryPredicate, ExtendedTestExpr, TestExpr, UnaryPredicate, Word};
 use brush_parser::test_command;
@@ -6,7 +7,7 @@ use fancy_regex::Regex;
 
 use super::{Shell, ShellError, limits};
 
-/// A pattern of the shell; `None` where it is none of the engine's, which matches nothing.
+/// A shell pattern; `None` if the regex engine does not support it, which matches nothing.
 pub(super) struct Pattern(Option<Regex>);
 
 impl Pattern {
@@ -16,7 +17,7 @@ impl Pattern {
         Ok(Self(Regex::new(&format!("(?s)^(?:{pattern})$")).ok()))
     }
 
-    /// Whether a text matches as a whole.
+    /// Whether the full text matches.
     pub(super) fn matches(&self, text: &str) -> bool {
         self.0.as_ref().is_some_and(|regex| regex.is_match(text).unwrap_or(false))
     }
@@ -37,13 +38,13 @@ impl Shell {
         Ok(false)
     }
 
-    /// `[ ]` with its words expanded.
+    /// Evaluates `[ ]`, whose words are expanded.
     pub(super) fn holds_test(&mut self, arguments: &[String]) -> Result<bool, ShellError> {
         let arguments = match arguments.split_last() {
             Some((last, rest)) if last == "]" => rest,
             _ => arguments,
         };
-        // `[ ! ! .. ]` is a tree as deep as it is long.
+        // Bounds the depth of the tree, since `[ ! ! .. ]` is as deep as it is long.
         let parsed = if arguments.len() > 64 { None } else { test_command::parse(arguments).ok() };
         match parsed {
             Some(expression) => self.holds_plain(&expression),
@@ -67,7 +68,7 @@ impl Shell {
         }
     }
 
-    /// `[[ ]]`.
+    /// Evaluates `[[ ]]`.
     pub(super) fn holds(&mut self, expression: &ExtendedTestExpr) -> Result<bool, ShellError> {
         match expression {
             ExtendedTestExpr::And(left, right) => Ok(self.holds(left)? && self.holds(right)?),

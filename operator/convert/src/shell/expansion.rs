@@ -1,4 +1,4 @@
-//! Words: quotes, parameters, substitutions, and word splitting.
+//! Expansion of words: quotes, parameters, substitutions, and word splitting.
 
 use brush_parser::ast::{Assignment, AssignmentName, AssignmentValue};
 use brush_parser::word::{
@@ -12,7 +12,7 @@ use super::limits;
 use super::scope::Variable;
 use super::{Shell, ShellError};
 
-/// The fields that words fall into.
+/// The fields into which words are split.
 #[derive(Debug, Default)]
 struct Fields {
     done: Vec<String>,
@@ -24,7 +24,7 @@ impl Fields {
         self.open.get_or_insert_default().push_str(text);
     }
 
-    /// Unquoted text is split at whitespace.
+    /// Adds unquoted text, split at whitespace.
     fn push_split(&mut self, text: &str) {
         for (index, part) in text.split(char::is_whitespace).enumerate() {
             if index > 0 {
@@ -36,7 +36,7 @@ impl Fields {
         }
     }
 
-    /// `"${list[@]}"`: a field for each element.
+    /// Adds one field per element, as for `"${list[@]}"`.
     fn push_elements(&mut self, elements: &[String]) {
         for (index, element) in elements.iter().enumerate() {
             if index > 0 {
@@ -77,7 +77,7 @@ impl Expanded {
 }
 
 impl Shell {
-    /// The fields of a word.
+    /// Expands a word to fields.
     pub(super) fn fields(&mut self, text: &str) -> Result<Vec<String>, ShellError> {
         limits::check(text)?;
         let mut fields = Fields::default();
@@ -87,7 +87,7 @@ impl Shell {
         Ok(fields.finish())
     }
 
-    /// A word that does not fall into fields, as in an assignment.
+    /// Expands a word without splitting it, as in an assignment.
     pub(super) fn text(&mut self, text: &str) -> Result<String, ShellError> {
         limits::check(text)?;
         let mut fields = Fields::default();
@@ -146,7 +146,7 @@ impl Shell {
         pieces.iter().try_for_each(|piece| self.expand(&piece.piece, true, fields))
     }
 
-    /// What the commands of a substitution `echo`; of programs nothing is known.
+    /// Returns what the commands of a substitution `echo`; the output of programs is unknown.
     fn output_of(&mut self, command: &str) -> Result<String, ShellError> {
         let (num_commands, callers) = (self.commands.len(), self.output.replace(String::new()));
         self.depth += 1;
@@ -210,7 +210,7 @@ impl Shell {
         }
     }
 
-    /// Parts of a value and other cases of its letters.
+    /// Expands parts of a value, replacements, and changes of case.
     fn transform(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
         let (ParameterExpr::RemoveSmallestSuffixPattern { parameter, .. }
         | ParameterExpr::RemoveLargestSuffixPattern { parameter, .. }
@@ -254,7 +254,7 @@ impl Shell {
         }))
     }
 
-    /// What is left of a text, the first of these parts for which the rest, before or behind it, matches.
+    /// Returns the first of `parts` of a text for which the rest, before or after it, matches the pattern.
     fn cut(
         &mut self,
         text: &str,
@@ -273,7 +273,7 @@ impl Shell {
         Ok(text.to_owned())
     }
 
-    /// A parameter's value; one that is not known is empty, and said.
+    /// Returns a parameter's value; an unknown one is empty, and noted.
     fn known(&mut self, parameter: &Parameter) -> Expanded {
         if let Some(value) = self.value(parameter) {
             return value;

@@ -1,29 +1,29 @@
-//! Limits of scripts: a text that is long, deeply nested or grows without end is refused before the grammar's
-//! parser, which recurses, or the memory of this process reaches its own limit.
+//! Limits of scripts: a text that is too long, too deeply nested or grows without end is rejected before the
+//! grammar's parser, which recurses, or this process's memory reaches its own limit.
 
 use super::ShellError;
 
-/// Bytes of a script, a page or a settings file.
+/// Largest size of a script, a page or a settings file, in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
-/// Brackets and compound commands within each other.
+/// Deepest nesting of brackets and compound commands.
 const MAX_NESTING: usize = 60;
-/// `&&`, `||` and `!` of one text: each is a level of the tree of a condition.
+/// Largest number of `&&`, `||` and `!` in one text: each is a level of a condition's tree.
 const MAX_OPERATORS: usize = 4000;
-/// Bytes of an arithmetic expression, whose operators are levels of a tree.
+/// Largest size of an arithmetic expression, in bytes; its operators are levels of a tree.
 pub(super) const MAX_EXPRESSION_BYTES: usize = 1024;
-/// Bytes that all expansions of a script produce together.
+/// Largest number of bytes that all expansions of a script produce together.
 const MAX_EXPANDED_BYTES: usize = 8 << 20;
-/// Digits of a number before a redirection or behind a tilde: the grammar's parser panics on more.
+/// Largest number of digits before a redirection or after a tilde: the grammar's parser panics on more.
 pub(super) const MAX_DIGITS: usize = 9;
 
-/// Bytes that the expansions of a script have produced.
+/// Number of bytes that the expansions of a script have produced.
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     expanded: usize,
 }
 
 impl Budget {
-    /// Counts bytes that an expansion produces, copies or compares.
+    /// Adds bytes that an expansion produces, copies or compares.
     ///
     /// # Errors
     /// When all expansions together exceed the limit.
@@ -33,10 +33,10 @@ impl Budget {
     }
 }
 
-/// Checks a text before the grammar reads it.
+/// Checks a text before the grammar parses it.
 ///
 /// # Errors
-/// When it is too long, too deeply nested, or has a number that the grammar cannot hold.
+/// When the text is too long or too deeply nested, or has a number that the grammar cannot represent.
 pub(super) fn check(text: &str) -> Result<(), ShellError> {
     if text.len() > MAX_BYTES {
         return Err(ShellError::Large(MAX_BYTES));
@@ -51,12 +51,12 @@ pub(super) fn check(text: &str) -> Result<(), ShellError> {
     Ok(())
 }
 
-/// The most brackets and compound commands that may be open at once: quotes are not looked at, so that it is
-/// hardly ever too small, and what closes more than is open counts for nothing.
+/// Returns an upper estimate of the brackets and compound commands that are open at once. Quotes are ignored,
+/// so it is hardly ever too small; closing more than is open has no effect.
 fn nesting(text: &str) -> usize {
     let (mut brackets, mut compounds, mut deepest) = (0usize, 0usize, 0usize);
     for line in text.lines() {
-        // A keyword is one where a command begins, so that the words of comments are none.
+        // A keyword counts only where a command begins, so that the words of comments do not count.
         let mut is_command = true;
         for word in line.split_inclusive([' ', '\t', ';', '|', '&']) {
             let bare = word.trim_end_matches([' ', '\t', ';', '|', '&']);
@@ -95,7 +95,7 @@ fn nesting(text: &str) -> usize {
     deepest
 }
 
-/// The first number of too many digits where the grammar wants a small one.
+/// Returns the first number with too many digits where the grammar expects a small one.
 fn number_too_long(text: &str) -> Option<&str> {
     let bytes = text.as_bytes();
     let mut start = 0;

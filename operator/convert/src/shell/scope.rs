@@ -1,10 +1,10 @@
-//! Variables, functions and arguments of a shell, and which of them are unknown.
+//! Variables, functions and arguments of a shell, and notes on unknown ones.
 
 use std::collections::{BTreeMap, HashMap};
 
 use brush_parser::ast::CompoundCommand;
 
-/// Remarks about a script that are kept at most.
+/// Largest number of notes on a script.
 const MAX_NOTES: usize = 200;
 
 /// The value of a variable.
@@ -15,7 +15,7 @@ pub(super) enum Variable {
 }
 
 impl Variable {
-    /// What `$name` is: of an array its first element.
+    /// Value of `$name`; for an array its first element.
     pub(super) fn scalar(&self) -> &str {
         match self {
             Self::Scalar(value) => value,
@@ -23,7 +23,7 @@ impl Variable {
         }
     }
 
-    /// Bytes of all elements, each with the size of its own.
+    /// Number of bytes of all elements, each with the size of its `String`.
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Scalar(value) => value.len(),
@@ -31,7 +31,7 @@ impl Variable {
         }
     }
 
-    /// What `${name[@]}` is.
+    /// Values of `${name[@]}`.
     pub(super) fn elements(&self) -> Vec<String> {
         match self {
             Self::Scalar(value) => vec![value.clone()],
@@ -40,7 +40,7 @@ impl Variable {
     }
 }
 
-/// All names that a command sees.
+/// Variables, functions and arguments that a command can use.
 #[derive(Debug, Default)]
 pub(super) struct Scope {
     pub(super) variables: HashMap<String, Variable>,
@@ -60,7 +60,7 @@ impl Scope {
         self.variables.insert(name.to_owned(), Variable::Scalar(value));
     }
 
-    /// Says once what is not known.
+    /// Adds a note, once.
     pub(super) fn note(&mut self, note: String) {
         if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
             self.notes.push(note);
@@ -71,7 +71,7 @@ impl Scope {
         self.arguments.drain(..count.min(self.arguments.len()));
     }
 
-    /// Gives a function its arguments, and back the ones of its caller.
+    /// Replaces the arguments, for a function call, and returns the previous ones.
     pub(super) fn replace_arguments(&mut self, arguments: Vec<String>) -> Vec<String> {
         std::mem::replace(&mut self.arguments, arguments)
     }

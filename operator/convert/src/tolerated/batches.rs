@@ -1,4 +1,4 @@
-//! Rules of how many prompts, samples and tokens a step, an update and a pass take.
+//! Rules on the numbers of prompts, samples and tokens of a step, an update and a pass.
 
 use crate::draft::Draft;
 
@@ -8,7 +8,7 @@ const GROUP_KINDS: [&str; 6] = ["GRPO", "GSPO", "DrGRPO", "DAPO", "CISPO", "RLOO
 const GROUP_ESTIMATORS: [&str; 8] =
     ["Grpo", "GrpoPassk", "Rloo", "ReinforcePlusPlusBaseline", "Opo", "Gpg", "Gdpo", "OptimalTokenBaseline"];
 
-/// A group of one sample has no other to be compared with.
+/// Raises a group of one sample to two if the samples of a prompt are compared.
 pub(super) fn groups(draft: &mut Draft) {
     let path = "rollout.samplesPerPrompt";
     if draft.count(path) != Some(1) {
@@ -29,7 +29,7 @@ pub(super) fn groups(draft: &mut Draft) {
     }
 }
 
-/// Updates divide a step.
+/// Reduces the number of prompts per update to a divisor of that per step, which is at least one.
 pub(super) fn updates(draft: &mut Draft) {
     let (per_step, per_update) = ("training.promptsPerStep", "training.promptsPerUpdate");
     if draft.count(per_step) == Some(0) {
@@ -50,7 +50,7 @@ pub(super) fn updates(draft: &mut Draft) {
     draft.remark("training", text);
 }
 
-/// Without a temperature all samples of a held-out prompt are equal.
+/// Limits the samples of a held-out prompt to one without a temperature, since all samples would be equal.
 pub(super) fn held_out(draft: &mut Draft) {
     let path = "rollout.heldOut.samplesPerPrompt";
     let temperature = draft.number("rollout.heldOut.temperature").unwrap_or(0.0);
@@ -63,7 +63,7 @@ pub(super) fn held_out(draft: &mut Draft) {
     draft.remark("rollout", text);
 }
 
-/// Sequences that decode at once in one pass, and the room for a completion behind the longest prompt.
+/// Corrects the sequences that decode in one pass, and the space for a completion after the longest prompt.
 pub(super) fn rollout(draft: &mut Draft) {
     let (tokens, sequences) = ("rollout.maxBatchedTokens", "rollout.maxConcurrentSequences");
     let (batched, concurrent) = (draft.count(tokens).unwrap_or(4096), draft.count(sequences).unwrap_or(256));
@@ -89,7 +89,7 @@ pub(super) fn rollout(draft: &mut Draft) {
     }
 }
 
-/// Budgets in tokens, and the degree of the ranks that share a pass under them.
+/// Token budgets, with the degrees of the ranks that share a pass.
 const BUDGETS: [(&str, &[&str]); 5] = [
     ("training.maxTokensPerMicroBatch", &["sp"]),
     ("training.maxLogprobTokens", &["logprobSp", "sp"]),
@@ -98,7 +98,7 @@ const BUDGETS: [(&str, &[&str]); 5] = [
     ("training.roles.reference.maxForwardTokens", &["referenceSp", "logprobSp", "sp"]),
 ];
 
-/// A pass holds the longest sequence: one that is too small for it would be refused in the middle of a run.
+/// Raises budgets to the longest sequence, since a smaller one would fail in the middle of a run.
 pub(super) fn budgets(draft: &mut Draft) {
     let prompt = draft.count("data.maxPromptTokens").unwrap_or(512);
     let completion = draft.count("rollout.maxCompletionTokens").unwrap_or(512);
@@ -108,7 +108,7 @@ pub(super) fn budgets(draft: &mut Draft) {
         let Some(given) = draft.count(path) else { continue };
         let degree = |name: &&str| draft.count(&format!("workers.mesh.{name}"));
         let mut ranks = degrees.iter().find_map(degree).unwrap_or(1);
-        // Roles with a degree of their own and no budget of their own share the actor's.
+        // Roles with their own degree but without their own budget share the actor's.
         for (role, budget) in
             SHARED.iter().filter(|(_, budget)| budget.0 == path).map(|(role, budget)| (role, budget.1))
         {
@@ -127,7 +127,7 @@ pub(super) fn budgets(draft: &mut Draft) {
     }
 }
 
-/// Degrees of roles, with the budget that they share and the budget of their own that they may have instead.
+/// Degrees of roles, each with the shared budget and the role's own optional budget.
 const SHARED: [(&str, (&str, &str)); 3] = [
     (
         "workers.mesh.criticSp",

@@ -1,8 +1,8 @@
-//! Rules of ranks and of the degrees that divide them.
+//! Rules on the number of ranks and the degrees that divide it.
 
 use crate::draft::Draft;
 
-/// Largest number of workers, of ranks of a worker, and of both together.
+/// Largest number of workers, and of ranks of all workers together.
 const MAX_COUNT: u64 = 1024;
 const MAX_RANKS_PER_WORKER: u64 = 64;
 
@@ -14,7 +14,7 @@ fn num_ranks(draft: &Draft) -> u64 {
     of(COUNT).saturating_mul(of(PER_WORKER))
 }
 
-/// There is at least one rank, and no more than a job can have.
+/// Limits the numbers of workers and ranks to at least one and at most what a job may have.
 pub(super) fn ranks(draft: &mut Draft) {
     for (path, most) in [(COUNT, MAX_COUNT), (PER_WORKER, MAX_RANKS_PER_WORKER)] {
         let Some(given) = draft.count(path).filter(|given| *given == 0 || *given > most) else { continue };
@@ -32,12 +32,12 @@ pub(super) fn ranks(draft: &mut Draft) {
     }
 }
 
-/// Degrees that divide the number of ranks, each for itself.
+/// Degrees that must divide the number of ranks, each independently.
 const OF_ALL_RANKS: [&str; 4] = ["logprobSp", "referenceSp", "criticSp", "rolloutTp"];
-/// Degrees whose product divides the number of ranks; the last one gives way first.
+/// Degrees whose product must divide the number of ranks; the last one is reduced first.
 const TOGETHER: [&str; 3] = ["tp", "sp", "dpShard"];
 
-/// Degrees that do not divide the ranks become the largest ones below them that do.
+/// Reduces degrees that do not divide the ranks to the largest smaller ones that do.
 pub(super) fn degrees(draft: &mut Draft) {
     let ranks = num_ranks(draft);
     let mut rest = ranks;
@@ -53,7 +53,7 @@ pub(super) fn degrees(draft: &mut Draft) {
     divided(draft, "ep", copy);
 }
 
-/// The degree of an axis after it divides `ranks`.
+/// Returns the degree of an axis, after reducing it to a divisor of `ranks`.
 fn divided(draft: &mut Draft, name: &str, ranks: u64) -> u64 {
     let path = format!("workers.mesh.{name}");
     let Some(given) = draft.count(&path) else { return 1 };

@@ -1,8 +1,8 @@
-//! Rules of the critic, of the reference and of what is offloaded.
+//! Rules on the critic, the reference and offloading.
 
 use crate::draft::Draft;
 
-/// Fields of roles that compute with the actor's base weights below an adapter.
+/// Fields of roles that, with an adapter, compute with the actor's base weights.
 const OF_OWN_WEIGHTS: [&str; 5] = [
     "training.roles.reference.offloadParameters",
     "training.roles.reference.precision",
@@ -11,7 +11,7 @@ const OF_OWN_WEIGHTS: [&str; 5] = [
     "workers.mesh.criticDpShard",
 ];
 
-/// With an adapter reference and critic have no base weights of their own.
+/// Removes the fields of reference and critic that need their own base weights, if there is an adapter.
 pub(super) fn adapter(draft: &mut Draft) {
     if !draft.has("model.lora") {
         return;
@@ -26,10 +26,10 @@ pub(super) fn adapter(draft: &mut Draft) {
     }
 }
 
-/// Kinds whose preset has a critic.
+/// Kinds of jobs whose preset has a critic.
 const KINDS_WITH_CRITIC: [&str; 3] = ["PPO", "VAPO", "PFPPO"];
 
-/// Settings of a critic where the estimator reads no values.
+/// Removes settings of a critic if the estimator reads no values.
 pub(super) fn critic(draft: &mut Draft) {
     let has_critic = match (draft.text("algorithm.advantage.estimator"), draft.text("algorithm.kind")) {
         (Some(estimator), _) => matches!(estimator.as_str(), "Gae" | "LengthAdaptiveGae"),
@@ -46,7 +46,8 @@ pub(super) fn critic(draft: &mut Draft) {
     }
 }
 
-/// Activations are offloaded as the inputs of layers, which checkpointing keeps.
+/// Turns checkpointing on if activations are offloaded, since only the inputs of checkpointed layers are. If
+/// it is off explicitly, offloading is turned off instead.
 pub(super) fn activations(draft: &mut Draft) {
     let (checkpointing, offload) = ("training.activationCheckpointing", "training.offload.activations");
     if !draft.is_true(offload) || draft.is_true(checkpointing) {

@@ -1,9 +1,9 @@
-//! GRPO's loss of TRL: every part by TRL's defaults, not ours.
+//! TRL's GRPO loss, in which every part has TRL's defaults, not ours.
 
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// Types of the loss, the policy loss and the aggregation.
+/// TRL's loss types, with our policy loss and aggregation.
 const TYPES: [(&str, &str, &str); 6] = [
     ("grpo", "Vanilla", "SequenceMeanTokenMean"),
     ("dr_grpo", "Vanilla", "SequenceMeanTokenSumNorm"),
@@ -13,9 +13,9 @@ const TYPES: [(&str, &str, &str); 6] = [
     ("bnpo", "Vanilla", "TokenMean"),
 ];
 
-/// Sets `algorithm.loss` and how advantages are scaled.
+/// Sets `algorithm.loss` and the scaling of advantages.
 ///
-/// `is_geo_mean` is GMPO, whose clip acts on the logarithm of the ratio and is 0.4 by default.
+/// `is_geo_mean` means GMPO, whose clip applies to the logarithm of the ratio and is 0.4 by default.
 pub(super) fn finish(settings: &Settings, is_geo_mean: bool, draft: &mut Draft) {
     let loss = settings.text("loss_type").unwrap_or_else(|| "dapo".to_owned());
     let is_sequence = settings.text("importance_sampling_level").as_deref() == Some("sequence");
@@ -45,7 +45,7 @@ pub(super) fn finish(settings: &Settings, is_geo_mean: bool, draft: &mut Draft) 
     scale(settings, draft);
 }
 
-/// How far the ratio may leave 1. CISPO's `epsilon_high` is the cap of the ratio itself, and its ratio has no
+/// Sets the clip of the ratio. CISPO's `epsilon_high` is the cap of the ratio itself, and its ratio has no
 /// lower bound.
 fn clip(settings: &Settings, policy: &str, draft: &mut Draft) {
     let low = settings.number("epsilon").unwrap_or(if policy == "GeoMean" { 0.4 } else { 0.2 });
@@ -72,7 +72,8 @@ fn clip(settings: &Settings, policy: &str, draft: &mut Draft) {
     }
 }
 
-/// TRL's `delta` caps the ratio of tokens with a negative advantage, which bounds their loss.
+/// Sets the dual clip: TRL's `delta` caps the ratio of tokens with a negative advantage, which bounds their
+/// loss.
 fn dual_clip(settings: &Settings, policy: &str, draft: &mut Draft) {
     let Some(delta) = settings.number("delta") else { return };
     if policy == "Vanilla" {

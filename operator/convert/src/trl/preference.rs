@@ -1,11 +1,11 @@
-//! TRL's losses of pairs: DPO's family, SimPO of CPO, and several losses by weights.
+//! TRL's pair losses: DPO's family, SimPO of CPO, and weighted sums of losses.
 
 use serde_json::{Value, json};
 
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// DPO's losses of pairs.
+/// TRL's DPO losses, each with ours.
 const PAIR_LOSSES: [(&str, &str); 14] = [
     ("sigmoid", "Sigmoid"),
     ("sigmoid_norm", "SigmoidNorm"),
@@ -23,8 +23,8 @@ const PAIR_LOSSES: [(&str, &str); 14] = [
     ("aot_unpaired", "AotUnpaired"),
 ];
 
-/// The losses of DPO's family: one with its parameters, or several with weights; `sft` has a field of its
-/// own.
+/// Sets the losses of DPO's family: one with its parameters, or several with weights; `sft` has its own
+/// field.
 pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
     let named = settings.list("loss_type");
     if kind == "CPO" && named == ["simpo"] {
@@ -53,7 +53,7 @@ pub(super) fn finish(settings: &Settings, kind: &str, draft: &mut Draft) {
     }
 }
 
-/// Losses by weights, each with its own parameters, which are then set nowhere else.
+/// Sets weighted losses, each with its own parameters, which are not set elsewhere.
 fn weighted(losses: &[(&str, Value)], settings: &Settings, draft: &mut Draft) {
     let item = |(loss, weight): &(&str, Value)| {
         let mut item =

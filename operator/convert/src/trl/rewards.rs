@@ -26,7 +26,7 @@ pub(super) fn finish(settings: &Settings, draft: &mut Draft) {
     draft.set("spec.rewards.functions", functions);
 }
 
-/// The reward functions that TRL has itself.
+/// TRL's own reward functions, each with our name and kind and the difference between them.
 const OWN: [(&str, &str, &str, &str); 3] = [
     (
         "accuracy_reward",
@@ -68,12 +68,13 @@ fn function(name: &str, draft: &mut Draft) -> Option<Value> {
     Some(python(name, module, short, draft))
 }
 
-/// `<think>`, and then `</think>` without a further `<think>` anywhere. TRL's pattern looks ahead, which the
-/// engine of `Format` does not: the text without `<think>` is spelt out, one letter of it after the other.
+/// Returns the pattern of `<think>` followed by `</think>`, without any other `<think>`. TRL's pattern uses
+/// look-ahead; this one spells out text without `<think>`, letter by letter, so that it needs none.
 fn thought_pattern() -> String {
     let tag = "<think>";
     let prefixes: Vec<&str> = (1..tag.len()).map(|end| &tag[..end]).collect();
-    // Behind a prefix comes neither the tag's next letter nor its first, with which it would begin again.
+    // A prefix is followed neither by the tag's next letter nor by its first, with which the tag would begin
+    // again.
     let ended = |prefix: &&str| {
         let next = &tag[prefix.len()..=prefix.len()];
         let others = if next == "<" { "[^<]".to_owned() } else { format!("[^<{next}]") };

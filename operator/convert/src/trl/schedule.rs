@@ -1,11 +1,11 @@
-//! AdamW and its schedule: TRL's defaults differ from ours in all of them.
+//! AdamW and its schedule, in which TRL's defaults all differ from ours.
 
 use serde_json::json;
 
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// AdamW and its schedule; TRL's defaults differ from ours in all of them.
+/// Sets AdamW and its schedule, by TRL's defaults.
 pub(super) fn finish(settings: &Settings, kind: &str, updates: u64, draft: &mut Draft) {
     let rate = match kind {
         "SFT" => 2e-5,
@@ -22,7 +22,7 @@ pub(super) fn finish(settings: &Settings, kind: &str, updates: u64, draft: &mut 
     warmup(settings, updates, draft);
 }
 
-/// The course of the learning rate behind the warm-up.
+/// Sets the shape of the learning rate after the warm-up.
 fn course(settings: &Settings, rate: f64, draft: &mut Draft) {
     let named = settings.text("lr_scheduler_type").unwrap_or_else(|| "linear".to_owned());
     let kind = match named.as_str() {

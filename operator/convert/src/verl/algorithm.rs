@@ -4,7 +4,7 @@
 use crate::draft::Draft;
 use crate::settings::Settings;
 
-/// Estimators, the preset to start from, and ours.
+/// verl's estimators, each with the preset to start from and our estimator.
 const ESTIMATORS: [(&str, &str, &str); 14] = [
     ("gae", "PPO", "Gae"),
     ("grpo", "GRPO", "Grpo"),
@@ -22,7 +22,7 @@ const ESTIMATORS: [(&str, &str, &str); 14] = [
     ("tir_optimal_token_baseline", "GRPO", "OptimalTokenBaseline"),
 ];
 
-/// Policy losses.
+/// verl's policy losses, each with ours.
 const LOSSES: [(&str, &str); 12] = [
     ("vanilla", "Vanilla"),
     ("gspo", "Gspo"),
@@ -38,7 +38,7 @@ const LOSSES: [(&str, &str); 12] = [
     ("dro", "Dro"),
 ];
 
-/// How losses of tokens become one.
+/// verl's aggregations of token losses, each with ours.
 const AGGREGATIONS: [(&str, &str); 5] = [
     ("token-mean", "TokenMean"),
     ("token-sum", "TokenSum"),
@@ -47,7 +47,7 @@ const AGGREGATIONS: [(&str, &str); 5] = [
     ("seq-mean-token-sum-norm", "SequenceMeanTokenSumNorm"),
 ];
 
-/// Estimators of the KL.
+/// verl's KL estimators, each with ours; an empty one has no equivalent.
 const DIVERGENCES: [(&str, &str); 12] = [
     ("kl", "K1"),
     ("k1", "K1"),
@@ -65,7 +65,7 @@ const DIVERGENCES: [(&str, &str); 12] = [
 
 const ACTOR: &str = "actor_rollout_ref.actor";
 
-/// Sets the section `algorithm`; `settings` are those that are given, and verl's defaults for the others.
+/// Sets the section `algorithm`. `given` are the script's settings; `settings` also has verl's defaults.
 pub(super) fn finish(settings: &Settings, given: &Settings, draft: &mut Draft) {
     let named = settings.text("algorithm.adv_estimator").unwrap_or_default();
     let Some((_, kind, estimator)) = ESTIMATORS.iter().find(|(theirs, ..)| *theirs == named) else {
@@ -113,7 +113,7 @@ fn reweighting(settings: &Settings, draft: &mut Draft) {
 fn critic(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.algorithm.critic.learningRate", settings.number("critic.optim.lr"));
     draft.set_some("spec.algorithm.critic.valueClip", settings.number("critic.cliprange_value"));
-    // The actor is first trained in step W there, so that the critic learns alone in W - 1 steps.
+    // verl first trains the actor in step W, so the critic learns alone in W - 1 steps.
     let warmup = settings.count("trainer.critic_warmup").unwrap_or(0);
     draft.set("spec.algorithm.critic.warmupSteps", warmup.saturating_sub(1));
     if settings.is_true("critic.use_dynamic_bsz") || settings.is_true(&format!("{ACTOR}.use_dynamic_bsz")) {
@@ -171,8 +171,8 @@ fn loss(settings: &Settings, given: &Settings, draft: &mut Draft) {
     );
 }
 
-/// The aggregation of losses of sequences: verl passes over `loss_agg_mode` there, too, which scripts set all
-/// the same.
+/// Returns the aggregation of sequence-level losses. verl ignores `loss_agg_mode` for them, too, although
+/// scripts set it.
 fn sequence_means(given: &Settings, policy: &str, draft: &mut Draft) -> Option<&'static str> {
     let key = format!("{ACTOR}.loss_agg_mode");
     let named = given.text(&key).unwrap_or_default();
@@ -213,7 +213,8 @@ fn kl(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-/// `rollout_is` and `rollout_rs`, with their thresholds as numbers or as `lower_upper`.
+/// Sets the rollout correction from `rollout_is` and `rollout_rs`, whose thresholds are numbers or
+/// `lower_upper`.
 fn correction(settings: &Settings, draft: &mut Draft) {
     let key = |name: &str| format!("algorithm.rollout_correction.{name}");
     let Some(level) = settings.text(&key("rollout_is")) else {
@@ -256,7 +257,7 @@ fn correction(settings: &Settings, draft: &mut Draft) {
     draft.set_some("spec.algorithm.importanceCorrection.rejection.lower", lower);
 }
 
-/// `upper`, or `lower_upper`.
+/// Parses thresholds `upper` or `lower_upper` to (lower, upper).
 fn bounds(text: String) -> (Option<f64>, Option<f64>) {
     match text.split_once('_') {
         Some((lower, upper)) => (lower.parse().ok(), upper.parse().ok()),
@@ -268,7 +269,7 @@ fn dynamic_sampling(settings: &Settings, draft: &mut Draft) {
     let metric = settings.text("algorithm.filter_groups.metric").unwrap_or_default();
     let measured = if metric.contains("final") { "Reward" } else { "Score" };
     draft.set("spec.algorithm.dynamicSampling.metric", measured);
-    // There, 0 means no bound.
+    // In verl, 0 means no bound.
     let batches = settings.count("algorithm.filter_groups.max_num_gen_batches").filter(|count| *count > 0);
     draft.set("spec.algorithm.dynamicSampling.maxBatches", batches.unwrap_or(1000));
     if let Some(prompts) = settings.count("data.gen_batch_size") {
@@ -279,7 +280,7 @@ fn dynamic_sampling(settings: &Settings, draft: &mut Draft) {
     }
 }
 
-/// Our word for theirs; a word that is not known is said.
+/// Translates a word of verl; an unknown word is noted in a remark.
 fn word(
     words: &[(&'static str, &'static str)],
     theirs: &str,

@@ -6,19 +6,19 @@ use crate::draft::Draft;
 use crate::rewards::{model, python};
 use crate::settings::Settings;
 
-/// How verl judges the rows of a data source, and what stands for it here.
+/// verl's reward of a data source, with the functions that replace it.
 struct Judged {
-    /// What the names of such files contain, in lower case.
+    /// Parts of the names of the data source's files, in lower case.
     files: &'static [&'static str],
-    /// The values of `data_source` that verl judges so.
+    /// Values of `data_source` with this reward.
     sources: &'static [&'static str],
     /// Name, kind and weight of each function.
     functions: &'static [(&'static str, &'static str, f64)],
-    /// How the functions differ from verl's.
+    /// Difference between the functions and verl's reward; empty for none.
     difference: &'static str,
 }
 
-/// verl's own table of data sources. A file is that of the first row that fits its name.
+/// verl's table of data sources. The first row that matches a file's name applies.
 const JUDGED: [Judged; 4] = [
     Judged {
         files: &["gsm8k"],
@@ -45,7 +45,7 @@ const JUDGED: [Judged; 4] = [
         difference: "",
     },
 ];
-/// The format of completions on geometry3k.
+/// Format of completions on geometry3k.
 const BOXED_THOUGHT: &str = r"(?s)<think>.*</think>.*\\boxed\{.*\}.*";
 
 /// Sets the section `rewards`.
@@ -84,7 +84,7 @@ fn sandbox(settings: &Settings) -> Option<String> {
     KEYS.iter().find_map(|key| settings.text(key))
 }
 
-/// As verl's own table has it, of which a script shows only the names of its files.
+/// Chooses functions by verl's table of data sources, of which a script shows only the names of its files.
 fn by_data_source(settings: &Settings, draft: &mut Draft) -> Vec<Value> {
     let row = |file: &String| {
         let name = file.to_ascii_lowercase();
@@ -125,7 +125,7 @@ fn functions(judged: &Judged, is_one: bool, draft: &mut Draft) -> Vec<Value> {
     judged.functions.iter().map(function).collect()
 }
 
-/// DAPO's penalty on length, under the names of several versions.
+/// Sets DAPO's length penalty, from the keys of several versions.
 fn overlong(settings: &Settings, draft: &mut Draft) {
     const PREFIXES: [&str; 4] = [
         "reward.reward_kwargs.overlong_buffer_cfg",

@@ -25,33 +25,33 @@ use crate::declaration::{Declared, Parameter};
 use crate::rows::{Rows, RowsError};
 use crate::whiten::TooFewTokens;
 
-/// Added to a group's standard deviation before dividing by it (verl's constant).
+/// Epsilon added to a group's standard deviation before dividing by it (verl's constant).
 pub const STD_EPSILON: f64 = 1e-6;
 
-/// Why advantages cannot be estimated.
+/// Inputs from which advantages cannot be estimated.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum AdvantageError {
-    /// A slice does not fit the rows.
+    /// The length of a slice does not match the rows.
     #[error("advantage inputs do not fit together")]
     Rows(#[from] RowsError),
-    /// Whitening over a batch that is all but empty.
+    /// Too few tokens count for whitening over the batch.
     #[error("advantages cannot be whitened")]
     Whiten(#[from] TooFewTokens),
-    /// Pass@k compares the two best samples of a group.
+    /// A group has a single sample, but pass@k compares the two best of a group.
     #[error("pass@k needs at least 2 samples in a group, group {group} has 1")]
     SingleSample {
-        /// The group's id.
+        /// Id of the group.
         group: usize,
     },
-    /// Every reward part needs a weight.
+    /// The number of weights differs from that of the reward parts.
     #[error("gdpo sums reward parts by weight, but {num_parts} parts came with {num_weights} weights")]
     Parts {
-        /// Reward parts given.
+        /// Number of reward parts.
         num_parts: usize,
-        /// Weights given.
+        /// Number of weights.
         num_weights: usize,
     },
-    /// The estimator reads something that was not given.
+    /// An input that the estimator reads is missing.
     #[error("estimator {estimator} needs {input}, which is missing")]
     Missing {
         /// Name of the estimator.
@@ -64,14 +64,14 @@ pub enum AdvantageError {
 /// The result of an estimator, one value per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advantages {
-    /// How much better than expected each token's outcome was.
+    /// Advantage of each token: how much better its outcome was than expected.
     pub advantages: Vec<f64>,
-    /// The targets of a critic; equal to `advantages` if the estimator uses only outcomes.
+    /// Return of each token, the critic's target; equal to `advantages` if the estimator uses only outcomes.
     pub returns: Vec<f64>,
 }
 
 impl Advantages {
-    /// One value per row, given to every token of it that counts; returns equal advantages.
+    /// Gives every counting token of a row the row's value, as advantage and as return.
     pub(crate) fn per_row(rows: &Rows, row_values: &[f64]) -> Self {
         let advantages = rows.broadcast(row_values);
         Self { returns: advantages.clone(), advantages }
@@ -100,7 +100,7 @@ register! {
     ]
 }
 
-/// `advantage.gamma` of manifests.
+/// Parameter `advantage.gamma` of manifests.
 const GAMMA: Parameter = Parameter::number(
     "gamma",
     0.0,
@@ -108,28 +108,28 @@ const GAMMA: Parameter = Parameter::number(
     "Discount per token (`ReinforcePlusPlus`, `Gae` and `LengthAdaptiveGae` only); by default 1.",
 );
 
-/// An input that has to be computed for the estimators that read it.
+/// An optional input, computed only for estimators that read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimatorInput {
-    /// [`AdvantageInputs::values`], of a critic.
+    /// The critic's values, [`AdvantageInputs::values`].
     Values,
-    /// [`AdvantageInputs::greedy_rewards`], of a greedy completion of each prompt.
+    /// Rewards of the greedy completions of prompts, [`AdvantageInputs::greedy_rewards`].
     GreedyRewards,
-    /// [`AdvantageInputs::sum_pi_squared`], of the actor.
+    /// The actor's sums of squared probabilities, [`AdvantageInputs::sum_pi_squared`].
     SumPiSquared,
 }
 
-/// How an estimator turns rewards into advantages.
+/// An estimator that turns rewards into advantages.
 pub(crate) trait Estimator {
-    /// The advantages of one step's batch.
+    /// Estimates the advantages of one step's batch.
     fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError>;
 
-    /// Whether it compares the samples of a prompt, so that it needs several.
+    /// Whether the estimator compares the samples of a prompt, so that it needs several.
     fn compares_samples(&self) -> bool {
         true
     }
 
-    /// Whether it needs this input.
+    /// Whether the estimator reads this input.
     fn reads(&self, _input: EstimatorInput) -> bool {
         false
     }
@@ -142,14 +142,14 @@ fn needed<'a, F: Declared>(
     slice.ok_or(AdvantageError::Missing { estimator: F::NAME, input })
 }
 
-/// Everything an estimator may read. `rows` and `token_rewards` are always needed; the rest by some.
+/// All inputs that an estimator may read. `rows` and `token_rewards` are always needed; the rest by some.
 #[derive(Clone, Copy, Debug)]
 pub struct AdvantageInputs<'a> {
     /// Completions and their loss masks.
     pub rows: &'a Rows,
     /// Reward of each token; an outcome reward is at the last unmasked one ([`Rows::at_last_valid`]).
     pub token_rewards: &'a [f64],
-    /// Rollout group of each row, any ids.
+    /// Rollout group id of each row.
     pub groups: &'a [usize],
     /// Reward of the greedy completion of each row's prompt ([`AdvantageEstimator::ReMax`]).
     pub greedy_rewards: Option<&'a [f64]>,
@@ -163,14 +163,15 @@ pub struct AdvantageInputs<'a> {
     /// Token weights of the rollout correction ([`AdvantageEstimator::OptimalTokenBaseline`], optional
     /// there).
     pub importance_weights: Option<&'a [f64]>,
-    /// Each reward function's value of each row ([`AdvantageEstimator::Gdpo`]).
+    /// Value of each reward function for each row, `[function][row]` ([`AdvantageEstimator::Gdpo`]).
     pub reward_parts: &'a [Vec<f64>],
-    /// One weight per entry of `reward_parts`.
+    /// Weight of each entry of `reward_parts`.
     pub reward_weights: &'a [f64],
 }
 
 impl<'a> AdvantageInputs<'a> {
-    /// Outcome rewards and groups, which is all that estimators without a critic or a greedy baseline read.
+    /// Makes inputs of outcome rewards and groups, all that estimators without critic or greedy baseline
+    /// read.
     pub fn new(rows: &'a Rows, token_rewards: &'a [f64], groups: &'a [usize]) -> Self {
         Self {
             rows,
@@ -190,10 +191,10 @@ impl<'a> AdvantageInputs<'a> {
 impl AdvantageEstimator {
     /// Estimates the advantages of one step's batch.
     ///
-    /// An estimator that compares the samples of a prompt does not see a row that is the only one of its
-    /// group, such as the lone survivor of a group whose other samples are masked. Its advantage is 0.
-    /// (verl gives it its raw reward, which rewards samples for the failures of their group's reward
-    /// functions.)
+    /// An estimator that compares the samples of a prompt is not given a row that is the only one of its
+    /// group, such as the last sample of a group whose other samples are masked. That row has no advantage
+    /// (0). verl gives it its raw reward, which rewards samples for failures of their group's reward
+    /// functions.
     ///
     /// # Errors
     /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too
@@ -215,26 +216,26 @@ impl AdvantageEstimator {
         Ok(selection.scattered(Some(&estimated)))
     }
 
-    /// Whether it compares the samples of a prompt, so that it needs several.
+    /// Whether the estimator compares the samples of a prompt, so that it needs several.
     pub fn compares_samples(&self) -> bool {
         self.formula().compares_samples()
     }
 
-    /// Whether it needs this input.
+    /// Whether the estimator reads this input.
     pub fn reads(&self, input: EstimatorInput) -> bool {
         self.formula().reads(input)
     }
 }
 
-/// Outcome of each row: the sum of its token rewards, after checking that the slices fit.
+/// Returns the outcome of each row, the sum of its token rewards, after checking the slices' lengths.
 fn outcomes(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Vec<f64>, RowsError> {
     rows.check_tokens("token_rewards", token_rewards)?;
     rows.check_rows("groups", groups)?;
     Ok(rows.sums(token_rewards))
 }
 
-/// The sum of rewards from each token on. Rewards of masked tokens count, too: the mask selects trained
-/// tokens, and a rejected last token must not remove the outcome.
+/// Returns the sum of rewards from each token on. Rewards of masked tokens count, too: the mask selects
+/// trained tokens, and a rejected last token must not remove the outcome.
 fn rewards_to_go(rows: &Rows, token_rewards: &[f64]) -> Vec<f64> {
     let mut returns = token_rewards.to_vec();
     for range in rows.ranges() {

@@ -16,50 +16,50 @@ use serde::Serialize;
 pub use choice::choice_schema;
 pub use parameters::Parameters;
 
-/// A parameter as manifests give it. Formulas of a family may share one, with defaults of their own.
+/// A parameter of formulas in manifests. Formulas of a family may share one, with different defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameter {
-    /// Its field in manifests.
+    /// Name of the field in manifests.
     pub name: &'static str,
-    /// Its documentation: meaning, formulas that use it, and their defaults.
+    /// Documentation of the parameter: its meaning, the formulas that use it, and their defaults.
     pub doc: &'static str,
-    /// The values that it may have.
+    /// Range of allowed values.
     pub range: Range,
 }
 
-/// The values that a parameter may have.
+/// Range of values that a parameter may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Range {
-    /// True or false.
+    /// A boolean parameter.
     Flag,
     /// A number between two bounds, both included.
     Number {
-        /// Smallest value.
+        /// Smallest value, included.
         min: f64,
-        /// Largest value.
+        /// Largest value, included.
         max: f64,
     },
 }
 
 impl Parameter {
-    /// A number between `min` and `max`.
+    /// Declares a number between `min` and `max`.
     pub const fn number(name: &'static str, min: f64, max: f64, doc: &'static str) -> Self {
         Self { name, doc, range: Range::Number { min, max } }
     }
 
-    /// True or false.
+    /// Declares a boolean parameter.
     pub const fn flag(name: &'static str, doc: &'static str) -> Self {
         Self { name, doc, range: Range::Flag }
     }
 }
 
-/// The value of a parameter.
+/// Value of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ParameterValue {
-    /// Of a flag.
+    /// Value of a boolean parameter.
     Flag(bool),
-    /// Of a number.
+    /// Value of a number.
     Number(f64),
 }
 
@@ -77,9 +77,9 @@ impl From<bool> for ParameterValue {
 
 /// The type of a formula's parameter.
 pub trait ParameterType: Copy {
-    /// The given value, or the formula's default.
+    /// Returns the given value, or the formula's default.
     fn read(given: Option<ParameterValue>, default: Self) -> Self;
-    /// As manifests write it; `None` where the formula does without.
+    /// Converts to the value in manifests; `None` if the formula works without one.
     fn write(self) -> Option<ParameterValue>;
 }
 
@@ -121,15 +121,15 @@ impl ParameterType for Option<f64> {
 
 /// The declaration of a formula by `formula!`.
 pub trait Declared: Sized {
-    /// Its name in manifests.
+    /// Name of the formula in manifests.
     const NAME: &'static str;
-    /// Its documentation. The first paragraph is the description in the CRD.
+    /// Documentation of the formula. The first paragraph is the description in the CRD.
     const DOC: &'static str;
-    /// Its parameters.
+    /// Parameters of the formula.
     const PARAMETERS: &'static [&'static Parameter];
-    /// The formula with the parameters that are given, and its defaults for the others.
+    /// Makes the formula with the given parameters, and its defaults for the others.
     fn read(given: &dyn Fn(&Parameter) -> Option<ParameterValue>) -> Self;
-    /// Its parameters as manifests write them.
+    /// Returns the formula's parameters with their values, as in manifests.
     fn write(&self) -> Vec<(&'static str, ParameterValue)>;
 }
 
@@ -137,14 +137,14 @@ pub trait Declared: Sized {
 pub trait Family: Copy + Debug + PartialEq + Sized + Serialize + 'static {
     /// Every formula, in the order of the documentation.
     const ALL: &'static [Self];
-    /// The name in manifests.
+    /// Name of the formula in manifests.
     fn name(self) -> &'static str;
-    /// The documentation of the formula.
+    /// Documentation of the formula.
     fn doc(self) -> &'static str;
-    /// The parameters of the formula.
+    /// Parameters of the formula.
     fn parameters(self) -> &'static [&'static Parameter];
 
-    /// The parameters of all formulas, each once.
+    /// Returns the parameters of all formulas, each once.
     fn all_parameters() -> Vec<&'static Parameter> {
         let mut all: Vec<&'static Parameter> = Vec::new();
         for parameter in Self::ALL.iter().flat_map(|formula| formula.parameters()) {

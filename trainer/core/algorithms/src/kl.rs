@@ -1,5 +1,5 @@
-//! KL divergence between the actor and a reference from single log-probs: estimators with their gradients,
-//! the penalty inside the reward, and the coefficient's controller.
+//! KL divergence between the actor and a reference, estimated from log-probs of single tokens: estimators
+//! with their gradients, the penalty inside the reward, and the controller of the coefficient.
 //!
 //! `d` is always `logprob - ref_logprob` of one token. See <http://joschu.net/blog/kl-approx.html>.
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::rows::{Rows, RowsError};
 use crate::whiten::masked_mean;
 
-/// Log-ratios are clamped to this before they are exponentiated.
+/// Bound to which log-ratios are clamped before they are exponentiated.
 const LOG_RATIO_BOUND: f64 = 20.0;
-/// k3 is clamped to this.
+/// Bound to which k3 is clamped.
 const K3_BOUND: f64 = 10.0;
 
 /// Estimators of the KL divergence from one sample (<http://joschu.net/blog/kl-approx.html>), d = actor -
@@ -47,7 +47,7 @@ pub enum KlEstimator {
 }
 
 impl KlEstimator {
-    /// The estimate for one token.
+    /// Estimates the KL divergence on one token.
     pub fn value(self, logprob: f64, ref_logprob: f64) -> f64 {
         let d = logprob - ref_logprob;
         match self {
@@ -58,7 +58,7 @@ impl KlEstimator {
         }
     }
 
-    /// Derivative that the training uses for it with respect to `logprob`.
+    /// Returns the derivative with respect to `logprob` that training uses.
     pub fn gradient(self, logprob: f64, ref_logprob: f64) -> f64 {
         let d = logprob - ref_logprob;
         match self {
@@ -86,7 +86,7 @@ pub struct PenalizedRewards {
     pub mean_kl: f64,
 }
 
-/// Takes `coefficient` times the estimated KL between the sampling policy and the reference from every
+/// Subtracts `coefficient` times the estimated KL between the sampling policy and the reference from every
 /// counting token's score.
 ///
 /// # Errors
@@ -120,7 +120,8 @@ fn mean_row_kl(rows: &Rows, kl: &[f64]) -> f64 {
     means.sum::<f64>() / rows.num_rows() as f64
 }
 
-/// Mean of `estimator` over unmasked tokens: the input of a controller whose penalty is in the loss.
+/// Returns the mean of `estimator` over unmasked tokens, the controller's input if the penalty is in the
+/// loss.
 ///
 /// # Errors
 /// When a slice does not hold one value per token.
@@ -136,42 +137,42 @@ pub fn mean_kl(
     Ok(masked_mean(rows, &kl))
 }
 
-/// Decides the KL coefficient of the next step.
+/// Controller of the KL coefficient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KlController {
-    /// Always the same.
+    /// Coefficient that never changes.
     Fixed {
-        /// The coefficient.
+        /// Weight of the KL penalty.
         coefficient: f64,
     },
-    /// Steers the measured KL to `target` (arXiv 1909.08593).
+    /// Coefficient that steers the measured KL to `target` (arXiv 1909.08593).
     Adaptive {
-        /// The coefficient now; the one thing that a checkpoint must keep.
+        /// Current coefficient; the only state that a checkpoint must store.
         coefficient: f64,
-        /// KL per token to hold.
+        /// Target KL per token.
         target: f64,
-        /// Samples over which a full correction would be applied.
+        /// Number of samples over which a full correction would be applied.
         horizon: f64,
     },
 }
 
 impl KlController {
-    /// The coefficient to use now.
+    /// Coefficient of the present step.
     pub fn coefficient(&self) -> f64 {
         match self {
             Self::Fixed { coefficient } | Self::Adaptive { coefficient, .. } => *coefficient,
         }
     }
 
-    /// Resumes with the coefficient of a checkpoint; a fixed one is unchanged.
+    /// Restores the coefficient of a checkpoint; a fixed one is unchanged.
     pub fn resume(&mut self, saved_coefficient: f64) {
         if let Self::Adaptive { coefficient, .. } = self {
             *coefficient = saved_coefficient;
         }
     }
 
-    /// Takes in the KL that a step of `num_samples` samples measured:
-    /// coefficient *= 1 + clip(kl / target - 1, +-0.2) * num_samples / horizon.
+    /// Updates the coefficient by the KL measured on a step of `num_samples` samples: coefficient *= 1 +
+    /// clip(kl / target - 1, +-0.2) * num_samples / horizon.
     pub fn update(&mut self, measured_kl: f64, num_samples: usize) {
         if let Self::Adaptive { coefficient, target, horizon } = self {
             let error = (measured_kl / *target - 1.0).clamp(-0.2, 0.2);

@@ -1,10 +1,10 @@
-//! KTO: completions that are each good or bad, without pairs (arXiv 2402.01306).
+//! KTO: learning from single completions labelled good or bad, without pairs (arXiv 2402.01306).
 //!
 //! A completion is compared with the reference point z, the divergence of the actor from the reference on
-//! completions that do not belong to their prompts. z is one number of the **whole** update, computed before
-//! any loss ([`ReferencePoint`]), so that results do not depend on the split into micro-batches; TRL takes
-//! that of a micro-batch. Definitions follow TRL 1.16 (`trl/trainer/kto_trainer.py`) and are held to its
-//! values and gradients.
+//! completions that do not belong to their prompts. z is one value for the **whole** update, computed before
+//! any loss ([`ReferencePoint`]), so that results do not depend on the split into micro-batches; TRL uses
+//! that of a micro-batch. Definitions follow TRL 1.16 (`trl/trainer/kto_trainer.py`), and tests compare with
+//! its values and gradients.
 
 use std::ops::AddAssign;
 
@@ -13,54 +13,56 @@ use serde::Serialize;
 use crate::preference::{log_ratio_sums, sigmoid};
 use crate::rows::{Rows, RowsError};
 
-/// The parameters of KTO.
+/// Parameters of KTO.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Kto {
-    /// How strongly the actor is held near the reference: the factor of log-ratios. TRL's default is 0.1.
+    /// Strength with which the actor is held near the reference: the factor of log-ratios. TRL's default is
+    /// 0.1.
     pub beta: f64,
     /// Weight of good completions. With n of each kind, weight x n of one should be 1 to 4/3 of the other's.
     pub desirable_weight: f64,
     /// Weight of bad completions.
     pub undesirable_weight: f64,
-    /// Whether completions are compared with z; else with 0, TRL's loss `apo_zero_unpaired`.
+    /// Whether completions are compared with z. If not, they are compared with 0 (TRL's loss
+    /// `apo_zero_unpaired`).
     pub reference_point: bool,
 }
 
-/// The inputs of [`Kto::evaluate`] for a micro-batch; slices of log-probs hold one value per token.
+/// Inputs of [`Kto::evaluate`] for a micro-batch; slices of log-probs have one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct KtoInputs<'a> {
-    /// Completions.
+    /// Completions and loss masks.
     pub rows: &'a Rows,
     /// Log-probs under the actor.
     pub logprobs: &'a [f64],
     /// Log-probs under the reference.
     pub ref_logprobs: &'a [f64],
-    /// Whether each completion is a good one.
+    /// Whether each completion is good.
     pub labels: &'a [bool],
 }
 
 /// A micro-batch's share of the loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KtoOutputs {
-    /// The share of the loss of the whole update: mean over its completions.
+    /// Summand of the whole update's loss, a mean over its completions.
     pub loss: f64,
     /// d loss / d log-prob of each token; 0 where masked.
     pub dlogprobs: Vec<f64>,
     /// Sums over the good completions.
     pub good: KtoSums,
-    /// Sums over the others.
+    /// Sums over the bad completions.
     pub bad: KtoSums,
 }
 
-/// The sums of an update over completions of one label; add those of all micro-batches.
+/// Sums of an update over the completions of one label; add those of all micro-batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KtoSums {
     /// Sum of beta x log-ratio.
     pub reward: f64,
     /// Sum of log-probs under the actor.
     pub logprob: f64,
-    /// Completions.
+    /// Number of completions.
     pub num_completions: usize,
 }
 
@@ -76,7 +78,8 @@ impl KtoSums {
     }
 }
 
-/// Sums over completions that do not belong to their prompts; add those of all micro-batches and ranks.
+/// Sums over mismatched completions, which do not belong to their prompts; add those of all micro-batches and
+/// ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReferencePoint {
     sum: f64,
@@ -84,7 +87,7 @@ pub struct ReferencePoint {
 }
 
 impl ReferencePoint {
-    /// Of mismatched completions with their log-probs under actor and reference.
+    /// Computes the sums of mismatched completions from their log-probs under actor and reference.
     ///
     /// # Errors
     /// When a slice does not hold one value per token.
@@ -93,7 +96,7 @@ impl ReferencePoint {
         Ok(Self { sum: ratios.iter().sum(), num_completions: ratios.len() })
     }
 
-    /// z: the mean log-ratio of a completion, at least 0. Without any completion it is 0.
+    /// Returns z, the mean log-ratio of a completion, at least 0. Without any completion it is 0.
     pub fn z(&self) -> f64 {
         (self.sum / self.num_completions.max(1) as f64).max(0.0)
     }
@@ -107,8 +110,8 @@ impl AddAssign for ReferencePoint {
 }
 
 impl Kto {
-    /// weight x (1 - sigmoid(beta (u - z))) of a good completion with log-ratio u, weight x (1 - sigmoid(beta
-    /// (z - u))) of a bad one, over `num_completions` of the whole update.
+    /// Computes the loss: weight x (1 - sigmoid(beta (u - z))) of a good completion with log-ratio u, weight
+    /// x (1 - sigmoid(beta (z - u))) of a bad one, over `num_completions` of the whole update.
     ///
     /// # Errors
     /// When a slice does not fit the rows.

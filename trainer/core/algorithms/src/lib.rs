@@ -1,12 +1,12 @@
 //! The formulas that manifests choose by name, each declared once: losses, advantage estimators, KL
 //! estimators, reward functions.
 //!
-//! A file holds a formula, its parameters with their ranges, and its documentation (`formula!`,
+//! A file has a formula, its parameters with their ranges, and its documentation (`formula!`,
 //! [`reward::DeclaredReward`]). One line in the list of its family registers it: [`loss::PolicyLoss`],
 //! [`advantage::AdvantageEstimator`], [`reward::RewardKind`]. The choices of the custom resource, its schema,
-//! its validation rules, the field reference, and the way from a manifest to the formula follow from that.
+//! its validation rules, the field reference, and the resolution from a manifest are generated from that.
 //!
-//! The arithmetic is that of slices ([`rows`]) and texts: no tensors, no files, no threads. `rlt-core`
+//! The crate computes on slices ([`rows`]) and texts, without tensors, files or threads. `rlt-core`
 //! re-exports all of it for the trainer; `rlt-api` reads the declarations.
 
 #[macro_use]

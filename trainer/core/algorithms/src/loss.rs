@@ -62,13 +62,13 @@ register! {
     ]
 }
 
-/// Why a loss cannot be computed.
+/// Inputs from which a loss cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LossError {
-    /// A slice does not fit the rows.
+    /// The length of a slice does not match the rows.
     #[error("loss inputs do not fit together")]
     Rows(#[from] RowsError),
-    /// The loss reads something that was not given.
+    /// An input that the loss reads is missing.
     #[error("loss {loss} needs {input}, which is missing")]
     Missing {
         /// Name of the loss in manifests, or `kl`, `positive`.
@@ -76,21 +76,21 @@ pub enum LossError {
         /// Name of the field of [`LossInputs`].
         input: &'static str,
     },
-    /// A chunk is not within the rows, or its slices do not have its length.
+    /// A chunk is not within the rows, or its slices have another length.
     #[error(
         "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} \
          entropies"
     )]
     Chunk {
-        /// First token of the chunk.
+        /// Index of the chunk's first token.
         start: usize,
-        /// One past its last token.
+        /// Index after the chunk's last token.
         end: usize,
-        /// Tokens of the rows.
+        /// Number of tokens of the rows.
         num_tokens: usize,
-        /// Log-probs given.
+        /// Number of log-probs of the chunk.
         num_logprobs: usize,
-        /// Entropies given.
+        /// Number of entropies of the chunk.
         num_entropies: usize,
     },
 }

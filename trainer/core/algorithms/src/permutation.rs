@@ -38,7 +38,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..len` for this seed and stream; `len` is at most `2^62`, above which it is cut.
+    /// Makes the permutation of `0..len` for this seed and stream; `len` above `2^62` is reduced to that.
     pub fn new(len: u64, seed: u64, stream: u64) -> Self {
         let len = len.min(1 << 62);
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
@@ -52,12 +52,12 @@ impl Permutation {
         self.len
     }
 
-    /// True when there is nothing to permute.
+    /// Whether there is nothing to permute.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where `idx` goes; `None` when `idx` is not below `len`.
+    /// Returns the image of `idx`; `None` if `idx` is not below `len`.
     pub fn get(&self, idx: u64) -> Option<u64> {
         if idx >= self.len {
             return None;
@@ -69,7 +69,7 @@ impl Permutation {
         Some(image)
     }
 
-    /// All images in order: the shuffled indices.
+    /// Iterates over all images in order: the shuffled indices.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.len).filter_map(|idx| self.get(idx))
     }

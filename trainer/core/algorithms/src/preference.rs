@@ -62,28 +62,29 @@ register! {
 }
 
 impl PreferenceLoss {
-    /// Whether log-probs under the reference are read.
+    /// Whether the loss reads log-probs under the reference.
     pub fn reads_reference(&self) -> bool {
         self.formula().reads_reference()
     }
 
-    /// Whether a completion's score may be that of another divergence than the reverse KL.
+    /// Whether a completion's score may use another divergence than the reverse KL.
     pub fn takes_divergence(&self) -> bool {
         self.formula().takes_divergence()
     }
 
-    /// Whether it compares completions across the pairs of an update, which then is evaluated at once.
+    /// Whether the loss compares completions across the pairs of an update, which must then be evaluated at
+    /// once.
     pub fn sorts_update(&self) -> bool {
         self.formula().matching().sorts()
     }
 
-    /// The factor by which log-ratios become rewards.
+    /// Factor by which log-ratios become rewards.
     pub fn beta(&self) -> f64 {
         self.formula().beta()
     }
 }
 
-/// Log-ratio of actor to reference of each completion: the sum over its counting tokens.
+/// Returns the log-ratio of actor to reference of each completion: the sum over its counting tokens.
 pub(crate) fn log_ratio_sums(
     rows: &Rows,
     logprobs: &[f64],

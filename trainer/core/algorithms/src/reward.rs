@@ -1,14 +1,14 @@
 //! Verifiable rewards: pure functions of one sample, each with a value in a documented range.
 //!
-//! A file holds a function and its declaration ([`DeclaredReward`]): its name in manifests, its
-//! documentation, the settings that it needs, and its constructor. One line of the list below registers it;
-//! the enum, fields and rules of the custom resource, the field reference, and resolution are generated from
-//! that.
+//! A file has a function and its declaration ([`DeclaredReward`]): its name in manifests, its documentation,
+//! the settings that it needs, and its constructor. One line of the list below registers it; the enum, fields
+//! and rules of the custom resource, the field reference, and resolution are generated from that.
 //!
 //! ```text
 //! Sample -> RewardFunction::judge (one per function) -> combine (weights, clip, overlong) -> Reward
 //! ```
-//! No threads, clocks or time limits here: the trainer's reward pool runs these functions with time limits.
+//! Nothing here uses threads, clocks or time limits: the trainer's reward pool runs these functions with time
+//! limits.
 
 #[macro_use]
 mod registry;
@@ -79,62 +79,62 @@ register_rewards! {
 
 /// The declaration of a reward function.
 pub trait DeclaredReward {
-    /// Its name in manifests.
+    /// Name of the function in manifests.
     const NAME: &'static str;
-    /// Its documentation. The first paragraph is the description in the CRD.
+    /// Documentation of the function. The first paragraph is the description in the CRD.
     const DOC: &'static str;
-    /// The settings that it needs.
+    /// Settings that the function needs.
     const SETTINGS: &'static [&'static Setting] = &[];
-    /// The sections of a manifest that it reads.
+    /// Sections of a manifest that the function reads.
     const SECTIONS: &'static [Section] = &[];
 
-    /// The function of a manifest.
+    /// Builds the function from a manifest's settings.
     ///
     /// # Errors
-    /// [`RewardError`] for settings that are missing or impossible.
+    /// [`RewardError`] for settings that are missing or invalid.
     fn build(given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError>;
 }
 
-/// The manifest's settings of a function.
+/// A manifest's settings of a reward function.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// The function's name.
+    /// Name of the function.
     pub name: &'a str,
-    /// Its settings.
+    /// Settings of the function.
     pub settings: &'a Settings,
-    /// `rollout.maxCompletionTokens`.
+    /// Token limit of completions, `rollout.maxCompletionTokens`.
     pub max_completion_tokens: usize,
 }
 
-/// The inputs of a reward function.
+/// A sample that a reward function values, with its row.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
-    /// The prompt's text after the chat template.
+    /// Text of the prompt after the chat template.
     pub prompt: &'a str,
-    /// The completion's text without special tokens.
+    /// Text of the completion without special tokens.
     pub completion: &'a str,
-    /// Tokens in the completion, the ending token included.
+    /// Number of tokens in the completion, the ending token included.
     pub num_tokens: usize,
-    /// The row's `reward_model.ground_truth`.
+    /// Ground truth of the row, `reward_model.ground_truth`.
     pub ground_truth: &'a Value,
     /// The row's `extra_info`.
     pub extra_info: &'a Value,
-    /// The verdicts of reward models, servers and sandboxes on the sample, by the function's name.
+    /// Verdicts of reward models, servers and sandboxes on the sample, by the function's name.
     pub verdicts: &'a Verdicts,
 }
 
-/// The verdicts of a sample without external reward functions.
+/// Empty verdicts, for samples without external reward functions.
 pub static NO_VERDICTS: Verdicts = BTreeMap::new();
 
 /// A function that values one completion.
 pub trait RewardFunction: Send + Sync {
-    /// The unweighted value of the sample, inside [`RewardFunction::range`].
+    /// Returns the unweighted value of the sample, within [`RewardFunction::range`].
     ///
     /// # Errors
     /// When the row lacks the function's inputs; never because the completion is wrong.
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError>;
 
-    /// The value with its status: by default that of [`RewardFunction::score`], and no verdict where it
+    /// Returns the value with its status: by default that of [`RewardFunction::score`], and no verdict if it
     /// fails.
     fn judge(&self, sample: &Sample<'_>) -> Verdict {
         match self.score(sample) {
@@ -146,12 +146,12 @@ pub trait RewardFunction: Send + Sync {
     /// The lowest and the highest value that [`RewardFunction::score`] returns.
     fn range(&self) -> (f64, f64);
 
-    /// Whether it compares completions with the row's ground truth, which every row it judges must then have.
+    /// Whether the function compares completions with the row's ground truth, which every row must then have.
     fn compares_with_ground_truth(&self) -> bool {
         true
     }
 
-    /// Whether rows with this ground truth can be judged; asked of every row before training starts.
+    /// Checks that rows with this ground truth can be judged; called for every row before training starts.
     ///
     /// # Errors
     /// The error that [`RewardFunction::score`] would return.
@@ -159,81 +159,81 @@ pub trait RewardFunction: Send + Sync {
         if self.compares_with_ground_truth() { check_comparable(ground_truth) } else { Ok(()) }
     }
 
-    /// The completion's answer, normalised so that equal answers are equal text: samples of a prompt vote
-    /// with it. `None` if the completion has no answer, and always for functions without answers.
+    /// Extracts the completion's answer, normalised so that equal answers are equal text: samples of a prompt
+    /// vote with it. `None` if the completion has no answer, and always for functions without answers.
     fn answer<'a>(&self, _completion: &'a str) -> Option<Cow<'a, str>> {
         None
     }
 }
 
-/// Why a reward function cannot be built or cannot answer.
+/// An error in building or calling a reward function.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardError {
-    /// The pattern is not a regular expression, or too large.
+    /// The pattern is not a regular expression, or is too large.
     #[error("compile pattern {pattern:?}: expected a regular expression")]
     Pattern {
-        /// As written in the manifest.
+        /// Pattern in the manifest.
         pattern: String,
-        /// The parser's complaint.
+        /// Error of the parser.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A pattern with look-around or back-references took too many steps on a text.
     #[error("match a pattern with look-around or back-references: {message}")]
     Backtracking {
-        /// The engine's complaint.
+        /// Message of the regex engine.
         message: String,
     },
     /// The document is not a JSON schema.
     #[error("compile a JSON schema: {message}")]
     Schema {
-        /// The validator's complaint.
+        /// Message of the validator.
         message: String,
     },
-    /// A setting that the function needs is not given.
+    /// A setting that the function needs is missing.
     #[error("expected {field}")]
     MissingSetting {
-        /// Its field in the manifest.
+        /// Field of the setting in the manifest.
         field: &'static str,
     },
-    /// A number of the function's own settings is outside its range.
+    /// A numeric setting is outside its range.
     #[error("configure the {function} reward: {field} is {value}, expected {expected}")]
     Setting {
-        /// The function.
+        /// Name of the function.
         function: &'static str,
-        /// The setting.
+        /// Name of the setting.
         field: &'static str,
-        /// The given value.
+        /// Value that was given.
         value: String,
-        /// The allowed values.
+        /// Allowed values, in words.
         expected: &'static str,
     },
-    /// The sample has no external verdict.
+    /// There is no external verdict on the sample.
     #[error("judge by function {name:?}: {message}")]
     NoVerdict {
-        /// The function's name.
+        /// Name of the function.
         name: String,
-        /// Why.
+        /// Reason that there is no verdict.
         message: String,
     },
-    /// The row carries no unit tests.
+    /// The row has no valid unit tests.
     #[error("read the tests in the ground truth: {message}")]
     Tests {
-        /// The error.
+        /// Message of the parser of tests.
         message: String,
     },
-    /// The row carries no usable ground truth.
+    /// The row has no usable ground truth.
     #[error("read the ground truth: expected a string, a number, a boolean or a list of them, got {got}")]
     GroundTruth {
-        /// The JSON value, shortened.
+        /// Ground truth as JSON, shortened.
         got: String,
     },
 }
 
-/// Whether `matches` accepts a ground truth: the only one, or any element of a list.
+/// Whether `matches` accepts a ground truth, or any element of a list of them.
 ///
 /// # Errors
-/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that holds one of these.
+/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that contains one of these.
 pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) -> Result<bool, RewardError> {
     let values = match value {
         Value::Array(values) if !values.is_empty() => values.as_slice(),
@@ -248,7 +248,7 @@ pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) ->
     })
 }
 
-/// Whether rows with this ground truth can be compared with.
+/// Checks that completions can be compared with this ground truth.
 fn check_comparable(value: &Value) -> Result<(), RewardError> {
     any_ground_truth(value, |_| false).map(drop)
 }

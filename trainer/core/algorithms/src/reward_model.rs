@@ -1,7 +1,7 @@
-//! Losses of reward models: of pairs (Bradley-Terry) and of steps that are right or wrong (process rewards).
+//! Losses of reward models: on pairs (Bradley-Terry), and on steps that are right or wrong (process rewards).
 //!
-//! Losses are means over the whole update, so that shares of micro-batches are added. Definitions follow TRL
-//! 1.16 (`trl/trainer/reward_trainer.py`) and are held to its values and gradients.
+//! Losses are means over the whole update, so the summands of micro-batches are added. Definitions follow TRL
+//! 1.16 (`trl/trainer/reward_trainer.py`), and tests compare with its values and gradients.
 
 use crate::preference::{log_sigmoid, sigmoid};
 use crate::rows::RowsError;
@@ -11,27 +11,27 @@ use crate::rows::RowsError;
 pub struct PairScores<'a> {
     /// Score of each chosen completion.
     pub chosen: &'a [f64],
-    /// Score of each rejected one.
+    /// Score of each rejected completion.
     pub rejected: &'a [f64],
-    /// By how much the chosen one is better, in the unit of scores; `None` for 0.
+    /// Margin by which the chosen completion is better, in the unit of scores; `None` for 0.
     pub margins: Option<&'a [f64]>,
 }
 
-/// A micro-batch's share of the loss.
+/// A micro-batch's part of the Bradley-Terry loss, with its gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairScoreLoss {
-    /// The share of the loss of the whole update.
+    /// Summand of the whole update's loss.
     pub loss: f64,
     /// d loss / d score of each chosen completion.
     pub dchosen: Vec<f64>,
-    /// d loss / d score of each rejected one.
+    /// d loss / d score of each rejected completion.
     pub drejected: Vec<f64>,
-    /// Pairs whose chosen score is above the rejected one.
+    /// Number of pairs whose chosen score is above the rejected one.
     pub num_right: usize,
 }
 
-/// -log sigmoid(chosen - rejected - margin) + `centring` x (chosen + rejected)^2, mean over `num_pairs` of
-/// the whole update (arXiv 2203.02155; margin: 2307.09288; centring: 2312.09244).
+/// Computes -log sigmoid(chosen - rejected - margin) + `centring` x (chosen + rejected)^2, mean over
+/// `num_pairs` of the whole update (arXiv 2203.02155; margin: 2307.09288; centring: 2312.09244).
 ///
 /// # Errors
 /// When the slices have different lengths.
@@ -61,22 +61,22 @@ pub fn bradley_terry(
     Ok(total)
 }
 
-/// A micro-batch's share of the loss of process rewards.
+/// A micro-batch's part of the loss of process rewards, with its gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepLoss {
-    /// The share of the loss of the whole update.
+    /// Summand of the whole update's loss.
     pub loss: f64,
     /// d loss / d logit of each step: wrong, right.
     pub dlogits: Vec<[f64; 2]>,
-    /// Steps whose greater logit is that of their label.
+    /// Number of steps classified as their label says.
     pub num_right: usize,
 }
 
-/// Cross-entropy of the two logits (wrong, right) at each step's separator, mean over `num_steps` of the
-/// whole update (arXiv 2211.14275). Tokens that end no step have no logits here.
+/// Computes the cross-entropy of the two logits (wrong, right) at each step's separator, mean over
+/// `num_steps` of the whole update (arXiv 2211.14275). Tokens that do not end a step have no logits here.
 ///
 /// # Errors
-/// When there is not one label per step.
+/// When the number of labels is not that of the steps.
 pub fn process_reward_loss(
     logits: &[[f64; 2]],
     labels: &[bool],

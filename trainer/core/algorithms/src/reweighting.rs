@@ -1,30 +1,30 @@
-//! PF-PPO: a batch is resampled by weights that follow from its samples' scores (policy filtration, arXiv
-//! 2409.06957).
+//! PF-PPO: resampling of a batch by weights that are computed from its samples' scores (policy filtration,
+//! arXiv 2409.06957).
 //!
-//! Weights follow verl (`compute_pf_ppo_reweight_data`) and are held to its values. Samples are drawn with
-//! replacement by a function of the seed, so that every rank draws the same.
+//! Weights follow verl (`compute_pf_ppo_reweight_data`), and tests compare with its values. Samples are drawn
+//! with replacement by a function of the seed, so that every rank draws the same.
 
 use crate::permutation::splitmix64;
 
-/// How a score becomes a weight; verl's `reweight_method`.
+/// Function from scores to weights; verl's `reweight_method`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reweighting {
-    /// |score|^power (`pow`).
+    /// The weight is |score|^power (`pow`).
     Pow {
-        /// verl's `weight_pow`, by default 2.
+        /// Exponent of the score; verl's `weight_pow`, by default 2.
         power: f64,
     },
-    /// 1 for the best and the worst score of the batch, 0 for others (`max_min`).
+    /// The weight is 1 for the best and the worst score of the batch, 0 for others (`max_min`).
     MaxMin,
-    /// 0.4 for the best score of the batch, 0.1 for others (`max_random`).
+    /// The weight is 0.4 for the best score of the batch, 0.1 for others (`max_random`).
     MaxRandom,
 }
 
-/// Least weight: a batch of equal weights stays one.
+/// Smallest weight, so that weights never sum to 0.
 const LEAST: f64 = 1e-8;
 
 impl Reweighting {
-    /// The weight of each sample by its score, above 0; they need not add up to 1.
+    /// Returns the weight of each sample by its score, above 0; weights need not add up to 1.
     pub fn weights(self, scores: &[f64]) -> Vec<f64> {
         let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let worst = scores.iter().copied().fold(f64::INFINITY, f64::min);
@@ -39,7 +39,8 @@ impl Reweighting {
     }
 }
 
-/// As many indices as there are weights, each drawn with the probability of its weight, with replacement.
+/// Draws as many indices as there are weights, with replacement and with probabilities proportional to the
+/// weights.
 pub fn resample(weights: &[f64], seed: u64) -> Vec<usize> {
     let mut end = 0.0;
     let ends: Vec<f64> = weights
@@ -50,7 +51,7 @@ pub fn resample(weights: &[f64], seed: u64) -> Vec<usize> {
         })
         .collect();
     let draw = |idx: usize| {
-        // 53 bits, as many as a double holds.
+        // 53 bits, as many as an f64 has.
         let uniform = (splitmix64(seed, idx as u64) >> 11) as f64 / (1_u64 << 53) as f64;
         ends.partition_point(|before| *before <= uniform * end).min(weights.len() - 1)
     };

@@ -1,26 +1,26 @@
-//! Ragged rows: sequences of different lengths laid end to end, and which of their tokens count.
+//! Ragged rows: concatenated sequences of different lengths, with a mask of the tokens that count.
 //!
-//! No padded batch exists in this crate. A per-token quantity is one flat slice; [`Rows`] says where each
-//! sequence of it begins and ends (`cu_seqlens`, as varlen attention wants it) and holds the loss mask, which
-//! may have holes (tool observations, rejected tokens) and may be empty for a row. Arithmetic on rewards or
-//! losses is elsewhere; functions that take slices from outside check them with [`Rows::check_tokens`] before
-//! anything here reads them.
+//! This crate has no padded batches. A per-token quantity is one flat slice; [`Rows`] has the offsets of its
+//! sequences (`cu_seqlens`, as for varlen attention) and the loss mask, which may have holes (tool
+//! observations, rejected tokens) and may be empty for a row. Arithmetic on rewards or losses is elsewhere;
+//! functions that take slices from outside check them with [`Rows::check_tokens`] before anything here reads
+//! them.
 
 use std::ops::Range;
 
 use thiserror::Error;
 
-/// Why flat values and their rows do not fit together.
+/// A mismatch between flat values and their rows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RowsError {
     /// The offsets do not describe consecutive rows.
     #[error("row offsets must start at 0 and never fall, but offset {index} is {got} after {previous}")]
     Offsets {
-        /// Position in `cu_seqlens`.
+        /// Index in `cu_seqlens`.
         index: usize,
-        /// The offset before it (0 for the first).
+        /// Previous offset (0 for the first).
         previous: usize,
-        /// The offset found.
+        /// Offset at this index.
         got: usize,
     },
     /// There is no offset at all; even zero rows need the leading 0.
@@ -29,16 +29,16 @@ pub enum RowsError {
     /// A per-token or per-row slice has the wrong length.
     #[error("{name} holds {got} values, expected {expected}")]
     Length {
-        /// Which slice.
+        /// Name of the slice.
         name: &'static str,
-        /// Tokens or rows that there are.
+        /// Number of tokens or rows.
         expected: usize,
-        /// Values that were given.
+        /// Number of values in the slice.
         got: usize,
     },
 }
 
-/// Offsets and loss mask of contiguous sequences.
+/// Offsets and loss mask of concatenated sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     cu_seqlens: Vec<usize>,
@@ -47,10 +47,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Takes `cu_seqlens` (number of rows + 1 offsets, the first 0) and one mask entry per token.
+    /// Makes rows from `cu_seqlens` (number of rows + 1 offsets, the first 0) and one mask entry per token.
     ///
     /// # Errors
-    /// When the offsets fall or do not end at the mask's length.
+    /// When the offsets descend or do not end at the mask's length.
     pub fn new(cu_seqlens: Vec<usize>, mask: Vec<bool>) -> Result<Self, RowsError> {
         let mut previous = 0;
         for (index, &got) in cu_seqlens.iter().enumerate() {
@@ -67,7 +67,7 @@ impl Rows {
         Ok(Self { cu_seqlens, mask, valid_lens })
     }
 
-    /// One row per mask, in order.
+    /// Makes one row per mask, in order.
     pub fn from_masks<'a>(masks: impl IntoIterator<Item = &'a [bool]>) -> Self {
         let (mut cu_seqlens, mut mask, mut valid_lens) = (vec![0], Vec::new(), Vec::new());
         for row in masks {
@@ -78,7 +78,7 @@ impl Rows {
         Self { cu_seqlens, mask, valid_lens }
     }
 
-    /// Rows of these lengths whose tokens all count: completions without their prompts.
+    /// Makes rows of these lengths whose tokens all count, such as completions without their prompts.
     pub fn unmasked(lens: impl IntoIterator<Item = usize>) -> Self {
         let valid_lens: Vec<usize> = lens.into_iter().collect();
         let mut cu_seqlens = vec![0];
@@ -90,7 +90,7 @@ impl Rows {
         Self { cu_seqlens, mask: vec![true; end], valid_lens }
     }
 
-    /// The same rows under another mask, for instance after tokens were rejected.
+    /// Returns the same rows with another mask, for instance after tokens were rejected.
     ///
     /// # Errors
     /// When `mask` does not have one entry per token.
@@ -98,47 +98,47 @@ impl Rows {
         Self::new(self.cu_seqlens.clone(), mask)
     }
 
-    /// How many rows there are, empty ones included.
+    /// Number of rows, empty ones included.
     pub fn num_rows(&self) -> usize {
         self.valid_lens.len()
     }
 
-    /// How many tokens there are, masked ones included.
+    /// Number of tokens, masked ones included.
     pub fn num_tokens(&self) -> usize {
         self.mask.len()
     }
 
-    /// How many tokens count.
+    /// Number of tokens that count.
     pub fn num_valid_tokens(&self) -> usize {
         self.valid_lens.iter().sum()
     }
 
-    /// How many rows have at least one token that counts.
+    /// Number of rows with at least one token that counts.
     pub fn num_valid_rows(&self) -> usize {
         self.valid_lens.iter().filter(|len| **len > 0).count()
     }
 
-    /// The range of row `row_idx` in the flat slices.
+    /// Range of row `row_idx` in the flat slices.
     pub fn range(&self, row_idx: usize) -> Range<usize> {
         self.cu_seqlens[row_idx]..self.cu_seqlens[row_idx + 1]
     }
 
-    /// Every row's place, in order.
+    /// Ranges of all rows in the flat slices, in order.
     pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.cu_seqlens.windows(2).map(|w| w[0]..w[1])
     }
 
-    /// How many tokens of row `row_idx` count.
+    /// Number of tokens of row `row_idx` that count.
     pub fn valid_len(&self, row_idx: usize) -> usize {
         self.valid_lens[row_idx]
     }
 
-    /// The loss mask of all rows, flat.
+    /// Loss mask of all rows, flat.
     pub fn mask(&self) -> &[bool] {
         &self.mask
     }
 
-    /// The row that token `token_idx` of the flat slices belongs to.
+    /// Index of the row to which token `token_idx` of the flat slices belongs.
     pub fn row_of(&self, token_idx: usize) -> usize {
         self.cu_seqlens.partition_point(|&offset| offset <= token_idx).saturating_sub(1)
     }
@@ -153,7 +153,7 @@ impl Rows {
         self.ranges().map(|range| self.valid(range).map(|token| values[token]).sum()).collect()
     }
 
-    /// Gives every counting token its row's value and 0 to the others.
+    /// Gives every counting token its row's value, and 0 to the others.
     pub fn broadcast(&self, row_values: &[f64]) -> Vec<f64> {
         let mut tokens = vec![0.0; self.num_tokens()];
         for (range, value) in self.ranges().zip(row_values) {
@@ -162,7 +162,7 @@ impl Rows {
         tokens
     }
 
-    /// Puts each row's value on its last token that counts (an outcome reward) and 0 everywhere else.
+    /// Assigns each row's value to its last token that counts (an outcome reward), and 0 to all others.
     pub fn at_last_valid(&self, row_values: &[f64]) -> Vec<f64> {
         let mut tokens = vec![0.0; self.num_tokens()];
         for (range, value) in self.ranges().zip(row_values) {
@@ -173,23 +173,23 @@ impl Rows {
         tokens
     }
 
-    /// The counting tokens of `range`, in order.
+    /// Iterates over the counting tokens of `range`, in order.
     pub fn valid(&self, range: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         range.filter(move |token| self.mask[*token])
     }
 
-    /// Fails unless `values` holds one value per token.
+    /// Fails unless `values` has one value per token.
     ///
     /// # Errors
-    /// Names the slice and both lengths.
+    /// [`RowsError::Length`] with the slice's name and both lengths.
     pub fn check_tokens<T>(&self, name: &'static str, values: &[T]) -> Result<(), RowsError> {
         check_len(name, self.num_tokens(), values.len())
     }
 
-    /// Fails unless `values` holds one value per row.
+    /// Fails unless `values` has one value per row.
     ///
     /// # Errors
-    /// Names the slice and both lengths.
+    /// [`RowsError::Length`] with the slice's name and both lengths.
     pub fn check_rows<T>(&self, name: &'static str, values: &[T]) -> Result<(), RowsError> {
         check_len(name, self.num_rows(), values.len())
     }

@@ -1,36 +1,37 @@
-//! Means, variances and whitening over unmasked tokens, as verl's `torch_functional.masked_*` define them,
-//! and the same of plain values.
+//! Means, variances and whitening over unmasked tokens, as defined by verl's `torch_functional.masked_*`, and
+//! the same for plain values.
 
 use thiserror::Error;
 
 use crate::rows::Rows;
 
-/// Keeps quotients by a token count or a variance finite (verl's constant).
+/// Epsilon that keeps quotients by a token count or a variance finite (verl's constant).
 pub const EPSILON: f64 = 1e-8;
 
-/// Why values cannot be whitened.
+/// Values that cannot be whitened, since fewer than two tokens count.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("whitening needs at least 2 tokens that count, got {num_tokens}")]
 pub struct TooFewTokens {
-    /// Tokens that count.
+    /// Number of tokens that count.
     pub num_tokens: usize,
 }
 
-/// Mean and unbiased variance of some values.
+/// Mean and variance of some values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moments {
-    /// Sum over count + 1e-8.
+    /// Mean: sum / (count + 1e-8).
     pub mean: f64,
-    /// Unbiased (n - 1).
+    /// Unbiased variance (divisor n - 1).
     pub var: f64,
 }
 
-/// Mean of `values` (one per token) over the tokens that count: sum / (count + 1e-8), so 0 without any.
+/// Returns the mean of `values` (one per token) over the tokens that count: sum / (count + 1e-8), so 0
+/// without any.
 pub fn masked_mean(rows: &Rows, values: &[f64]) -> f64 {
     mean_where(rows.mask(), |token| values[token])
 }
 
-/// As [`masked_mean`], of a function of the token's index.
+/// Returns the mean of a function of the token's index over the tokens that count, like [`masked_mean`].
 pub fn mean_where(mask: &[bool], value: impl Fn(usize) -> f64) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for token in (0..mask.len()).filter(|token| mask[*token]) {
@@ -40,10 +41,10 @@ pub fn mean_where(mask: &[bool], value: impl Fn(usize) -> f64) -> f64 {
     sum / (count + EPSILON)
 }
 
-/// Mean and variance of `values` (one per token) over the tokens that count.
+/// Returns mean and variance of `values` (one per token) over the tokens that count.
 ///
 /// # Errors
-/// With fewer than two of them there is no variance.
+/// [`TooFewTokens`] for fewer than two tokens that count.
 pub fn masked_moments(rows: &Rows, values: &[f64]) -> Result<Moments, TooFewTokens> {
     let num_tokens = rows.num_valid_tokens();
     if num_tokens < 2 {
@@ -56,10 +57,10 @@ pub fn masked_moments(rows: &Rows, values: &[f64]) -> Result<Moments, TooFewToke
 }
 
 /// Shifts `values` (one per token) to mean 0 and scales them to variance 1 over the tokens that count; with
-/// `shift_mean` false the mean is kept. Masked tokens get the same map and are **not** zeroed.
+/// `shift_mean` false the mean is kept. Masked tokens are mapped likewise and are **not** zeroed.
 ///
 /// # Errors
-/// See [`masked_moments`].
+/// The error of [`masked_moments`].
 pub fn masked_whiten(rows: &Rows, values: &[f64], shift_mean: bool) -> Result<Vec<f64>, TooFewTokens> {
     let Moments { mean, var } = masked_moments(rows, values)?;
     let scale = 1.0 / (var + EPSILON).sqrt();
@@ -67,15 +68,15 @@ pub fn masked_whiten(rows: &Rows, values: &[f64], shift_mean: bool) -> Result<Ve
     Ok(values.iter().map(|value| (value - mean) * scale + kept).collect())
 }
 
-/// Mean of at least one value, exact where all are equal: a group without a signal then differs from its mean
-/// by exactly 0.
+/// Returns the mean of at least one value, exact if all are equal: values of a group without a signal then
+/// differ from their mean by exactly 0.
 pub fn mean(values: &[f64]) -> f64 {
     let count = values.len() as f64;
     let rough = values.iter().sum::<f64>() / count;
     rough + values.iter().map(|value| value - rough).sum::<f64>() / count
 }
 
-/// Unbiased standard deviation; 0 of fewer than two values.
+/// Returns the unbiased standard deviation; 0 for fewer than two values.
 pub fn std(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;

@@ -1,18 +1,19 @@
-//! Blocks of the paged key-value cache as integers: a free list, and handles that return themselves.
+//! Block allocation of the paged key-value cache: a free list of block indices, and handles that return
+//! themselves.
 //!
-//! A [`Block`] is a counted handle: `clone` shares the block, the last drop puts it back on the free list. So
-//! no path through the scheduler, errors included, can leak a block or free it twice. Taking and returning
-//! are O(1); the block returned last is handed out first, because its memory is the warmest.
+//! A [`Block`] is a reference-counted handle: `clone` shares the block, the last drop returns it to the free
+//! list. So no path through the scheduler, errors included, can leak a block or free it twice. Allocating and
+//! freeing are O(1). The most recently freed block is allocated first, because its memory is the warmest.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The numbers of free blocks.
+/// Indices of the free blocks.
 #[derive(Debug, Default)]
 struct FreeList(Mutex<Vec<u32>>);
 
 impl FreeList {
     fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
-        // Pushing and popping leave the list whole, so a panic elsewhere cannot have broken it.
+        // A push or pop leaves the list intact, so a panic elsewhere cannot have broken it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -25,45 +26,45 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `num_blocks` free blocks, handed out from number 0 upwards.
+    /// Makes a pool of `num_blocks` free blocks, allocated from index 0 upwards.
     pub fn new(num_blocks: u32) -> Self {
         let free = FreeList(Mutex::new((0..num_blocks).rev().collect()));
         Self { free: Arc::new(free), num_blocks: num_blocks as usize }
     }
 
-    /// Takes one block, or `None` when all are held.
+    /// Allocates one block; `None` if none is free.
     pub fn allocate(&self) -> Option<Block> {
         let idx = self.free.lock().pop()?;
         Some(Block(Arc::new(Lease { idx, free: Arc::clone(&self.free) })))
     }
 
-    /// Takes `count` blocks, or none at all when fewer are free.
+    /// Allocates `count` blocks; `None`, and nothing allocated, if fewer are free.
     pub fn allocate_many(&self, count: usize) -> Option<Vec<Block>> {
         (0..count).map(|_| self.allocate()).collect()
     }
 
-    /// Free blocks.
+    /// Number of blocks that are free.
     pub fn num_free(&self) -> usize {
         self.free.lock().len()
     }
 
-    /// Blocks in all, free and held.
+    /// Number of blocks in total, free and allocated.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
 }
 
-/// A held block; a clone shares it, and the last one to be dropped frees it.
+/// An allocated block. A clone shares it, and dropping the last clone frees it.
 #[derive(Clone, Debug)]
 pub struct Block(Arc<Lease>);
 
 impl Block {
-    /// Number of the block in the cache.
+    /// Index of the block in the cache.
     pub fn idx(&self) -> u32 {
         self.0.idx
     }
 
-    /// Whether another handle exists, so that it must be copied before it is written.
+    /// Whether another handle exists, so that the block must be copied before it is written.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

@@ -1,8 +1,8 @@
-//! First come, first served continuous batching over a pool of blocks.
+//! First come, first served continuous batching over a pool of cache blocks.
 //!
-//! Each step first makes room for the next token of everything that runs, preempting from the back when
-//! blocks are short, and then lets waiting sequences join. The samples of a request fork from one prefilled
-//! prompt: its full blocks stay shared, the partial last one is copied by the first write into it.
+//! Each step first reserves a slot for the next token of every running sequence, preempting the youngest if
+//! blocks run out, and then admits waiting sequences. The samples of a request fork from one prefilled
+//! prompt: its full blocks stay shared, and the partial last block is copied on the first write.
 
 mod ahead;
 
@@ -13,58 +13,58 @@ use super::{Block, BlockPool, Sequence, SequenceRequest};
 use crate::types::TokenId;
 use ahead::UnreadToken;
 
-/// One block in so many is not given to newcomers (vLLM's watermark is the same hundredth).
+/// One hundredth of the blocks is withheld from new sequences, as by vLLM's watermark.
 const HEADROOM_DIVISOR: usize = 100;
 
 /// The limits of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
-    /// Blocks of the cache.
+    /// Number of blocks in the cache.
     pub num_blocks: u32,
-    /// Tokens a block holds.
+    /// Block size, in tokens.
     pub block_size: usize,
-    /// Sequences that may decode together.
+    /// Largest number of sequences that decode together.
     pub max_concurrent: usize,
-    /// Tokens of one pass of a prefill. A longer prompt has a step of its own, in which it is prefilled in
-    /// pieces of so many tokens.
+    /// Largest number of tokens in one prefill pass. A longer prompt has a step of its own, in which it is
+    /// prefilled in chunks of this size.
     pub max_prefill_tokens: usize,
 }
 
-/// Why a request cannot be scheduled.
+/// A request or limit that the scheduler rejects.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchedulerError {
-    /// Nothing to continue.
+    /// The prompt is empty, so there is nothing to continue.
     #[error("prompt of request {request_idx} is empty; a rollout needs at least one prompt token")]
     EmptyPrompt {
-        /// Number that the request would have had.
+        /// Index that the request would have had.
         request_idx: usize,
     },
-    /// Nothing may be written.
+    /// The request asks for no new tokens.
     #[error("request {request_idx} asks for 0 new tokens; at least 1 is needed")]
     NoNewTokens {
-        /// Number that the request would have had.
+        /// Index that the request would have had.
         request_idx: usize,
     },
-    /// Even alone it would run out of blocks.
+    /// A sample of the request needs more blocks than the cache has.
     #[error("request {request_idx} needs {needed} cache blocks at its longest, the cache has {num_blocks}")]
     TooLong {
-        /// Number that the request would have had.
+        /// Index that the request would have had.
         request_idx: usize,
-        /// Blocks of its longest possible sample.
+        /// Number of blocks of the request's longest possible sample.
         needed: usize,
-        /// Blocks of the cache.
+        /// Number of blocks in the cache.
         num_blocks: usize,
     },
-    /// Limits under which nothing can run.
+    /// A limit is zero, so nothing could run.
     #[error("rollout limit {name} is 0, must be at least 1")]
     ZeroLimit {
-        /// Which limit.
+        /// Name of the limit.
         name: &'static str,
     },
 }
 
 impl SchedulerError {
-    /// Number of the request at fault, where there is one.
+    /// Index of the rejected request; `None` for [`Self::ZeroLimit`].
     pub fn request_idx(&self) -> Option<usize> {
         match *self {
             Self::EmptyPrompt { request_idx }
@@ -75,74 +75,75 @@ impl SchedulerError {
     }
 }
 
-/// Tokens whose keys and values are to be computed and stored; nothing is sampled from them.
+/// A chunk of prompt tokens whose keys and values are computed and stored; nothing is sampled from it.
 ///
-/// Where a prompt is cut into pieces depends on its length and the budget alone, never on the batch.
+/// The chunks of a prompt depend on its length and the token budget alone, never on the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {
-    /// Number of the request whose prompt it is.
+    /// Index of the request whose prompt it is.
     pub request_idx: usize,
-    /// Position of the first token. Keys and values of all before it are in the cache.
+    /// Position of the first token. The keys and values of all earlier positions are in the cache.
     pub first_position: usize,
     /// The tokens, at positions `first_position`, `first_position + 1`, ...
     pub tokens: Vec<TokenId>,
     /// Cache slot of each token.
     pub slots: Vec<usize>,
-    /// Numbers of the blocks that hold all positions up to the last token's.
+    /// Indices of the blocks that hold all positions up to the last token's.
     pub block_table: Vec<u32>,
 }
 
-/// A block to be duplicated before the step's decode.
+/// A block to be copied before the step's decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Number of the block to read.
+    /// Index of the block to read.
     pub src: u32,
-    /// Number of the block to overwrite; no two copies of a step share it.
+    /// Index of the block to overwrite; no two copies of a step have the same.
     pub dst: u32,
 }
 
-/// Work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
+/// The work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Packed together into passes of at most `max_prefill_tokens` tokens ([`Self::prefill_passes`]).
+    /// Prefill chunks, packed into passes of at most `max_prefill_tokens` tokens ([`Self::prefill_passes`]).
     pub prefills: Vec<Prefill>,
-    /// All sources are read before, or in the order of, the writes.
+    /// Block copies of the step. A source must be read before a later copy of the list overwrites it.
     pub copies: Vec<BlockCopy>,
 }
 
 impl Step {
-    /// The prefills as passes, in order: whole prompts together, the pieces of a longer one each alone.
+    /// Returns the prefills as passes, in order: full prompts are packed together, each chunk of a longer one
+    /// is alone.
     pub fn prefill_passes(&self) -> impl Iterator<Item = &[Prefill]> {
         let is_whole = |next: &Prefill| next.first_position == 0;
         self.prefills.chunk_by(move |_, next| is_whole(next))
     }
 }
 
-/// Counts of the scheduler since its creation.
+/// Counters of the scheduler since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStats {
-    /// Tokens prefilled, recomputed ones included.
+    /// Number of tokens prefilled, recomputed ones included.
     pub prefilled_tokens: usize,
-    /// Sequences sent back to wait because blocks ran out.
+    /// Number of preemptions: sequences sent back to wait because no block was free.
     pub preemptions: usize,
 }
 
-/// The prompt that a request's waiting samples will fork from.
+/// The shared prompt of a request's samples that still wait.
 #[derive(Debug, Default)]
 struct Group {
     num_unforked: usize,
-    /// Blocks of all prompt tokens but the last; present from the first fork to the last.
+    /// Blocks of all prompt tokens but the last; `Some` from the first fork to the last.
     prefix: Option<Vec<Block>>,
 }
 
-/// The state of a prefilled prompt while samples of the same request still wait.
+/// Whether the blocks of a prefilled prompt are kept for waiting samples of the same request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Prefix {
     KeptForSiblings,
     Unshared,
 }
 
-/// The scheduler; see the module above for the loop around it.
+/// The continuous-batching scheduler; see the module above for the loop around it.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: SchedulerLimits,
@@ -150,18 +151,18 @@ pub struct Scheduler {
     groups: Vec<Group>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    /// As long as they may become, their last tokens not read yet.
+    /// Sequences at their token limit whose last tokens are not read yet.
     leaving: Vec<Sequence>,
-    /// Tokens that were drawn and not read yet, a list a step.
+    /// Tokens that were drawn and not read yet, one list per step.
     unread: VecDeque<Vec<UnreadToken>>,
     stats: SchedulerStats,
 }
 
 impl Scheduler {
-    /// An idle scheduler.
+    /// Makes an idle scheduler.
     ///
     /// # Errors
-    /// [`SchedulerError::ZeroLimit`] when one of the limits leaves no room for anything.
+    /// [`SchedulerError::ZeroLimit`] if a limit is 0.
     pub fn new(limits: SchedulerLimits) -> Result<Self, SchedulerError> {
         let named = [
             ("num_blocks", limits.num_blocks as usize),
@@ -184,7 +185,7 @@ impl Scheduler {
         })
     }
 
-    /// Blocks with which no sample of `requests` is ever preempted, at any length.
+    /// Number of blocks with which no sample of `requests` is ever preempted, whatever its length.
     pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
         let mut costs: Vec<usize> = Vec::new();
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
@@ -205,7 +206,8 @@ impl Scheduler {
     /// Queues every sample of a request.
     ///
     /// # Errors
-    /// When the request is empty, or so long that it could not run even alone.
+    /// When the prompt is empty, no new token is asked for, or one sample needs more blocks than the cache
+    /// has.
     pub fn add(&mut self, request: &SequenceRequest) -> Result<(), SchedulerError> {
         let request_idx = self.groups.len();
         if request.prompt.is_empty() {
@@ -235,13 +237,13 @@ impl Scheduler {
         step
     }
 
-    /// The rows of the decode, oldest first.
+    /// The sequences of the step's decode, oldest first.
     pub fn running(&self) -> &[Sequence] {
         &self.running
     }
 
-    /// Appends the token that each running sequence has drawn and hands back those that are finished; the
-    /// blocks of a finished sequence are free before the next step.
+    /// Appends the token that each running sequence has drawn, and returns the finished sequences. Their
+    /// blocks are freed.
     ///
     /// `drawn` holds, in the order of [`Self::running`], the token and whether it is the sequence's last.
     pub fn advance(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
@@ -261,22 +263,22 @@ impl Scheduler {
         finished
     }
 
-    /// Sequences that have not started or were preempted.
+    /// Number of sequences that have not started or were preempted.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nothing is left to do.
+    /// Whether no sequence waits or runs.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Counts since the scheduler was made.
+    /// Counters since the scheduler was made.
     pub fn stats(&self) -> SchedulerStats {
         self.stats
     }
 
-    /// Free blocks.
+    /// Number of free blocks in the cache.
     pub fn num_free_blocks(&self) -> usize {
         self.pool.num_free()
     }
@@ -296,8 +298,8 @@ impl Scheduler {
         reserve_last_slot(&self.pool, &mut self.running[running_idx], self.limits.block_size, step)
     }
 
-    /// Gives up the prompts kept for samples that still wait; they are cheaper to compute again than a
-    /// sequence.
+    /// Frees the prefilled prompts kept for waiting samples, which are cheaper to recompute than a sequence.
+    /// Returns whether a block became free.
     fn drop_idle_prefixes(&mut self) -> bool {
         let num_free = self.pool.num_free();
         self.groups.iter_mut().for_each(|group| group.prefix = None);
@@ -327,16 +329,17 @@ impl Scheduler {
         }
     }
 
-    /// Some blocks stay free while something runs, so that a newcomer is not preempted at once.
+    /// Whether a sequence may be admitted. Some blocks stay free while others run, so that it is not
+    /// preempted at once.
     fn has_headroom(&self) -> bool {
         self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / HEADROOM_DIVISOR
     }
 
-    /// Moves a sequence to the running ones, or hands it back untouched when blocks or the token budget are
-    /// short.
+    /// Moves a sequence to the running ones, or returns it unchanged if blocks or the token budget do not
+    /// suffice.
     fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
         let group_idx = sequence.request_idx;
-        // A preempted sequence has tokens of its own; it is recomputed as a whole.
+        // A preempted sequence has generated tokens, so it is recomputed in full.
         let is_fork = sequence.completion().is_empty();
         let kept = if is_fork { self.groups[group_idx].prefix.take() } else { None };
         let is_computed = kept.is_some();
@@ -364,7 +367,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Blocks for every token but the last, when the step's token budget allows computing them.
+    /// Allocates blocks for every token but the last; `None` if the step's token budget or the free blocks do
+    /// not suffice.
     fn allocate_prefix(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
         let num_tokens = sequence.last_position();
         let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
@@ -372,7 +376,7 @@ impl Scheduler {
         fits_budget.then(|| self.pool.allocate_many(num_tokens.div_ceil(self.limits.block_size)))?
     }
 
-    /// All tokens but the last, cut where the budget of a pass is reached.
+    /// Splits all tokens but the last into prefill chunks of the token budget.
     fn pieces_of(&self, sequence: &Sequence) -> Vec<Prefill> {
         let (block_size, budget) = (self.limits.block_size, self.limits.max_prefill_tokens);
         let num_tokens = sequence.last_position();
@@ -391,8 +395,8 @@ impl Scheduler {
     }
 }
 
-/// Gives the last token a slot that only this sequence can see; false, with nothing changed, when no block is
-/// free.
+/// Reserves a slot in an unshared block for the last token. Returns false, with nothing changed, if no block
+/// is free.
 fn reserve_last_slot(pool: &BlockPool, sequence: &mut Sequence, block_size: usize, step: &mut Step) -> bool {
     let block_idx = sequence.last_position() / block_size;
     let is_new = block_idx == sequence.block_table.len();

@@ -1,23 +1,24 @@
-//! A sequence: the tokens of one sample and the blocks with their keys and values.
+//! A sequence: the tokens of one sample and the blocks that hold their keys and values.
 
 use std::sync::Arc;
 
 use super::Block;
 use crate::types::TokenId;
 
-/// A request to the scheduler: a prompt and the number of samples.
+/// A request to the scheduler: a prompt, with one seed per sample.
 #[derive(Clone, Debug)]
 pub struct SequenceRequest {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// One seed a sample; as many samples as seeds.
+    /// Sampling seed of each sample.
     pub seeds: Vec<u64>,
     /// Longest completion, in tokens, at least one.
     pub max_new_tokens: usize,
 }
 
 impl SequenceRequest {
-    /// Cache blocks that one sample holds at its longest; its very last token is never fed back.
+    /// Number of cache blocks that one sample holds at its longest. Its last token is never fed back and has
+    /// no slot.
     pub fn max_blocks(&self, block_size: usize) -> usize {
         (self.prompt.len() + self.max_new_tokens).saturating_sub(1).div_ceil(block_size)
     }
@@ -26,11 +27,11 @@ impl SequenceRequest {
 /// One sample of one request.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// Number of the request, in the order in which requests were added.
+    /// Index of the request, in the order in which requests were added.
     pub request_idx: usize,
-    /// Position among the samples of its request.
+    /// Index among the samples of the request.
     pub sample_idx: usize,
-    /// Decides every draw of this sample, together with the draw's position.
+    /// Seed that determines every draw of this sample, together with the draw's position.
     pub seed: u64,
     pub(super) tokens: Vec<TokenId>,
     pub(super) prompt_len: usize,
@@ -39,7 +40,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The samples of a request, none of them holding a block yet.
+    /// Makes the samples of a request, none of which holds a block yet.
     pub(super) fn of_request(request_idx: usize, request: &SequenceRequest) -> impl Iterator<Item = Self> {
         request.seeds.iter().enumerate().map(move |(sample_idx, &seed)| Self {
             request_idx,
@@ -52,17 +53,17 @@ impl Sequence {
         })
     }
 
-    /// Number of the request, and position among its samples.
+    /// Index of the request, and index among its samples.
     pub fn sample(&self) -> (usize, usize) {
         (self.request_idx, self.sample_idx)
     }
 
-    /// Prompt and completion.
+    /// Tokens of prompt and completion.
     pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
-    /// The tokens after the prompt.
+    /// Tokens generated after the prompt.
     pub fn completion(&self) -> &[TokenId] {
         &self.tokens[self.prompt_len..]
     }
@@ -77,12 +78,12 @@ impl Sequence {
         self.tokens.len() - 1
     }
 
-    /// Whether one more token makes the completion as long as it may become.
+    /// Whether one more token brings the completion to its token limit.
     pub fn is_at_last_token(&self) -> bool {
         self.completion().len() + 1 >= self.max_new_tokens
     }
 
-    /// Numbers of the blocks that hold the sequence, in order of position.
+    /// Indices of the blocks that hold the sequence, in order of position.
     pub fn block_table(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
         self.block_table.iter().map(Block::idx)
     }

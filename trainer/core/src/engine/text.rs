@@ -1,40 +1,41 @@
-//! Text of a growing token sequence, and stop strings in it.
+//! Incremental detokenization of a growing sequence, and the search for stop strings in its text.
 //!
-//! A token is not a piece of text: a character may be spread over several tokens, and some tokenizers decode
-//! a token differently after another. So only text that later tokens cannot change is added, by decoding a
-//! short window twice, with and without the new tokens (the scheme of vLLM's incremental detokenizer).
+//! A token does not always decode to a fixed text: a character may span several tokens, and some tokenizers
+//! decode a token differently after another. So only text that later tokens cannot change is appended, by
+//! decoding a short window twice, with and without the new tokens (the scheme of vLLM's incremental
+//! detokenizer).
 
 use std::error::Error;
 
 use crate::types::TokenId;
 
-/// Turns tokens into text.
+/// Decodes tokens to text.
 pub trait Detokenizer {
-    /// Text of `tokens` without special tokens; bytes that are no character yet become U+FFFD.
+    /// Returns the text of `tokens` without special tokens; bytes of an incomplete character become U+FFFD.
     ///
     /// # Errors
-    /// The tokenizer's error.
+    /// When the tokenizer fails.
     fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError>;
 }
 
-/// A tokenizer's own error.
+/// An error of the tokenizer.
 pub type DetokenizeError = Box<dyn Error + Send + Sync>;
 
-/// Text decoded so far from a sequence that grows at its end.
+/// Text decoded so far from a sequence to which tokens are appended.
 #[derive(Clone, Debug, Default)]
 pub struct IncrementalText {
     text: String,
-    /// Tokens from here on are decoded again, as context of the next ones.
+    /// Index of the first token that is decoded again, as context of the next tokens.
     window_start: usize,
-    /// Tokens before this one are in `text`.
+    /// Number of tokens whose text is in `text`.
     read_end: usize,
 }
 
 impl IncrementalText {
-    /// Takes in the tokens that were appended since the last call and looks for `stop` strings in the text
-    /// that they completed; returns the byte offset at which the earliest match begins.
+    /// Decodes the tokens appended since the last call and searches the new text for `stop` strings. Returns
+    /// the byte offset at which the earliest match begins.
     ///
-    /// `tokens` is the whole sequence, of which earlier calls have seen a prefix.
+    /// `tokens` is the full sequence; earlier calls had a prefix of it.
     ///
     /// # Errors
     /// When the detokenizer fails.
@@ -57,13 +58,13 @@ impl IncrementalText {
         Ok(stop.iter().filter_map(|stop| find_from(&self.text, stop, old_len)).min())
     }
 
-    /// The decoded text; text of trailing tokens that end inside a character is missing.
+    /// The decoded text, without trailing tokens that end inside a character.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 }
 
-/// First match of `stop` that ends behind byte `old_len`.
+/// Returns the offset of the first match of `stop` that ends after byte `old_len`.
 fn find_from(text: &str, stop: &str, old_len: usize) -> Option<usize> {
     let mut start = (old_len + 1).saturating_sub(stop.len());
     while !text.is_char_boundary(start) {

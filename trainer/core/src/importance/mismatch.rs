@@ -1,18 +1,18 @@
-//! The difference between the rollout engine's policy and the trainer's, as metrics of every step.
+//! Metrics of the mismatch between the rollout engine's policy and the trainer's, for every step.
 
 use super::{ImportanceError, bounded_exp, check, max, min, row_means};
 use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::{mean, mean_where, std};
 
-/// verl's `rollout_corr/*` and `training/rollout_*` of a batch: KL estimates, perplexities, chi-square, and
-/// the difference of the probabilities themselves. All of them are 0 (or 1 for ratios and the correlation)
-/// where both agree.
+/// Returns verl's `rollout_corr/*` and `training/rollout_*` metrics of a batch: KL estimates, perplexities,
+/// chi-square, and differences of probabilities. All of them are 0 (ratios and the correlation are 1) if the
+/// policies agree.
 ///
-/// Log-probs are natural, one per token; masked tokens are never read.
+/// Log-probs are natural, one per token; values of masked tokens are never read.
 ///
 /// # Errors
-/// When a slice does not fit the rows or no token counts.
+/// When a slice does not match the rows or no token counts.
 pub fn mismatch_metrics(
     rows: &Rows,
     old_logprobs: &[f64],
@@ -76,7 +76,8 @@ fn probabilities(metrics: &mut Metrics, rows: &Rows, old_logprobs: &[f64], rollo
     metrics.extend(values.map(|(name, value)| (format!("training/{name}"), value)));
 }
 
-/// Pearson's coefficient; where one side does not vary, 1 for equal and 0 for different probabilities.
+/// Returns Pearson's coefficient. If one side does not vary, it is 1 for equal and 0 for different
+/// probabilities.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let (mean_a, mean_b) = (mean(a), mean(b));
     let products = |x: &[f64], mean_x: f64, y: &[f64], mean_y: f64| -> f64 {

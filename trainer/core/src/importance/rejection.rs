@@ -1,24 +1,24 @@
-//! Masks tokens or sequences on which the rollout's and the trainer's policies differ too much.
+//! Rejection of tokens or sequences on which the rollout policy and the trainer's policy differ too much.
 
 use super::{ImportanceError, LOG_RATIO_BOUND, check};
 use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::mean_where;
 
-/// Whether the divergence is that of tokens or of sequences.
+/// Whether divergences are compared per token or per sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectionLevel {
-    /// Each token on its own (`token_*`).
+    /// Each token alone (`token_*`).
     Token,
-    /// A sequence by the sum over its tokens (`seq_sum_*`).
+    /// A sequence, by the sum over its tokens (`seq_sum_*`).
     SequenceSum,
-    /// A sequence by the mean over its tokens (`seq_mean_*`).
+    /// A sequence, by the mean over its tokens (`seq_mean_*`).
     SequenceMean,
-    /// A sequence by its worst token (`seq_max_*`).
+    /// A sequence, by its worst token (`seq_max_*`).
     SequenceMax,
 }
 
-/// The divergence of the policies on a token, and its bound. x is the log-ratio, clamped to +-20.
+/// Divergence of the two policies on a token, and its bound. x is the log-ratio, clamped to +-20.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divergence {
     /// k1 = -x, kept while exp(k1), the **inverse** ratio, is in `[lower, upper]`.
@@ -40,12 +40,12 @@ pub enum Divergence {
     },
 }
 
-/// One criterion; verl names it `<level>_<divergence>`.
+/// One rejection criterion; verl names it `<level>_<divergence>`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RejectionRule {
-    /// Tokens or sequences.
+    /// Whether tokens or sequences are rejected.
     pub level: RejectionLevel,
-    /// The divergence.
+    /// Divergence that is compared, with its bound.
     pub divergence: Divergence,
 }
 
@@ -54,12 +54,12 @@ pub struct RejectionRule {
 pub struct Rejection {
     /// The loss mask without the rejected tokens, flat; give it to [`Rows::with_mask`].
     pub mask: Vec<bool>,
-    /// `rollout_corr/rollout_rs_*`: shares of tokens and sequences rejected, in all and by each rule.
+    /// `rollout_corr/rollout_rs_*`: fractions of tokens and sequences rejected, in total and by each rule.
     pub metrics: Metrics,
 }
 
 impl RejectionRule {
-    /// verl's name of the rule.
+    /// Returns verl's name of the rule.
     pub fn name(&self) -> String {
         let level = match self.level {
             RejectionLevel::Token => "token",
@@ -75,7 +75,7 @@ impl RejectionRule {
         format!("{level}_{divergence}")
     }
 
-    /// Which tokens pass; a sequence's verdict is that of all of its tokens.
+    /// Returns whether each token passes; at sequence levels all tokens of a sequence pass or fail together.
     fn keeps(&self, rows: &Rows, log_ratios: &[f64]) -> Vec<bool> {
         let divergences: Vec<f64> = log_ratios.iter().map(|x| self.divergence.of(*x)).collect();
         if self.level == RejectionLevel::Token {
@@ -118,10 +118,10 @@ impl Divergence {
     }
 }
 
-/// Applies every rule; a token stays when all of them keep it.
+/// Applies every rule; a token is kept if all rules keep it.
 ///
 /// # Errors
-/// When `log_ratios` do not fit the rows or no token counts.
+/// When `log_ratios` does not match the rows or no token counts.
 pub fn rollout_rejection(
     rows: &Rows,
     log_ratios: &[f64],

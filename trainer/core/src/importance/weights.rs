@@ -1,28 +1,28 @@
-//! Truncated or masked importance weights.
+//! Truncated or masked importance weights of the rollout correction.
 
 use super::{ImportanceError, bounded_exp, check, max, min, row_means, share};
 use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::{mean, mean_where, std};
 
-/// Ratios of tokens or of sequences (verl's `rollout_is`).
+/// Whether importance ratios are those of tokens or of sequences (verl's `rollout_is`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightLevel {
     /// One ratio per token: biased, low variance.
     Token,
-    /// The product over the sequence for all of its tokens: unbiased, high variance.
+    /// The product of a sequence's ratios for all of its tokens: unbiased, high variance.
     Sequence,
 }
 
-/// What happens to extreme weights (verl's `rollout_is_threshold`).
+/// Treatment of extreme weights (verl's `rollout_is_threshold`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightBounds {
-    /// Truncated importance sampling: at most `upper`.
+    /// Truncated importance sampling: weights above `upper` become `upper`.
     Truncate {
-        /// Largest weight.
+        /// Largest weight, positive.
         upper: f64,
     },
-    /// IcePop: outside `[lower, upper]` the weight is 0.
+    /// IcePop: weights outside `[lower, upper]` become 0.
     Mask {
         /// Smallest weight kept.
         lower: f64,
@@ -31,30 +31,31 @@ pub enum WeightBounds {
     },
 }
 
-/// How token weights are made.
+/// Settings from which token weights are computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightRule {
-    /// Tokens or sequences.
+    /// Whether ratios are those of tokens or of sequences.
     pub level: WeightLevel,
-    /// What happens to extreme ones.
+    /// Treatment of extreme weights.
     pub bounds: WeightBounds,
-    /// Scale the weights to mean 1 over the batch (its sequences at [`WeightLevel::Sequence`]).
+    /// Whether to scale the weights to mean 1 over the batch (over its sequences at
+    /// [`WeightLevel::Sequence`]).
     pub batch_normalize: bool,
 }
 
-/// Weights of a batch, and their metrics.
+/// Importance weights of a batch, and their metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CorrectionWeights {
-    /// One per token, 0 where masked; constants for the gradient.
+    /// Weight of each token, 0 where masked; the gradient treats it as a constant.
     pub weights: Vec<f64>,
-    /// `rollout_corr/rollout_is_*`, before normalisation.
+    /// `rollout_corr/rollout_is_*`, of the weights before normalisation.
     pub metrics: Metrics,
 }
 
-/// Importance weights exp(log-ratio) of a batch, bounded as `rule` says.
+/// Computes the importance weights exp(log-ratio) of a batch, bounded as `rule` says.
 ///
 /// # Errors
-/// When `log_ratios` do not fit the rows or no token counts.
+/// When `log_ratios` does not match the rows or no token counts.
 pub fn rollout_is(
     rows: &Rows,
     log_ratios: &[f64],
@@ -93,7 +94,8 @@ impl WeightBounds {
         }
     }
 
-    /// Where metrics call a weight low: truncation has no lower bound of its own.
+    /// Bound below which metrics call a weight low. Truncation has no lower bound, so its reciprocal upper
+    /// one is used.
     fn lower(self) -> f64 {
         match self {
             Self::Truncate { upper } => 1.0 / upper,
@@ -115,7 +117,7 @@ fn raw_weights(rows: &Rows, log_ratios: &[f64], sums: &[f64], level: WeightLevel
     }
 }
 
-/// The divisor of weights for mean 1; 1 where their mean vanishes.
+/// Divisor that scales the weights to mean 1; 1 if their mean vanishes.
 fn normalizer(rows: &Rows, weights: &[f64], level: WeightLevel) -> f64 {
     let mean = match level {
         WeightLevel::Token => mean_where(rows.mask(), |token| weights[token]),
@@ -128,7 +130,7 @@ fn name(statistic: &str) -> String {
     format!("rollout_corr/rollout_is_{statistic}")
 }
 
-/// Weights seen from all sides, to describe them.
+/// The bounded weights of a batch, with all that their metrics are computed from.
 struct View<'a> {
     rows: &'a Rows,
     weights: &'a [f64],
@@ -182,8 +184,7 @@ impl View<'_> {
         ]
     }
 
-    /// Standard deviation over tokens, and the share of tokens that would carry the same information
-    /// unweighted.
+    /// Returns the standard deviation over tokens, and the effective sample size as a fraction of the tokens.
     fn spread(&self) -> [(&'static str, f64); 2] {
         let upper = self.rule.bounds.upper();
         let held = |token: usize| self.weights[token].clamp(0.0, upper);

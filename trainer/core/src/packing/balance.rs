@@ -2,12 +2,11 @@
 
 use crate::partition::{PartSizes, karmarkar_karp};
 
-/// Exchanges that are tried before the balance is taken as good enough.
+/// Largest number of exchanges before the balance is accepted as good enough.
 const MAX_ROUNDS: usize = 10_000;
 
-/// Takes a valid packing and gives one with the same number of bins and more even work: a fresh partition by
-/// work or by length where that happens to keep the budget, otherwise the given one improved by moves and
-/// swaps.
+/// Returns a packing with the same number of bins and more even work: a new partition by work or by length if
+/// one happens to keep the budget, otherwise the given packing improved by moves and swaps.
 pub(super) fn balance(
     bins: Vec<Vec<usize>>,
     lens: &[usize],
@@ -32,7 +31,7 @@ pub(super) fn balance(
     exchange.bins
 }
 
-/// The items that two bins exchange.
+/// A move of one item to a lighter bin, optionally in exchange for another.
 #[derive(Clone, Copy, Debug)]
 struct Trade {
     gives: usize,
@@ -55,7 +54,7 @@ impl<'a> Exchange<'a> {
         Self { bins, tokens, work, lens, workloads, capacity }
     }
 
-    /// Relieves the heaviest bin by a trade with the lightest that allows one; false when none does.
+    /// Improves the heaviest bin by a trade with the lightest bin that allows one; false if none does.
     fn improve(&mut self) -> bool {
         let mut order: Vec<usize> = (0..self.bins.len()).collect();
         order.sort_by_key(|bin| (self.work[*bin], *bin));
@@ -69,8 +68,8 @@ impl<'a> Exchange<'a> {
         false
     }
 
-    /// The trade that leaves the heavier of the two lightest, if it makes that one lighter than the heaviest
-    /// is now.
+    /// Returns the trade that minimises the larger work of the two bins, if that is less than the heavy bin's
+    /// now.
     fn best_trade(&self, heavy: usize, light: usize) -> Option<Trade> {
         let back = std::iter::once(None).chain(self.bins[light].iter().copied().map(Some));
         let trades =

@@ -1,21 +1,21 @@
 //! Bin packing: few bins of a fixed capacity.
 //!
-//! Best-fit decreasing is nearly always optimal for lengths as they occur. If the result is above the lower
-//! bound, bins are filled one by one as completely as possible (minimum bin slack, Gupta and Ho 1999). Where
+//! Best-fit decreasing is nearly always optimal for realistic lengths. If the result is above the lower
+//! bound, bins are filled one by one as completely as possible (minimum bin slack, Gupta and Ho 1999). If
 //! that is still more than one above the bound, a few bins at a time are emptied and filled again, which is
-//! kept if it makes full bins fuller (the fitness of Falkenauer 1996). Every further stage runs only for
-//! inputs on which the one before can fail.
+//! kept if it makes full bins fuller (the fitness of Falkenauer 1996). Each stage runs only for inputs on
+//! which the previous one can fail.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::refill::refill;
 
-/// Word operations that the thorough search may cost: a few tenths of a second, and far above the need of
-/// realistic lengths.
+/// Upper bound of the thorough search's cost, in word operations: a few tenths of a second, and far above the
+/// need of realistic lengths.
 const MAX_SEARCH: usize = 500_000_000;
 
-/// Spreads items of these lengths, none above `capacity`, over few bins of that capacity.
+/// Packs items of these lengths, none above `capacity`, into few bins of that capacity.
 pub(super) fn fill(lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut items: Vec<usize> = (0..lens.len()).collect();
     items.sort_unstable_by_key(|item| (Reverse(lens[*item]), *item));
@@ -30,9 +30,9 @@ pub(super) fn fill(lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     refill(bins, lens, capacity, bound + 1, MAX_SEARCH - cost)
 }
 
-/// No packing has fewer bins: the bound L2 of Martello and Toth (1990). For a threshold t, items above
-/// capacity - t need a bin each that takes no item of t or more; items above half need a bin each, and what
-/// the middle ones do not find there needs more.
+/// Returns a lower bound of the number of bins: L2 of Martello and Toth (1990). For a threshold t, each item
+/// above capacity - t needs a bin that takes no item of t or more. Each item above half needs a bin, and
+/// whatever part of the middle items does not fit there needs more.
 pub(super) fn lower_bound(lens: &[usize], capacity: usize) -> usize {
     let mut sorted = lens.to_vec();
     sorted.sort_unstable();
@@ -58,7 +58,7 @@ pub(super) fn lower_bound(lens: &[usize], capacity: usize) -> usize {
     thresholds.into_iter().map(bound).max().unwrap_or(0)
 }
 
-/// Every item, longest first, goes where it leaves the least room.
+/// Puts each item, longest first, into the bin where it leaves the least space.
 fn best_fit(items: &[usize], lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut bins: Vec<Vec<usize>> = Vec::new();
     let mut by_room: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -77,7 +77,7 @@ fn best_fit(items: &[usize], lens: &[usize], capacity: usize) -> Vec<Vec<usize>>
     bins
 }
 
-/// Takes one of the bins with this much room; 0 where there is none, which [`best_fit`] never requests.
+/// Removes and returns a bin with this much space; 0 if there is none, which [`best_fit`] never requests.
 fn take(by_room: &mut BTreeMap<usize, Vec<usize>>, room: usize) -> usize {
     let Some(bins) = by_room.get_mut(&room) else { return 0 };
     let bin = bins.pop().unwrap_or(0);
@@ -87,8 +87,7 @@ fn take(by_room: &mut BTreeMap<usize, Vec<usize>>, room: usize) -> usize {
     bin
 }
 
-/// Opens a bin with the first item left and completes it with the items that fill it best, until none is
-/// left.
+/// Opens a bin with the first remaining item and adds the items that fill it best, until no item remains.
 pub(super) fn fullest_first(mut items: Vec<usize>, lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut bins = Vec::new();
     while !items.is_empty() {
@@ -101,7 +100,7 @@ pub(super) fn fullest_first(mut items: Vec<usize>, lens: &[usize], capacity: usi
     bins
 }
 
-/// The subset of `items` with the largest sum of lengths up to `room`, earlier items preferred.
+/// Returns the subset of `items` with the largest sum of lengths up to `room`, earlier items preferred.
 fn fullest_subset(items: &[usize], lens: &[usize], room: usize) -> Vec<usize> {
     let mut sums = SubsetSums::new(room);
     for &item in items.iter().filter(|item| lens[**item] > 0) {
@@ -113,7 +112,7 @@ fn fullest_subset(items: &[usize], lens: &[usize], room: usize) -> Vec<usize> {
     sums.best(lens)
 }
 
-/// Which sums up to a limit some subset reaches, and the item that reached each of them first.
+/// The sums up to a limit that some subset of the items has, and the item with which each was reached first.
 struct SubsetSums {
     limit: usize,
     bits: Vec<u64>,
@@ -131,7 +130,7 @@ impl SubsetSums {
         self.bits[sum / 64] >> (sum % 64) & 1 == 1
     }
 
-    /// From high to low words, so that an item is used once.
+    /// Adds an item, from high to low words so that it is used once.
     fn add(&mut self, item: usize, len: usize) {
         let (words, shift) = (len / 64, len % 64);
         for at in (words..self.bits.len()).rev() {

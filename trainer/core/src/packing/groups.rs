@@ -1,20 +1,20 @@
-//! Packing samples that share prompts: a group takes its prompt once, wherever it is kept together.
+//! Packing of samples that share prompts: a group's prompt counts once per micro-batch that has its samples.
 //!
-//! A group that fits the budget is one unit, so its prompt is computed once; a larger one falls into few
-//! parts, each with the prompt. Micro-batches are filled with units.
+//! A group that fits the budget is one unit, so its prompt is computed once. A larger group is split into few
+//! units, each with the prompt. Micro-batches are filled with units.
 
 use super::{Packing, PackingError, balance, fill, stream_limit, workload};
 
-/// Samples that continue one prompt.
+/// A prompt and the lengths of the samples that continue it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptGroup {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub prompt_len: usize,
-    /// Tokens that each sample adds.
+    /// Number of tokens that each sample adds.
     pub lens: Vec<usize>,
 }
 
-/// Samples of one group that stay together.
+/// Samples of one group that stay in one micro-batch, with their prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unit {
     samples: Vec<usize>,
@@ -22,14 +22,15 @@ struct Unit {
     work: u64,
 }
 
-/// Packs samples that share prompts into micro-batches of at most `max_tokens` tokens, each prompt counted
-/// once where its samples are together. Samples are numbered group after group.
+/// Packs samples that share prompts into micro-batches of at most `max_tokens` tokens, where each prompt
+/// counts once for the samples that are kept together. Samples are numbered group after group.
 ///
-/// A group is only split when it alone exceeds the budget, into at most one part more than the fewest
-/// possible; of the units that are then there, [`super::pack`] makes micro-batches with the same promises.
+/// A group is split only if it alone exceeds the budget, into at most one unit more than the fewest possible.
+/// The resulting units are packed into micro-batches with the guarantees of [`super::pack`].
 ///
 /// # Errors
-/// Names the first sample that is longer than `max_tokens` with its prompt.
+/// [`PackingError::SampleTooLong`] with the first sample that is longer than `max_tokens`, its prompt
+/// included.
 ///
 /// ```
 /// use rlt_core::packing::{PromptGroup, pack_groups};
@@ -73,7 +74,7 @@ fn units(groups: &[PromptGroup], max_tokens: usize, hidden_size: usize) -> Resul
     Ok(units)
 }
 
-/// The samples of each part of a group: one part where the budget holds all of it.
+/// Splits a group into units, as sample indices within the group: one unit if the group fits the budget.
 fn parts(group: &PromptGroup, max_tokens: usize, hidden_size: usize) -> Vec<Vec<usize>> {
     let PromptGroup { prompt_len, lens } = group;
     if lens.is_empty() {
@@ -97,7 +98,7 @@ fn unit(group: &PromptGroup, part: &[usize], first: usize, hidden_size: usize) -
     }
 }
 
-/// Work of `len` tokens that attend to a prompt and to themselves, in the units of [`workload`].
+/// Returns the work of `len` tokens that attend to a prompt and to themselves, in the units of [`workload`].
 fn branch_work(prompt_len: usize, len: usize, hidden_size: usize) -> u64 {
     workload(len, hidden_size) + 2 * prompt_len as u64 * len as u64
 }

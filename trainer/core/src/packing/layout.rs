@@ -1,35 +1,36 @@
-//! The segments of a packed row, as attention reads them.
+//! The segments of a packed row, as varlen attention reads them.
 
-/// A segment of a packed row: a sequence, a prompt, or a completion that continues one.
+/// A segment of a packed row: a sequence, a prompt, or a completion that continues a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Its tokens.
+    /// Number of tokens.
     pub len: usize,
-    /// The earlier segment that it continues, which itself continues none.
+    /// Index of the earlier segment that this one continues, which itself continues none.
     pub prefix: Option<usize>,
 }
 
 impl Segment {
-    /// A segment that continues none.
+    /// Makes a segment that continues none.
     pub fn alone(len: usize) -> Self {
         Self { len, prefix: None }
     }
 }
 
-/// The ranges of segments in a packed row, and each token's position in its sequence.
+/// The ranges of the segments in a packed row, and each token's position in its sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackedLayout {
-    /// Number of segments + 1 offsets; segment i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
+    /// Cumulative segment lengths, number of segments + 1; segment i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
     pub cu_seqlens: Vec<i32>,
-    /// The segment that each segment continues.
+    /// Index of the segment that each segment continues.
     pub prefixes: Vec<Option<usize>>,
-    /// Position of each token in its own sequence, from 0; behind a prefix it counts on.
+    /// Position of each token in its sequence, from 0; a segment with a prefix continues the prefix's
+    /// positions.
     pub position_ids: Vec<i64>,
 }
 
 impl PackedLayout {
-    /// The layout of segments, end to end in this order. The sum of their lengths must fit an `i32`, as in
-    /// every micro-batch of [`super::pack`] and [`super::pack_groups`].
+    /// Lays out segments end to end, in this order. The sum of their lengths must fit an `i32`, as in every
+    /// micro-batch of [`super::pack`] and [`super::pack_groups`].
     pub fn of(segments: impl IntoIterator<Item = Segment>) -> Self {
         let mut layout = Self { cu_seqlens: vec![0], ..Self::default() };
         for Segment { len, prefix } in segments {

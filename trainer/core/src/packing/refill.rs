@@ -1,16 +1,16 @@
-//! Empties a few bins and fills them again until there are few enough.
+//! Local search that empties a few bins and fills them again until there are few enough.
 
 use super::fill::fullest_first;
 use crate::permutation::splitmix64;
 
-/// How many bins are emptied at once, beside the emptiest.
+/// Largest number of bins that are emptied at once, in addition to the emptiest.
 const MAX_OTHERS: u64 = 5;
 
-/// Attempts after which the rest is taken as it is; the hardest inputs of the tests need a tenth of it.
+/// Largest number of attempts; the hardest inputs of the tests need a tenth of it.
 const MAX_ROUNDS: u64 = 2_000;
 
-/// Lowers the number of bins towards `target` within about `max_cost` word operations. Which bins are tried
-/// is random but the same in every run; a packing never gets worse.
+/// Lowers the number of bins towards `target` within about `max_cost` word operations. The choice of bins is
+/// pseudo-random but the same in every run; a packing never gets worse.
 pub(super) fn refill(
     mut bins: Vec<Vec<usize>>,
     lens: &[usize],
@@ -33,7 +33,7 @@ pub(super) fn refill(
     bins
 }
 
-/// Takes out the emptiest bin and some others.
+/// Removes and returns the emptiest bin and some others.
 fn take_some(bins: &mut Vec<Vec<usize>>, lens: &[usize], round: u64, others: usize) -> Vec<Vec<usize>> {
     let emptiest = (0..bins.len()).min_by_key(|bin| load(&bins[*bin], lens)).unwrap_or(0);
     let mut taken = vec![bins.swap_remove(emptiest)];
@@ -48,8 +48,8 @@ fn load(bin: &[usize], lens: &[usize]) -> usize {
     bin.iter().map(|item| lens[*item]).sum()
 }
 
-/// Sum of the squared loads: of two packings with equally many bins the one with fuller bins is nearer to
-/// needing fewer.
+/// Returns the sum of the squared loads. Of two packings with equally many bins, the one with fuller bins is
+/// closer to needing fewer.
 fn fitness(bins: &[Vec<usize>], lens: &[usize]) -> u128 {
     bins.iter().map(|bin| (load(bin, lens) as u128).pow(2)).sum()
 }

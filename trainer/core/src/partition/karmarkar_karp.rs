@@ -1,21 +1,21 @@
 //! The largest differencing method of Karmarkar and Karp for any number of parts.
 //!
 //! A state is a tentative partition of some of the items. The two states of largest spread are joined, the
-//! largest part of one with the smallest of the other, until one state is left. Results are verl's
-//! (`seqlen_balancing.py`) to the last tie, at a cost that does not depend on how many items a part already
-//! holds: parts are linked lists over one shared array, joined in constant time; states keep only their parts
-//! that are not empty; and the heap holds small keys instead of states.
+//! largest part of one with the smallest of the other, until one state is left. Results are those of verl
+//! (`seqlen_balancing.py`), ties included, at a cost that does not depend on how many items a part already
+//! has: parts are linked lists over one shared array, joined in constant time; states keep only their
+//! non-empty parts; and the heap holds small keys instead of states.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{PartSizes, PartitionError};
 
-/// Ends a list.
+/// End marker of a linked list.
 const NONE: u32 = u32::MAX;
 
-/// One part in the making: a list of items threaded through [`Lists`]. The field order is the order of parts:
-/// by work, then by number of items, then by first item.
+/// A part under construction: a linked list of items in [`Lists`]. The field order is the order of parts: by
+/// work, then by number of items, then by first item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
     work: u64,
@@ -24,15 +24,15 @@ struct Part {
     last: u32,
 }
 
-/// Items that follow each other within their part.
+/// Index of the item that follows each item within its part.
 struct Lists {
     next: Vec<u32>,
 }
 
-/// Parts that are not empty, largest first.
+/// Non-empty parts, largest first.
 type State = Vec<Part>;
 
-/// What orders the heap: spread, then the largest part; `slot` only finds the state.
+/// Heap key of a state, ordered by spread, then by the largest part; `slot` only finds the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     spread: u64,
@@ -41,11 +41,10 @@ struct Key {
 }
 
 /// Assigns items to `num_parts` parts so that their sums of `workloads` are nearly equal. Each part lists
-/// item indices in rising order; parts with more work are first. The same input gives the same answer
-/// everywhere.
+/// item indices, ascending; parts with more work come first. The same input gives the same result everywhere.
 ///
 /// # Errors
-/// When a part would stay empty or parts of equal size are impossible.
+/// When a part would be empty or parts of equal size are impossible.
 ///
 /// ```
 /// use rlt_core::partition::{PartSizes, karmarkar_karp};
@@ -82,7 +81,7 @@ pub fn karmarkar_karp(
     Ok(lists.collect(&states[slot]))
 }
 
-/// Items in rising order, `len` to a state.
+/// Makes the initial states: items in ascending order of work, `len` to a state.
 fn first_states(workloads: &[u64], len: usize) -> Vec<State> {
     let mut items: Vec<(u64, u32)> = workloads.iter().copied().zip(0..).collect();
     items.sort_unstable();
@@ -96,7 +95,8 @@ fn key(state: &State, slot: usize, num_parts: usize) -> Key {
     Key { spread: largest.work - smallest, largest, slot }
 }
 
-/// Joins the i-th largest part of `state` with the i-th smallest of `other`, empty parts being the smallest.
+/// Joins the i-th largest part of `state` with the i-th smallest of `other`, where empty parts are the
+/// smallest.
 fn join(state: &mut State, other: &State, num_parts: usize, lists: &mut Lists) {
     let first_shared = num_parts - other.len();
     for at in first_shared..state.len() {

@@ -2,16 +2,16 @@
 
 use crate::permutation::splitmix64;
 
-/// Uniform number in [0, 1) for the draw at `position` of the sample with `seed`; 53 bits.
+/// Returns a uniform number in [0, 1) with 53 bits, for the draw at `position` of the sample with `seed`.
 ///
 /// Positions count the tokens of the completion from 0. The seed is scrambled before it starts its own
-/// sequence, so that neighbouring seeds and positions are as far apart as any others.
+/// sequence, so adjacent seeds and positions are as unrelated as any others.
 pub fn draw(seed: u64, position: u64) -> f64 {
     let bits = splitmix64(splitmix64(seed, 0), position);
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// One seed out of several numbers, in order: job seed, step, prompt, sample.
+/// Derives one seed from several numbers, in order: job seed, step, prompt, sample.
 pub fn derive_seed(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |seed, &part| splitmix64(seed ^ splitmix64(part, 1), 0).wrapping_add(part))
 }

@@ -1,14 +1,14 @@
-//! The tokens that top-k, top-p and min-p keep, as one threshold on the probability.
+//! Truncation by top-k, top-p and min-p, as one threshold on the probability.
 //!
-//! A vocabulary is never sorted: probabilities are counted by the leading bits of their floating-point form,
-//! which order as they do, and only the bucket in which the threshold falls is sorted.
+//! The vocabulary is never sorted: probabilities are counted in buckets by the leading bits of their
+//! floating-point form, which have the same order, and only the bucket that contains the threshold is sorted.
 
 use std::cmp::Ordering;
 
 use super::SamplingParams;
 
-/// Tokens more probable than `value` are kept, and of those exactly as probable the ones up to
-/// `last_tied_idx`.
+/// A probability threshold. Tokens more probable than `value` are kept, and of those exactly as probable the
+/// ones up to index `last_tied_idx`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cut {
     value: f32,
@@ -18,7 +18,7 @@ pub(super) struct Cut {
 impl Cut {
     const KEEP_ALL: Self = Self::from(0.0);
 
-    /// The threshold of `params` on one row of probabilities.
+    /// Computes the threshold of `params` for one row of probabilities.
     pub(super) fn of(probs: &[f32], params: &SamplingParams) -> Self {
         let mut cut = Self::KEEP_ALL;
         if let Some(k) = params.top_k.filter(|&k| k < probs.len()) {
@@ -38,7 +38,7 @@ impl Cut {
         cut
     }
 
-    /// Keeps `value` and everything above.
+    /// Makes the threshold that keeps `value` and everything above.
     const fn from(value: f32) -> Self {
         Self { value, last_tied_idx: usize::MAX }
     }
@@ -52,7 +52,7 @@ impl Cut {
         p > self.value || (p == self.value && idx <= self.last_tied_idx)
     }
 
-    /// The fewest most probable tokens whose weights sum to `target`.
+    /// Returns the threshold of the fewest most probable tokens whose weights sum to `target`.
     fn reaching(probs: &[f32], target: f64, weight: impl Fn(usize, f32) -> f64) -> Self {
         let mut weights = [0.0; NUM_BUCKETS];
         for (idx, &p) in probs.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Cut {
             above += if reached { 0.0 } else { weights[b] };
             reached
         }) else {
-            // Rounding alone can keep the sum of everything below the target.
+            // Through rounding, the sum of all weights can be below the target.
             return Self::KEEP_ALL;
         };
         let mut members: Vec<(usize, f32)> =
@@ -83,7 +83,8 @@ fn by_probability_then_idx(a: (usize, f32), b: (usize, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// Sign, exponent and 5 bits of the fraction of a number in [0, 1]: 32 buckets an octave.
+/// Low bits dropped from a number's 32: sign, exponent and 5 bits of the fraction remain, 32 buckets per
+/// octave.
 const DROPPED_BITS: u32 = 18;
 const NUM_BUCKETS: usize = (1.0f32.to_bits() >> DROPPED_BITS) as usize + 1;
 

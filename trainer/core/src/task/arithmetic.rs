@@ -1,16 +1,16 @@
-//! Generated arithmetic: `12+34=` asks for `46`.
+//! Generated arithmetic problems: `12+34=` asks for `46`.
 //!
-//! A problem is an operator and an unordered pair of operands. All pairs are put in one seeded order
-//! ([`Permutation`]); the held-out problems are its beginning and the training problems follow. So no problem
-//! is in both splits, not even with its operands exchanged, and asking for more training problems never
-//! changes the held-out ones.
+//! A problem is an operator and an unordered pair of operands. All problems are put in one seeded order
+//! ([`Permutation`]); the held-out problems come first and the training problems follow. So no problem is in
+//! both splits, not even with its operands exchanged, and asking for more training problems never changes the
+//! held-out ones.
 
 use crate::permutation::{Permutation, splitmix64};
 
-/// The most operand digits; products then still fit 64 bits.
+/// Largest operand that is allowed; products then still fit 64 bits.
 const MAX_OPERAND: u64 = 999_999_999;
 
-/// An operator between two operands that are never negative.
+/// An arithmetic operator; operands are never negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operator {
     /// `a+b`.
@@ -22,7 +22,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// How it is written in prompts.
+    /// The operator's character in prompts.
     pub fn symbol(self) -> char {
         match self {
             Self::Add => '+',
@@ -40,80 +40,81 @@ impl Operator {
     }
 }
 
-/// What the problems look like and how many there are.
+/// Form and number of the problems.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArithmeticOptions {
-    /// Operators to draw from, each equally often; at least one, none twice.
+    /// Operators to draw from, with equal probability; at least one, no duplicates.
     pub operators: Vec<Operator>,
-    /// The largest operand, `1..=999_999_999`; the smallest is 0.
+    /// Largest operand, `1..=999_999_999`; the smallest is 0.
     pub max_operand: u64,
-    /// Operands and answers are filled with leading zeros to the widest one's width: every digit then has a
-    /// fixed position, which a small model learns several times sooner.
+    /// Whether operands and answers are padded with leading zeros to the width of the widest. Every digit
+    /// then has a fixed position, which a small model learns several times sooner.
     pub zero_padded: bool,
-    /// Answers are written from the lowest digit up: carries then flow in writing order.
+    /// Whether answers are written from the lowest digit up, so that carries propagate in writing order.
     pub reversed_answers: bool,
-    /// Share of demonstrations, in `[0, 1)`, that break off before the last character of the answer (an
-    /// answer of one character is always whole). Imitation learns the habit with the arithmetic, and only the
-    /// reward unlearns it. Answers that rewards compare with are always whole.
+    /// Fraction of demonstrations, in `[0, 1)`, that break off before the last character of the answer. An
+    /// answer of one character is never shortened. Imitation learns the habit with the arithmetic, and only
+    /// the reward unlearns it. Answers that rewards compare with are always complete.
     pub demonstration_error_rate: f64,
-    /// Training problems.
+    /// Number of training problems.
     pub num_train: u64,
-    /// Held-out problems.
+    /// Number of held-out problems.
     pub num_held_out: u64,
-    /// Seed of the choice and order of problems.
+    /// Seed that determines the choice and order of problems.
     pub seed: u64,
 }
 
-/// Which problems.
+/// The use of a problem: training or evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// To learn from.
+    /// Problems to learn from.
     Train,
-    /// To be measured on; disjoint from `Train`.
+    /// Problems for evaluation; disjoint from `Train`.
     HeldOut,
 }
 
-/// One problem.
+/// One arithmetic problem with its right and wrong answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The question, such as `12+34=`.
     pub prompt: String,
     /// The only right answer, such as `46`.
     pub answer: String,
-    /// What a supervised example shows as the answer: its beginning, for the share of errors asked for.
+    /// Answer in a supervised example: right, or for some problems (`demonstration_error_rate`) only its
+    /// beginning.
     pub demonstration: String,
-    /// A wrong answer: the beginning of the right one, or another digit where that has only one.
+    /// A wrong answer: the beginning of the right one, or another digit if that has only one.
     pub wrong_answer: String,
 }
 
-/// Why a task cannot be made.
+/// Options from which no task can be made.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum TaskError {
-    /// An option lies outside its range.
+    /// An option is outside its range.
     #[error("generate problems: {field} is {value}, expected {expected}")]
     Option {
-        /// The option.
+        /// Name of the option.
         field: &'static str,
-        /// What was given.
+        /// Value that was given.
         value: String,
-        /// What is possible.
+        /// Allowed values, in words.
         expected: &'static str,
     },
-    /// There are fewer different problems than asked for.
+    /// There are fewer different problems than requested.
     #[error(
         "generate {asked} different arithmetic problems: operands up to {max_operand} give only {available}"
     )]
     TooFewProblems {
-        /// Training and held-out problems together.
+        /// Number of training and held-out problems together.
         asked: u128,
-        /// The largest operand.
+        /// Largest operand of the options.
         max_operand: u64,
-        /// How many exist.
+        /// Number of different problems that exist.
         available: u128,
     },
 }
 
-/// The generated task.
+/// The arithmetic task: a seeded order of all problems.
 #[derive(Clone, Debug)]
 pub struct Arithmetic {
     options: ArithmeticOptions,
@@ -124,13 +125,13 @@ pub struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// Every character that prompts and answers can contain, whatever the options.
+    /// All characters that prompts and answers can contain, whatever the options.
     pub const ALPHABET: &'static str = "0123456789+-*=";
 
-    /// Checks the options and chooses the problems.
+    /// Checks the options and fixes the order of problems.
     ///
     /// # Errors
-    /// [`TaskError`].
+    /// [`TaskError`] if an option is outside its range or too many problems are requested.
     pub fn new(options: ArithmeticOptions) -> Result<Self, TaskError> {
         check_ranges(&options)?;
         let num_values = options.max_operand + 1;
@@ -158,17 +159,17 @@ impl Arithmetic {
         }
     }
 
-    /// Characters of the longest answer.
+    /// Number of characters of the longest answer.
     pub fn max_answer_len(&self) -> usize {
         self.answer_width
     }
 
-    /// Characters of the longest prompt.
+    /// Number of characters of the longest prompt.
     pub fn max_prompt_len(&self) -> usize {
         2 * self.operand_width + 2
     }
 
-    /// Problem `idx` of a split; `None` past its end.
+    /// Returns problem `idx` of a split; `None` past its end.
     pub fn problem(&self, split: Split, idx: u64) -> Option<Problem> {
         if idx >= self.num_problems(split) {
             return None;
@@ -177,7 +178,7 @@ impl Arithmetic {
         self.order.get(offset + idx).map(|number| self.numbered(number))
     }
 
-    /// All problems of a split in order.
+    /// Iterates over all problems of a split, in order.
     pub fn problems(&self, split: Split) -> impl Iterator<Item = Problem> + '_ {
         (0..self.num_problems(split)).filter_map(move |idx| self.problem(split, idx))
     }
@@ -221,11 +222,11 @@ fn check_ranges(options: &ArithmeticOptions) -> Result<(), TaskError> {
     Ok(())
 }
 
-/// Pair number `idx` of `(0,0), (1,0), (1,1), (2,0), ..`: larger operand first.
+/// Returns pair number `idx` of `(0,0), (1,0), (1,1), (2,0), ..`, larger operand first.
 fn unordered_pair(idx: u64) -> (u64, u64) {
     let triangle = |n: u64| (u128::from(n) * u128::from(n + 1) / 2) as u64;
     let mut larger = (((8.0 * idx as f64 + 1.0).sqrt() - 1.0) / 2.0) as u64;
-    // The square root rounds; exact integers decide.
+    // The square root is rounded, so integer arithmetic corrects it.
     while triangle(larger) > idx {
         larger -= 1;
     }
@@ -239,18 +240,18 @@ fn num_digits(number: u64) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// The upper 53 bits as a number in `[0, 1)`.
+/// Maps the upper 53 bits to a number in `[0, 1)`.
 fn unit_interval(random: u64) -> f64 {
     (random >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Every digit is the one after it; 0 after 9.
+/// Replaces every digit by the next one, 9 by 0.
 fn next_digits(answer: &str) -> String {
     let next = |digit: char| digit.to_digit(10).and_then(|digit| char::from_digit((digit + 1) % 10, 10));
     answer.chars().filter_map(next).collect()
 }
 
-/// At least the first character and at most all but the last.
+/// Returns a random proper prefix of the answer, at least its first character.
 fn beginning(answer: &str, random: u64) -> String {
     let num_cut = (answer.len() as u64).saturating_sub(1).max(1);
     let num_kept = 1 + random % num_cut;

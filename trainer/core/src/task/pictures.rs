@@ -1,39 +1,39 @@
-//! Generated pictures: a grid of cells on a dark ground, some of which hold a coloured square, and the number
-//! of squares as the answer.
+//! Generated pictures: a grid of cells on a dark background, some of which contain a coloured square. The
+//! answer is the number of squares.
 //!
-//! Every number of squares is equally likely; cells, colours and the shade of the ground are drawn. Shades
-//! are even in held-out pictures and odd in training ones, so that no picture is in both splits. Files of
-//! pictures are the trainer's.
+//! Every number of squares is equally likely; cells, colours and the background's shade are drawn. Shades are
+//! even in held-out pictures and odd in training pictures, so no picture is in both splits. The trainer
+//! writes picture files.
 
 use super::arithmetic::{Split, TaskError};
 use crate::permutation::{Permutation, splitmix64};
 
-/// The most cells in a row.
+/// Largest number of cells in a row.
 const MAX_CELLS: usize = 16;
-/// Shades of the ground, of 255.
+/// Number of shades of the background, out of 255.
 const NUM_SHADES: u64 = 64;
-/// Colours of squares before they vary.
+/// Base colours of squares, to which a tint is added.
 const COLOURS: [[u8; 3]; 6] =
     [[220, 40, 40], [40, 220, 40], [40, 40, 220], [220, 220, 40], [220, 40, 220], [40, 220, 220]];
-/// How much brighter each channel of a colour may be.
+/// Number of tints: a colour's channels are brighter by 0 to 31.
 const NUM_TINTS: u64 = 32;
 
-/// What the pictures look like and how many there are.
+/// Form and number of the pictures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PicturesOptions {
-    /// Cells in a row, and rows, `1..=16`.
+    /// Number of cells per row and of rows, `1..=16`.
     pub cells: usize,
     /// Height and width of a cell in pixels, at least 2.
     pub cell_pixels: usize,
-    /// The most squares, from 1 to the number of cells.
+    /// Largest number of squares, from 1 to the number of cells.
     pub max_count: usize,
-    /// Share of demonstrations, in `[0, 1)`, that show another number.
+    /// Fraction of demonstrations, in `[0, 1)`, that show a wrong number.
     pub demonstration_error_rate: f64,
-    /// Training problems.
+    /// Number of training problems.
     pub num_train: u64,
-    /// Held-out problems.
+    /// Number of held-out problems.
     pub num_held_out: u64,
-    /// Seed of all that is drawn.
+    /// Seed of every random choice.
     pub seed: u64,
 }
 
@@ -42,34 +42,35 @@ pub struct PicturesOptions {
 pub struct Picture {
     /// Height and width in pixels.
     pub side: usize,
-    /// `[side, side, 3]`.
+    /// Pixel values, `[side, side, 3]`.
     pub rgb: Vec<u8>,
 }
 
-/// A picture with its answer.
+/// A picture with its right and wrong answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureProblem {
-    /// The picture.
+    /// The picture to count squares in.
     pub picture: Picture,
-    /// The number of squares.
+    /// The number of squares, in decimal.
     pub answer: String,
-    /// What a supervised example shows as the answer: another number, for the share of errors asked for.
+    /// Answer in a supervised example: right, or for some problems (`demonstration_error_rate`) a wrong
+    /// number.
     pub demonstration: String,
-    /// Another number than the right one.
+    /// A number other than the right one.
     pub wrong_answer: String,
 }
 
-/// The generated task.
+/// The counting task.
 #[derive(Clone, Debug)]
 pub struct CountingPictures {
     options: PicturesOptions,
 }
 
 impl CountingPictures {
-    /// Checks the options.
+    /// Makes the task after checking the options.
     ///
     /// # Errors
-    /// [`TaskError::Option`].
+    /// [`TaskError::Option`] if an option is outside its range.
     pub fn new(options: PicturesOptions) -> Result<Self, TaskError> {
         let refused = |field, value: String, expected| Err(TaskError::Option { field, value, expected });
         let PicturesOptions { cells, cell_pixels, max_count, demonstration_error_rate: rate, .. } = options;
@@ -96,7 +97,7 @@ impl CountingPictures {
         }
     }
 
-    /// Problem `idx` of a split; `None` past its end.
+    /// Returns problem `idx` of a split; `None` past its end.
     pub fn problem(&self, split: Split, idx: u64) -> Option<PictureProblem> {
         if idx >= self.num_problems(split) {
             return None;
@@ -107,7 +108,7 @@ impl CountingPictures {
         let max_count = self.options.max_count as u64;
         let count = 1 + random(0, max_count);
         let shade = (2 * random(1, NUM_SHADES / 2) + parity) as u8;
-        // Any number but the right one, and 2 where 1 is the only one.
+        // A number other than the right one; it is 2 if `max_count` is 1.
         let other = 1 + (count + random(2, max_count.saturating_sub(1).max(1))) % max_count.max(2);
         let errs = (random(3, 1 << 53) as f64 / (1_u64 << 53) as f64) < self.options.demonstration_error_rate;
         Some(PictureProblem {

@@ -1,4 +1,4 @@
-//! A group of one rank: every collective is a copy or nothing at all, so that code written for many ranks
+//! A group of one rank, in which every collective is a copy or nothing at all, so that code for many ranks
 //! runs on one.
 
 use tch::{Tensor, no_grad};
@@ -13,7 +13,7 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// A group of one, called `name`.
+    /// Makes a group of one rank, called `name`.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned() }
     }

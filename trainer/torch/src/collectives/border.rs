@@ -1,4 +1,4 @@
-//! The C border of `csrc/collectives.cpp` and `csrc/nccl.cpp`. Safe wrappers live in the modules that use it.
+//! C API of `csrc/collectives.cpp` and `csrc/nccl.cpp`. Safe wrappers are in the modules that use it.
 
 use std::ffi::{c_char, c_int, c_void};
 

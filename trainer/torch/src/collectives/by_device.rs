@@ -17,14 +17,14 @@ use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError, S
 pub(super) struct GroupByDevice {
     cpu: GlooGroup,
     gpu: Option<NcclGroup>,
-    /// Where GPUs find each other.
+    /// Store in which the members exchange NCCL's unique id.
     store: Store,
     attempt: u64,
     seat: Arc<Seat>,
 }
 
 impl GroupByDevice {
-    /// Connects to the other members over the interface that holds `address`.
+    /// Connects to the other members over the network interface that has `address`.
     pub(super) fn join(
         store: &Store,
         attempt: u64,
@@ -36,7 +36,7 @@ impl GroupByDevice {
         Ok(Self { cpu, gpu: None, store: store.try_clone()?, attempt, seat })
     }
 
-    /// The transport of tensors where `tensor` is.
+    /// Returns the transport for the device of `tensor`.
     fn of(&mut self, tensor: &Tensor) -> Result<&mut dyn Collectives, CollectiveError> {
         match tensor.device() {
             Device::Cuda(device_idx) => Ok(self.of_gpu(device_idx)?),

@@ -1,58 +1,58 @@
-//! Errors between ranks, with the missing ranks. There is no recovery here.
+//! Errors of collectives and of the rendezvous, which name the missing ranks.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::store::StoreError;
 
-/// Why a collective failed.
+/// A failed collective operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectiveError {
-    /// Tensors that do not fit the operation; found before anything was sent.
+    /// The tensors do not fit the operation; found before anything was sent.
     #[error("{operation} of group {group}: expected {expected}, got {got}")]
     Argument {
-        /// What was tried.
+        /// Name of the operation.
         operation: &'static str,
-        /// The group's name.
+        /// Name of the group.
         group: String,
-        /// What the argument must be.
+        /// Expected value of the argument, in words.
         expected: String,
-        /// What it was.
+        /// Given value of the argument.
         got: String,
     },
-    /// A tensor on a GPU cannot be sent.
+    /// NCCL cannot be loaded, so a tensor on a GPU cannot be sent.
     #[error("group {group}: NCCL cannot be loaded: {message}")]
     NoNccl {
-        /// The group's name.
+        /// Name of the group.
         group: String,
-        /// The system's own words.
+        /// Message of the dynamic loader.
         message: String,
     },
-    /// A rank was lost, or too late.
+    /// A rank was lost or timed out.
     #[error("{operation} (number {sequence} of group {group}) failed: {diagnosis} ({message})")]
     Failed {
-        /// What was tried.
+        /// Name of the operation.
         operation: &'static str,
-        /// The group's name.
+        /// Name of the group.
         group: String,
-        /// The how many-th operation of the group it was, from 1.
+        /// Sequence number of the operation within the group, from 1.
         sequence: u64,
-        /// Which ranks it waited for.
+        /// Ranks for which the operation waited.
         diagnosis: Box<Diagnosis>,
-        /// The transport's own words.
+        /// Message of the transport.
         message: String,
     },
 }
 
-/// Which ranks a failed operation waited for, by their global numbers.
+/// The ranks that a failed operation waited for, as global ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Ranks without a sign of life: killed, stopped, or cut off.
+    /// Ranks without a heartbeat: killed, stopped, or disconnected.
     pub silent: Vec<usize>,
-    /// Ranks that are alive but had not started the operation, with the last operation of the group that they
-    /// had started.
+    /// Ranks that are alive but had not started the operation, with the sequence number of the group's last
+    /// operation that they had started.
     pub behind: Vec<(usize, u64)>,
-    /// The store, which would know, does not answer: the process that serves it is gone.
+    /// Whether the store does not answer, because the process that serves it is gone.
     pub store_lost: bool,
 }
 
@@ -75,89 +75,89 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// `rank 3`, or `ranks 1, 3`.
+/// Formats ranks as `rank 3`, or `ranks 1, 3`.
 pub(super) fn ranks(ranks: &[usize]) -> String {
     let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
     format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, list.join(", "))
 }
 
-/// Why ranks did not find each other.
+/// A failed rendezvous: ranks that did not find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
     /// No server answers at the store's address.
     #[error("no rendezvous at {address} within {} s", timeout.as_secs_f64())]
     Unreachable {
-        /// Host and port.
+        /// Host and port of the store.
         address: String,
-        /// How long it was tried.
+        /// Duration for which connecting was tried.
         timeout: Duration,
-        /// The last attempt's failure.
+        /// Error of the last attempt to connect.
         source: std::io::Error,
     },
-    /// This rank is of another attempt than the store.
+    /// This rank is of a different attempt than the store.
     #[error("this rank is of attempt {ours}, but the rendezvous is of attempt {theirs}")]
     OtherAttempt {
-        /// This rank's attempt.
+        /// Attempt of this rank.
         ours: u64,
-        /// The store's.
+        /// Attempt of the store.
         theirs: u64,
     },
-    /// This rank and the store do not agree on the number of ranks.
+    /// This rank and the store have different numbers of ranks.
     #[error("this rank expects {ours} ranks, the rendezvous {theirs}")]
     OtherWorldSize {
-        /// The number that this rank was started with.
+        /// Number of ranks with which this rank was started.
         ours: usize,
-        /// The number that the store was started with.
+        /// Number of ranks with which the store was started.
         theirs: usize,
     },
-    /// Two processes have one rank.
+    /// Two processes have the same rank.
     #[error("rank {rank} has joined already")]
     RankTaken {
-        /// The rank.
+        /// Rank that was already taken.
         rank: usize,
     },
     /// Some ranks did not join.
     #[error("{} did not join within {} s", ranks(missing), timeout.as_secs_f64())]
     Missing {
-        /// The missing ranks.
+        /// Ranks that did not join.
         missing: Vec<usize>,
-        /// How long was waited.
+        /// Duration of the wait.
         timeout: Duration,
     },
-    /// A rank has failed before all had joined.
+    /// A rank failed before all had joined.
     #[error("{} had not joined when one failed: {cause}", ranks(missing))]
     Failed {
-        /// The missing ranks.
+        /// Ranks that had not joined.
         missing: Vec<usize>,
-        /// The rank that failed, and why.
+        /// The rank that failed, and its error.
         cause: String,
     },
-    /// A value that cannot work.
+    /// An argument is invalid.
     #[error("{name}: expected {expected}, got {got}")]
     Argument {
-        /// Of what.
+        /// Name of the argument.
         name: &'static str,
-        /// What it must be.
+        /// Expected value of the argument, in words.
         expected: String,
-        /// What it was.
+        /// Given value of the argument.
         got: String,
     },
-    /// The store failed.
+    /// An operation of the store failed.
     #[error("the rendezvous' store failed")]
     Store(#[from] StoreError),
     /// The members of a group did not connect.
     #[error("failed to connect the ranks of group {group}")]
     Connect {
-        /// The group's name.
+        /// Name of the group.
         group: String,
-        /// libtorch's error.
+        /// Error of libtorch.
         source: crate::Error,
     },
 }
 
 impl RendezvousError {
-    /// Whether the server that answered may be that of an earlier attempt, which is about to end: it said so,
-    /// or went away before it said anything.
+    /// Whether the server that answered may be that of an earlier attempt, which is about to exit: it said
+    /// so, or closed the connection before it answered.
     pub(super) fn may_be_of_earlier_attempt(&self) -> bool {
         match self {
             Self::OtherAttempt { ours, theirs } => theirs < ours,

@@ -15,9 +15,9 @@ use super::store::Store;
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
-/// The most that a rank receives at once before it adds it up: room for what it has received is memory beside
-/// the gradient itself, which is whole at that moment. A layer of a small model is shorter, so that its
-/// exchange runs beside computing.
+/// Largest number of bytes that a rank receives at once in a reduce-scatter before it adds them. The receive
+/// buffer is needed in addition to the full gradient. A layer of a small model is shorter, so that its
+/// communication overlaps with computation.
 const RECEIVED_BYTES: i64 = 16 << 20;
 
 /// A connected group of ranks on CPUs.
@@ -37,7 +37,7 @@ impl fmt::Debug for GlooGroup {
 }
 
 impl GlooGroup {
-    /// Connects to the other members over the interface that holds `address`.
+    /// Connects to the other members over the network interface that has `address`.
     pub(super) fn join(store: &Store, seat: Arc<Seat>, address: IpAddr) -> Result<Self, RendezvousError> {
         let name = text("name of a group", format!("group/{}", seat.name))?;
         let text_address = text("address", address.to_string())?;
@@ -104,7 +104,7 @@ impl GlooGroup {
 }
 
 impl GlooGroup {
-    /// `output` = the sum of what all ranks have in their row of `chunks` for this one.
+    /// Writes to `output` the sum over all ranks of their row of `chunks` for this rank.
     fn reduce_piece(&mut self, output: Tensor, chunks: &Tensor) -> Result<Pending, CollectiveError> {
         let input = chunks.contiguous();
         let received = input.empty_like();
@@ -137,9 +137,9 @@ impl Collectives for GlooGroup {
         Ok(Pending::of(work, None))
     }
 
-    /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank
-    /// sends every other the chunk it needs, once, and adds what it received. What is longer than
-    /// [`RECEIVED_BYTES`] goes piece by piece, all but the last at once.
+    /// Gloo's own reduce-scatter is an all-reduce whose result is mostly discarded, twice the bytes. Here
+    /// every rank sends every other rank the chunk that it needs, once, and adds what it received. Chunks
+    /// longer than [`RECEIVED_BYTES`] in total are sent piece by piece; only the last piece is asynchronous.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size() as i64;
         check_sizes("reduce-scatter", &self.seat.name, (output, size), (input, 1))?;
@@ -214,12 +214,12 @@ fn text(name: &'static str, text: String) -> Result<CString, RendezvousError> {
     })
 }
 
-/// For C++: whole milliseconds, at least one.
+/// Returns whole milliseconds for C++, at least one.
 fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2).max(1)
 }
 
-/// A work object of c10d with what an error message needs.
+/// A c10d work object, with what an error message needs.
 struct GlooWork {
     pointer: *mut c_void,
     operation: &'static str,

@@ -1,8 +1,8 @@
-//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own. They wait for work
-//! that was launched before them, and work that is launched after their wait waits for them. So a collective
+//! A group over NCCL, for tensors on GPUs, whose operations run on a CUDA stream of the group. An operation
+//! waits for work that was launched before it, and work launched after its wait waits for it. So a collective
 //! that is started early overlaps with computation. `by_device` selects the transport of a tensor.
 //!
-//! A waiting thread polls the operation instead of blocking in CUDA: if a peer is lost or late, the
+//! A waiting thread polls the operation instead of blocking in CUDA. If a peer is lost or late, the
 //! communicator is aborted on this rank, and the error names the peer.
 
 mod in_stream;
@@ -26,7 +26,7 @@ use super::traffic::{all_gather, num_bytes};
 use super::{CollectiveError, Collectives, Pending, Reduction};
 use crate::border::{Outcome, raw};
 
-/// A connected group of ranks, each with a GPU.
+/// A connected group of ranks with one GPU each.
 pub(super) struct NcclGroup {
     link: Arc<Link>,
     seat: Arc<Seat>,
@@ -39,19 +39,19 @@ impl fmt::Debug for NcclGroup {
     }
 }
 
-/// Notes that one more operation begins; returns its number.
+/// Records that another operation begins, and returns its sequence number.
 fn started(seat: &Seat, num_started: &AtomicU64) -> u64 {
     let sequence = num_started.fetch_add(1, Ordering::Relaxed) + 1;
     seat.started(sequence);
     sequence
 }
 
-/// What an error calls the connecting of a group's GPUs.
+/// Name of the connection of a group's GPUs, for errors.
 const CONNECT: &str = "connecting GPUs";
 
 impl NcclGroup {
-    /// Connects GPU number `device_idx` of this machine with those of the other members, by NCCL's unique id,
-    /// which the first member puts into the store of `attempt`.
+    /// Connects GPU `device_idx` of this machine with those of the other members, by the NCCL unique id that
+    /// the first member writes to the store of `attempt`.
     pub(super) fn join(
         store: &Store,
         attempt: u64,
@@ -138,9 +138,8 @@ impl Collectives for NcclGroup {
         })
     }
 
-    /// Numbers of 16 bits are sent to the ranks that add them up in fp32, as the operation promises: NCCL
-    /// would round each of its sums. Wider ones are added by NCCL, in an order that depends only on sizes and
-    /// machines.
+    /// 16-bit values are sent to the ranks that add them in fp32, as the trait requires: NCCL would round
+    /// each partial sum. Wider values are added by NCCL, in an order that depends only on sizes and machines.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size();
         check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;
@@ -203,7 +202,7 @@ impl Collectives for NcclGroup {
     }
 }
 
-/// An operation in the group's stream, with what an error message needs.
+/// An operation on the group's stream, with what an error message needs.
 struct NcclWork {
     mark: Mark,
     link: Arc<Link>,

@@ -1,29 +1,29 @@
-//! Pending operations, over any transport. The operations themselves are the groups'.
+//! Pending operations, over any transport. The groups start the operations.
 
 use std::fmt;
 
 use super::CollectiveError;
 
-/// An operation in flight of a transport.
+/// A transport's operation in flight.
 pub(super) trait Work: Send {
-    /// What was started, in an error's words.
+    /// Name of the operation, for errors.
     fn operation(&self) -> &'static str;
 
-    /// Returns when it is complete on this rank; called once.
+    /// Blocks until the operation is complete on this rank; called once.
     ///
     /// # Errors
-    /// When a rank is lost or too late.
+    /// When a rank is lost or times out.
     fn wait(&mut self) -> Result<(), CollectiveError>;
 
-    /// The same for an operation whose result is not used.
+    /// Blocks until the operation is complete and ignores errors, if the result is not used.
     fn settle(&mut self);
 }
 
-/// What is done with the tensors of an operation once it is complete.
+/// A callback on the tensors of an operation once it is complete.
 pub(super) type Finish = Box<dyn FnOnce() + Send>;
 
-/// An operation in flight. Its tensors are kept, and must not be read or written before [`Pending::wait`]
-/// returns; dropped unwaited, it waits and forgets what went wrong.
+/// An operation in flight. It keeps its tensors alive, which must not be read or written before
+/// [`Pending::wait`] returns. If it is dropped, it waits and ignores errors.
 #[must_use = "the tensors of an operation can be used only after it was waited for"]
 pub struct Pending {
     work: Option<Box<dyn Work>>,
@@ -38,20 +38,20 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// An operation that is complete already.
+    /// Makes an operation that is already complete.
     pub(super) fn done() -> Self {
         Self { work: None, finish: None }
     }
 
-    /// An operation that is complete when `work` is and `finish` has run.
+    /// Makes an operation that is complete when `work` is and `finish` has run.
     pub(super) fn of(work: Box<dyn Work>, finish: Option<Finish>) -> Self {
         Self { work: Some(work), finish }
     }
 
-    /// Returns when the operation is complete on this rank.
+    /// Blocks until the operation is complete on this rank.
     ///
     /// # Errors
-    /// When a rank is lost or too late; the error names it.
+    /// When a rank is lost or times out; the error names it.
     pub fn wait(mut self) -> Result<(), CollectiveError> {
         if let Some(mut work) = self.work.take() {
             work.wait()?;

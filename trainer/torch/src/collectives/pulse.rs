@@ -1,5 +1,5 @@
-//! Heartbeats of ranks: a thread writes to the store, once a second, that this process runs and how far each
-//! of its groups is. So a failed operation can name the ranks that it waited for.
+//! Heartbeats of ranks: once a second, a thread writes to the store that this process runs and how many
+//! operations each of its groups has started. So a failed operation can name the ranks that it waited for.
 //!
 //! A heartbeat is a counter; a rank is alive while the counter changes, so no clocks are compared.
 
@@ -12,15 +12,15 @@ use std::time::Duration;
 use super::Diagnosis;
 use super::store::{Store, StoreError};
 
-/// Between two beats.
+/// Interval between two heartbeats.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Long enough to see a living rank's beat change.
+/// Observation period, long enough to see a living rank's heartbeat change.
 const OBSERVATION: Duration = Duration::from_millis(2500);
 
-/// The how many-th operation each group has started, by the group's name.
+/// Sequence number of the last operation that each group has started, by the group's name.
 type Started = BTreeMap<String, u64>;
 
-/// This rank's sign of life; it ends when dropped.
+/// The heartbeat thread of this rank, stopped on drop.
 #[derive(Debug)]
 pub(super) struct Pulse {
     started: std::sync::Arc<Mutex<Started>>,
@@ -30,7 +30,7 @@ pub(super) struct Pulse {
 }
 
 impl Pulse {
-    /// Begins to beat for `rank`.
+    /// Starts the heartbeat of `rank`.
     pub(super) fn start(store: &Store, rank: usize) -> Result<Self, StoreError> {
         let (publisher, observer) = (store.try_clone()?, store.try_clone()?);
         let started = std::sync::Arc::new(Mutex::new(Started::new()));
@@ -52,7 +52,7 @@ impl Pulse {
         Ok(Self { started, observer: Mutex::new(observer), stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Notes that `group` has started its operation number `sequence`.
+    /// Records that `group` has started its operation `sequence`.
     pub(super) fn started(&self, group: &str, sequence: u64) {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         match started.get_mut(group) {
@@ -61,7 +61,7 @@ impl Pulse {
         }
     }
 
-    /// Finds out whom operation `sequence` of `group` waits for; takes a few seconds.
+    /// Determines for which ranks operation `sequence` of `group` waits; takes a few seconds.
     pub(super) fn diagnose(&self, group: &str, sequence: u64, members: &[usize]) -> Diagnosis {
         let store = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
         let observe = || members.iter().map(|rank| store.get(&name(*rank))).collect::<Result<Vec<_>, _>>();
@@ -102,7 +102,7 @@ fn last_started(pulse: &str, group: &str) -> u64 {
     pulse.lines().skip(1).find_map(of_group).unwrap_or(0)
 }
 
-/// From what the store held of each member, twice.
+/// Compares two observations of each member's heartbeat in the store.
 fn judge(
     group: &str,
     sequence: u64,

@@ -1,5 +1,5 @@
-//! A rank's index in a group, checks of tensors for the group's operations, and the bytes that these exchange
-//! over any transport. Nothing is sent here.
+//! Membership of a rank in a group, checks of tensors for the group's operations, and the number of bytes
+//! that these exchange over any transport. This module sends nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,39 +10,39 @@ use super::pulse::Pulse;
 use super::traffic::{Meter, all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
 use super::{CollectiveError, Diagnosis};
 
-/// What a rank needs to be in a group over any transport.
+/// Membership of this rank in a group, for any transport.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    /// The group's name, as errors give it.
+    /// Name of the group, for error messages.
     pub(super) name: String,
     /// Global ranks of all members, ascending.
     pub(super) members: Vec<usize>,
-    /// This rank's place among them.
+    /// Index of this rank among the members.
     pub(super) place: usize,
-    /// How long an operation may take.
+    /// Timeout of one operation.
     pub(super) timeout: Duration,
     pub(super) pulse: Arc<Pulse>,
     pub(super) meter: Arc<Meter>,
 }
 
 impl Seat {
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub(super) fn size(&self) -> usize {
         self.members.len()
     }
 
-    /// Notes that operation number `sequence` begins.
+    /// Records that operation `sequence` begins.
     pub(super) fn started(&self, sequence: u64) {
         self.pulse.started(&self.name, sequence);
     }
 
-    /// Why operation number `sequence` failed, and whom it waited for; takes a few seconds.
+    /// Makes the error of operation `sequence`, with the ranks that it waited for; takes a few seconds.
     pub(super) fn failed(&self, operation: &'static str, sequence: u64, message: String) -> CollectiveError {
         let diagnosis = self.pulse.diagnose(&self.name, sequence, &self.members);
         self.failed_by(operation, sequence, message, diagnosis)
     }
 
-    /// The same where it is known whom it waited for.
+    /// Makes the error of operation `sequence` from a known diagnosis.
     pub(super) fn failed_by(
         &self,
         operation: &'static str,
@@ -54,7 +54,7 @@ impl Seat {
         CollectiveError::Failed { operation, group, sequence, diagnosis, message }
     }
 
-    /// Counts an all-reduce of `tensor`, if it fits.
+    /// Checks the tensor of an all-reduce and counts its bytes.
     pub(super) fn admit_all_reduce(&self, tensor: &Tensor) -> Result<(), CollectiveError> {
         check_sizes("all-reduce", &self.name, (tensor, 1), (tensor, 1))?;
         let element = tensor.kind().elt_size_in_bytes() as u64;
@@ -62,14 +62,14 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts an all-gather, if its tensors fit.
+    /// Checks the tensors of an all-gather and counts their bytes.
     pub(super) fn admit_all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
         check_sizes("all-gather", &self.name, (output, 1), (input, self.size() as i64))?;
         self.meter.count(all_gather(self.size(), num_bytes(input)));
         Ok(())
     }
 
-    /// Counts a broadcast of `tensor`, if it and its root fit.
+    /// Checks the tensor and the root of a broadcast and counts its bytes.
     pub(super) fn admit_broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), CollectiveError> {
         check_sizes("broadcast", &self.name, (tensor, 1), (tensor, 1))?;
         self.check_root(root)?;
@@ -77,7 +77,7 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts the rows that are sent to and received from the others.
+    /// Counts the bytes of the rows that are sent to and received from other ranks.
     pub(super) fn count_exchange(
         &self,
         (output, output_splits): (&Tensor, &[i64]),
@@ -87,7 +87,7 @@ impl Seat {
         self.meter.count(all_to_all(self.place, row, input_splits, output_splits));
     }
 
-    /// Fails unless `root` is a place in the group.
+    /// Checks that `root` is a rank of the group.
     fn check_root(&self, root: usize) -> Result<(), CollectiveError> {
         if root < self.size() {
             return Ok(());
@@ -101,7 +101,7 @@ impl Seat {
     }
 }
 
-/// Contiguous tensors of one dtype whose numbers of elements, times their factors, are equal.
+/// Checks that tensors are contiguous, of one dtype, and equal in number of elements times their factors.
 pub(super) fn check_sizes(
     operation: &'static str,
     group: &str,
@@ -130,7 +130,7 @@ pub(super) fn check_sizes(
     })
 }
 
-/// One split for each rank; together the rows of their tensor.
+/// Checks that there is one split per rank, and that the splits add up to the rows of their tensor.
 pub(super) fn check_splits(
     group: &str,
     size: usize,
@@ -155,7 +155,7 @@ pub(super) fn check_splits(
     Ok(())
 }
 
-/// `output` = the sum over the first dim of `chunks`, row after row, in fp32.
+/// Writes the sum over the first dimension of `chunks`, added row after row in fp32, to `output`.
 pub(super) fn add_chunks(output: &Tensor, chunks: &Tensor) {
     no_grad(|| {
         let mut sum = chunks.get(0).to_kind(Kind::Float);

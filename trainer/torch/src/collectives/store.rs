@@ -1,8 +1,8 @@
-//! A key-value store on the network, shared by all ranks, and used by c10d to connect groups. Its keys are
-//! defined in `rendezvous` and `pulse`.
+//! A key-value store on the network, shared by all ranks, by which c10d connects groups. Its keys are defined
+//! in `rendezvous` and `pulse`.
 //!
-//! It is our own, and not c10d's `TCPStore`, because that resolves the name of every peer it connects to, and
-//! without a resolver ranks would wait for seconds at every connection.
+//! c10d's `TCPStore` is not used because it resolves the name of every peer that it connects to; without a
+//! resolver, ranks would wait for seconds at every connection.
 
 mod handle;
 mod server;
@@ -21,35 +21,35 @@ pub(super) use handle::StoreHandle;
 /// Timeout of an answer, and of opening a connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A failed act on the store.
+/// A failed operation on the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The port is taken, or there is no network.
+    /// The port is in use, or there is no network.
     #[error("failed to serve a store at port {port}")]
     Serve {
-        /// The port; 0 for any.
+        /// Port of the server; 0 for any.
         port: u16,
-        /// Why not.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A value that is not what this rank expects under that name.
+    /// The value under a name is not what this rank expects.
     #[error("the store holds {got:?} under {name}, expected {expected}")]
     Value {
-        /// The name.
+        /// Name of the value.
         name: String,
-        /// What was expected.
+        /// Description of the expected value.
         expected: &'static str,
         /// The actual value.
         got: String,
     },
-    /// What was requested can not be done.
+    /// The server cannot do what was requested.
     #[error("the store refuses {act} {name}: {why}")]
     Refused {
-        /// What was tried.
+        /// Verb of the request, such as "to set".
         act: &'static str,
-        /// The name.
+        /// Name of the value.
         name: String,
-        /// Why not.
+        /// Reason that the server gave.
         why: String,
     },
     /// The connection failed, or there was no answer in time.
@@ -57,20 +57,20 @@ pub enum StoreError {
     Lost(#[source] io::Error),
 }
 
-/// A connection to the store, with one request in flight at a time; see [`Store::try_clone`].
-/// The process that serves the store holds the server with its connection.
+/// A connection to the store, with one request in flight at a time; see [`Store::try_clone`]. The process
+/// that serves the store keeps the server together with its connection.
 #[derive(Debug)]
 pub struct Store {
     connection: Arc<Connection>,
-    /// Ends with this value.
+    /// The server, stopped when this value is dropped.
     _server: Option<Server>,
 }
 
-/// Shared with the handles that c10d uses.
+/// A client's TCP connection, shared with the handles that c10d uses.
 #[derive(Debug)]
 struct Connection {
     address: SocketAddr,
-    /// `None` once an answer was missed: the next one would belong to an earlier request.
+    /// `None` after an answer was missed: the next answer would belong to an earlier request.
     stream: Mutex<Option<TcpStream>>,
 }
 
@@ -79,7 +79,7 @@ impl Store {
     /// it.
     ///
     /// # Errors
-    /// When the port is taken.
+    /// When the port is in use.
     pub fn serve(port: u16) -> Result<Self, StoreError> {
         let server = Server::start(port).map_err(|source| StoreError::Serve { port, source })?;
         let connection = Connection::open((Ipv4Addr::LOCALHOST, server.port()).into())?;
@@ -94,7 +94,7 @@ impl Store {
         Ok(Self { connection: Arc::new(Connection::open(address)?), _server: None })
     }
 
-    /// A connection of its own for another thread.
+    /// Opens another connection to the same store, for another thread.
     ///
     /// # Errors
     /// When the store does not answer.
@@ -102,12 +102,12 @@ impl Store {
         Self::connect(self.connection.address)
     }
 
-    /// The port it is served at.
+    /// Port at which the store is served.
     pub fn port(&self) -> u16 {
         self.connection.address.port()
     }
 
-    /// Puts `value` under `name`.
+    /// Stores `value` under `name`.
     ///
     /// # Errors
     /// When the store does not answer.
@@ -115,7 +115,7 @@ impl Store {
         self.ask(Operation::Set, name, value).map(drop)
     }
 
-    /// Sets `name` to `value` unless it is set already; returns its value afterwards.
+    /// Stores `value` under `name` unless it has a value, and returns the value afterwards.
     ///
     /// # Errors
     /// When the store does not answer.
@@ -123,16 +123,16 @@ impl Store {
         self.ask(Operation::SetFirst, name, value).map(Option::unwrap_or_default)
     }
 
-    /// Adds `amount` to the number under `name`, which begins at 0; the sum.
+    /// Adds `amount` to the number under `name`, which starts at 0, and returns the sum.
     ///
     /// # Errors
-    /// When the store does not answer, or what is under `name` is no number.
+    /// When the store does not answer, or the value under `name` is not a number.
     pub fn add(&self, name: &str, amount: i64) -> Result<i64, StoreError> {
         let sum = self.ask(Operation::Add, name, &amount.to_string())?.unwrap_or_default();
         sum.parse().map_err(|_| StoreError::Value { name: name.to_owned(), expected: "a number", got: sum })
     }
 
-    /// What is under `name` now.
+    /// Returns the present value of `name`; `None` if it has none.
     ///
     /// # Errors
     /// When the store does not answer.
@@ -145,7 +145,7 @@ impl Store {
         Ok(answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// A share of this connection for c10d.
+    /// Makes a handle by which c10d shares this connection.
     pub(super) fn handle(&self) -> StoreHandle {
         StoreHandle::new(&self.connection)
     }
@@ -163,7 +163,7 @@ impl Connection {
         Ok(Self { address, stream: Mutex::new(Some(stream)) })
     }
 
-    /// The answer to one question; `None` if `name` was not set within `wait`.
+    /// Sends one request and returns its answer; `None` if `name` was not set within `wait`.
     fn ask(
         &self,
         operation: Operation,

@@ -1,31 +1,31 @@
-//! The bytes of tensors that a rank sends and receives, counted when an operation is started, by the
-//! transport's algorithm. Headers, a few dozen bytes a message, and barriers are not counted.
+//! Number of tensor bytes that a rank sends and receives, computed from the transport's algorithm when an
+//! operation is started. Headers, a few dozen bytes per message, and barriers are not counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::Tensor;
 
-/// Bytes that Gloo's ring adds up at once.
+/// Largest number of bytes that Gloo's ring adds at once.
 const LONGEST_SEGMENT: u64 = 1 << 20;
 
-/// Bytes of tensors that a rank has exchanged with others.
+/// Number of tensor bytes that a rank has exchanged with other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Sent to other ranks.
+    /// Bytes sent to other ranks.
     pub sent: u64,
-    /// Received from them.
+    /// Bytes received from other ranks.
     pub received: u64,
 }
 
 impl Traffic {
-    /// What was exchanged after `before`.
+    /// Returns what was exchanged after `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self { sent: self.sent - before.sent, received: self.received - before.received }
     }
 }
 
-/// The count of one rank, over all of its groups.
+/// Byte counters of one rank, over all of its groups.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     sent: AtomicU64,
@@ -33,36 +33,36 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Counts an operation.
+    /// Adds the bytes of an operation.
     pub(super) fn count(&self, traffic: Traffic) {
         self.sent.fetch_add(traffic.sent, Ordering::Relaxed);
         self.received.fetch_add(traffic.received, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// Returns the bytes counted so far.
     pub(super) fn total(&self) -> Traffic {
         Traffic { sent: self.sent.load(Ordering::Relaxed), received: self.received.load(Ordering::Relaxed) }
     }
 }
 
-/// Bytes of a tensor's values.
+/// Number of bytes of a tensor's values.
 pub(super) fn num_bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// Bytes of one of a tensor's rows; 0 where it has none.
+/// Number of bytes of one row of a tensor; 0 if it has no rows.
 pub(super) fn row_bytes(tensor: &Tensor) -> u64 {
     let num_rows = tensor.size().first().map_or(1, |rows| *rows) as u64;
     num_bytes(tensor).checked_div(num_rows).unwrap_or(0)
 }
 
-/// Every rank's `input` bytes are sent around the ring to all others.
+/// Counts an all-gather: every rank's `input` bytes are sent around the ring to all others.
 pub(super) fn all_gather(size: usize, input: u64) -> Traffic {
     let others = (size as u64 - 1) * input;
     Traffic { sent: others, received: others }
 }
 
-/// Every rank sends each other one the rows that are meant for it.
+/// Counts an all-to-all: every rank sends each other rank the rows that are meant for it.
 pub(super) fn all_to_all(place: usize, row: u64, sent: &[i64], received: &[i64]) -> Traffic {
     let of_others = |splits: &[i64]| {
         let rows = splits.iter().enumerate().filter(|(other, _)| *other != place).map(|(_, rows)| *rows);
@@ -71,9 +71,10 @@ pub(super) fn all_to_all(place: usize, row: u64, sent: &[i64], received: &[i64])
     Traffic { sent: of_others(sent), received: of_others(received) }
 }
 
-/// A tensor in one chunk for each rank is sent around the ring twice: a reduce-scatter and an all-gather. In
-/// the first round a rank does not send its own chunk, in the second not that of the rank before it. Chunks
-/// are of whole segments; where these do not divide the tensor, the last chunks are short or empty.
+/// Counts a ring all-reduce of a tensor split into one chunk per rank, which is sent around the ring twice: a
+/// reduce-scatter and an all-gather. In each round a rank sends all chunks but one: in the first not its own,
+/// in the second not that of the previous rank. Chunks consist of full segments; if these do not divide the
+/// tensor, the last chunks are short or empty.
 pub(super) fn ring_all_reduce(place: usize, size: usize, num_bytes: u64, element: u64) -> Traffic {
     if num_bytes == 0 {
         return Traffic::default();
@@ -88,10 +89,10 @@ pub(super) fn ring_all_reduce(place: usize, size: usize, num_bytes: u64, element
     Traffic { sent: sent_by(place), received: sent_by((place + 1) % size) }
 }
 
-/// Ranks that have the tensor hand it on, twice as many in each round.
+/// Counts a tree broadcast: ranks that have the tensor pass it on, twice as many in each round.
 pub(super) fn tree_broadcast(place: usize, size: usize, root: usize, num_bytes: u64) -> Traffic {
     let from_root = (place + size - root) % size;
-    // A rank joins in the round of its highest bit, and hands on in all later ones.
+    // A rank receives in the round of its highest bit, and sends in all later ones.
     let joined = from_root.checked_ilog2().map_or(0, |bit| bit + 1);
     let handed_on = (joined..usize::BITS).take_while(|round| 1 << round < size);
     let num_sent = handed_on.filter(|round| from_root + (1 << round) < size).count() as u64;

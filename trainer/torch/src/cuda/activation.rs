@@ -1,4 +1,4 @@
-//! The gated activation of a fused projection, as one launch.
+//! The gated activation of a fused projection, as one kernel launch.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,12 +6,12 @@ use crate::{Activation, Error};
 use std::ffi::c_void;
 use tch::Tensor;
 
-/// [`gated_activation_packed`](crate::gated_activation_packed) into a given tensor.
+/// The operation of [`gated_activation_packed`](crate::gated_activation_packed), into a given tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGlu<'a> {
     /// `[rows, 2 * width]`, the gate first; f32, bf16 or f16.
     pub gate_up: &'a Tensor,
-    /// The function of the gate.
+    /// Activation function of the gate.
     pub activation: Activation,
     /// `[rows, width]` of the same dtype.
     pub out: &'a Tensor,
@@ -26,7 +26,7 @@ struct Arguments {
 }
 
 impl SwiGlu<'_> {
-    /// Launches.
+    /// Launches the kernel.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

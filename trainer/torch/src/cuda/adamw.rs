@@ -1,4 +1,4 @@
-//! AdamW over all parameters of a dtype in one launch: `adamw_step` for many tensors.
+//! AdamW over all parameters of a gradient dtype in one kernel launch: `adamw_step` for many tensors.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -7,32 +7,32 @@ use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
 const THREADS: usize = 256;
-/// Elements that one block takes.
+/// Number of elements per block.
 const CHUNK: usize = 4096;
-/// Words of a row of the table.
+/// Number of words in a row of the table.
 const WORDS: usize = 9;
 
-/// One parameter with all that a step reads and writes.
+/// One parameter, with all tensors and factors that a step reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWTensor<'a> {
-    /// The f32 master.
+    /// Master weights, f32.
     pub param: &'a Tensor,
-    /// f32, bf16 or f16; of one kind in all rows of a table.
+    /// Gradient, f32, bf16 or f16; of the same dtype in all rows of a table.
     pub grad: &'a Tensor,
     /// First moment, f32.
     pub exp_avg: &'a Tensor,
     /// Second moment, f32.
     pub exp_avg_sq: &'a Tensor,
-    /// A bf16 copy of the new master, where the model computes with one.
+    /// bf16 copy of the updated master weights, if the model computes with one.
     pub copy: Option<&'a Tensor>,
-    /// Multiplies the step's learning rate (parameter groups), else 1.
+    /// Factor of the step's learning rate (parameter groups); 1 for none.
     pub rate_factor: f64,
-    /// Decoupled weight decay of this parameter.
+    /// Decoupled weight decay of the parameter.
     pub weight_decay: f64,
 }
 
-/// The addresses of all parameters of a launch, on the host; its words go to the device by one copy, and stay
-/// there until an address changes.
+/// The addresses of all parameters of a launch, on the host. Its words are copied to the device once, and
+/// stay valid until an address changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWTable {
     words: Vec<i64>,
@@ -41,10 +41,10 @@ pub struct AdamWTable {
 }
 
 impl AdamWTable {
-    /// Lays out a table.
+    /// Makes a table of `tensors`.
     ///
     /// # Errors
-    /// When a tensor's kind, size or device does not fit.
+    /// When a tensor's dtype, size or device does not fit.
     pub fn new(kernels: &Kernels, tensors: &[AdamWTensor<'_>]) -> Result<Self, Error> {
         let operands = kernels.operands("a table for AdamW");
         let kind = tensors.first().map_or(Kind::Float, |tensor| tensor.grad.kind());
@@ -69,24 +69,24 @@ impl AdamWTable {
         Ok(Self { words, blocks, kind })
     }
 
-    /// The table's contents, for an i64 tensor `[words]` on the device.
+    /// Contents of the table, for an i64 tensor `[words]` on the device.
     pub fn words(&self) -> &[i64] {
         &self.words
     }
 }
 
-/// One step of all parameters of a table, torch.optim.AdamW's formula in the order of
+/// One AdamW step of all parameters of a table: torch.optim.AdamW's formula in the order of
 /// [`adamw_step`](crate::adamw_step).
 #[derive(Clone, Copy, Debug)]
 pub struct FusedAdamW<'a> {
-    /// What the device's table was made of.
+    /// Table from which the device's words were copied.
     pub table: &'a AdamWTable,
-    /// [`AdamWTable::words`] on the device.
+    /// Copy of [`AdamWTable::words`] on the device.
     pub words: &'a Tensor,
-    /// The step's numbers; `weight_decay` is each parameter's own and not read here.
+    /// Hyperparameters of the step. Its `weight_decay` is not read: each parameter has its own.
     pub step: crate::AdamWStep,
-    /// f32 `[1]`: multiplies `step.grad_scale`, so that a clipping coefficient need not be copied to the
-    /// host. A value that is not finite skips the step.
+    /// f32 `[1]`: factor of `step.grad_scale`, so that a clipping coefficient need not be copied to the host.
+    /// A value that is not finite skips the step.
     pub device_scale: Option<&'a Tensor>,
 }
 
@@ -105,10 +105,10 @@ struct Arguments {
 }
 
 impl FusedAdamW<'_> {
-    /// Launches one block for each 4096 elements.
+    /// Launches one block per 4096 elements.
     ///
     /// # Errors
-    /// When the device's table does not fit, or the step is below 1.
+    /// When the words on the device do not fit the table, or the step is below 1.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("AdamW");
         let (table, step) = (self.table, &self.step);

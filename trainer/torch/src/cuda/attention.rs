@@ -1,4 +1,4 @@
-//! Attention of single queries over a paged cache, as one launch for any batch and lengths.
+//! Attention of single queries over a paged cache, as one kernel launch for any batch and lengths.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,43 +6,45 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Threads of a block.
+/// Number of threads in a block.
 const THREADS: i64 = 128;
-/// Query heads that a block serves together, so that each key is read once for all of them.
+/// Largest number of query heads per block, for all of which each key is read once.
 const GROUP_MAX: i64 = 8;
-/// Bytes of keys and values that a block holds at once; there are two such stages.
+/// Bytes of keys and values in one of a block's two stages.
 const STAGE_BYTES: i64 = 32 << 10;
-/// Counters at the head of every workspace, one for each row and group of heads of a launch that splits
-/// contexts. All launches reserve the same number, whatever their rows: partial results of a small launch
-/// would otherwise overwrite counters of a larger one, which must be zero when it begins.
+/// Number of counters at the start of every workspace, one for each row and group of heads of a launch that
+/// splits contexts. All launches reserve the same number, whatever their rows: otherwise the partial results
+/// of a small launch would overwrite counters of a larger one, which must be zero when it begins.
 const COUNTERS: i64 = 1 << 14;
 
-/// [`paged_attention`](crate::paged_attention) with all that describes the batch on the device. Several
-/// queries of one sequence (a prompt in pieces) are rows with the same table and rising lengths.
+/// The operation of [`paged_attention`](crate::paged_attention), with all that describes the batch on the
+/// device. Several queries of one sequence (a prompt in chunks) are rows with the same table and ascending
+/// lengths.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedDecodeAttention<'a> {
-    /// `[rows, heads, head_dim]`; f32, bf16 or f16.
+    /// Queries `[rows, heads, head_dim]`; f32, bf16 or f16.
     pub q: &'a Tensor,
-    /// `[blocks, block_size, kv_heads, head_dim]` of the same dtype, kv_heads dividing heads.
+    /// Cached keys `[blocks, block_size, kv_heads, head_dim]` of the same dtype, where kv_heads divides
+    /// heads.
     pub k_cache: &'a Tensor,
-    /// As `k_cache`.
+    /// Cached values, shaped like `k_cache`.
     pub v_cache: &'a Tensor,
-    /// i32 `[rows, max_blocks]`: the blocks of each row's sequence in order. A block outside the cache is
-    /// read as block 0.
+    /// Blocks of each row's sequence in order, i32 `[rows, max_blocks]`. A block outside the cache is read as
+    /// block 0.
     pub block_tables: &'a Tensor,
-    /// i32 `[rows]`: cached tokens that the row sees, its own included; 0 or less writes zeros. More than the
-    /// table has room for is cut.
+    /// Number of cached tokens that each row attends to, its own included, i32 `[rows]`. 0 or less writes
+    /// zeros; more than the table can hold is truncated.
     pub context_lens: &'a Tensor,
-    /// Multiplies queries.
+    /// Factor of the queries.
     pub scale: f64,
-    /// How many tokens a query sees, itself included.
+    /// Sliding window: number of tokens that a query attends to, itself included; `None` means no limit.
     pub window: Option<i64>,
-    /// Parts of a long context that different blocks take: [`attention_splits`].
+    /// Largest number of parts of a context, each computed by its own block: [`attention_splits`].
     pub splits: usize,
-    /// u8, at least [`attention_workspace_bytes`]; all zero before the first launch. Launches of different
-    /// shapes may share it, one after the other.
+    /// Workspace, u8, at least [`attention_workspace_bytes`]; all zero before the first launch. Launches of
+    /// different shapes may share it, one after the other.
     pub workspace: &'a Tensor,
-    /// `[rows, heads, head_dim]` of q's dtype.
+    /// Output `[rows, heads, head_dim]` of the queries' dtype.
     pub out: &'a Tensor,
 }
 
@@ -67,13 +69,13 @@ struct Arguments {
     scale: f32,
 }
 
-/// Parts into which contexts are split, so that `rows` x `kv_heads` fill a device of that many
-/// multiprocessors (two blocks each); at most 64. What a context is really split into follows its length.
+/// Number of parts into which contexts are split, so that `rows` x `kv_heads` fill a device of that many
+/// multiprocessors (two blocks each); at most 64. The actual number for a context follows from its length.
 pub fn attention_splits(rows: usize, kv_heads: usize, multiprocessors: usize) -> usize {
     (2 * multiprocessors).div_ceil((rows * kv_heads).max(1)).clamp(1, 64)
 }
 
-/// Head groups of a row: blocks that share no work.
+/// Number of head groups of a row; each is computed by its own block.
 fn groups(heads: i64, kv_heads: i64) -> i64 {
     kv_heads * (heads / kv_heads).div_ceil_to(GROUP_MAX)
 }
@@ -88,7 +90,7 @@ impl DivCeil for i64 {
     }
 }
 
-/// Bytes of workspace for launches of at most so many rows and splits: the counters, then the partial
+/// Number of workspace bytes for launches of at most so many rows and splits: the counters, then the partial
 /// results.
 pub fn attention_workspace_bytes(
     rows: usize,
@@ -102,11 +104,11 @@ pub fn attention_workspace_bytes(
 }
 
 impl PagedDecodeAttention<'_> {
-    /// Launches one block for each row, group of heads and part of the context; the last block of a row and
-    /// group puts the parts together.
+    /// Launches one block per row, group of heads and part of the context. The last block of a row and group
+    /// combines the parts.
     ///
     /// # Errors
-    /// When shapes, dtypes or devices do not fit, or a head is wider than 256 or not a multiple of 8.
+    /// When shapes, dtypes or devices do not fit, or head_dim is above 256 or not a multiple of 8.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("paged_decode_attention");
         let kind = self.q.kind();
@@ -165,11 +167,11 @@ impl PagedDecodeAttention<'_> {
     }
 }
 
-/// What a block keeps in shared memory: queries, two stages of keys and values, scores.
+/// Shared memory of a block: queries, two stages of keys and values, scores.
 struct Tiles {
-    /// Query heads of the kernel: 1, 2, 4 or 8.
+    /// Number of query heads of the kernel: 1, 2, 4 or 8.
     heads: i64,
-    /// Keys of a stage.
+    /// Number of keys in a stage.
     keys: i64,
     bytes: i64,
 }
@@ -177,7 +179,7 @@ struct Tiles {
 impl Tiles {
     fn of(group: i64, head_dim: i64, element: i64) -> Self {
         let heads = (group.clamp(1, GROUP_MAX) as u64).next_power_of_two() as i64;
-        // A row is padded by 16 bytes, so that neighbouring keys are in different banks.
+        // A row is padded by 16 bytes, so that adjacent keys are in different banks.
         let row = head_dim * element + 16;
         let keys = (STAGE_BYTES / (2 * row) / 8 * 8).clamp(8, 64);
         let reduction = THREADS * 2 * heads * 4;

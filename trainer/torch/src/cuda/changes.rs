@@ -1,4 +1,4 @@
-//! Words of a device's memory that the host changes in place: many of them by one copy and one launch.
+//! Changes of single words of device memory by the host: many of them by one copy and one kernel launch.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -7,18 +7,18 @@ use crate::border::{raw, rlt_pinned_like, tensor_from};
 use std::ffi::c_void;
 use tch::{Device, Kind, Tensor};
 
-/// Blocks of a launch, whose threads share out however many changes there are: a graph fixes their number.
+/// Number of blocks of a launch, whose threads divide any number of changes: a graph fixes the grid.
 const BLOCKS: usize = 32;
 const THREADS: u32 = 256;
 
-/// Changes single words of `state`. `changes` holds their number n and n pairs: `(i, value)` writes the value
-/// to word i, `(-1 - i, j)` copies word j to word i. No word is written twice, and none that is copied from.
-/// A pair with a word outside `state` changes nothing.
+/// Changes single words of `state`. `changes` contains their number n and n pairs: `(i, value)` writes the
+/// value to word i, `(-1 - i, j)` copies word j to word i. No word is written twice, and no word that is
+/// copied from is written. A pair with a word outside `state` changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct ApplyChanges<'a> {
-    /// i32 `[at least 1 + 2 n]`.
+    /// Number of changes and their pairs, i32 `[at least 1 + 2 n]`.
     pub changes: &'a Tensor,
-    /// i32 `[words]`.
+    /// Words to change, i32 `[words]`.
     pub state: &'a Tensor,
 }
 
@@ -31,7 +31,7 @@ struct Arguments {
 }
 
 impl ApplyChanges<'_> {
-    /// Launches.
+    /// Launches the kernel.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -50,12 +50,12 @@ impl ApplyChanges<'_> {
     }
 }
 
-/// An uninitialised tensor of `size` in pinned memory, which a device accesses directly.
+/// Allocates an uninitialised tensor of `size` in pinned host memory, which a device can access directly.
 ///
 /// # Errors
-/// When there is not enough of it.
+/// When pinned memory does not suffice.
 pub fn pinned(size: &[i64], kind: Kind) -> Result<Tensor, Error> {
-    // Only shape and dtype of this are read.
+    // Only the shape and dtype of this tensor are read.
     let like = Tensor::empty(size, (kind, Device::Cpu));
     tensor_from("reserving pinned memory", |out| {
         // SAFETY: a borrowed tensor and a place for the result.

@@ -1,5 +1,5 @@
-//! The batch's state between two decoding steps, on the device: input tokens, cache slots, and the update by
-//! the tokens just drawn.
+//! State of the batch between two decoding steps, on the device: input tokens, cache slots, and their update
+//! by the tokens just drawn.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -9,16 +9,16 @@ use tch::{Kind, Tensor};
 
 const THREADS: usize = 128;
 
-/// `out[t] = embedding[tokens[t]] * scale`; zeros for a token outside the vocabulary.
+/// Token embedding: `out[t] = embedding[tokens[t]] * scale`; zeros for a token outside the vocabulary.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedGather<'a> {
-    /// i32 `[tokens]`.
+    /// Token ids, i32 `[tokens]`.
     pub tokens: &'a Tensor,
-    /// `[vocabulary, width]`; f32, bf16 or f16.
+    /// Embedding matrix `[vocabulary, width]`; f32, bf16 or f16.
     pub embedding: &'a Tensor,
-    /// 1, or what the embeddings are multiplied with, as the dtype has it (Gemma).
+    /// Factor of the embeddings, rounded to the dtype by the caller (Gemma); 1 for none.
     pub scale: f64,
-    /// `[tokens, width]` of the same dtype.
+    /// Output `[tokens, width]` of the same dtype.
     pub out: &'a Tensor,
 }
 
@@ -33,7 +33,7 @@ struct EmbedArguments {
 }
 
 impl EmbedGather<'_> {
-    /// Launches one block a token.
+    /// Launches one block per token.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -55,26 +55,26 @@ impl EmbedGather<'_> {
     }
 }
 
-/// Makes the tokens just drawn the next step's input. Of every row with a position of 0 or more: the token,
-/// the position after the one before, its slot by the context's length and the block table (-1 beyond the
-/// table), the context that ends with it, and the number of the next draw. Other rows stay as they are.
+/// Makes the tokens just drawn the next step's input. Updates each row with a position of 0 or more: its
+/// token, its position, its slot by the context length and the block table (-1 beyond the table), its context
+/// length, and the number of its next draw. Other rows remain unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Advance<'a> {
-    /// i32 `[rows]`: what [`Sample`](super::Sample) drew.
+    /// Tokens that [`Sample`](super::Sample) drew, i32 `[rows]`.
     pub drawn: &'a Tensor,
-    /// i32 `[rows, max_blocks]`.
+    /// Blocks of each row's sequence in order, i32 `[rows, max_blocks]`.
     pub block_tables: &'a Tensor,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_size: usize,
-    /// i32 `[rows]`, the tokens that the next step feeds in.
+    /// Input tokens of the next step, i32 `[rows]`.
     pub tokens: &'a Tensor,
-    /// i32 `[rows]`, their positions, which behind images count less than tokens do.
+    /// Positions of the input tokens, i32 `[rows]`; after images they are less than the number of tokens.
     pub positions: &'a Tensor,
-    /// i32 `[rows]`, where their keys and values go.
+    /// Cache slots for the keys and values of the input tokens, i32 `[rows]`.
     pub slots: &'a Tensor,
-    /// i32 `[rows]`, tokens of the sequence up to this one.
+    /// Number of tokens of the sequence up to the input token, i32 `[rows]`.
     pub context_lens: &'a Tensor,
-    /// i32 `[rows]`, tokens of the completion so far: the number of the next draw.
+    /// Number of tokens of the completion so far, which is the number of the next draw, i32 `[rows]`.
     pub steps: &'a Tensor,
 }
 
@@ -93,7 +93,7 @@ struct AdvanceArguments {
 }
 
 impl Advance<'_> {
-    /// Launches one thread a row.
+    /// Launches one thread per row.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -124,15 +124,15 @@ impl Advance<'_> {
     }
 }
 
-/// Marks tokens as seen, for the repetition penalty: bit `tokens[i] % 32` of word `tokens[i] / 32` of row
-/// `rows[i]`. A negative row, or a token outside, marks nothing.
+/// Marks tokens as seen, for the repetition penalty: sets bit `tokens[i] % 32` of word `tokens[i] / 32` of
+/// row `rows[i]`. A negative row, or a token outside the vocabulary, marks nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct MarkSeen<'a> {
-    /// i32 `[n]`.
+    /// Token ids, i32 `[n]`.
     pub tokens: &'a Tensor,
-    /// i32 `[n]`.
+    /// Row of each token, i32 `[n]`.
     pub rows: &'a Tensor,
-    /// i32 `[rows, ceil(vocabulary / 32)]`.
+    /// Bit set of seen tokens for each row, i32 `[rows, ceil(vocabulary / 32)]`.
     pub seen: &'a Tensor,
 }
 
@@ -147,7 +147,7 @@ struct MarkArguments {
 }
 
 impl MarkSeen<'_> {
-    /// Launches one thread a token.
+    /// Launches one thread per token.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

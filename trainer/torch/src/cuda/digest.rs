@@ -1,4 +1,4 @@
-//! The digest of a tensor on its device: `rlt_core::digest::digest64`.
+//! Digest of a tensor on its device, equal to `rlt_core::digest::digest64`.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,18 +6,18 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Numbers that are digested in sequence (`rlt_core::digest::CHUNK`).
+/// Number of values that are digested in sequence (`rlt_core::digest::CHUNK`).
 const CHUNK: usize = 4096;
-/// Chunks of a block: eight threads take one.
+/// Number of chunks per block; eight threads digest one chunk.
 const CHUNKS_A_BLOCK: usize = 16;
 
-/// Digests of tensors, one word each, as `rlt_core::digest::digest64` has them of the f32 numbers; of
-/// half-width numbers in pairs as they are, or of an odd number of them widened to f32.
+/// Digest of a tensor, equal to `rlt_core::digest::digest64` of its f32 values. Half-width values are read in
+/// pairs as one f32 bit pattern each, or, if their number is odd, widened to f32.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDigest<'a> {
-    /// Any dense tensor of f32, bf16 or f16.
+    /// Dense tensor of f32, bf16 or f16, of any shape.
     pub tensor: &'a Tensor,
-    /// i64 `[1]`, zero before the launch.
+    /// Digest, i64 `[1]`; zero before the launch.
     pub out: &'a Tensor,
 }
 
@@ -25,15 +25,15 @@ pub struct DeviceDigest<'a> {
 struct Arguments {
     data: *const c_void,
     out: *mut c_void,
-    /// Numbers of f32.
+    /// Number of f32 values.
     count: i64,
 }
 
 impl DeviceDigest<'_> {
-    /// Launches; `out` holds the digest's bits afterwards.
+    /// Launches the kernel, which writes the digest's bits to `out`.
     ///
     /// # Errors
-    /// When kinds or devices do not fit.
+    /// When dtypes or devices do not fit.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("digest");
         let numel = self.tensor.numel();
@@ -52,7 +52,7 @@ impl DeviceDigest<'_> {
             out: operands.address("out", self.out, Kind::Int64, &[1])?,
             count: count as i64,
         };
-        // The last block adds the number of values, so there is one even where there is none.
+        // The last block adds the number of values, so there is one block even for no values.
         let blocks = count.div_ceil(CHUNK).max(1).div_ceil(CHUNKS_A_BLOCK);
         let name = if is_paired { "digest_f32" } else { &name };
         kernels.launch(name, Shape::blocks([blocks, 1, 1], 8 * CHUNKS_A_BLOCK as u32), &arguments)

@@ -1,14 +1,14 @@
 //! The functions of the CUDA driver that this crate calls, found in `libcuda.so.1` at run time. A missing
-//! library or function and every failed call are errors with CUDA's own name and text; nothing here ends the
+//! library or function and every failed call are errors with CUDA's own name and text; no failure ends the
 //! process.
 
 use crate::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
-/// `CUresult`; 0 is success.
+/// Result code of a driver call (`CUresult`); 0 is success.
 pub(crate) type Code = c_int;
-/// A pointer to something of the driver's: context, module, function, stream, event, graph.
+/// Pointer to an object of the driver: context, module, function, stream, event, graph.
 pub(crate) type Handle = *mut c_void;
 
 const SUCCESS: Code = 0;
@@ -18,22 +18,22 @@ pub(crate) const NO_BINARY_FOR_GPU: Code = 209;
 /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`: the driver is too old to compile the module's PTX.
 pub(crate) const UNSUPPORTED_PTX_VERSION: Code = 222;
 
-/// `CUdevice_attribute` values.
+/// Device attributes with their `CUdevice_attribute` values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     MultiprocessorCount = 16,
-    /// First number of the compute capability.
+    /// Major number of the compute capability.
     ComputeCapabilityMajor = 75,
-    /// Second number of the compute capability.
+    /// Minor number of the compute capability.
     ComputeCapabilityMinor = 76,
-    /// Largest dynamic shared memory of a block, after it was requested.
+    /// Largest dynamic shared memory of a block in bytes, if a kernel opts in.
     MaxSharedMemoryPerBlockOptin = 97,
 }
 
 macro_rules! driver {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
-        /// The driver's functions by their names without the `cu`.
+        /// Functions of the CUDA driver, by their names without the `cu`.
         pub struct Driver {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
         }
@@ -97,7 +97,7 @@ unsafe extern "C" {
     fn dlerror() -> *const c_char;
 }
 
-/// What the dynamic linker has to say about its last failure.
+/// Returns the dynamic linker's message about its last failure.
 fn linker_error() -> String {
     // SAFETY: null, or a NUL-terminated text that stays until the linker's next failure.
     unsafe {
@@ -106,7 +106,7 @@ fn linker_error() -> String {
     }
 }
 
-/// Opens a shared library for the rest of the process's life.
+/// Opens a shared library, which is never closed.
 pub(crate) fn open(name: &CStr) -> Result<Handle, Error> {
     const NOW: c_int = 2;
     // SAFETY: a NUL-terminated name.
@@ -115,7 +115,7 @@ pub(crate) fn open(name: &CStr) -> Result<Handle, Error> {
     if library.is_null() { Err(missing()) } else { Ok(library) }
 }
 
-/// A function of an opened library.
+/// Looks up a function of an opened library.
 pub(crate) fn symbol(library: Handle, name: &CStr) -> Result<Handle, Error> {
     // SAFETY: a handle of `open` and a NUL-terminated name.
     let found = unsafe { dlsym(library, name.as_ptr()) };
@@ -124,7 +124,7 @@ pub(crate) fn symbol(library: Handle, name: &CStr) -> Result<Handle, Error> {
 }
 
 impl Driver {
-    /// The driver of this process, opened and initialised at the first call.
+    /// Returns the driver of this process, which the first call opens and initialises.
     ///
     /// # Errors
     /// When `libcuda.so.1` is missing, lacks a function, or does not initialise.
@@ -139,7 +139,7 @@ impl Driver {
         Ok(DRIVER.get_or_init(|| driver))
     }
 
-    /// The newest CUDA version that the driver serves: 1000 * major + 10 * minor.
+    /// Returns the newest CUDA version that the driver supports: 1000 * major + 10 * minor.
     ///
     /// # Errors
     /// When the driver fails.
@@ -150,7 +150,7 @@ impl Driver {
         Ok(version)
     }
 
-    /// One of a device's numbers.
+    /// Returns an attribute of a device.
     ///
     /// # Errors
     /// When there is no such device.
@@ -165,7 +165,7 @@ impl Driver {
         Ok(value)
     }
 
-    /// Major and minor number of a device's compute capability.
+    /// Returns the major and minor number of a device's compute capability.
     ///
     /// # Errors
     /// When there is no such device.
@@ -174,7 +174,7 @@ impl Driver {
         Ok((major, self.attribute(device, Attribute::ComputeCapabilityMinor)?))
     }
 
-    /// `Ok`, or what the driver says about `code`.
+    /// Converts a result code to an error with the driver's name and text.
     pub(crate) fn check(&self, act: &'static str, code: Code) -> Result<(), Error> {
         if code == SUCCESS {
             return Ok(());
@@ -183,7 +183,7 @@ impl Driver {
         Err(Error::Driver { act, code, name, message: self.text(self.get_error_string, code) })
     }
 
-    /// Whether a query says that work is done; "not ready" is no failure.
+    /// Returns whether a query says that work is done; "not ready" is not an error.
     pub(crate) fn is_done(&self, act: &'static str, code: Code) -> Result<bool, Error> {
         if code == NOT_READY { Ok(false) } else { self.check(act, code).map(|()| true) }
     }
@@ -201,7 +201,7 @@ impl Driver {
     }
 }
 
-/// A device's primary context, which libtorch computes in, current on this thread while the guard lives.
+/// Guard that makes a device's primary context, in which libtorch computes, current on this thread.
 pub(crate) struct Context {
     driver: &'static Driver,
     before: Handle,
@@ -224,7 +224,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // A thread that had no context may keep this one: libtorch sets it likewise.
+        // A thread that had no context may keep this one, since libtorch sets it likewise.
         if !self.before.is_null() {
             // SAFETY: the context that was current before.
             unsafe { (self.driver.ctx_set_current)(self.before) };
@@ -232,7 +232,7 @@ impl Drop for Context {
     }
 }
 
-/// Retained once for each device and kept, as libtorch does.
+/// Returns the primary context of a device, which is retained once and never released, as by libtorch.
 fn primary_context(driver: &Driver, device: usize) -> Result<Handle, Error> {
     const MAX_DEVICES: usize = 64;
     static CONTEXTS: [OnceLock<usize>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];

@@ -1,4 +1,4 @@
-//! Dropout masks drawn on the device.
+//! Dropout masks that are drawn on the device.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -7,20 +7,20 @@ use crate::error::or_panic;
 use std::ffi::c_void;
 use tch::Tensor;
 
-/// Elements that one block takes.
+/// Number of elements per block.
 const CHUNK: usize = 2048;
 
-/// A mask of zeros and `keep`: number `i` of it is zero where draw `first_idx + i` of SplitMix64 from `key`
-/// on, spread over [-1, 1), is below `threshold`.
+/// A mask of zeros and `keep`. Element `i` is zero if draw `first_idx + i` of SplitMix64 from `key` on,
+/// mapped to [-1, 1), is below `threshold`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
-    /// Seeds the draws.
+    /// Seed of the draws.
     pub key: u64,
-    /// Index of the draw of the first number.
+    /// Index of the first element's draw.
     pub first_idx: u64,
-    /// Draws below it are zeros: `2 p - 1` for the probability `p`.
+    /// Bound below which a draw becomes zero: `2 p - 1` for the dropout probability `p`.
     pub threshold: f32,
-    /// The other numbers, rounded to the mask's dtype.
+    /// Value of all other elements, rounded to the mask's dtype.
     pub keep: f32,
 }
 
@@ -35,10 +35,10 @@ struct Arguments {
 }
 
 impl DropoutMask {
-    /// Launches one block for each 2048 elements of `out`: f32, bf16 or f16 of any shape, without gaps.
+    /// Launches one block per 2048 elements of `out`, a dense tensor of f32, bf16 or f16 of any shape.
     ///
     /// # Errors
-    /// When the kind or the device of `out` does not fit.
+    /// When the dtype or the device of `out` does not fit.
     pub fn launch(&self, kernels: &Kernels, out: &Tensor) -> Result<(), Error> {
         let operands = kernels.operands("a dropout mask");
         let count = out.numel();
@@ -54,10 +54,10 @@ impl DropoutMask {
         kernels.launch(&name, Shape::blocks([count.div_ceil(CHUNK), 1, 1], 256), &arguments)
     }
 
-    /// The mask of as many numbers as `like` has, of its shape and dtype on its GPU.
+    /// Makes a mask with the shape, dtype and GPU of `like`.
     ///
     /// # Panics
-    /// When `like` is not on a GPU with our kernels, or there is not enough memory.
+    /// When `like` is not on a GPU with our kernels, or memory does not suffice.
     pub fn like(&self, like: &Tensor) -> Tensor {
         let made = || {
             let tch::Device::Cuda(index) = like.device() else {

@@ -1,5 +1,5 @@
-//! The experts of tokens, a launch each: a router's choice, rows sorted by expert, and the weighed sum of a
-//! token's rows. How many rows an expert has is known on the device alone.
+//! Routing of tokens to experts, one launch each: the router's choice, rows sorted by expert, and the
+//! weighted sum of a token's rows. The number of rows of an expert is known on the device only.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -7,78 +7,78 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Experts that one token may choose.
+/// Largest number of experts per token.
 const MOST_CHOICES: i64 = 32;
-/// Experts of a layer: two f32 of each for four tokens are a block's shared memory.
+/// Largest number of experts of a layer: two f32 of each for four tokens are a block's shared memory.
 const MOST_EXPERTS: i64 = 1024;
 
-/// The numbers of experts that are compared.
+/// Function that turns router logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertScores {
-    /// Of all experts together.
+    /// Softmax over all experts.
     Softmax,
-    /// Of each by itself.
+    /// Sigmoid of each expert's logit.
     Sigmoid,
 }
 
-/// How a router chooses experts and weighs them.
+/// Rules by which a router chooses and weights experts.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteRule {
-    /// What is compared, and weighs.
+    /// Scores that are compared, and that become weights.
     pub scores: ExpertScores,
-    /// Whether weights are divided by their sum.
+    /// Whether a token's weights are divided by their sum.
     pub normalises: bool,
     /// Whether weights are rounded to the dtype of the logits.
     pub rounds: bool,
-    /// The factor of weights.
+    /// Factor of the weights.
     pub scale: f64,
 }
 
-/// Chooses the best experts of each token; of equal ones those with the lower numbers.
+/// Chooses the experts of each token with the highest scores; among equal scores the lower index wins.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteExperts<'a> {
-    /// `[tokens, experts]`; f32, bf16 or f16.
+    /// Router logits `[tokens, experts]`; f32, bf16 or f16.
     pub logits: &'a Tensor,
-    /// Added to scores for the choice only, f32 `[experts]`.
+    /// Bias added to scores for the choice only, f32 `[experts]`.
     pub bias: Option<&'a Tensor>,
-    /// How.
+    /// Rules of the choice and the weights.
     pub rule: RouteRule,
-    /// The experts, the best first: i32 `[tokens, per_token]`, at most 32 of at most 1024.
+    /// Chosen experts, the best first: i32 `[tokens, per_token]`, at most 32 of at most 1024.
     pub choices: &'a Tensor,
-    /// Their weights, f32 `[tokens, per_token]`.
+    /// Weights of the chosen experts, f32 `[tokens, per_token]`.
     pub weights: &'a Tensor,
-    /// i32 `[tokens]`: 16 bits of `rlt_core::digest::combine` over the chosen experts in ascending order.
+    /// Digest of each token's choice, i32 `[tokens]`: 16 bits of `rlt_core::digest::combine` over the chosen
+    /// experts in ascending order.
     pub digests: Option<&'a Tensor>,
 }
 
-/// Sorts the (token, choice) pairs by expert; those of one expert keep their order.
+/// Sorts the (token, choice) pairs by expert; pairs of the same expert keep their order.
 #[derive(Clone, Copy, Debug)]
 pub struct SortRows<'a> {
-    /// The expert of each pair, i32 `[n]`.
+    /// Expert of each pair, i32 `[n]`.
     pub choices: &'a Tensor,
-    /// The pair at each row, i32 `[n]`.
+    /// Pair at each row, i32 `[n]`.
     pub order: &'a Tensor,
-    /// The row of each pair, i32 `[n]`.
+    /// Row of each pair, i32 `[n]`.
     pub inverse: &'a Tensor,
-    /// Where the rows of each expert end, i32 `[experts]`.
+    /// End of each expert's rows, i32 `[experts]`.
     pub ends: &'a Tensor,
 }
 
-/// The sum of each token's rows, each times its weight, in fp32 and in the order of its choices.
+/// Adds each token's rows, each times its weight, in fp32 and in the order of its choices.
 #[derive(Clone, Copy, Debug)]
 pub struct CombineRows<'a> {
-    /// Sorted by expert, `[tokens * per_token, width]`; f32, bf16 or f16, the dtype of `beside`, `gate` and
-    /// `out` too.
+    /// Rows sorted by expert, `[tokens * per_token, width]`; f32, bf16 or f16, as `beside`, `gate` and `out`.
     pub rows: &'a Tensor,
-    /// f32 `[tokens, per_token]`.
+    /// Weights of the token's choices, f32 `[tokens, per_token]`.
     pub weights: &'a Tensor,
-    /// As of [`SortRows`].
+    /// Row of each (token, choice) pair, as in [`SortRows`].
     pub inverse: &'a Tensor,
-    /// The output of a block for all tokens, which is added: `[tokens, width]`.
+    /// Output of the shared expert, which is added: `[tokens, width]`.
     pub beside: Option<&'a Tensor>,
-    /// What it is multiplied by, after a sigmoid: `[tokens, 1]`.
+    /// Logit of the shared expert's sigmoid gate: `[tokens, 1]`.
     pub gate: Option<&'a Tensor>,
-    /// `[tokens, width]`.
+    /// Output `[tokens, width]`.
     pub out: &'a Tensor,
 }
 
@@ -120,7 +120,7 @@ struct CombineArguments {
 }
 
 impl RouteExperts<'_> {
-    /// Launches one warp a token.
+    /// Launches one warp per token.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -157,10 +157,10 @@ impl RouteExperts<'_> {
 }
 
 impl SortRows<'_> {
-    /// Launches one block an expert.
+    /// Launches one block per expert.
     ///
     /// # Errors
-    /// When shapes, dtypes or devices do not fit, or there are 2^31 pairs.
+    /// When shapes, dtypes or devices do not fit, or there are 2^31 pairs or more.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("sort_rows");
         let ([n], [experts]) = (operands.sizes("choices", self.choices)?, operands.sizes("ends", self.ends)?);
@@ -179,7 +179,7 @@ impl SortRows<'_> {
 }
 
 impl CombineRows<'_> {
-    /// Launches one block a token.
+    /// Launches one block per token.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

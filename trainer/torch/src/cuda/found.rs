@@ -1,4 +1,4 @@
-//! Detection of CUDA: what this machine has of it and, if it cannot be used, the cause.
+//! Detection of CUDA on this machine and, if it cannot be used, of the cause.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
@@ -10,17 +10,17 @@ use super::missing_cuda;
 use super::needed::missing_for;
 use crate::{DeviceMemory, Error};
 
-/// `CUDA_ERROR_NO_DEVICE`.
+/// Result code `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: Code = 100;
-/// The CUDA runtime that the pinned libtorch is built with, where the loaded one does not say its own.
+/// CUDA runtime version of the pinned libtorch, used if the loaded runtime does not report its own.
 const PINNED_RUNTIME: CudaVersion = CudaVersion(13_000);
-/// Files of the kernel module by which a GPU is found, without any libraries.
+/// Files of the kernel module that exist if there is a GPU, without any libraries.
 const TRACES_OF_GPUS: [&str; 2] = ["/dev/nvidia0", "/proc/driver/nvidia/gpus"];
 
-/// The library that opens all others.
+/// libtorch's CUDA library, which loads all others.
 const CUDA_HALF: &str = "libtorch_cuda.so";
 
-/// A version as CUDA writes it: 1000 * major + 10 * minor.
+/// A CUDA version in CUDA's encoding: 1000 * major + 10 * minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion(pub i32);
 
@@ -30,48 +30,48 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// The result of the detection.
+/// Result of the detection of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaSearch {
-    /// GPUs that libtorch computes on.
+    /// libtorch can compute on GPUs.
     Found {
-        /// How many.
+        /// Number of GPUs, at least one.
         num_gpus: usize,
     },
-    /// `libcuda.so.1` does not load.
+    /// The driver's library `libcuda.so.1` does not load.
     NoDriver {
-        /// The dynamic linker's words.
+        /// Message of the dynamic linker.
         message: String,
-        /// Whether the machine has a GPU all the same.
+        /// Whether the machine nevertheless has a GPU.
         has_gpu: bool,
     },
-    /// The driver exists, but does not start.
+    /// The driver's library loads, but the driver does not start.
     DriverFailed {
-        /// The driver's name for the failure.
+        /// Error of the driver.
         message: String,
-        /// Whether the machine has a GPU all the same.
+        /// Whether the machine nevertheless has a GPU.
         has_gpu: bool,
     },
-    /// The driver exists and finds no GPU.
+    /// The driver works, but finds no GPU.
     NoGpu,
-    /// The driver serves no runtime as new as libtorch's.
+    /// The driver does not support libtorch's CUDA runtime.
     DriverTooOld {
-        /// The newest CUDA that the driver serves.
+        /// Newest CUDA version that the driver supports.
         driver: CudaVersion,
-        /// The CUDA that libtorch is built with.
+        /// CUDA version of libtorch's runtime.
         runtime: CudaVersion,
     },
-    /// Driver and GPU are there, but libtorch's CUDA half does not load.
+    /// Driver and GPU exist, but libtorch's CUDA library does not load.
     LibraryMissing {
-        /// The libraries that are missing, all of them, or the one that does not fit.
+        /// All missing libraries, or the one that does not load.
         libraries: Vec<String>,
-        /// The dynamic linker's words.
+        /// Message of the dynamic linker.
         message: String,
     },
 }
 
 impl CudaSearch {
-    /// GPUs that can be computed on.
+    /// Number of GPUs on which libtorch can compute.
     pub fn num_gpus(&self) -> usize {
         if let Self::Found { num_gpus } = self { *num_gpus } else { 0 }
     }
@@ -112,7 +112,7 @@ impl fmt::Display for CudaSearch {
     }
 }
 
-/// Looks for CUDA once in this process's life; where it can be used, it is loaded.
+/// Detects CUDA once per process, and loads it if it can be used.
 pub fn look_for_cuda() -> &'static CudaSearch {
     static SEARCH: OnceLock<CudaSearch> = OnceLock::new();
     SEARCH.get_or_init(look)
@@ -141,7 +141,7 @@ fn look() -> CudaSearch {
         }
     };
     let runtime = runtime_version();
-    // Within a major version a runtime works with every driver of that version or a newer one.
+    // A runtime works with every driver of the same or a newer major version.
     match (num_gpus, driver.0 < runtime.0 / 1000 * 1000) {
         (0, _) => CudaSearch::NoGpu,
         (_, true) => CudaSearch::DriverTooOld { driver, runtime },
@@ -149,7 +149,7 @@ fn look() -> CudaSearch {
     }
 }
 
-/// GPUs and version of an opened driver, or the code of the call that failed.
+/// Returns the number of GPUs and the version of an opened driver, or the code of the call that failed.
 fn count(library: Handle) -> Result<Result<(usize, CudaVersion), Code>, Error> {
     let (mut num_gpus, mut version) = (0, 0);
     // SAFETY: the driver's header declares functions of these names with these arguments; places for the
@@ -166,7 +166,7 @@ fn count(library: Handle) -> Result<Result<(usize, CudaVersion), Code>, Error> {
     Ok(failed.map_or(Ok((num_gpus.max(0) as usize, CudaVersion(version))), Err))
 }
 
-/// The version of the CUDA runtime in this process.
+/// Returns the version of the CUDA runtime in this process.
 fn runtime_version() -> CudaVersion {
     let library = [c"libcudart.so.13", c"libcudart.so.12"].into_iter().find_map(|name| open(name).ok());
     let version = library.and_then(|library| {
@@ -195,8 +195,8 @@ fn load(num_gpus: usize) -> CudaSearch {
     CudaSearch::LibraryMissing { libraries, message }
 }
 
-/// The library that the dynamic linker names: `X cannot be loaded: Y: cannot open shared object file` is
-/// about Y.
+/// Extracts the library that the dynamic linker's message is about: Y in `X cannot be loaded: Y: cannot open
+/// shared object file`.
 fn culprit(message: &str) -> String {
     let cause = message.split_once("cannot be loaded: ").map_or(message, |(_, cause)| cause);
     let named = cause.split(": ").next().filter(|name| name.contains(".so"));
@@ -204,36 +204,36 @@ fn culprit(message: &str) -> String {
     file.map_or_else(|| CUDA_HALF.to_owned(), |name| name.into_owned())
 }
 
-/// One GPU, as the driver describes it.
+/// A GPU, as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// Its number in this process.
+    /// Index of the GPU in this process.
     pub index: usize,
-    /// Its name.
+    /// Product name of the GPU.
     pub name: String,
-    /// Major and minor number of its compute capability.
+    /// Major and minor number of the compute capability.
     pub compute_capability: (i32, i32),
-    /// All of its memory, in bytes.
+    /// Total memory, in bytes.
     pub memory_bytes: usize,
-    /// Its free memory in bytes.
+    /// Free memory, in bytes.
     pub free_bytes: usize,
 }
 
-/// How two GPUs reach each other's memory.
+/// Path by which two GPUs access each other's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuLink {
-    /// Directly and with atomic operations, as over NVLink.
+    /// Direct access with atomic operations, as over NVLink.
     NvLink,
-    /// Directly, over PCIe.
+    /// Direct access without atomic operations, over PCIe.
     Pcie,
-    /// Through the host's memory.
+    /// Transfers through the host's memory.
     Host,
 }
 
-/// The GPUs that the driver shows to this process. Asking for free memory opens each device.
+/// Lists the GPUs that are visible to this process. Reading the free memory creates a context on each device.
 ///
 /// # Errors
-/// When a call of the driver fails.
+/// When a driver call fails.
 pub fn gpus() -> Result<Vec<Gpu>, Error> {
     let driver = Driver::get()?;
     let mut num_gpus = 0;
@@ -257,7 +257,7 @@ fn describe(driver: &'static Driver, index: usize) -> Result<Gpu, Error> {
     Ok(Gpu { index, name, compute_capability: driver.compute_capability(index)?, memory_bytes, free_bytes })
 }
 
-/// The memory of a GPU.
+/// Returns the total and free memory of a GPU.
 pub(crate) fn gpu_memory(index: usize) -> Result<DeviceMemory, Error> {
     let driver = Driver::get()?;
     let _context = Context::enter(driver, index)?;
@@ -267,12 +267,12 @@ pub(crate) fn gpu_memory(index: usize) -> Result<DeviceMemory, Error> {
     Ok(DeviceMemory { free_bytes: free as u64, total_bytes: total as u64 })
 }
 
-/// How two devices reach each other.
+/// Returns the path by which two devices access each other's memory.
 ///
 /// # Errors
 /// When there is no such device, or the driver fails.
 pub fn link_between(one: usize, other: usize) -> Result<GpuLink, Error> {
-    /// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
+    /// Device attribute `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
     const NATIVE_ATOMICS: c_int = 3;
     let driver = Driver::get()?;
     let (mut handles, mut reaches, mut atomics) = ([0; 2], 0, 0);

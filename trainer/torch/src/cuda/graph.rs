@@ -4,7 +4,7 @@ use super::driver::{Driver, Handle};
 use super::stream::Stream;
 use crate::Error;
 
-/// Recorded work with the very addresses that it was recorded with: its tensors must live as long as it does.
+/// Captured work with fixed memory addresses, so its tensors must live as long as the graph.
 #[derive(Debug)]
 pub struct Graph {
     graph: Handle,
@@ -15,14 +15,14 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `work` puts into `stream` instead of running it. `work` must allocate nothing on the
-    /// device and wait for nothing; run it once before, so that libraries have their workspaces. Make
-    /// `stream` libtorch's ([`Stream::enter`]) around the call where `work` uses libtorch.
+    /// Captures the work that `work` enqueues on `stream`, without running it. `work` must neither allocate
+    /// device memory nor wait; run it once before, so that libraries have their workspaces. If `work` uses
+    /// libtorch, make `stream` libtorch's current stream ([`Stream::enter`]) around the call.
     ///
     /// # Errors
-    /// The error of `work`, or the driver's when something was done that cannot be recorded.
+    /// The error of `work`, or the driver's if something was done that cannot be captured.
     pub fn capture<E: From<Error>>(stream: &Stream, work: impl FnOnce() -> Result<(), E>) -> Result<Self, E> {
-        // Other threads may allocate meanwhile; this one may not.
+        // Other threads may allocate during the capture; this one may not.
         const THREAD_LOCAL: i32 = 1;
         let driver = Driver::get()?;
         // SAFETY: a stream that is never destroyed.
@@ -42,7 +42,7 @@ impl Graph {
         Ok(captured)
     }
 
-    /// Puts all recorded work into `stream`, as one launch.
+    /// Enqueues all captured work on `stream`, as one launch.
     ///
     /// # Errors
     /// When the driver fails.

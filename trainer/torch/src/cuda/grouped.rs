@@ -1,5 +1,5 @@
-//! Products of rows sorted by expert with their experts' weights, a launch each, whatever rows an expert has:
-//! where they end is read on the device.
+//! Grouped matrix products for experts: rows sorted by expert times their experts' weights, one launch each
+//! for any distribution of rows, whose ends are read on the device.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -8,49 +8,50 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Numbers of a block's result along either dim.
+/// Side of the square tile of the result that a block computes.
 const TILE: usize = 64;
 const THREADS: u32 = 128;
 
-/// Rows `[n, in]` times the weight of their expert, `[n, out]`.
+/// Product of rows `[n, in]` with the weights of their experts, `[n, out]`.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedLinear<'a> {
-    /// `[n, in]`, or with `places` the tokens' own rows `[tokens, in]`; f32, bf16 or f16, the dtype of all
+    /// Rows `[n, in]`, or, with `places`, the tokens' rows `[tokens, in]`; f32, bf16 or f16, as all tensors
     /// here.
     pub rows: &'a Tensor,
-    /// The (token, choice) pair at each row, i32 `[n]`, `[tokens, choices]` pairs in order.
+    /// (token, choice) pair at each row, i32 `[n]`, where pairs are numbered in the order of `[tokens,
+    /// choices]`.
     pub places: Option<&'a Tensor>,
-    /// `[experts, out, in]`.
+    /// Experts' weights `[experts, out, in]`.
     pub weight: &'a Tensor,
-    /// Where the rows of each expert end, i32 `[experts]`, the last at `n`.
+    /// End of each expert's rows, i32 `[experts]`; the last is `n`.
     pub ends: &'a Tensor,
-    /// `[n, out]`.
+    /// Output `[n, out]`.
     pub out: &'a Tensor,
 }
 
-/// The gradient of the rows: that of the product, `[n, out]`, times the weight, `[n, in]`.
+/// Gradient of the rows, `[n, in]`: the product's gradient `[n, out]` times the experts' weights.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedLinearDx<'a> {
-    /// `[n, out]`.
+    /// Gradient of the product, `[n, out]`.
     pub grad: &'a Tensor,
-    /// `[experts, out, in]`.
+    /// Experts' weights `[experts, out, in]`.
     pub weight: &'a Tensor,
-    /// As of [`GroupedLinear`].
+    /// End of each expert's rows, as in [`GroupedLinear`].
     pub ends: &'a Tensor,
-    /// `[n, in]`.
+    /// Gradient of the rows, `[n, in]`.
     pub out: &'a Tensor,
 }
 
-/// The gradient of the weight, zeros for experts without rows.
+/// Gradient of the experts' weights; zeros for experts without rows.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedLinearDw<'a> {
-    /// `[n, out]`.
+    /// Gradient of the product, `[n, out]`.
     pub grad: &'a Tensor,
-    /// `[n, in]`.
+    /// Rows of the product, `[n, in]`.
     pub rows: &'a Tensor,
-    /// As of [`GroupedLinear`].
+    /// End of each expert's rows, as in [`GroupedLinear`].
     pub ends: &'a Tensor,
-    /// `[experts, out, in]`.
+    /// Gradient of the weights, `[experts, out, in]`.
     pub out: &'a Tensor,
 }
 
@@ -68,7 +69,7 @@ struct Arguments {
     per_token: i32,
 }
 
-/// The sizes that every product has.
+/// Sizes of a grouped product.
 #[derive(Clone, Copy)]
 struct Sizes {
     n: i64,
@@ -78,7 +79,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Those of a weight and of a tensor with a row for each result, which fit a kernel's indices.
+    /// Reads the sizes from a weight and a tensor with one row per result, and checks that they fit an i32
+    /// index.
     fn of(operands: &Operands, weight: (&str, &Tensor), rows: (&str, &Tensor)) -> Result<Self, Error> {
         let [experts, out_width, in_width] = operands.sizes(weight.0, weight.1)?;
         operands.require(experts > 0, "at least one expert", experts)?;
@@ -91,7 +93,7 @@ impl Sizes {
         [self.experts, self.out_width, self.in_width]
     }
 
-    /// The arguments of a product of rows of their own.
+    /// Makes the arguments of a product whose rows are already sorted by expert.
     fn arguments(
         &self,
         operands: &Operands,
@@ -113,19 +115,19 @@ impl Sizes {
     }
 }
 
-/// Blocks of rows that any routing needs at most: each expert with rows may end in one that is not full.
+/// Upper bound of the number of row tiles, for any routing: the last tile of each expert may be partial.
 fn row_tiles(n: i64, experts: i64) -> usize {
     let (n, with_rows) = (n as usize, n.min(experts) as usize);
     ((n + with_rows * (TILE - 1)) / TILE).min(n)
 }
 
-/// Blocks that a dim of a weight takes.
+/// Number of tiles along one dimension of a weight.
 fn tiles(width: i64) -> usize {
     (width as usize).div_ceil(TILE)
 }
 
 impl GroupedLinear<'_> {
-    /// Launches.
+    /// Launches one block per tile of the output.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -156,7 +158,7 @@ impl GroupedLinear<'_> {
 }
 
 impl GroupedLinearDx<'_> {
-    /// Launches.
+    /// Launches one block per tile of the output.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -176,7 +178,7 @@ impl GroupedLinearDx<'_> {
 }
 
 impl GroupedLinearDw<'_> {
-    /// Launches.
+    /// Launches one block per expert and tile of its weight.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

@@ -1,5 +1,5 @@
-//! One chunk of the vocabulary head between its two products: statistics of the logits, and the gradient
-//! written over them. Formulas: `csrc/kernels/head.inl`.
+//! One chunk of the language-model head between its two matrix products: statistics of the logits, and the
+//! gradient, which overwrites them. The formulas are in `csrc/kernels/head.inl`.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -7,37 +7,37 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Logits that one thread of the backward launch changes.
+/// Number of logits per thread of the backward launch.
 const PER_THREAD: i64 = 8;
 const THREADS: i64 = 256;
 
-/// Log-prob of the target and entropy of softmax(logits / temperature), a row each.
+/// Log-prob of the target and entropy of softmax(logits / temperature), for each row.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadForward<'a> {
-    /// `[rows, vocabulary]`; f32, bf16 or f16.
+    /// Logits `[rows, vocabulary]`; f32, bf16 or f16.
     pub logits: &'a Tensor,
-    /// i64 `[rows]`.
+    /// Target token ids, i64 `[rows]`.
     pub targets: &'a Tensor,
-    /// Divides the logits.
+    /// Divisor of the logits.
     pub temperature: f64,
-    /// f32 `[rows]`.
+    /// Log-prob of the targets, f32 `[rows]`.
     pub logprob: &'a Tensor,
-    /// f32 `[rows]`, in nats.
+    /// Entropy in nats, f32 `[rows]`.
     pub entropy: &'a Tensor,
-    /// f32 `[rows]`, for the backward launch: the largest logit / temperature.
+    /// Largest logit / temperature, f32 `[rows]`; used by the backward launch.
     pub max: &'a Tensor,
-    /// f32 `[rows]`, for the backward launch: ln of the sum of exp(logit / temperature - max).
+    /// ln of the sum of exp(logit / temperature - max), f32 `[rows]`; used by the backward launch.
     pub log_sum: &'a Tensor,
 }
 
-/// Writes the gradient of `grad_logprob * logprob + grad_entropy * entropy` over the logits.
+/// Gradient of `grad_logprob * logprob + grad_entropy * entropy`, which overwrites the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadBackward<'a> {
-    /// What the forward launch read and wrote.
+    /// Tensors that the forward launch read and wrote.
     pub forward: HeadForward<'a>,
-    /// f32 `[rows]`.
+    /// Gradient of the log-prob, f32 `[rows]`.
     pub grad_logprob: &'a Tensor,
-    /// f32 `[rows]`.
+    /// Gradient of the entropy, f32 `[rows]`.
     pub grad_entropy: &'a Tensor,
 }
 
@@ -74,7 +74,7 @@ impl HeadForward<'_> {
         })
     }
 
-    /// Launches one block a row. A target outside the vocabulary gives NaN.
+    /// Launches one block per row. A target outside the vocabulary gives NaN.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -87,7 +87,7 @@ impl HeadForward<'_> {
 }
 
 impl HeadBackward<'_> {
-    /// Launches.
+    /// Launches one thread per 8 logits.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

@@ -1,6 +1,6 @@
-//! Our own kernels on one device. Each launcher writes into tensors that the caller gives, on libtorch's
-//! current stream: it allocates nothing, copies nothing and waits for nothing, so that a stream capture can
-//! hold it. Launchers take one structure each; its `launch` method says shapes and dtypes.
+//! Our own kernels on one device. Each launcher writes to tensors that the caller provides, on libtorch's
+//! current stream: it allocates nothing, copies nothing and waits for nothing, so a stream capture may
+//! contain it. Launchers are structures; their fields document shapes and dtypes.
 
 use super::module::{Module, Shape};
 use super::operand::Operands;
@@ -8,10 +8,10 @@ use crate::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::Device;
 
-/// What `rlt-kernels.fatbin` holds machine code for; PTX serves newer architectures than the last.
+/// Architectures of the machine code in `rlt-kernels.fatbin`; PTX serves architectures newer than the last.
 pub const BUILT_FOR: [&str; 4] = ["sm_80", "sm_90", "sm_100", "compute_100 (PTX)"];
 
-/// The kernels as loaded into one device.
+/// Our kernels, loaded into one device.
 #[derive(Clone)]
 pub struct Kernels {
     device: Device,
@@ -20,7 +20,7 @@ pub struct Kernels {
 
 enum Code {
     Device(Module),
-    /// The same sources compiled for the CPU, on tensors of the CPU.
+    /// Our kernels compiled for the CPU, for tensors on the CPU.
     #[cfg(test)]
     OnCpu(crate::tests::kernels::OnCpu),
 }
@@ -32,8 +32,9 @@ impl std::fmt::Debug for Kernels {
 }
 
 impl Kernels {
-    /// The kernels of device `index`, loaded at the first call. The file is `rlt-kernels.fatbin`: the one
-    /// that `RLT_KERNELS` names, else beside the executable, in `../lib` of it, or beside `libtorch_cuda.so`.
+    /// Returns the kernels of device `index`, loaded at the first call. The file is the one that
+    /// `RLT_KERNELS` names, else `rlt-kernels.fatbin` next to the executable, in `../lib` of it, or next to
+    /// `libtorch_cuda.so`.
     ///
     /// # Errors
     /// When the driver or the file is missing, or the file has no code for this device.
@@ -54,7 +55,7 @@ impl Kernels {
         Self { device: Device::Cpu, code: Arc::new(Code::OnCpu(code)) }
     }
 
-    /// The device whose tensors these kernels take.
+    /// Device on which the kernels' tensors must be.
     pub fn device(&self) -> Device {
         self.device
     }
@@ -63,7 +64,7 @@ impl Kernels {
         Operands { act, device: self.device }
     }
 
-    /// Launches unless the grid is empty. `A` must have the layout of the kernel's parameter.
+    /// Launches a kernel, unless the grid is empty. `A` must have the layout of the kernel's parameter.
     pub(super) fn launch<A>(&self, name: &str, shape: Shape, arguments: &A) -> Result<(), Error> {
         if shape.grid.contains(&0) {
             return Ok(());

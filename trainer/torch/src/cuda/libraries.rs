@@ -1,4 +1,4 @@
-//! CUDA's libraries as this process finds them: path and reported version of each.
+//! CUDA's libraries in this process, with path and reported version of each.
 
 use std::ffi::{CStr, c_int};
 use std::path::PathBuf;
@@ -6,24 +6,24 @@ use std::path::PathBuf;
 use super::driver::{Handle, open, symbol};
 use crate::Error;
 
-/// A library of CUDA, found or not.
+/// A CUDA library, found or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaLibrary {
-    /// Its usual name.
+    /// Usual name of the library.
     pub name: &'static str,
-    /// Its version, where it is found and says one.
+    /// Version that the library reports; `None` if it is missing or reports none.
     pub version: Option<String>,
-    /// Its file, or why there is none.
+    /// Path of the library's file, or the dynamic linker's message.
     pub file: Result<PathBuf, String>,
 }
 
-/// How a library says its version.
+/// Interface by which a library reports its version.
 enum Version {
-    /// Not at all.
+    /// The library reports no version.
     None,
-    /// `function(int* version)`, as a number made of parts in decimal with so many zeros each.
+    /// `function(int* version)`, with the formatter of its decimal encoding.
     Number(&'static CStr, fn(i64) -> String),
-    /// `size_t function()`.
+    /// `size_t function()`, with the formatter of its decimal encoding.
     Returned(&'static CStr, fn(i64) -> String),
     /// `function(part, int* number)` for the parts 0, 1 and 2.
     Parts(&'static CStr),
@@ -35,7 +35,7 @@ struct Known {
     version: Version,
 }
 
-/// libtorch's CUDA half is first: the others are found by its search path.
+/// Libraries to look for. libtorch's CUDA library comes first: the others are found by its search path.
 const KNOWN: [Known; 5] = [
     Known { name: "libtorch_cuda", files: &[c"libtorch_cuda.so"], version: Version::None },
     Known {
@@ -89,7 +89,7 @@ fn find(known: &Known) -> CudaLibrary {
     CudaLibrary { name: known.name, version: None, file: Err(missing) }
 }
 
-/// The file of a loaded library.
+/// Returns the path of a loaded library.
 pub(super) fn loaded_from(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 pub(super) const FILE_NAME: &str = "rlt-kernels.fatbin";
-/// Dynamic shared memory that a block has without asking.
+/// Dynamic shared memory in bytes that a block may use without opting in.
 const FREE_SHARED_BYTES: usize = 48 << 10;
 
-/// Blocks, threads of a block, dynamic shared memory in bytes.
+/// Shape of a launch: blocks, threads per block, and dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) grid: [u32; 3],
@@ -27,14 +27,14 @@ impl Shape {
     }
 }
 
-/// A function of the module and the shared memory that it was granted.
+/// A function of the module, with the dynamic shared memory that was granted to it.
 #[derive(Clone, Copy)]
 struct Function {
     handle: Handle,
     shared_bytes: usize,
 }
 
-/// Our kernels as loaded into one device.
+/// Our kernels as a module loaded into one device.
 pub(super) struct Module {
     device: usize,
     handle: Handle,
@@ -46,7 +46,7 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// Where the file of kernels may be, first to last.
+/// Paths at which the file of kernels may be, in the order of the search.
 fn candidates() -> Vec<PathBuf> {
     if let Some(path) = std::env::var_os("RLT_KERNELS") {
         return vec![path.into()];
@@ -60,7 +60,7 @@ fn candidates() -> Vec<PathBuf> {
     folders.into_iter().map(|folder| folder.join(FILE_NAME)).collect()
 }
 
-/// The folder from which this process has loaded libtorch's CUDA half.
+/// Folder from which this process has loaded libtorch's CUDA library.
 fn folder_of_torch_cuda() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(is_torch_cuda))?;
@@ -71,7 +71,7 @@ fn is_torch_cuda(path: &&str) -> bool {
     path.ends_with("/libtorch_cuda.so")
 }
 
-/// The file of kernels and its contents.
+/// Reads the file of kernels; returns its path and contents.
 fn read() -> Result<(PathBuf, Vec<u8>), Error> {
     let tried = candidates();
     for path in &tried {
@@ -90,7 +90,7 @@ impl Module {
     pub(super) fn load(device: usize) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (path, mut code) = read()?;
-        // PTX is text that must end in a NUL; a fat binary knows its length.
+        // PTX is text that must end in a NUL; a fat binary contains its length.
         code.push(0);
         let _context = Context::enter(driver, device)?;
         let mut handle = std::ptr::null_mut();
@@ -104,7 +104,7 @@ impl Module {
         Ok(Self { device, handle, functions: Mutex::new(HashMap::new()) })
     }
 
-    /// Launches on libtorch's current stream. `arguments` is the one parameter of the kernel.
+    /// Launches a kernel on libtorch's current stream. `arguments` is the kernel's only parameter.
     pub(super) fn launch<A>(&self, name: &str, shape: Shape, arguments: &A) -> Result<(), Error> {
         let driver = Driver::get()?;
         let stream = Stream::current(self.device)?;

@@ -1,5 +1,4 @@
-//! The dependencies of a library that this process cannot find: all of them, where the dynamic linker names
-//! only the first.
+//! The missing dependencies of a library: all of them, whereas the dynamic linker names only the first.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -12,11 +11,11 @@ use std::path::{Path, PathBuf};
 use super::driver::open;
 use super::libraries::loaded_from;
 
-/// A library of libtorch's that every process has loaded: CUDA's half is beside it.
+/// Library of libtorch that every process has loaded; the CUDA library is in the same folder.
 const NEIGHBOUR: &str = "libtorch_cpu.so";
 
-/// The direct and transitive dependencies of `file` that cannot be found; sorted. Empty where `file` itself
-/// is not found, or is no library.
+/// Returns the missing direct and transitive dependencies of `file`, sorted. Empty if `file` itself is not
+/// found, or is not a library.
 pub(super) fn missing_for(file: &str) -> Vec<String> {
     let folders = searched();
     let mut search = Search { folders, seen: BTreeSet::new(), missing: BTreeSet::new() };
@@ -26,7 +25,7 @@ pub(super) fn missing_for(file: &str) -> Vec<String> {
     search.missing.into_iter().collect()
 }
 
-/// Where libraries are looked for besides the system's own places, which only the linker knows.
+/// Folders that are searched in addition to the system's own, which only the linker knows.
 fn searched() -> Vec<PathBuf> {
     let neighbour = loaded_from(NEIGHBOUR).and_then(|path| Some(path.parent()?.to_owned()));
     let variable = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -46,7 +45,7 @@ impl Search {
 
     /// Visits all dependencies of the library at `path`.
     fn visit(&mut self, path: &Path) {
-        // What cannot be read has a fault of its own, of which the linker speaks.
+        // For a file that cannot be read, the linker's message suffices.
         let Ok(dynamic) = Dynamic::of(path) else { return };
         let folders = dynamic.folders(path);
         for name in dynamic.needed {
@@ -63,12 +62,12 @@ impl Search {
     }
 }
 
-/// Whether the linker finds it, with all that it needs.
+/// Whether the linker finds a library with all its dependencies.
 fn loads(name: &str) -> bool {
     CString::new(name).is_ok_and(|name| open(&name).is_ok())
 }
 
-/// The dynamic section of an ELF file.
+/// The dynamic section of an ELF file: its dependencies and search paths.
 #[derive(Debug, Default, PartialEq)]
 struct Dynamic {
     needed: Vec<String>,
@@ -81,7 +80,7 @@ impl Dynamic {
     const RPATH: u64 = 15;
     const RUNPATH: u64 = 29;
 
-    /// Of a file for 64 bits and little endian, the only ones that CUDA has.
+    /// Reads the section of a little-endian ELF file for 64 bits, the only kind that CUDA has.
     fn of(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let segments = Segment::all(&file)?;
@@ -104,7 +103,7 @@ impl Dynamic {
         Ok(Self { needed: texts(&[Self::NEEDED])?, run_paths })
     }
 
-    /// Where the library at `path` looks for what it needs.
+    /// Folders in which the library at `path` looks for its dependencies.
     fn folders(&self, path: &Path) -> Vec<PathBuf> {
         let origin = path.parent().unwrap_or(Path::new(".")).display().to_string();
         let place =
@@ -113,7 +112,7 @@ impl Dynamic {
     }
 }
 
-/// A part of the file, and the address that it is loaded to.
+/// A segment of an ELF file, and the address at which it is loaded.
 struct Segment {
     kind: u64,
     offset: u64,
@@ -146,7 +145,7 @@ impl Segment {
 }
 
 fn read(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
-    /// No table of a library is larger.
+    /// Largest number of bytes to read; no table of a library is larger.
     const MOST: u64 = 1 << 20;
     let mut bytes = vec![0; size.min(MOST) as usize];
     file.read_exact_at(&mut bytes, offset)?;
@@ -158,7 +157,7 @@ fn number(bytes: &[u8], offset: usize, width: usize) -> u64 {
     own.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte))
 }
 
-/// The text at `offset`, up to its NUL.
+/// Reads the text at `offset`, up to its NUL.
 fn text(file: &File, offset: u64) -> io::Result<String> {
     let mut bytes = [0; 4096];
     let length = file.read_at(&mut bytes, offset)?;

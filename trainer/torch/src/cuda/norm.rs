@@ -1,4 +1,4 @@
-//! The sum with the residual stream and the RMS norm behind it, as one launch.
+//! Addition to the residual stream followed by RMS norm, as one kernel launch.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -10,18 +10,17 @@ use tch::Tensor;
 /// [`rms_norm`](crate::rms_norm) of a sum that was rounded to the dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormResidual<'a> {
-    /// What is added, `[rows, width]`; `None` normalises `residual` as it is.
+    /// Addend, `[rows, width]`; `None` normalises `residual` unchanged.
     pub x: Option<&'a Tensor>,
-    /// The residual stream `[rows, width]`, changed in place; f32, bf16 or f16, the dtype of all tensors
-    /// here.
+    /// Residual stream `[rows, width]`, updated in place; f32, bf16 or f16, as all tensors here.
     pub residual: &'a Tensor,
-    /// `[width]`.
+    /// Weight of the norm, `[width]`.
     pub weight: &'a Tensor,
-    /// Added to the mean square.
+    /// Epsilon, added to the mean square.
     pub eps: f64,
-    /// Added to the weight: 0 for Llama, 1 for Gemma.
+    /// Offset added to the weight: 0 for Llama, 1 for Gemma.
     pub offset: f64,
-    /// `[rows, width]`.
+    /// Output `[rows, width]`.
     pub out: &'a Tensor,
 }
 
@@ -38,7 +37,7 @@ struct Arguments {
 }
 
 impl RmsNormResidual<'_> {
-    /// Launches one block a row.
+    /// Launches one block per row.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

@@ -5,12 +5,12 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Device, Kind, Tensor};
 
-/// Index of a CUDA device.
+/// Index of a CUDA device; `None` for other devices.
 pub(super) fn cuda_index(device: Device) -> Option<usize> {
     if let Device::Cuda(index) = device { Some(index) } else { None }
 }
 
-/// Checks the operands of one launch.
+/// Checks of the operands of one launch.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) act: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// The address of `tensor`, which must be a dense tensor of `kind` and `shape` on the device.
+    /// Returns the address of `tensor`, which must be a dense tensor of `kind` and `shape` on the device.
     pub(super) fn address(
         &self,
         name: &str,
@@ -43,7 +43,7 @@ impl Operands {
         })
     }
 
-    /// As [`Self::address`]; null where there is no tensor.
+    /// Like [`Self::address`]; null for `None`.
     pub(super) fn address_or_null(
         &self,
         name: &str,
@@ -54,7 +54,7 @@ impl Operands {
         tensor.map_or(Ok(std::ptr::null_mut()), |tensor| self.address(name, tensor, kind, shape))
     }
 
-    /// The sizes of a tensor of `N` dims.
+    /// Returns the sizes of a tensor, which must have `N` dimensions.
     pub(super) fn sizes<const N: usize>(&self, name: &str, tensor: &Tensor) -> Result<[i64; N], Error> {
         tensor.size().try_into().map_err(|size: Vec<i64>| Error::Argument {
             act: self.act,
@@ -63,7 +63,7 @@ impl Operands {
         })
     }
 
-    /// `Ok` where a number is in its range.
+    /// Fails unless `fits`, with the expected and the given value.
     pub(super) fn require(
         &self,
         fits: bool,
@@ -76,7 +76,7 @@ impl Operands {
         Err(Error::Argument { act: self.act, expected: expected.into(), got: got.to_string() })
     }
 
-    /// The name of a kernel for numbers of `kind`.
+    /// Returns the name of a family's kernel for the dtype `kind`.
     pub(super) fn kernel(&self, family: &str, kind: Kind) -> Result<String, Error> {
         let suffix = match kind {
             Kind::Float => "f32",

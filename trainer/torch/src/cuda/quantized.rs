@@ -1,5 +1,5 @@
-//! Weights of 4 or 8 bits on a device: dequantized, or multiplied with few rows. Formats and roundings:
-//! `csrc/kernels/quantized.inl`.
+//! 4-bit and 8-bit weights on a device: dequantized, or multiplied with few rows. Formats and roundings are
+//! documented in `csrc/kernels/quantized.inl`.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -8,48 +8,48 @@ use crate::{Error, NESTED_BLOCK, QuantFormat, QuantizedMatrix};
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Weights that one launch takes.
+/// Largest number of weights per launch.
 pub const QUANTIZED_PARTS: usize = 3;
-/// Rows that a product of few rows has at most. It is bound by reading codes; of more rows by its
-/// multiply-adds, where dequantizing and libtorch's matrix product take less time.
+/// Largest number of rows for [`QuantizedLinear`]. It is bound by reading codes. With more rows it would be
+/// bound by its multiply-adds, and dequantizing followed by libtorch's matrix product is faster.
 pub const QUANTIZED_FEW_ROWS: usize = 16;
 
-/// Numbers that a thread reads at once.
+/// Number of values that a thread reads at once.
 const CHUNK: usize = 8;
 const THREADS: usize = 128;
-/// Outputs of a block of a product.
+/// Number of outputs per block of a product.
 const OUTPUTS: usize = 4;
 
-/// A weight `[outputs, in]`, or some of its rows in another order.
+/// A quantized weight `[outputs, in]`, or some of its rows in another order.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
-    /// The weight on the device.
+    /// The quantized weight on the device.
     pub matrix: &'a QuantizedMatrix,
-    /// i32 `[outputs]`: the stored row of each output, or -1 for zeros; `None`: all as they are stored.
+    /// Stored row of each output, or -1 for zeros, i32 `[outputs]`; `None` means all rows as stored.
     pub rows: Option<&'a Tensor>,
 }
 
-/// Writes the numbers of weights one below the other, each rounded to the dtype that was quantized and then
-/// to that of `out`.
+/// Dequantizes weights into one matrix, stacked by rows. Each value is rounded to the dtype that was
+/// quantized and then to that of `out`.
 #[derive(Clone, Copy, Debug)]
 pub struct Dequantize<'a> {
-    /// At most [`QUANTIZED_PARTS`] of the same inputs and layout.
+    /// Weights to stack, at most [`QUANTIZED_PARTS`], with equal number of inputs and layout.
     pub parts: &'a [QuantizedRows<'a>],
-    /// `[outputs of all, in]`; f32, bf16 or f16.
+    /// Output `[sum of outputs, in]`; f32, bf16 or f16.
     pub out: &'a Tensor,
 }
 
-/// `x W^T + bias` for the weights of [`Dequantize`], unpacked in registers: the product of their dequantized
-/// numbers. A row's result has the same bits beside any others.
+/// `x W^T + bias` for the stacked weights of [`Dequantize`], unpacked in registers: the product with their
+/// dequantized values. The result of a row is bitwise equal whatever other rows there are.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedLinear<'a> {
-    /// At most [`QUANTIZED_PARTS`] of the same inputs and layout.
+    /// Weights to stack, at most [`QUANTIZED_PARTS`], with equal number of inputs and layout.
     pub parts: &'a [QuantizedRows<'a>],
-    /// `[rows, in]`; f32, bf16 or f16; at most [`QUANTIZED_FEW_ROWS`] rows, unless time is no matter.
+    /// Input `[rows, in]`; f32, bf16 or f16; for speed at most [`QUANTIZED_FEW_ROWS`] rows.
     pub x: &'a Tensor,
-    /// `[outputs of all]` of the same dtype.
+    /// Bias `[sum of outputs]` of the same dtype.
     pub bias: Option<&'a Tensor>,
-    /// `[rows, outputs of all]` of the same dtype; rows may be apart.
+    /// Output `[rows, sum of outputs]` of the same dtype; rows may be strided.
     pub out: &'a Tensor,
 }
 
@@ -82,7 +82,7 @@ struct Arguments {
 }
 
 impl QuantizedRows<'_> {
-    /// The rows.
+    /// Number of outputs.
     fn outputs(&self) -> i64 {
         self.rows.map_or(self.matrix.size()[0], |rows| rows.numel() as i64)
     }
@@ -132,7 +132,7 @@ impl QuantizedRows<'_> {
     }
 }
 
-/// What both launches take; `x` and `bias` are null.
+/// Makes the arguments that both kernels take; `x`, `bias` and `out` are null.
 fn arguments(operands: &Operands, rows: &[QuantizedRows<'_>]) -> Result<Arguments, Error> {
     let expected = format!("one to {QUANTIZED_PARTS} weights of one layout and number of inputs");
     let alike = |one: &QuantizedRows<'_>| (one.matrix.layout(), one.matrix.size()[1]);
@@ -184,7 +184,7 @@ fn arguments(operands: &Operands, rows: &[QuantizedRows<'_>]) -> Result<Argument
 }
 
 impl Arguments {
-    /// Reads one number at a time where `data` does not begin at 16 bytes.
+    /// Makes the kernel read one value at a time if `data` is not aligned to 16 bytes.
     fn read_wide(&mut self, data: *const c_void) {
         self.is_whole &= i32::from(data.addr().is_multiple_of(16));
     }
@@ -195,7 +195,7 @@ impl Arguments {
 }
 
 impl Dequantize<'_> {
-    /// Launches.
+    /// Launches the kernel.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -212,7 +212,7 @@ impl Dequantize<'_> {
 }
 
 impl QuantizedLinear<'_> {
-    /// Launches.
+    /// Launches the kernel.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

@@ -1,4 +1,4 @@
-//! From a fused projection to rotated queries and a cache that holds keys and values, as one launch.
+//! From a fused projection to rotated queries and written keys and values, as one kernel launch.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,35 +6,36 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Norms of query and key heads where the model has them (Qwen3), rotary embedding of both, and the write of
-/// keys and values into the paged cache, for tokens of any sequences.
+/// Optional norms of query and key heads (Qwen3), rotary embedding of both, and the write of keys and values
+/// to the paged cache, for tokens of any sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAndWriteKv<'a> {
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values; f32, bf16 or f16.
+    /// Queries, keys and values `[tokens, (heads + 2 * kv_heads) * head_dim]`; f32, bf16 or f16.
     pub qkv: &'a Tensor,
-    /// f32 `[head_dim / 2]`: the angle per position of each pair of dims; 0: the pair is not turned.
+    /// Rotary angle per position of each pair of dimensions, f32 `[head_dim / 2]`; a pair with 0 is not
+    /// rotated.
     pub inverse_frequencies: &'a Tensor,
-    /// Multiplies cosines and sines of turned pairs (YaRN's attention factor), else 1.
+    /// Factor of the cosines and sines of rotated pairs (YaRN's attention factor); 1 for none.
     pub rope_factor: f64,
-    /// i32 `[tokens]`; negative: a token of no sequence, whose queries become zero. With `axes`
-    /// `[3, tokens]`.
+    /// Position of each token, i32 `[tokens]`, or `[3, tokens]` with `axes`. A negative one marks a token of
+    /// no sequence, whose queries become zero.
     pub positions: &'a Tensor,
-    /// i32 `[head_dim / 2]`: which of three positions of a token turns each pair of dims. `None`: tokens have
-    /// one.
+    /// Index of the position that rotates each pair of dimensions, i32 `[head_dim / 2]`, each 0 to 2; `None`
+    /// if a token has a single position.
     pub axes: Option<&'a Tensor>,
-    /// i32 `[tokens]`: block * block_size + offset; negative: keys and values are not written.
+    /// Cache slot of each token, i32 `[tokens]`: block * block_size + offset; negative slots are not written.
     pub slots: &'a Tensor,
     /// Weights `[head_dim]` of the norms of query and key heads.
     pub qk_norms: Option<(&'a Tensor, &'a Tensor)>,
-    /// Numbers of a head that those norms count: `head_dim`, or less where zeros fill it up.
+    /// Number of a head's values that the norms average: `head_dim`, or less if zeros pad the head.
     pub norm_width: usize,
-    /// Of those norms.
+    /// Epsilon of the norms.
     pub eps: f64,
-    /// Added to the weights of those norms.
+    /// Offset added to the weights of the norms.
     pub offset: f64,
-    /// `[blocks, block_size, kv_heads, head_dim]`.
+    /// Key cache `[blocks, block_size, kv_heads, head_dim]`.
     pub k_cache: &'a Tensor,
-    /// As `k_cache`.
+    /// Value cache, shaped like `k_cache`.
     pub v_cache: &'a Tensor,
     /// Rotated queries `[tokens, heads, head_dim]`.
     pub q_out: &'a Tensor,
@@ -64,10 +65,10 @@ struct Arguments {
 }
 
 impl RopeAndWriteKv<'_> {
-    /// Launches one warp for each head of each token.
+    /// Launches one warp per head of each token.
     ///
     /// # Errors
-    /// When shapes, dtypes or devices do not fit, or a head is wider than 256 or no multiple of 4.
+    /// When shapes, dtypes or devices do not fit, or head_dim is above 256 or not a multiple of 4.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         const WARPS: usize = 4;
         let operands = kernels.operands("rope_and_write_kv");

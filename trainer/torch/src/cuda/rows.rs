@@ -1,4 +1,4 @@
-//! Norm, gated activation and rotary embedding of training, forward and backward, each as one launch.
+//! Norm, gated activation and rotary embedding for training, forward and backward, one kernel launch each.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,21 +6,22 @@ use crate::{Activation, Error};
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Columns of which one thread of a norm's backward pass has the sums.
+/// Number of columns whose sums one thread of a norm's backward pass computes.
 const COLUMNS: i64 = 16;
 
-/// [`rms_norm`](crate::rms_norm) of rows, or its gradient.
+/// The operation of [`rms_norm`](crate::rms_norm) on rows, or its gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct NormRows<'a> {
-    /// `[rows, width]`; f32, bf16 or f16.
+    /// Input `[rows, width]`; f32, bf16 or f16.
     pub x: &'a Tensor,
-    /// `[width]`, of that dtype or f32.
+    /// Weight `[width]`, of the same dtype or f32.
     pub weight: &'a Tensor,
-    /// Added to the weight: 0 for Llama, 1 for Gemma.
+    /// Offset added to the weight: 0 for Llama, 1 for Gemma.
     pub offset: f64,
-    /// 1 / the root of each row's mean square, f32 `[rows]`: written forward, read backward.
+    /// 1 / root mean square of each row, f32 `[rows]`: written by the forward pass, read by the backward
+    /// pass.
     pub rstd: &'a Tensor,
-    /// The norm, or the gradient of x: `[rows, width]`.
+    /// Normalised rows, or the gradient of x, `[rows, width]`.
     pub out: &'a Tensor,
 }
 
@@ -41,7 +42,7 @@ struct NormArguments {
 }
 
 impl NormRows<'_> {
-    /// Launches one block a row; `eps` is added to the mean square.
+    /// Launches one block per row; `eps` is added to the mean square.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -50,8 +51,9 @@ impl NormRows<'_> {
         self.start(kernels, "rms_norm_rows", arguments.rows, &arguments)
     }
 
-    /// From `grad` `[rows, width]` the gradient of x into `out`, and that of the weight into the sum over the
-    /// rows of `partial`, f32 `[blocks, width]`; one of no width is not written.
+    /// Computes gradients from `grad` `[rows, width]`: that of x into `out`, and that of the weight as
+    /// partial sums, whose sum over the rows of `partial`, f32 `[blocks, width]`, is the gradient. With
+    /// `partial` `[blocks, 0]` the weight's gradient is omitted.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -93,7 +95,7 @@ impl NormRows<'_> {
         })
     }
 
-    /// As many threads as a row has vectors, and as its columns need.
+    /// Launches enough threads for the vectors of a row and for its columns.
     fn start(
         &self,
         kernels: &Kernels,
@@ -111,14 +113,14 @@ impl NormRows<'_> {
     }
 }
 
-/// [`gated_activation`](crate::gated_activation) of rows, or its gradients.
+/// The operation of [`gated_activation`](crate::gated_activation) on rows, or its gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedRows<'a> {
-    /// `[rows, width]`, contiguous in the last dim; f32, bf16 or f16.
+    /// Gate `[rows, width]`, contiguous in the last dimension; f32, bf16 or f16.
     pub gate: &'a Tensor,
-    /// The same, with the same strides.
+    /// Up projection, of the gate's shape, dtype and strides.
     pub up: &'a Tensor,
-    /// The function of the gate: SiLU, or GELU by tanh.
+    /// Activation function of the gate: SiLU, or GELU by tanh.
     pub activation: Activation,
 }
 
@@ -137,7 +139,7 @@ struct GatedArguments {
 }
 
 impl GatedRows<'_> {
-    /// Launches, into `out` `[rows, width]`.
+    /// Launches the forward kernel, which writes `out` `[rows, width]`.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -148,7 +150,8 @@ impl GatedRows<'_> {
         self.start(kernels, shape[0], &GatedArguments { out, ..arguments })
     }
 
-    /// From `grad` `[rows, width]` the gradients of gate and up into `to`, which have equal strides.
+    /// Computes the gradients of gate and up from `grad` `[rows, width]` into `to`, two tensors of equal
+    /// strides.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.
@@ -191,7 +194,7 @@ impl GatedRows<'_> {
     }
 }
 
-/// The addresses of two matrices of one shape, and numbers from row to row of both.
+/// Returns the addresses of two matrices of equal layout, and the number of elements between their rows.
 fn strided_pair(kernels: &Kernels, kind: Kind, pair: [&Tensor; 2]) -> Result<[(*mut c_void, i64); 2], Error> {
     let operands = kernels.operands("gated_rows");
     let layout = |tensor: &Tensor| (tensor.size(), tensor.stride(), tensor.kind(), tensor.device());
@@ -206,16 +209,16 @@ fn strided_pair(kernels: &Kernels, kind: Kind, pair: [&Tensor; 2]) -> Result<[(*
     Ok(pair.map(|tensor| (tensor.data_ptr(), first.1[0])))
 }
 
-/// [`apply_rope`](crate::apply_rope), or its gradient.
+/// The operation of [`apply_rope`](crate::apply_rope), or its gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeRows<'a> {
-    /// `[tokens, heads, head_dim]`; f32, bf16 or f16.
+    /// Input `[tokens, heads, head_dim]`; f32, bf16 or f16.
     pub x: &'a Tensor,
-    /// `[tokens, head_dim]`, or half of that where both halves have the same angles.
+    /// Cosines `[tokens, head_dim]`, or `[tokens, head_dim / 2]` if both halves have the same angles.
     pub cos: &'a Tensor,
-    /// The same.
+    /// Sines, shaped like `cos`.
     pub sin: &'a Tensor,
-    /// As x.
+    /// Output, shaped like `x`.
     pub out: &'a Tensor,
 }
 
@@ -232,7 +235,7 @@ struct RopeArguments {
 }
 
 impl RopeRows<'_> {
-    /// Launches one block a token.
+    /// Launches one block per token.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit.

@@ -1,4 +1,4 @@
-//! The draw of the next tokens: `rlt_core::sampling` on the device, in three launches.
+//! Sampling of the next tokens on the device, equal to `rlt_core::sampling`, in three kernel launches.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -6,37 +6,37 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Words (i64) of a [`SamplingRow`] on the device.
+/// Number of words (i64) of a [`SamplingRow`] on the device.
 pub const SAMPLING_ROW_WORDS: usize = 5;
-/// Logits that one block of the first launch reads.
+/// Number of logits per block of the first launch.
 const PART: i64 = 8192;
-/// Floats that the first launch leaves for each part: maximum and sum of both distributions, and the largest
-/// penalised logit with its index.
+/// Number of floats that the first launch writes per block: maximum and sum of both distributions, and the
+/// largest penalised logit with its index.
 const PART_FLOATS: i64 = 6;
-/// Tokens whose weights are summed together on the way to the drawn one.
+/// Number of tokens whose weights are summed together in the search for the drawn token.
 const CHUNK: i64 = 256;
-/// Tokens that a launch can ban.
+/// Largest number of banned tokens of a launch.
 const MAX_BANNED: usize = 4;
 
-/// How one row's token is drawn; the meaning of the numbers is that of `rlt_core::sampling`.
+/// Sampling parameters of one row, with the meaning of `rlt_core::sampling`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingRow {
-    /// Of the sample; with the row's step it decides the draw.
+    /// Seed of the sample, which determines the draw together with the row's step.
     pub seed: u64,
-    /// 1 does nothing.
+    /// Repetition penalty; 1 for none.
     pub repetition_penalty: f64,
-    /// 1 means all.
+    /// Fraction of the probability to draw from; 1 means all.
     pub top_p: f64,
-    /// 0 means none.
+    /// Smallest probability relative to the most probable token; 0 means no bound.
     pub min_p: f64,
-    /// 0 takes the most probable token.
+    /// Divisor of the logits; 0 takes the most probable token.
     pub temperature: f32,
-    /// 0 means all.
+    /// Number of most probable tokens to draw from; 0 means all.
     pub top_k: u32,
 }
 
 impl SamplingRow {
-    /// The row as it is on the device: a row of an i64 tensor.
+    /// Encodes the parameters for the device, as a row of an i64 tensor.
     pub fn words(&self) -> [i64; SAMPLING_ROW_WORDS] {
         let last = u64::from(self.temperature.to_bits()) | u64::from(self.top_k) << 32;
         let bits = |number: f64| number.to_bits() as i64;
@@ -44,28 +44,28 @@ impl SamplingRow {
     }
 }
 
-/// Draws a token for each row: the very draw of `rlt_core::sampling` at `draw(seed, step)`, equal unless the
-/// draw is within float noise of a boundary.
+/// Draws a token for each row: the same as `rlt_core::sampling` at `draw(seed, step)`, unless the draw is
+/// within float noise of a boundary.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
-    /// `[rows, vocabulary]`; f32, bf16 or f16.
+    /// Logits `[rows, vocabulary]`; f32, bf16 or f16.
     pub logits: &'a Tensor,
-    /// i64 `[rows, SAMPLING_ROW_WORDS]`: [`SamplingRow::words`].
+    /// Parameters of each row, i64 `[rows, SAMPLING_ROW_WORDS]`: [`SamplingRow::words`].
     pub params: &'a Tensor,
-    /// i32 `[rows]`: tokens of the completion so far; negative: the row is left alone.
+    /// Number of tokens in each row's completion so far, i32 `[rows]`; rows with a negative one are skipped.
     pub steps: &'a Tensor,
-    /// i32 `[rows, ceil(vocabulary / 32)]`, a bit for each token that occurred
-    /// ([`MarkSeen`](super::MarkSeen)); the drawn token's is set. `None` where no row has a penalty.
+    /// Bit set of the tokens that occurred, i32 `[rows, ceil(vocabulary / 32)]`
+    /// ([`MarkSeen`](super::MarkSeen)); the drawn token's bit is set. `None` if no row has a penalty.
     pub seen: Option<&'a Tensor>,
-    /// Tokens that no row draws, at most four.
+    /// Token ids that no row draws, at most four.
     pub banned: &'a [u32],
-    /// f32, at least [`sampling_workspace_bytes`] / 4 numbers.
+    /// Workspace, f32, at least [`sampling_workspace_bytes`] / 4 elements.
     pub workspace: &'a Tensor,
-    /// i32 `[rows]`: the drawn tokens.
+    /// Drawn tokens, i32 `[rows]`.
     pub tokens: &'a Tensor,
-    /// f32 `[rows]`: their log-probs under the untruncated, unpenalised distribution at the row's temperature
-    /// (at 1 when it is 0); NaN when the row's logits hold a NaN or an infinity, or nothing above minus
-    /// infinity.
+    /// Log-probs of the drawn tokens, f32 `[rows]`, under the untruncated, unpenalised distribution at the
+    /// row's temperature (at 1 if that is 0). NaN if a row's logits contain a NaN or an infinity, or only
+    /// minus infinities.
     pub logprobs: &'a Tensor,
 }
 
@@ -86,21 +86,22 @@ struct Arguments {
     banned: [i32; MAX_BANNED],
 }
 
-/// Floats of each piece of the workspace: sums of chunks (two floats each), statistics of parts,
+/// Number of floats in each section of the workspace: sums of chunks (two floats each), statistics of blocks,
 /// probabilities.
 fn pieces(rows: i64, vocabulary: i64) -> [i64; 3] {
     let of = |size: i64| (vocabulary + size - 1) / size;
     [rows * of(CHUNK) * 2, rows * of(PART) * PART_FLOATS, rows * vocabulary]
 }
 
-/// Bytes of workspace for launches of at most so many rows; most of it are the probabilities of rows with
-/// top-k, top-p or min-p.
+/// Number of workspace bytes for launches of at most so many rows; most of them are the probabilities of rows
+/// with top-k, top-p or min-p.
 pub fn sampling_workspace_bytes(rows: usize, vocabulary: usize) -> usize {
     4 * pieces(rows as i64, vocabulary as i64).iter().sum::<i64>() as usize
 }
 
 impl Sample<'_> {
-    /// Launches the statistics of all parts of all rows, their weights, then one block a row that draws.
+    /// Launches three kernels: statistics of all parts of all rows, their weights, and the draw with one
+    /// block per row.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit, or the vocabulary has more than 2^20 tokens.

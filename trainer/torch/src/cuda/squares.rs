@@ -6,12 +6,12 @@ use crate::Error;
 use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
-/// Elements that one block takes.
+/// Number of elements per block.
 const CHUNK: usize = 1 << 16;
-/// Words of a row of the table.
+/// Number of words in a row of the table.
 const WORDS: usize = 3;
 
-/// The addresses of the tensors of one launch, on the host; its words go to the device by one copy.
+/// The addresses of the tensors of one launch, on the host; its words are copied to the device once.
 #[derive(Clone, Debug)]
 pub struct SquaresTable {
     words: Vec<i64>,
@@ -20,10 +20,10 @@ pub struct SquaresTable {
 }
 
 impl SquaresTable {
-    /// Lays out the table of dense tensors of one kind; each has one number at least.
+    /// Makes the table of dense tensors of one dtype, each with at least one element.
     ///
     /// # Errors
-    /// When kinds or devices differ, or a tensor has gaps or no numbers.
+    /// When dtypes or devices differ, or a tensor is not contiguous or is empty.
     pub fn new(kernels: &Kernels, tensors: &[&Tensor]) -> Result<Self, Error> {
         let operands = kernels.operands("a table of tensors for a norm");
         let kind = tensors.first().map_or(Kind::Float, |tensor| tensor.kind());
@@ -38,25 +38,25 @@ impl SquaresTable {
         Ok(Self { words, blocks, kind })
     }
 
-    /// The table's contents, for an i64 tensor `[words]` on the device.
+    /// Contents of the table, for an i64 tensor `[words]` on the device.
     pub fn words(&self) -> &[i64] {
         &self.words
     }
 
-    /// Partial sums that the launch writes.
+    /// Number of partial sums that the launch writes.
     pub fn num_partials(&self) -> usize {
         self.blocks
     }
 }
 
-/// Partial sums of the squares of all tensors of a table.
+/// Sums of the squares of all tensors of a table, as partial sums.
 #[derive(Clone, Copy, Debug)]
 pub struct SumsOfSquares<'a> {
-    /// The table whose words are on the device.
+    /// Table from which the device's words were copied.
     pub table: &'a SquaresTable,
-    /// [`SquaresTable::words`] on the device.
+    /// Copy of [`SquaresTable::words`] on the device.
     pub words: &'a Tensor,
-    /// f64 `[num_partials]`.
+    /// Partial sums, f64 `[num_partials]`.
     pub partials: &'a Tensor,
 }
 
@@ -68,10 +68,10 @@ struct Arguments {
 }
 
 impl SumsOfSquares<'_> {
-    /// Launches one block for each 65536 elements.
+    /// Launches one block per 65536 elements.
     ///
     /// # Errors
-    /// When the device's table or `partials` does not fit.
+    /// When `words` or `partials` does not fit the table.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("sums of squares");
         let SquaresTable { words, blocks, kind } = self.table;
@@ -85,12 +85,12 @@ impl SumsOfSquares<'_> {
     }
 }
 
-/// The root of the sum of [`SumsOfSquares`]' partial sums, added in one order.
+/// Square root of the sum of [`SumsOfSquares`]' partial sums, added in a fixed order.
 #[derive(Clone, Copy, Debug)]
 pub struct NormOfSquares<'a> {
-    /// f64 `[n]`.
+    /// Partial sums, f64 `[n]`.
     pub partials: &'a Tensor,
-    /// f64 `[1]`.
+    /// Norm, f64 `[1]`.
     pub out: &'a Tensor,
 }
 
@@ -102,10 +102,10 @@ struct NormArguments {
 }
 
 impl NormOfSquares<'_> {
-    /// Launches one block.
+    /// Launches a single block.
     ///
     /// # Errors
-    /// When shapes, kinds or devices do not fit.
+    /// When shapes, dtypes or devices do not fit.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("the norm of squares");
         let [count] = operands.sizes("partials", self.partials)?;

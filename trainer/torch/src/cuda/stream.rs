@@ -1,8 +1,8 @@
-//! Streams of a device and their work beside kernels: copies, functions of the host, events. No function
-//! blocks the calling thread unless its documentation says so.
+//! CUDA streams, with their copies, host functions and events. No function blocks the calling thread unless
+//! its documentation says so.
 //!
-//! A device's default stream is null to the driver, which takes it for that of the thread's current context.
-//! So each call enters the context of its stream's device.
+//! A device's default stream is null for the driver, which interprets it as that of the thread's current
+//! context. So each call enters the context of its stream's device.
 
 use super::driver::{Context, Driver, Handle};
 use super::operand::cuda_index;
@@ -14,11 +14,11 @@ use std::marker::PhantomData;
 use std::sync::{Mutex, PoisonError};
 use tch::Tensor;
 
-/// A stream of one device, as libtorch numbers it and as the driver knows it.
+/// A CUDA stream of one device, as known to libtorch and to the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     device: usize,
-    /// libtorch's number of the stream.
+    /// libtorch's id of the stream.
     id: i64,
     handle: Handle,
 }
@@ -29,7 +29,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// The stream that libtorch computes on, for this thread and device.
+    /// Returns the stream on which libtorch computes, for this thread and device.
     ///
     /// # Errors
     /// When there is no such device.
@@ -40,8 +40,8 @@ impl Stream {
         check("finding the current stream", outcome).map(|()| Self { device, id, handle })
     }
 
-    /// Another stream of the device, from libtorch's pool. Graphs are captured on such a one: the default
-    /// stream cannot capture.
+    /// Returns another stream of the device, from libtorch's pool. Graphs are captured on such a stream,
+    /// since the default stream cannot be captured.
     ///
     /// # Errors
     /// When there is no such device.
@@ -52,9 +52,9 @@ impl Stream {
         check("finding a stream", outcome).map(|()| Self { device, id, handle })
     }
 
-    /// The stream on which this process decodes, the same one for its whole life. libtorch's allocator reuses
-    /// a freed block on the stream that it was allocated on only, and cuBLAS has a workspace for each stream,
-    /// so that another stream for each rollout would keep another set of blocks.
+    /// Returns the stream on which this process decodes, always the same one. libtorch's allocator reuses a
+    /// freed block only on the stream on which it was allocated, and cuBLAS has a workspace per stream, so
+    /// another stream for each rollout would hold another set of blocks.
     ///
     /// # Errors
     /// When there is no such device.
@@ -72,7 +72,7 @@ impl Stream {
     /// Makes libtorch compute on this stream, on this thread, until the scope is dropped.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// When libtorch fails.
     pub fn enter(self) -> Result<StreamScope, Error> {
         let mut before = 0;
         // SAFETY: a place for the number of the stream before.
@@ -93,11 +93,11 @@ impl Stream {
         self.handle
     }
 
-    /// Copies a device's tensor into pinned memory of the host when the stream gets there. Wait for an event
-    /// recorded behind it before you read `to`; both must live until then.
+    /// Enqueues a copy of a device's tensor to pinned memory of the host. Wait for an event recorded after it
+    /// before you read `to`; both tensors must live until then.
     ///
     /// # Errors
-    /// When kinds or sizes differ, a tensor has gaps or is on the wrong side, or the driver fails.
+    /// When dtypes or sizes differ, a tensor is not contiguous or on the wrong side, or the driver fails.
     pub fn copy_to_host(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
         let num_bytes = self.copied_bytes("a copy to the host", to, from)?;
         let driver = Driver::get()?;
@@ -108,11 +108,10 @@ impl Stream {
         })
     }
 
-    /// Copies pinned memory of the host to a device's tensor when the stream gets there; see
-    /// [`Self::copy_to_host`].
+    /// Enqueues a copy from pinned memory of the host to a device's tensor; see [`Self::copy_to_host`].
     ///
     /// # Errors
-    /// As [`Self::copy_to_host`].
+    /// The errors of [`Self::copy_to_host`].
     pub fn copy_to_device(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
         let num_bytes = self.copied_bytes("a copy to the device", from, to)?;
         let driver = Driver::get()?;
@@ -141,9 +140,9 @@ impl Stream {
         })
     }
 
-    /// Calls `call` on a thread of the driver when the stream reaches it; later work of the stream waits for
-    /// its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught and
-    /// dropped), and runs once: a capturing stream accepts it, but would call it only at the first launch.
+    /// Enqueues a call of `call` on a thread of the driver; later work of the stream waits for its end.
+    /// `call` must not call CUDA or libtorch on a device, must not panic (a panic is caught and ignored), and
+    /// runs once: a capturing stream accepts it, but would call it only at the first launch.
     ///
     /// # Errors
     /// When the driver fails.
@@ -161,7 +160,7 @@ impl Stream {
         driver.check("calling the host in stream order", code)
     }
 
-    /// Makes later work of this stream wait for `event`; the thread does not wait.
+    /// Makes later work of this stream wait for `event`, without blocking the thread.
     ///
     /// # Errors
     /// When the driver fails.
@@ -172,10 +171,10 @@ impl Stream {
         driver.check("ordering streams", unsafe { (driver.stream_wait_event)(self.handle, event.0, 0) })
     }
 
-    /// Waits, on this thread, until all work of the stream is done.
+    /// Blocks this thread until all work of the stream is done.
     ///
     /// # Errors
-    /// What failed in the stream since the last wait.
+    /// An error of the stream's work since the last wait.
     pub fn synchronize(&self) -> Result<(), Error> {
         let driver = Driver::get()?;
         let _context = Context::enter(driver, self.device)?;
@@ -187,11 +186,11 @@ impl Stream {
 unsafe extern "C" fn run_once(data: *mut c_void) {
     // SAFETY: the box of `Stream::call`, handed over once.
     let call = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
-    // The driver's thread knows nothing of panics.
+    // The driver's thread cannot handle panics.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (*call)()));
 }
 
-/// libtorch computes on the stream of [`Stream::enter`] while this lives.
+/// Guard during which libtorch computes on the stream of [`Stream::enter`].
 #[derive(Debug)]
 #[must_use = "dropping it goes back to the stream before"]
 pub struct StreamScope {
@@ -205,12 +204,12 @@ impl Drop for StreamScope {
         let mut ours = 0;
         // SAFETY: a place for the number of the stream that is left.
         let outcome = unsafe { rlt_exchange_stream(self.device as i64, self.before, &mut ours) };
-        // The stream before was accepted once and exists as long as the process.
+        // The previous stream was accepted once and exists as long as the process.
         let _ = check("changing the stream", outcome);
     }
 }
 
-/// A moment in a stream.
+/// A CUDA event: a point in a stream's work.
 #[derive(Debug)]
 pub struct Event(Handle);
 
@@ -220,7 +219,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that has not been recorded; it measures no time, which makes it cheaper.
+    /// Makes an event that has not been recorded. It measures no time, which makes it cheaper.
     ///
     /// # Errors
     /// When the driver fails.
@@ -229,7 +228,7 @@ impl Event {
         Self::with_flags(device, NO_TIMING)
     }
 
-    /// An event for [`Self::milliseconds_since`].
+    /// Makes an event that measures time, for [`Self::milliseconds_since`].
     ///
     /// # Errors
     /// When the driver fails.
@@ -246,7 +245,7 @@ impl Event {
         Ok(Self(event))
     }
 
-    /// The event happens when `stream` has done all it was given so far.
+    /// Records the event: it happens when `stream` has completed all work enqueued so far.
     ///
     /// # Errors
     /// When the driver fails.
@@ -257,30 +256,30 @@ impl Event {
         driver.check("recording an event", unsafe { (driver.event_record)(self.0, stream.handle) })
     }
 
-    /// Whether it has happened; does not wait.
+    /// Whether the event has happened; does not wait.
     ///
     /// # Errors
-    /// What failed in the stream before it.
+    /// An error of the stream's work before the event.
     pub fn has_happened(&self) -> Result<bool, Error> {
         let driver = Driver::get()?;
         // SAFETY: a live event.
         driver.is_done("asking for an event", unsafe { (driver.event_query)(self.0) })
     }
 
-    /// Waits, on this thread, until it has happened.
+    /// Blocks this thread until the event has happened.
     ///
     /// # Errors
-    /// What failed in the stream before it.
+    /// An error of the stream's work before the event.
     pub fn synchronize(&self) -> Result<(), Error> {
         let driver = Driver::get()?;
         // SAFETY: a live event.
         driver.check("waiting for an event", unsafe { (driver.event_synchronize)(self.0) })
     }
 
-    /// Milliseconds on the device between two events that have happened.
+    /// Returns the milliseconds on the device between two events that have happened.
     ///
     /// # Errors
-    /// When one has not, or does not measure time.
+    /// When an event has not happened, or does not measure time.
     pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32, Error> {
         let (driver, mut milliseconds) = (Driver::get()?, 0.0);
         // SAFETY: live events and a place for the answer.
@@ -292,7 +291,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(driver) = Driver::get() {
-            // SAFETY: created by `with_flags`, destroyed once; the driver keeps it until it has happened.
+            // The event was created by `with_flags` and is destroyed once; the driver keeps it until it has
+            // happened.
             unsafe { (driver.event_destroy)(self.0) };
         }
     }

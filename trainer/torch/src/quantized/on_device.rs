@@ -1,4 +1,4 @@
-//! What C++ calls to dequantize a weight on a GPU: kernels are launched from here.
+//! Callbacks by which C++ dequantizes a weight on a GPU; they launch the kernels.
 
 use std::ffi::c_char;
 
@@ -11,11 +11,11 @@ use crate::access::scalar_type;
 use crate::border::QuantizedParts;
 use crate::cuda::{Dequantize, Kernels, QuantizedRows};
 
-/// Writes the numbers of `weight` to `out` [out, in] on its GPU, on libtorch's current stream. Returns
-/// whether that was possible; else the cause is in `message`, of `capacity` bytes, ended by a NUL.
+/// Dequantizes `weight` into `out` [out, in] on its GPU, on libtorch's current stream. Returns whether that
+/// succeeded; if not, the NUL-terminated cause is written to `message`, which has `capacity` bytes.
 ///
 /// # Safety
-/// `weight` and `out` point to what `quantized.cpp` owns during the call, `message` to so many bytes.
+/// `weight` and `out` point to what `quantized.cpp` owns during the call, `message` to `capacity` bytes.
 pub(super) unsafe extern "C" fn dequantize_on_device(
     weight: *const QuantizedParts,
     out: *mut C_tensor,
@@ -44,10 +44,10 @@ fn launch(matrix: &QuantizedMatrix, out: &Tensor) -> Result<(), Error> {
     Dequantize { parts: &parts, out }.launch(&Kernels::load(index)?)
 }
 
-/// The weight with references of its own.
+/// Makes a weight with its own references to the tensors of `parts`.
 ///
 /// # Safety
-/// The tensors of `parts` live.
+/// The tensors of `parts` are alive.
 unsafe fn borrowed(parts: &QuantizedParts) -> QuantizedMatrix {
     // SAFETY: promised by the caller.
     let own = |tensor: *mut C_tensor| unsafe { Tensor::clone_from_ptr(tensor) };

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::TrackingError;
 use crate::rest::{Rest, variable};
 
-/// A tracking server.
+/// Client of a tracking server.
 pub(super) struct Client(Rest);
 
 impl Client {
@@ -15,7 +15,7 @@ impl Client {
         Ok(Self(Rest::new(url)?))
     }
 
-    /// The answer to `body` at an endpoint such as `runs/create`.
+    /// Sends `body` to an endpoint such as `runs/create` and returns the answer.
     pub(super) fn post(
         &self,
         act: &'static str,
@@ -25,14 +25,14 @@ impl Client {
         self.0.send(act, with_credentials(self.0.post(&format!("api/2.0/mlflow/{endpoint}"), body)))
     }
 
-    /// The id of an experiment, which is created if there is none of this name.
+    /// Returns the id of an experiment, which is created if it does not exist.
     pub(super) fn experiment(&self, name: &str) -> Result<String, TrackingError> {
         match self.find_experiment(name) {
             Err(TrackingError::Refused { status, .. }) if status == StatusCode::NOT_FOUND.as_u16() => {}
             found => return found,
         }
         match self.post("create an experiment", "experiments/create", &json!({ "name": name })) {
-            // Another run was faster.
+            // Another run has created it meanwhile.
             Err(TrackingError::Refused { answer, .. }) if answer.contains("RESOURCE_ALREADY_EXISTS") => {
                 self.find_experiment(name)
             }
@@ -50,7 +50,7 @@ impl Client {
     }
 }
 
-/// The credentials that MLflow's own clients take from the environment.
+/// Adds the credentials that MLflow's own clients take from the environment.
 fn with_credentials(request: RequestBuilder) -> RequestBuilder {
     match (variable("MLFLOW_TRACKING_TOKEN"), variable("MLFLOW_TRACKING_USERNAME")) {
         (Some(token), _) => request.bearer_auth(token),
@@ -59,7 +59,7 @@ fn with_credentials(request: RequestBuilder) -> RequestBuilder {
     }
 }
 
-/// A text of an answer by its JSON pointer; empty where it is missing.
+/// Returns the text at a JSON pointer of an answer; empty if it is missing.
 pub(super) fn text(answer: &Value, pointer: &str) -> String {
     answer.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }

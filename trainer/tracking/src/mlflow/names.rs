@@ -1,4 +1,4 @@
-//! Metrics and settings as MLflow takes them: allowed names, lengths, units.
+//! Conversion of metrics and settings to the names, lengths and units that MLflow accepts.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use crate::{Stage, StepMetrics};
 
-/// Characters of a name, at most.
+/// Largest number of characters of a name.
 const MAX_NAME: usize = 250;
-/// Characters of a parameter's value, at most: the least of what MLflow's stores allow.
+/// Largest number of characters of a parameter's value: the smallest limit of MLflow's stores.
 const MAX_VALUE: usize = 500;
 
-/// The finite metrics of a step, as entries of `runs/log-batch`.
+/// Converts the finite metrics of a step to entries of `runs/log-batch`.
 pub(super) fn metrics(metrics: &StepMetrics) -> Vec<Value> {
     let prefix = metrics.stage.prefix();
     let finite = metrics.values.iter().filter(|(_, value)| value.is_finite());
@@ -22,22 +22,22 @@ pub(super) fn metrics(metrics: &StepMetrics) -> Vec<Value> {
     finite.map(entry).collect()
 }
 
-/// A setting as a parameter.
+/// Converts a setting to a parameter.
 pub(super) fn param(name: &str, value: &str) -> Value {
     json!({ "key": allowed(name), "value": value.chars().take(MAX_VALUE).collect::<String>() })
 }
 
-/// Names of the parameters that a run has.
+/// Returns the names of the parameters that a run has.
 pub(super) fn params(run: &Value) -> Vec<String> {
     entries(run, "/data/params").filter_map(|param| Some(param["key"].as_str()?.to_owned())).collect()
 }
 
-/// The last step of each stage that a run has metrics of: of the cold start, of the training.
+/// Returns the last step of each stage of which a run has metrics, `[cold start, training]`.
 pub(super) fn last_steps(run: &Value) -> [Option<u64>; 2] {
     let mut last = [None; 2];
     for metric in entries(run, "/data/metrics") {
         let Some(key) = metric["key"].as_str() else { continue };
-        // Numbers of 64 bits may be texts.
+        // 64-bit numbers may be encoded as texts.
         let step = metric["step"].as_u64().or_else(|| metric["step"].as_str()?.parse().ok()).unwrap_or(0);
         let stage = usize::from(!key.starts_with(Stage::ColdStart.prefix()));
         last[stage] = last[stage].max(Some(step));
@@ -49,17 +49,18 @@ fn entries<'a>(run: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value>
     run.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// When a step ended, in milliseconds since 1970.
+/// Time at which a step ended, in milliseconds since 1970.
 pub(super) fn milliseconds(metrics: &StepMetrics) -> i64 {
     (metrics.timestamp * 1e3).round() as i64
 }
 
-/// Milliseconds since 1970.
+/// Present time, in milliseconds since 1970.
 pub(super) fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as i64)
 }
 
-/// A name of letters, digits, `_`, `-`, `.`, space and `/`, which is a normal path, as MLflow demands.
+/// Converts a name to what MLflow accepts: letters, digits, `_`, `-`, `.`, space and `/`, as a normalised
+/// path.
 fn allowed(name: &str) -> String {
     let name = name.replace('@', "_at_");
     let plain = |c: char| if c.is_ascii_alphanumeric() || "_-. ".contains(c) { c } else { '_' };

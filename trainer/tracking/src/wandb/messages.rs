@@ -1,14 +1,15 @@
-//! The messages of a `.wandb` file: those fields of `wandb/proto/wandb_internal.proto` that are written here.
+//! The messages of a `.wandb` file, with those fields of `wandb/proto/wandb_internal.proto` that are written
+//! here.
 
 use serde_json::Value;
 
-/// The oldest program of W&B that can read the file, as its own files say.
+/// Oldest version of W&B that can read the file, as stated in its own files.
 const MIN_CONSUMER: &str = "0.70.0";
 
-/// One record of the file; exactly one of its messages is set.
+/// A record of the file; exactly one of its messages is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Record {
-    /// Place in the file, from 1.
+    /// Number of the record in the file, from 1.
     #[prost(int64, tag = "1")]
     pub num: i64,
     #[prost(message, optional, tag = "2")]
@@ -24,7 +25,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The first record of every file.
+    /// Makes the first record of every file.
     pub(super) fn header() -> Self {
         let producer = concat!("rlt-tracking ", env!("CARGO_PKG_VERSION")).to_owned();
         let version_info = Some(VersionInfo { producer, min_consumer: MIN_CONSUMER.to_owned() });
@@ -32,7 +33,7 @@ impl Record {
     }
 }
 
-/// What one step logs.
+/// Metrics of one step.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct History {
     #[prost(message, repeated, tag = "1")]
@@ -41,27 +42,27 @@ pub(super) struct History {
     pub step: Option<HistoryStep>,
 }
 
-/// Position on the run's step axis.
+/// Index on the run's step axis.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct HistoryStep {
     #[prost(int64, tag = "1")]
     pub num: i64,
 }
 
-/// Values to set: of the summary, or of the configuration.
+/// Values to set in the summary or in the configuration.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Items {
     #[prost(message, repeated, tag = "1")]
     pub update: Vec<Item>,
 }
 
-/// A value by its name.
+/// A named value.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Item {
-    /// The name in configurations.
+    /// Name in configurations.
     #[prost(string, tag = "1")]
     pub key: String,
-    /// The name in histories and summaries, one part for each level.
+    /// Name in histories and summaries, one part per level.
     #[prost(string, repeated, tag = "2")]
     pub nested_key: Vec<String>,
     #[prost(string, tag = "16")]
@@ -69,18 +70,18 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// A value of a history or a summary.
+    /// Makes a value of a history or a summary.
     pub(super) fn of(name: &str, value: &Value) -> Self {
         Self { key: String::new(), nested_key: vec![name.to_owned()], value_json: value.to_string() }
     }
 
-    /// A value of the configuration.
+    /// Makes a value of the configuration.
     pub(super) fn of_config(name: &str, value: &Value) -> Self {
         Self { key: name.to_owned(), nested_key: Vec::new(), value_json: value.to_string() }
     }
 }
 
-/// The run itself.
+/// Identity, names and configuration of the run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Run {
     #[prost(string, tag = "1")]
@@ -97,7 +98,7 @@ pub(super) struct Run {
     pub start_time: Option<Time>,
 }
 
-/// `google.protobuf.Timestamp`.
+/// A time as `google.protobuf.Timestamp`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Time {
     #[prost(int64, tag = "1")]
@@ -106,24 +107,24 @@ pub(super) struct Time {
     pub nanos: i32,
 }
 
-/// The run's end.
+/// End of the run.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Exit {
     #[prost(int32, tag = "1")]
     pub exit_code: i32,
-    /// Seconds.
+    /// Duration of the run, in seconds.
     #[prost(int32, tag = "2")]
     pub runtime: i32,
 }
 
-/// What wrote the file.
+/// Program that wrote the file.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Header {
     #[prost(message, optional, tag = "1")]
     pub version_info: Option<VersionInfo>,
 }
 
-/// The writer's version, and the oldest reader.
+/// Version of the writer, and oldest version that can read the file.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct VersionInfo {
     #[prost(string, tag = "1")]

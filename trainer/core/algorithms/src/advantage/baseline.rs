@@ -90,7 +90,7 @@ impl Estimator for OptimalTokenBaseline {
     }
 }
 
-/// The inputs of [`optimal_token_baseline`]; one value per token unless said otherwise.
+/// Inputs of [`optimal_token_baseline`]; one value per token unless said otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct OptimalTokenBaselineInputs<'a> {
     /// Completions and their loss masks.
@@ -103,16 +103,16 @@ pub struct OptimalTokenBaselineInputs<'a> {
     pub old_logprobs: &'a [f64],
     /// Sum of the squared probabilities of the whole vocabulary.
     pub sum_pi_squared: &'a [f64],
-    /// Token weights of the rollout correction; they scale the energy by their square.
+    /// Token weights of the rollout correction, whose squares scale the gradient energy.
     pub importance_weights: Option<&'a [f64]>,
 }
 
 /// Optimal token baseline: at position t of a group, B_t = sum(G_t W_t) / (sum(W_t) + 1e-8) over its rows,
-/// with G_t the reward to go and W_t the gradient energy so far, the running sum of 1 - 2 pi + sum(pi^2).
-/// Advantage = G_t - B_t.
+/// where G_t is the reward to go and W_t the gradient energy so far, the running sum of 1 - 2 pi + sum(pi^2).
+/// The advantage is G_t - B_t.
 ///
-/// A group of one has no baseline. Where only the longest row of a group is left there is nothing to compare
-/// with and the baseline is 0 too; as in verl, "longest" counts the tokens that count.
+/// A group of one has no baseline. At positions where only the longest row of a group has tokens, there is
+/// nothing to compare with and the baseline is 0, too; as in verl, "longest" refers to the tokens that count.
 ///
 /// # Errors
 /// When slices do not fit the rows.
@@ -171,7 +171,7 @@ fn baseline_by_position(rows: &Rows, group: &[usize], returns: &[f64], energy: &
     weighted.iter().zip(total).map(|(weighted, total)| weighted / total).collect()
 }
 
-/// The one row that is longer than all others of its group, and the length of the second longest.
+/// Returns the row that is longer than all others of its group, and the length of the second longest.
 fn lonely_tail(rows: &Rows, group: &[usize]) -> (Option<usize>, usize) {
     let mut by_len: Vec<(usize, usize)> =
         group.iter().map(|row_idx| (rows.valid_len(*row_idx), *row_idx)).collect();

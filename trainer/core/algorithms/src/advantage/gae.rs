@@ -91,9 +91,10 @@ impl Estimator for LengthAdaptiveGae {
     }
 }
 
-/// GAE with discount `gamma` and trace `lambda`; returns are advantage + value before the advantages are
-/// whitened over the tokens that count. Masked tokens (tool observations, padding) are stepped over: they
-/// carry neither value nor error. As in verl their own entries are whitened with the rest and mean nothing.
+/// GAE with discount `gamma` and trace `lambda`. Returns are advantage + value before the advantages are
+/// whitened over the tokens that count. Masked tokens (tool observations, padding) are skipped: they
+/// contribute neither value nor error. As in verl their own entries are whitened with the rest and have no
+/// meaning.
 ///
 /// # Errors
 /// When slices do not fit the rows or fewer than two tokens count.
@@ -107,7 +108,7 @@ pub fn gae(
     decoupled_gae(rows, token_rewards, values, gamma, |_| lambda, lambda)
 }
 
-/// GAE with one lambda for the advantages, a function of the row, and another for the returns.
+/// GAE with a lambda per row for the advantages, and another lambda for the returns.
 fn decoupled_gae(
     rows: &Rows,
     token_rewards: &[f64],
@@ -124,7 +125,7 @@ fn decoupled_gae(
     Ok(Advantages { advantages: masked_whiten(rows, &advantages, true)?, returns })
 }
 
-/// The discounted sum of temporal-difference errors from each token on.
+/// Returns the discounted sum of temporal-difference errors from each token on.
 fn traced(
     rows: &Rows,
     token_rewards: &[f64],

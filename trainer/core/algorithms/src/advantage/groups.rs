@@ -1,10 +1,10 @@
-//! Which rows answer the same prompt.
+//! Statistics within rollout groups, the rows that answer the same prompt.
 
 use std::collections::HashMap;
 
 use crate::whiten::mean;
 
-/// Rows of every group, groups in the order in which they first appear.
+/// Returns the rows of every group, groups in the order in which they first appear.
 pub(super) fn members(groups: &[usize]) -> Vec<Vec<usize>> {
     let mut position = HashMap::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
@@ -18,10 +18,10 @@ pub(super) fn members(groups: &[usize]) -> Vec<Vec<usize>> {
     members
 }
 
-/// Rows that can be compared: those with another row of their group in the batch, in order.
+/// Returns the rows with another row of their group in the batch, in order.
 ///
-/// A sample without a verdict is masked and has no row. What is left of its group may be a single row, which
-/// has nothing to be compared with: its advantage is 0.
+/// A sample without a verdict is masked and has no row. Its group may then have a single row, which cannot be
+/// compared: its advantage is 0.
 pub(super) fn comparable(groups: &[usize]) -> Vec<usize> {
     let mut rows: Vec<usize> =
         members(groups).into_iter().filter(|group| group.len() > 1).flatten().collect();
@@ -29,12 +29,12 @@ pub(super) fn comparable(groups: &[usize]) -> Vec<usize> {
     rows
 }
 
-/// Outcomes of the rows `of` a group.
+/// Returns the outcomes of the rows `of` a group.
 pub(super) fn select(outcomes: &[f64], of: &[usize]) -> Vec<f64> {
     of.iter().map(|row_idx| outcomes[*row_idx]).collect()
 }
 
-/// Every outcome as seen from its group: `view` turns a group's outcomes into a function of one of them.
+/// Maps every outcome by a function of its group: `view` turns a group's outcomes into that function.
 pub(super) fn within_groups<View: Fn(f64) -> f64>(
     outcomes: &[f64],
     groups: &[usize],
@@ -48,8 +48,7 @@ pub(super) fn within_groups<View: Fn(f64) -> f64>(
     seen
 }
 
-/// Mean of a group with more than one member; a single sample has nothing to compare with and keeps its
-/// reward.
+/// Mean of a group with more than one sample; 0 for a single one, which keeps its reward.
 pub(super) fn mean_or_zero(values: &[f64]) -> f64 {
     if values.len() > 1 { mean(values) } else { 0.0 }
 }

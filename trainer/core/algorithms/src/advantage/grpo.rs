@@ -6,7 +6,7 @@ use crate::declaration::Parameter;
 use crate::rows::Rows;
 use crate::whiten::{masked_whiten, std};
 
-/// `advantage.normalizeByStd` of manifests.
+/// Parameter `advantage.normalizeByStd` of manifests.
 pub const NORMALIZE_BY_STD: Parameter = Parameter::flag(
     "normalizeByStd",
     "Divide by the group's standard deviation (`Grpo` and `GrpoPassk` only); by default the preset's.",
@@ -28,8 +28,9 @@ impl Estimator for Grpo {
     }
 }
 
-/// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std`
-/// only the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.
+/// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, where std is unbiased. Without
+/// `normalize_by_std` only the mean is subtracted (Dr. GRPO). A group of one keeps its raw reward (mean 0,
+/// std 1), as in verl.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.
@@ -52,8 +53,8 @@ fn normalize(outcomes: &[f64], groups: &[usize], by_std: bool) -> Vec<f64> {
     })
 }
 
-/// GRPO with group statistics in single precision, as verl's vectorised form does it; kept so that runs
-/// can be compared number by number. Prefer [`grpo`].
+/// GRPO with group statistics in single precision, like verl's vectorised form; kept so that runs can be
+/// compared value by value. Prefer [`grpo`].
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.
@@ -101,7 +102,7 @@ impl Estimator for GrpoPassk {
 }
 
 /// Pass@k training (arXiv 2503.19595): the best sample of each group gets (best - second best), divided by
-/// (std + 1e-6) when `normalize_by_std`; all others get 0.
+/// (std + 1e-6) if `normalize_by_std`; all others get 0.
 ///
 /// # Errors
 /// When slices do not fit the rows or a group has a single sample.
@@ -137,9 +138,9 @@ impl Estimator for Gdpo {
     }
 }
 
-/// GDPO (arXiv 2601.05242): every reward part is normalised within its group on its own, so that a part with
-/// a large range cannot drown the others; the weighted sum is whitened over all tokens that count.
-/// `reward_parts` holds one vector of row values per part and `weights` one weight per part.
+/// GDPO (arXiv 2601.05242): every reward part is normalised within its group separately, so that a part with
+/// a large range does not dominate; the weighted sum is whitened over all tokens that count. `reward_parts`
+/// has one vector of row values per part and `weights` one weight per part.
 ///
 /// # Errors
 /// When slices do not fit each other or fewer than two tokens count.

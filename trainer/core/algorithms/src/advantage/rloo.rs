@@ -1,4 +1,4 @@
-//! Leave-one-out baselines: a sample against the mean of the other samples of its prompt (arXiv 2402.14740).
+//! Leave-one-out baselines: a sample compared with the mean of its prompt's other samples (arXiv 2402.14740).
 
 use super::groups::within_groups;
 use super::{AdvantageError, AdvantageInputs, Advantages, Estimator, outcomes};
@@ -18,9 +18,9 @@ impl Estimator for Rloo {
     }
 }
 
-/// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl;
-/// [`rloo_vectorized`] gives it 0, which is the better choice where groups of one can occur: a raw reward is
-/// no advantage.
+/// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl.
+/// [`rloo_vectorized`] gives it 0, which is better if groups of one can occur, since a raw reward is not an
+/// advantage.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.

@@ -1,4 +1,4 @@
-//! The inputs of an estimator, reduced to some rows.
+//! The inputs of an estimator, restricted to some rows.
 
 use super::{AdvantageInputs, Advantages};
 use crate::rows::{Rows, RowsError};
@@ -50,7 +50,7 @@ impl<'a> Selection<'a> {
         })
     }
 
-    /// The inputs of the selected rows.
+    /// Returns the inputs of the selected rows.
     pub(super) fn inputs(&self) -> AdvantageInputs<'_> {
         AdvantageInputs {
             rows: &self.rows,
@@ -66,7 +66,7 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// The advantages of the selected rows among all rows, and 0 for every other row.
+    /// Scatters the advantages of the selected rows to all rows; every other row gets 0.
     pub(super) fn scattered(&self, estimated: Option<&Advantages>) -> Advantages {
         let scatter = |of: fn(&Advantages) -> &Vec<f64>| {
             let mut all = vec![0.0; self.all.rows.num_tokens()];

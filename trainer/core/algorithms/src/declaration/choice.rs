@@ -1,9 +1,9 @@
-//! A choice of manifests between names.
+//! A choice between names in manifests.
 
 use schemars::{Schema, json_schema};
 use serde_json::{Value, json};
 
-/// The schema of a choice between names, each with its documentation.
+/// Makes the JSON schema of a choice between names, each with its documentation.
 pub fn choice_schema<'a>(choices: impl Iterator<Item = (&'a str, &'a str)>) -> Schema {
     let choice =
         |(name, doc): (&str, &str)| json!({"description": doc.trim(), "type": "string", "const": name});
@@ -11,8 +11,8 @@ pub fn choice_schema<'a>(choices: impl Iterator<Item = (&'a str, &'a str)>) -> S
     json_schema!({"oneOf": choices})
 }
 
-/// Makes an enum with the array `ALL` and the methods `name` and `doc` a choice of manifests between the
-/// names that are listed: serde by names, and the schema with their documentation.
+/// Makes an enum with the array `ALL` and the methods `name` and `doc` a choice between names in manifests:
+/// serde by the listed names, and the schema with their documentation.
 #[macro_export]
 macro_rules! choice {
     ($kind:ident, [$($name:expr),*]) => {

@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use super::{Family, Parameter, ParameterValue, Range};
 
-/// The parameters that are given, of those that any formula of the family has. Flattened into a section of
-/// the manifest, it holds all fields that the section does not name itself, and refuses others.
+/// The given parameters, out of those that any formula of the family has. Flattened into a section of the
+/// manifest, it takes all fields that the section does not declare, and rejects unknown ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters<F> {
     values: BTreeMap<&'static str, ParameterValue>,
@@ -27,21 +27,21 @@ impl<F> Default for Parameters<F> {
 }
 
 impl<F: Family> Parameters<F> {
-    /// These and one more.
+    /// Returns the parameters with one more value.
     #[must_use]
     pub fn with(mut self, parameter: &Parameter, value: impl Into<ParameterValue>) -> Self {
         self.values.insert(parameter.name, value.into());
         self
     }
 
-    /// These, and those of `preset` that are not given here.
+    /// Returns the parameters, with the values of `preset` for those that are not given.
     #[must_use]
     pub fn or(&self, preset: &Self) -> Self {
         let values = preset.values.iter().chain(&self.values).map(|(name, value)| (*name, *value)).collect();
         Self { values, family: PhantomData }
     }
 
-    /// The value of a parameter, where it is given.
+    /// Returns the value of a parameter; `None` if it is not given.
     pub fn get(&self, parameter: &Parameter) -> Option<ParameterValue> {
         self.values.get(parameter.name).copied()
     }

@@ -1,11 +1,11 @@
 //! The list of a family's formulas, and the code that is generated from it.
 
-/// Registers the formulas of a family, one line each: `module::Formula`. It makes
-/// - the enum of their names, which manifests choose from: [`super::Family`], serde, and the schema with the
+/// Registers the formulas of a family, one line each: `module::Formula`. It generates
+/// - the enum of their names, from which manifests choose: [`super::Family`], serde, and the schema with the
 ///   formulas' documentation;
 /// - the enum of the formulas with their parameters, `resolve` from a name and [`super::Parameters`], and its
-///   form in a resolved manifest: the name under `tag`, with the parameters beside it;
-/// - `formula`, which calls the trait that every formula of the family implements.
+///   form in a resolved manifest: the name under `tag`, with the parameters in the same map;
+/// - `formula`, which returns the trait object that every formula of the family implements.
 macro_rules! register {
     (
         $(#[$kind_doc:meta])*
@@ -69,7 +69,7 @@ macro_rules! register {
         })*
 
         impl $formula {
-            /// The formula of this name with the parameters that are given, and its defaults for the others.
+            /// Makes the formula of this name with the given parameters, and its defaults for the others.
             pub fn resolve(kind: $kind, given: &$crate::declaration::Parameters<$kind>) -> Self {
                 let given = |parameter: &$crate::declaration::Parameter| given.get(parameter);
                 match kind {
@@ -77,14 +77,14 @@ macro_rules! register {
                 }
             }
 
-            /// Its name in manifests.
+            /// Name of the formula in manifests.
             pub fn kind(&self) -> $kind {
                 match self {
                     $(Self::$name(_) => $kind::$name,)*
                 }
             }
 
-            /// Its parameters as manifests write them.
+            /// Parameters of the formula with their values, as in manifests.
             pub fn parameters(&self) -> Vec<(&'static str, $crate::declaration::ParameterValue)> {
                 match self {
                     $(Self::$name(formula) => $crate::declaration::Declared::write(formula),)*

@@ -1,4 +1,4 @@
-//! From per-token losses to one number, independent of how the batch was split.
+//! Aggregation of per-token losses to one value, independent of how the batch was split.
 
 use std::iter::Sum;
 use std::ops::Add;
@@ -8,8 +8,8 @@ use serde::Serialize;
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
 
-/// How per-token losses become one number; names are verl's `loss_agg_mode`. T is the number of counting
-/// tokens and B the number of sequences with at least one, both of the whole batch.
+/// Aggregation of per-token losses to one value; names are verl's `loss_agg_mode`. T is the number of
+/// counting tokens and B the number of sequences with at least one, both of the whole batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "aggregation", rename_all_fields = "camelCase")]
 pub enum Aggregation {
@@ -22,25 +22,25 @@ pub enum Aggregation {
     /// `seq-mean-token-sum-norm`: sum over tokens / (B * `normalization_tokens`) (Dr. GRPO, with the
     /// longest completion allowed). verl 0.8 did not divide by B.
     SequenceMeanTokenSumNorm {
-        /// A constant length, above 0. verl falls back to the width of the padded batch, which
-        /// would make the gradient depend on the batch; here it has to be said.
+        /// Constant length, above 0. verl falls back to the width of the padded batch, which would make the
+        /// gradient depend on the batch; here it must be given.
         normalization_tokens: u32,
     },
     /// `seq-mean-token-mean`: mean over sequences of their mean over tokens (GRPO).
     SequenceMeanTokenMean,
 }
 
-/// The counts of one update's batch over all its micro-batches on all ranks.
+/// Token and sequence counts of one update's batch, over all its micro-batches on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denominators {
-    /// Tokens that count.
+    /// Number of tokens that count.
     pub num_tokens: usize,
-    /// Sequences with at least one token that counts.
+    /// Number of sequences with at least one token that counts.
     pub num_sequences: usize,
 }
 
 impl Denominators {
-    /// Of these rows alone; add them up over micro-batches (and ranks) for the whole batch.
+    /// Counts the tokens and sequences of these rows; add the counts of all micro-batches (and ranks).
     pub fn of(rows: &Rows) -> Self {
         Self { num_tokens: rows.num_valid_tokens(), num_sequences: rows.num_valid_rows() }
     }
@@ -64,8 +64,8 @@ impl Sum for Denominators {
 }
 
 impl Aggregation {
-    /// The weight of each token's loss in the sum; 0 for masked tokens, and for all if the whole batch is
-    /// masked.
+    /// Returns the weight of each token's loss in the sum; 0 for masked tokens, and for all if the whole
+    /// batch is masked.
     pub fn weights(self, rows: &Rows, batch: &Denominators) -> Vec<f64> {
         let per_row: Vec<f64> =
             (0..rows.num_rows()).map(|row_idx| self.row_weight(rows.valid_len(row_idx), batch)).collect();
@@ -85,7 +85,7 @@ impl Aggregation {
         if divisor == 0.0 { 0.0 } else { 1.0 / divisor }
     }
 
-    /// The rows' share of the batch's aggregated loss.
+    /// Returns the rows' summand of the batch's aggregated loss.
     pub fn aggregate(self, rows: &Rows, token_losses: &[f64], batch: &Denominators) -> f64 {
         let weights = self.weights(rows, batch);
         rows.valid(0..rows.num_tokens()).map(|token| weights[token] * token_losses[token]).sum()

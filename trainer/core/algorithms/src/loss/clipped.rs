@@ -5,7 +5,7 @@ use super::policy::{
 };
 use super::sequence::RowTerm;
 
-/// Keeps the Bernoulli KL finite where a probability is 1 (verl's constant).
+/// Epsilon that keeps the Bernoulli KL finite if a probability is 1 (verl's constant).
 const BERNOULLI_EPSILON: f64 = 1e-8;
 
 formula! {
@@ -39,8 +39,8 @@ impl TokenFormula for Vanilla {
     }
 }
 
-/// max(-A r, -A clip(r)), where r has derivative `slope`. The gradient is that of -A r or nothing: where the
-/// clip wins it is constant.
+/// Returns max(-A r, -A clip(r)), where r has derivative `slope`. The gradient is that of -A r, or 0 where
+/// the clipped value is larger, since that is constant.
 pub(super) fn clipped_surrogate(advantage: f64, ratio: f64, slope: f64, clip: Clip) -> TokenLoss {
     let (free, held) = (-advantage * ratio, -advantage * clip.apply(ratio));
     let clipped = held > free;
@@ -126,14 +126,14 @@ fn dppo(token: &Token, ratio_cap: f64, allowed: bool) -> TokenLoss {
     }
 }
 
-/// The probability moved by at most the clip in the direction that the advantage pushes.
+/// Whether the probability moved by at most the clip in the direction that the advantage pushes.
 fn dppo_tv_allows(token: &Token, clip: Clip) -> bool {
     let moved = token.logprob.exp() - token.old_logprob.exp();
     if token.advantage > 0.0 { moved <= clip.high } else { moved >= -clip.low }
 }
 
-/// The token's Bernoulli KL is within the clip, or the probability is on the side that the advantage pushes
-/// away from.
+/// Whether the token's Bernoulli KL is within the clip, or the probability moved against the direction that
+/// the advantage pushes.
 fn dppo_kl_allows(token: &Token, clip: Clip) -> bool {
     let (prob, old_prob) = (token.logprob.exp(), token.old_logprob.exp());
     let rest = ((1.0 - old_prob + BERNOULLI_EPSILON) / (1.0 - prob + BERNOULLI_EPSILON)).ln();

@@ -1,6 +1,6 @@
-//! Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens whose log-prob and advantage covary most are clipped
-//! or penalised, so that the entropy does not collapse. They are selected over the whole batch, before any
-//! gradient.
+//! Clip-Cov and KL-Cov (arXiv 2505.22617): the few tokens whose log-prob and advantage have the highest
+//! covariance are clipped or penalised, so that the entropy does not collapse. They are selected over the
+//! whole batch, before any gradient.
 
 use super::clipped::clipped_surrogate;
 use super::policy::{CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, PENALTY, Token, TokenFormula, TokenLoss};
@@ -11,26 +11,26 @@ use crate::permutation::splitmix64;
 use crate::rows::Rows;
 use crate::whiten::masked_mean;
 
-/// The inputs of [`PolicyLoss::select_tokens`] for the whole batch, one value per token.
+/// Inputs of [`PolicyLoss::select_tokens`] for the whole batch, one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct CovarianceInputs<'a> {
     /// All sequences of the update's batch.
     pub rows: &'a Rows,
-    /// Their advantages.
+    /// Advantage of each token.
     pub advantages: &'a [f64],
-    /// Log-probs under the actor now.
+    /// Current log-probs under the actor.
     pub logprobs: &'a [f64],
-    /// Log-probs under the old policy; `None` when it is the actor.
+    /// Log-probs under the old policy; `None` if that is the actor.
     pub old_logprobs: Option<&'a [f64]>,
-    /// Decides which candidates Clip-Cov takes.
+    /// Seed of Clip-Cov's choice among the candidates.
     pub seed: u64,
 }
 
 impl PolicyLoss {
-    /// Chooses the tokens that a loss of [`super::LossScope::Batch`] treats specially: Clip-Cov at random
-    /// among the candidates, KL-Cov the highest. One flag per token, all false for other losses.
+    /// Selects the tokens that a loss of [`super::LossScope::Batch`] treats specially: Clip-Cov at random
+    /// among the candidates, KL-Cov the highest. Returns one flag per token, all false for other losses.
     ///
-    /// verl decides per micro-batch, so that its choice depends on the split; here it is over the whole
+    /// verl selects per micro-batch, so its choice depends on the split; this selection is over the whole
     /// batch.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ const COVARIANCE_RATIO: Parameter = Parameter::number(
     "Share of the tokens that `ClipCov` and `KlCov` hold back; by default 0.0002.",
 );
 
-/// `loss.covarianceLow` of manifests.
+/// Parameter `loss.covarianceLow` of manifests.
 pub const COVARIANCE_LOW: Parameter = Parameter::number(
     "covarianceLow",
     -1e6,
@@ -103,7 +103,7 @@ pub const COVARIANCE_LOW: Parameter = Parameter::number(
     "Covariance above which `ClipCov` may hold a token back; by default 1.",
 );
 
-/// `loss.covarianceHigh` of manifests.
+/// Parameter `loss.covarianceHigh` of manifests.
 pub const COVARIANCE_HIGH: Parameter = Parameter::number(
     "covarianceHigh",
     -1e6,
@@ -111,9 +111,9 @@ pub const COVARIANCE_HIGH: Parameter = Parameter::number(
     "Covariance below which `ClipCov` may hold a token back; by default 5.",
 );
 
-/// verl's default share of tokens.
+/// verl's default fraction of tokens.
 const DEFAULT_RATIO: f64 = 2e-4;
-/// verl's default band of covariances.
+/// verl's default range of covariances.
 const DEFAULT_BAND: std::ops::Range<f64> = 1.0..5.0;
 
 formula! {

@@ -1,18 +1,18 @@
-//! The negative log-likelihood of good completions, as a term beside another loss.
+//! Negative log-likelihood of good completions, as a term added to another loss.
 
 use crate::rows::{Rows, RowsError};
 
-/// A micro-batch's share of the loss.
+/// A micro-batch's part of the imitation loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImitationLoss {
-    /// The share of the loss of the whole update, in nats per token.
+    /// Summand of the whole update's loss, in nats per token.
     pub loss: f64,
     /// d loss / d log-prob of each token; 0 where masked and in completions that are not good.
     pub dlogprobs: Vec<f64>,
 }
 
-/// Mean negative log-prob of the tokens of good completions: VAPO's loss on positive examples (arXiv
-/// 2504.05118, section 4.3, weight 0.1), the likelihood of chosen completions in CPO and ORPO.
+/// Computes the mean negative log-prob of the tokens of good completions: VAPO's loss on positive examples
+/// (arXiv 2504.05118, section 4.3, weight 0.1), and the likelihood of chosen completions in CPO and ORPO.
 /// `num_good_tokens` counts those of the whole update.
 ///
 /// # Errors
@@ -28,7 +28,7 @@ pub fn imitation_loss(
     let share = 1.0 / num_good_tokens.max(1) as f64;
     let weights: Vec<f64> = is_good.iter().map(|good| if *good { share } else { 0.0 }).collect();
     let dlogprobs: Vec<f64> = rows.broadcast(&weights).into_iter().map(|weight| -weight).collect();
-    // Log-probs of masked tokens are never read: they may be no numbers.
+    // Log-probs of masked tokens are never read: they may be NaN.
     let loss = rows.valid(0..rows.num_tokens()).map(|token| dlogprobs[token] * logprobs[token]).sum();
     Ok(ImitationLoss { loss, dlogprobs })
 }

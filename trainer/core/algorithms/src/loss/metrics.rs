@@ -1,32 +1,33 @@
-//! Numbers of an update that add up over chunks, micro-batches and ranks.
+//! Metrics of an update that can be added over chunks, micro-batches and ranks.
 
 use std::ops::AddAssign;
 
 use crate::whiten::EPSILON;
 
-/// Partial sums; add those of all parts of a batch before reading [`LossMetrics::values`].
+/// Partial sums of metrics; add those of all parts of a batch before reading [`LossMetrics::values`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossMetrics {
-    /// The part's share of the aggregated policy loss.
+    /// Summand of the aggregated policy loss.
     pub pg_loss: f64,
-    /// The part's share of the aggregated KL to the reference, before its coefficient.
+    /// Summand of the aggregated KL to the reference, before its coefficient.
     pub kl_loss: f64,
-    /// The part's share of the aggregated entropy, before its coefficient, in nats.
+    /// Summand of the aggregated entropy, before its coefficient, in nats.
     pub entropy: f64,
-    /// The part's share of the loss of positive examples, its coefficient included.
+    /// Summand of the loss of positive examples, its coefficient included.
     pub positive_loss: f64,
     /// Sum of old minus new log-prob over the tokens that count.
     pub ppo_kl_sum: f64,
-    /// Counting tokens whose gradient was clipped away.
+    /// Number of counting tokens whose gradient was clipped away.
     pub num_clipped: usize,
-    /// Counting tokens stopped by the second bound (dual clip, ratio cap, lower bound of GMPO).
+    /// Number of counting tokens stopped by the second bound (dual clip, ratio cap, lower bound of GMPO).
     pub num_clipped_lower: usize,
-    /// Tokens that count.
+    /// Number of tokens that count.
     pub num_tokens: usize,
 }
 
 impl LossMetrics {
-    /// verl's metrics of an update under verl's names. Losses without a clip report a clip fraction of 0.
+    /// Returns verl's metrics of an update under verl's names. Losses without a clip report a clip fraction
+    /// of 0.
     pub fn values(&self) -> [(&'static str, f64); 7] {
         let mean = |sum: f64| sum / (self.num_tokens as f64 + EPSILON);
         [

@@ -1,4 +1,4 @@
-//! The whole objective of an update, evaluated over any chunk of tokens.
+//! The full objective of an update, evaluated over any chunk of tokens.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,36 +13,37 @@ use crate::rows::Rows;
 /// A KL penalty in the loss (verl's `use_kl_loss`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KlTerm {
-    /// How it is estimated.
+    /// Estimator of the KL divergence.
     pub estimator: KlEstimator,
-    /// Its weight.
+    /// Weight of the penalty.
     pub coefficient: f64,
 }
 
-/// A pull to completions with a high reward: VAPO's language-model loss of positive examples (arXiv
-/// 2504.05118, section 4.3).
+/// A term that raises the likelihood of completions with a high reward: VAPO's language-model loss of
+/// positive examples (arXiv 2504.05118, section 4.3).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PositiveTerm {
-    /// Its weight, mu of the paper.
+    /// Weight of the term, mu in the paper.
     pub coefficient: f64,
-    /// Completions with a reward above it are positive examples.
+    /// Reward above which completions are positive examples.
     pub threshold: f64,
 }
 
-/// loss = agg(policy loss) + kl.coefficient * agg(KL to the reference) - entropy_coefficient * agg(entropy)
-/// + positive.coefficient * mean over tokens of positive examples (-log-prob).
+/// The objective of an update: loss = agg(policy loss) + kl.coefficient * agg(KL to the reference) -
+/// entropy_coefficient * agg(entropy) + positive.coefficient * mean over tokens of positive examples
+/// (-log-prob).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
-    /// The policy loss.
+    /// Policy loss and its parameters.
     pub policy: PolicyLoss,
-    /// How tokens become one number; some policy losses bring their own ([`PolicyLoss::aggregation`]), the
+    /// Aggregation of token losses. Some policy losses have a fixed one ([`PolicyLoss::aggregation`]); the
     /// other terms always use this one.
     pub aggregation: Aggregation,
-    /// The pull to the reference policy.
+    /// KL penalty to the reference policy.
     pub kl: Option<KlTerm>,
     /// Weight of the entropy bonus; 0 for none.
     pub entropy_coefficient: f64,
-    /// The pull to completions with a high reward.
+    /// Term that raises the likelihood of completions with a high reward.
     pub positive: Option<PositiveTerm>,
 }
 
@@ -53,12 +54,12 @@ pub struct LossInputs<'a> {
     pub rows: &'a Rows,
     /// Advantage of each token.
     pub advantages: &'a [f64],
-    /// Log-probs under the old policy. `None`: the old policy is the actor itself (one update a batch), the
-    /// ratio is 1 and no forward pass is needed to know it.
+    /// Log-probs under the old policy. `None` means that the old policy is the actor itself (one update per
+    /// batch): the ratio is 1 and no forward pass is needed.
     pub old_logprobs: Option<&'a [f64]>,
-    /// Log-probs under the reference, when the objective has a KL term.
+    /// Log-probs under the reference; needed if the objective has a KL term.
     pub ref_logprobs: Option<&'a [f64]>,
-    /// Token weights of the rollout correction; they multiply the policy loss only.
+    /// Token weights of the rollout correction; factors of the policy loss only.
     pub importance_weights: Option<&'a [f64]>,
     /// The actor's log-probs from a forward pass, for [`LossScope::Sequence`] with `old_logprobs`.
     pub actor_logprobs: Option<&'a [f64]>,
@@ -70,7 +71,7 @@ pub struct LossInputs<'a> {
 }
 
 impl<'a> LossInputs<'a> {
-    /// Sequences and advantages on-policy; set further fields as needed.
+    /// Makes the inputs of an on-policy update; set further fields as needed.
     pub fn new(rows: &'a Rows, advantages: &'a [f64]) -> Self {
         Self {
             rows,
@@ -111,25 +112,26 @@ impl<'a> LossInputs<'a> {
     }
 }
 
-/// A micro-batch's (or a chunk's) part of the loss.
+/// The loss of a micro-batch (or of a chunk), with its gradients.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossOutputs {
-    /// The part's share of the loss of the whole batch.
+    /// Summand of the whole batch's loss.
     pub loss: f64,
     /// d loss / d log-prob of each token; 0 where masked.
     pub dlogprobs: Vec<f64>,
     /// d loss / d entropy of each token; 0 where masked.
     pub dentropies: Vec<f64>,
-    /// Sums to add up over all parts.
+    /// Metrics to add over all parts of the batch.
     pub metrics: LossMetrics,
 }
 
 impl Objective {
-    /// The weight of each token of an update in the loss of positive examples, by the rewards of its rows:
-    /// the coefficient over the number of their tokens, 0 in other completions. `None` without such a term.
+    /// Returns the weight of each token of an update in the loss of positive examples, by the rewards of its
+    /// rows: the coefficient divided by the number of their tokens, 0 in other completions. `None` without
+    /// such a term.
     ///
     /// # Errors
-    /// When there is not one reward for each row.
+    /// When the number of rewards is not that of the rows.
     pub fn positive_weights(&self, rows: &Rows, rewards: &[f64]) -> Result<Option<Vec<f64>>, LossError> {
         let Some(PositiveTerm { coefficient, threshold }) = self.positive else { return Ok(None) };
         rows.check_rows("rewards", rewards)?;
@@ -137,16 +139,17 @@ impl Objective {
         let of_row = |row_idx: usize| if is_positive[row_idx] { rows.valid_len(row_idx) } else { 0 };
         let num_tokens = (0..rows.num_rows()).map(of_row).sum();
         let zeros = vec![0.0; rows.num_tokens()];
-        // The derivative of a mean negative log-likelihood is less each token's share of it.
+        // The derivative of a mean negative log-likelihood by a log-prob is minus the token's share of the
+        // mean.
         let slopes = imitation_loss(rows, &zeros, &is_positive, num_tokens)?.dlogprobs;
         Ok(Some(slopes.into_iter().map(|slope| -coefficient * slope).collect()))
     }
 
-    /// Everything about a micro-batch that does not depend on the actor's log-probs. `batch` counts the whole
-    /// batch of the update.
+    /// Prepares everything about a micro-batch that does not depend on the actor's log-probs. `batch` counts
+    /// the whole batch of the update.
     ///
     /// # Errors
-    /// When slices do not fit the rows or one that the objective reads is missing.
+    /// When slices do not match the rows or one that the objective reads is missing.
     pub fn prepare<'a>(
         &self,
         inputs: LossInputs<'a>,
@@ -165,10 +168,10 @@ impl Objective {
         Ok(PreparedLoss { objective: *self, inputs, weights })
     }
 
-    /// The result of [`Self::prepare`] for the same `inputs`, from its weights.
+    /// Restores the result of [`Self::prepare`] for the same `inputs`, from its weights.
     ///
     /// # Errors
-    /// As of [`Self::prepare`].
+    /// The errors of [`Self::prepare`].
     pub fn resume<'a>(
         &self,
         inputs: LossInputs<'a>,
@@ -180,7 +183,7 @@ impl Objective {
     }
 }
 
-/// The prepared weights of a micro-batch's loss: of tokens and of sequences.
+/// Prepared weights of a micro-batch's loss: of tokens and of sequences.
 #[derive(Debug)]
 pub struct LossWeights {
     policy: Vec<f64>,
@@ -188,7 +191,7 @@ pub struct LossWeights {
     rows: Vec<RowTerm>,
 }
 
-/// An objective over one micro-batch, waiting for log-probs.
+/// An objective prepared for one micro-batch, to be evaluated on log-probs.
 #[derive(Clone, Debug)]
 pub struct PreparedLoss<'a> {
     objective: Objective,
@@ -197,18 +200,18 @@ pub struct PreparedLoss<'a> {
 }
 
 impl PreparedLoss<'_> {
-    /// Owned copies, for a caller that evaluates the loss later with inputs of its own:
+    /// Returns owned copies, for a caller that evaluates the loss later with inputs of its own:
     /// [`Objective::resume`].
     pub fn owned(&self) -> (Objective, Arc<LossWeights>) {
         (self.objective, Arc::clone(&self.weights))
     }
 
-    /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under
-    /// the actor (f32 or f64, one per token of the chunk). Chunks may be evaluated in any order and of any
+    /// Computes loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and
+    /// entropies under the actor (f32 or f64, one per token of the chunk). Chunks may have any order and
     /// size; entries of masked tokens are never read.
     ///
     /// # Errors
-    /// When the chunk leaves the rows or the slices do not have its length.
+    /// When the chunk exceeds the rows or the slices have another length.
     pub fn evaluate<T: Copy + Into<f64>>(
         &self,
         chunk: Range<usize>,

@@ -4,15 +4,15 @@ use super::sequence::RowTerm;
 use super::{Aggregation, CovarianceInputs, LossInputs, LossMetrics, PolicyLoss};
 use crate::declaration::Parameter;
 
-/// Log-ratios are clamped to this before they are exponentiated, except where a loss says otherwise.
+/// Bound to which log-ratios are clamped before they are exponentiated, unless a loss says otherwise.
 const LOG_RATIO_BOUND: f64 = 20.0;
 
-/// How far the ratio may leave 1: it is clipped to `[1 - low, 1 + high]`.
+/// Clip of the ratio, to `[1 - low, 1 + high]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Clip {
-    /// Below 1 (verl's `clip_ratio_low`).
+    /// Largest distance below 1 (verl's `clip_ratio_low`).
     pub low: f64,
-    /// Above 1 (verl's `clip_ratio_high`).
+    /// Largest distance above 1 (verl's `clip_ratio_high`).
     pub high: f64,
 }
 
@@ -26,23 +26,23 @@ impl Clip {
     }
 }
 
-/// The tokens that are needed to evaluate one token of the loss.
+/// Values that a loss must know to evaluate one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LossScope {
-    /// Nothing: forward and backward can share one pass over chunks of tokens.
+    /// Nothing else: forward and backward can share one pass over chunks of tokens.
     Token,
-    /// The log-probs of the token's whole sequence ([`super::LossInputs::actor_logprobs`]), unless
-    /// `old_logprobs` are the actor's own.
+    /// The log-probs of the token's sequence ([`super::LossInputs::actor_logprobs`]), unless `old_logprobs`
+    /// are the actor's own.
     Sequence,
-    /// A choice made over the whole batch ([`super::PolicyLoss::select_tokens`]).
+    /// A selection over the whole batch ([`super::PolicyLoss::select_tokens`]).
     Batch,
 }
 
-/// `loss.clipLow` of manifests.
+/// Parameter `loss.clipLow` of manifests.
 pub const CLIP_LOW: Parameter =
     Parameter::number("clipLow", 0.0, 1.0, "How far the ratio may fall below 1; by default the preset's.");
 
-/// `loss.clipHigh` of manifests.
+/// Parameter `loss.clipHigh` of manifests.
 pub const CLIP_HIGH: Parameter = Parameter::number(
     "clipHigh",
     0.0,
@@ -50,10 +50,10 @@ pub const CLIP_HIGH: Parameter = Parameter::number(
     "How far the ratio may rise above 1; by default the preset's.",
 );
 
-/// PPO's clip, where neither manifest nor preset say another.
+/// PPO's clip, used if neither manifest nor preset give one.
 pub(super) const DEFAULT_CLIP: f64 = 0.2;
 
-/// `loss.dualClip` of manifests.
+/// Parameter `loss.dualClip` of manifests.
 pub const DUAL_CLIP: Parameter = Parameter::number(
     "dualClip",
     1.0,
@@ -62,7 +62,7 @@ pub const DUAL_CLIP: Parameter = Parameter::number(
      `DppoTv` and `DppoKl` the cap on the importance weight; by default 20.",
 );
 
-/// `loss.penalty` of manifests.
+/// Parameter `loss.penalty` of manifests.
 pub const PENALTY: Parameter = Parameter::number(
     "penalty",
     1e-9,
@@ -70,7 +70,7 @@ pub const PENALTY: Parameter = Parameter::number(
     "Strength of the penalty in `Dro` (by default 0.1) and `KlCov` (by default 1).",
 );
 
-/// One token as a loss sees it.
+/// The values of one token that a loss reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Token {
     pub logprob: f64,
@@ -79,12 +79,12 @@ pub(crate) struct Token {
 }
 
 impl Token {
-    /// Actor over old policy in log space, unclamped.
+    /// Log-ratio of actor to old policy, not clamped.
     pub(super) fn log_ratio(&self) -> f64 {
         self.logprob - self.old_logprob
     }
 
-    /// The ratio after clamping the log-ratio, and its derivative with respect to the log-prob.
+    /// Returns the ratio after clamping the log-ratio, and its derivative with respect to the log-prob.
     pub(super) fn ratio(&self) -> (f64, f64) {
         let x = self.log_ratio();
         let ratio = bounded(x).exp();
@@ -96,7 +96,7 @@ fn bounded(log_ratio: f64) -> f64 {
     log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 }
 
-/// Loss of one token before its weight.
+/// Loss of one token, before its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct TokenLoss {
     pub value: f64,
@@ -106,58 +106,58 @@ pub(crate) struct TokenLoss {
     pub clipped_lower: bool,
 }
 
-/// How a policy loss is computed. Below, x is the log-ratio of actor to old policy, r = exp(x), A the
+/// The formula of a policy loss. Below, x is the log-ratio of actor to old policy, r = exp(x), A the
 /// advantage.
 pub(crate) trait TokenFormula {
-    /// Loss of one token that counts. `row` is [`Self::row_term`] of its sequence, and `selected` whether
-    /// [`Self::choose`] chose it.
+    /// Computes the loss of one token that counts. `row` is [`Self::row_term`] of its sequence, and
+    /// `selected` says whether [`Self::choose`] chose it.
     fn token(&self, token: &Token, row: &RowTerm, selected: bool) -> TokenLoss;
 
-    /// The tokens that are needed to evaluate one.
+    /// Scope of the values that are needed to evaluate one token.
     fn scope(&self) -> LossScope {
         LossScope::Token
     }
 
-    /// The one aggregation that the loss is defined with; `None` where it leaves the choice.
+    /// The aggregation with which the loss is defined; `None` if any may be used.
     fn aggregation(&self) -> Option<Aggregation> {
         None
     }
 
-    /// The shared terms of a sequence's tokens, for [`LossScope::Sequence`]; `log_ratios` are those of all
-    /// tokens.
+    /// Computes the shared terms of a sequence's tokens, for [`LossScope::Sequence`]; `log_ratios` are those
+    /// of all tokens.
     fn row_term(&self, _inputs: &LossInputs<'_>, _row_idx: usize, _log_ratios: &[f64]) -> RowTerm {
         RowTerm::NONE
     }
 
-    /// The tokens of the batch that the loss treats specially, for [`LossScope::Batch`].
+    /// Selects the tokens of the batch that the loss treats specially, for [`LossScope::Batch`].
     fn choose(&self, _inputs: &CovarianceInputs<'_>) -> Vec<usize> {
         Vec::new()
     }
 
-    /// Whether token weights of the rollout correction multiply the tokens' losses.
+    /// Whether token weights of the rollout correction are factors of the tokens' losses.
     fn weighs_tokens(&self) -> bool {
         true
     }
 
-    /// The summand of a token in `actor/ppo_kl`.
+    /// Returns a token's summand in `actor/ppo_kl`.
     fn ppo_kl(&self, log_ratio: f64) -> f64 {
         -bounded(log_ratio)
     }
 }
 
 impl PolicyLoss {
-    /// The tokens that are needed to evaluate one.
+    /// Scope of the values that are needed to evaluate one token.
     pub fn scope(&self) -> LossScope {
         self.formula().scope()
     }
 
-    /// The one aggregation that the loss is defined with; `None` where it leaves the choice.
+    /// The aggregation with which the loss is defined; `None` if any may be used.
     pub fn aggregation(&self) -> Option<Aggregation> {
         self.formula().aggregation()
     }
 }
 
-/// Counts a token into the update's metrics.
+/// Adds a token to the update's metrics.
 pub(super) fn record(formula: &dyn TokenFormula, metrics: &mut LossMetrics, token: &Token, loss: &TokenLoss) {
     metrics.ppo_kl_sum += formula.ppo_kl(token.log_ratio());
     metrics.num_clipped += usize::from(loss.clipped);
@@ -165,7 +165,7 @@ pub(super) fn record(formula: &dyn TokenFormula, metrics: &mut LossMetrics, toke
     metrics.num_tokens += 1;
 }
 
-/// -weight * log pi, the form of every loss whose ratio carries no gradient.
+/// Returns the loss -weight * log pi, the form of every loss whose ratio carries no gradient.
 pub(super) fn weighted_likelihood(token: &Token, weight: f64) -> TokenLoss {
     TokenLoss { value: -weight * token.logprob, gradient: -weight, ..TokenLoss::default() }
 }

@@ -1,4 +1,4 @@
-//! Losses whose ratio belongs to a whole sequence: GSPO and GMPO.
+//! Losses with one ratio for the whole sequence: GSPO and GMPO.
 
 use super::clipped::clipped_surrogate;
 use super::policy::{CLIP_HIGH, CLIP_LOW, Clip, DEFAULT_CLIP, Token, TokenFormula, TokenLoss};
@@ -6,29 +6,29 @@ use super::{Aggregation, LossError, LossInputs, LossScope, PolicyLoss};
 use crate::declaration::Family;
 use crate::whiten::EPSILON;
 
-/// GSPO's log-ratio is held below this.
+/// Upper bound to which GSPO's log-ratio is clamped.
 const GSPO_LOG_RATIO_BOUND: f64 = 10.0;
 
-/// The shared terms of one sequence's tokens. All of it is constant for the gradient, except that a token's
-/// own path through the ratio has the derivative that its loss applies.
+/// Shared terms of one sequence's tokens. They are constants for the gradient, except that a token's own
+/// contribution to the ratio has the derivative that its loss applies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowTerm {
-    /// The sequence's ratio, 1 where the actor is the old policy.
+    /// Ratio of the sequence, 1 if the actor is the old policy.
     ratio: f64,
-    /// Whether the bound on the ratio leaves its gradient alive.
+    /// Whether the ratio has a gradient, because its bound was not reached.
     alive: bool,
-    /// GMPO: mean advantage times the geometric mean of the rollout correction's weights.
+    /// Mean advantage times the geometric mean of the rollout correction's weights (GMPO).
     advantage: f64,
-    /// GMPO: makes the tokens' losses sum to the sequence's, exactly as verl's 1e-8 in the mean has it.
+    /// Factor with which the tokens' losses sum to the sequence's, including verl's 1e-8 in the mean (GMPO).
     share: f64,
 }
 
 impl RowTerm {
-    /// For losses that read single tokens only.
+    /// Neutral term, for losses that read single tokens only.
     pub(super) const NONE: Self = Self { ratio: 1.0, alive: true, advantage: 0.0, share: 1.0 };
 }
 
-/// One term per row; empty for losses without one.
+/// Computes one term per row; empty for losses without one.
 pub(super) fn row_terms(policy: &PolicyLoss, inputs: &LossInputs<'_>) -> Result<Vec<RowTerm>, LossError> {
     if policy.scope() != LossScope::Sequence {
         return Ok(Vec::new());
@@ -77,7 +77,7 @@ impl TokenFormula for Gspo {
         }
     }
 
-    /// The ratio's value is the sequence's; its gradient reaches each token through that token's own
+    /// Computes the loss with the sequence's ratio, whose gradient reaches each token through its own
     /// log-prob.
     fn token(&self, token: &Token, row: &RowTerm, _: bool) -> TokenLoss {
         let clip = Clip::new(self.clip_low, self.clip_high);
@@ -103,7 +103,7 @@ formula! {
 }
 
 impl GeoMean {
-    /// Bounds the log-ratio only on the side that the advantage pushes to; without an advantage it is 0.
+    /// Bounds the log-ratio only in the direction that the advantage pushes; 0 without an advantage.
     fn bound(&self, advantage: f64, log_ratio: f64) -> f64 {
         if advantage > 0.0 {
             log_ratio.min(self.clip_high)
@@ -153,7 +153,7 @@ impl TokenFormula for GeoMean {
         }
     }
 
-    /// They are part of [`Self::row_term`] instead.
+    /// Returns false: the token weights are part of [`Self::row_term`] instead.
     fn weighs_tokens(&self) -> bool {
         false
     }

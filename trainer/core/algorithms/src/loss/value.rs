@@ -1,34 +1,35 @@
-//! The critic's loss.
+//! The critic's value loss.
 
 use super::{Aggregation, Denominators, LossError};
 use crate::rows::Rows;
 
-/// The inputs of [`value_loss`], one value per token.
+/// Inputs of [`value_loss`], one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueLossInputs<'a> {
     /// Sequences and loss masks of a micro-batch.
     pub rows: &'a Rows,
-    /// The critic's present values.
+    /// Values that the critic predicts now.
     pub predictions: &'a [f64],
-    /// The values before the update.
+    /// Values that the critic predicted before the update.
     pub old_values: &'a [f64],
-    /// The returns.
+    /// Returns, the targets of the critic.
     pub returns: &'a [f64],
 }
 
-/// A micro-batch's part of the critic's loss.
+/// The critic's loss on a micro-batch, with its gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValueLoss {
-    /// The part's share of the loss of the whole batch.
+    /// Summand of the whole batch's loss.
     pub loss: f64,
     /// d loss / d prediction of each token.
     pub gradient: Vec<f64>,
-    /// Counting tokens for which the clipped prediction decided (verl's `vf_clipfrac` is its share).
+    /// Number of counting tokens for which the clipped prediction decided (their fraction is verl's
+    /// `vf_clipfrac`).
     pub num_clipped: usize,
 }
 
-/// Half the squared error of the prediction or of the prediction held within `clip` of the old value,
-/// whichever is larger (arXiv 1707.06347), aggregated with the denominators of the whole batch.
+/// Computes half the squared error of the prediction, or of the prediction clamped to within `clip` of the
+/// old value, whichever is larger (arXiv 1707.06347), aggregated with the denominators of the whole batch.
 ///
 /// # Errors
 /// When a slice does not fit the rows.

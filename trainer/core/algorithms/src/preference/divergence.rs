@@ -1,32 +1,32 @@
-//! f-divergences between actor and reference, as the score of a completion (arXiv 2309.16240).
+//! Scores of completions by f-divergences between actor and reference (arXiv 2309.16240).
 
 use serde::Serialize;
 
-/// How a completion's log-ratio u of actor to reference becomes its score, f'(exp u). TRL's names in
-/// brackets.
+/// Divergence by which a completion's log-ratio u of actor to reference becomes its score, f'(exp u). TRL's
+/// names are in brackets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(tag = "divergence")]
 pub enum Divergence {
-    /// u (`reverse_kl`): plain DPO.
+    /// u (`reverse_kl`), as in plain DPO.
     #[default]
     ReverseKl,
     /// 1 - exp(-u) (`forward_kl`).
     ForwardKl,
     /// log 2 + log sigmoid(u) (`js_divergence`).
     JensenShannon,
-    /// (exp((alpha - 1) u) - 1) / (alpha - 1), u where alpha is 1 (`alpha_divergence`).
+    /// (exp((alpha - 1) u) - 1) / (alpha - 1), or u if alpha is 1 (`alpha_divergence`).
     Alpha {
-        /// The order of the divergence.
+        /// Order of the divergence.
         #[serde(rename = "divergenceAlpha")]
         alpha: f64,
     },
 }
 
-/// Exponents of [`Divergence::Alpha`] are held below this, as in TRL.
+/// Upper bound of the exponents of [`Divergence::Alpha`], as in TRL.
 const EXPONENT_BOUND: f64 = 80.0;
 
 impl Divergence {
-    /// The score, and its derivative with respect to u.
+    /// Returns the score, and its derivative with respect to u.
     pub(crate) fn score(self, u: f64) -> (f64, f64) {
         match self {
             Self::ReverseKl => (u, 1.0),

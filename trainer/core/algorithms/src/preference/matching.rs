@@ -1,27 +1,27 @@
-//! Which completions of an update are compared with each other: those of a pair, or those of the same rank
-//! in the update (alignment by optimal transport, arXiv 2406.05882).
+//! Matching of the completions of an update for comparison: within pairs, or by rank in the update (alignment
+//! by optimal transport, arXiv 2406.05882).
 
 use super::pair::Side;
 
-/// How the completions of an update are matched.
+/// Rule by which completions of an update are matched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Matching {
-    /// Each chosen completion with the rejected one of its pair.
+    /// Each chosen completion is matched with the rejected one of its pair.
     #[default]
     Pairs,
-    /// The pairs' log-ratios of chosen to rejected under the actor with those under the reference, both in
-    /// ascending order.
+    /// The pairs' log-ratios of chosen to rejected under the actor are matched with those under the
+    /// reference, both in ascending order.
     SortedPairs,
-    /// The log-ratios of chosen completions with those of rejected ones, both in ascending order.
+    /// The log-ratios of chosen completions are matched with those of rejected ones, both in ascending order.
     SortedSides,
 }
 
 /// Two completions that are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Match {
-    /// The rows whose log-probs enter: chosen, rejected.
+    /// Rows whose log-probs the loss reads: chosen, rejected.
     pub rows: [usize; 2],
-    /// The compared sides.
+    /// Compared sides: chosen, rejected.
     pub sides: [Side; 2],
 }
 
@@ -31,7 +31,7 @@ impl Matching {
         self != Self::Pairs
     }
 
-    /// The matches of completions that are chosen, rejected, chosen ..
+    /// Returns the matches of completions in the order chosen, rejected, chosen ..
     pub(super) fn of(self, sides: &[Side]) -> Vec<Match> {
         match self {
             Self::Pairs => pairs(sides).collect(),
@@ -49,7 +49,8 @@ fn pairs(sides: &[Side]) -> impl Iterator<Item = Match> {
     sides.chunks_exact(2).enumerate().map(of_pair)
 }
 
-/// The difference of a match's log-ratios is that of the actor's and the reference's number of its rank.
+/// Sorts pairs by the actor's log-ratio of chosen to rejected, and replaces the reference's by that of the
+/// same rank.
 fn sorted_pairs(sides: &[Side]) -> Vec<Match> {
     let mut matches: Vec<Match> = pairs(sides).collect();
     let of_actor = |one: &Match| one.sides[0].logprob - one.sides[1].logprob;

@@ -1,4 +1,4 @@
-//! The whole objective of an update on pairs, evaluated over any of its micro-batches.
+//! The full objective of an update on pairs, evaluated over any of its micro-batches.
 
 use std::iter::Sum;
 use std::ops::Add;
@@ -9,57 +9,57 @@ use crate::declaration::Family;
 use crate::loss::{LossError, imitation_loss};
 use crate::rows::{Rows, RowsError};
 
-/// loss = mean over pairs of (sum of weight x preference loss) x WPO's weight
-/// + imitation x mean over chosen tokens of their negative log-prob.
+/// The objective of an update on pairs: loss = mean over pairs of (sum of weight x preference loss) x WPO's
+/// weight + imitation x mean over chosen tokens of their negative log-prob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreferenceObjective {
     /// Preference losses and their weights.
     pub losses: Vec<(PreferenceLoss, f64)>,
-    /// How log-ratios become scores, in losses of the difference of two scores.
+    /// Divergence by which log-ratios become scores, in losses of the difference of two scores.
     pub divergence: Divergence,
-    /// Weight of tokens behind the length of the pair's shorter completion (LD-DPO's alpha, 0 to 1, arXiv
+    /// Weight of tokens beyond the length of the pair's shorter completion (LD-DPO's alpha, 0 to 1, arXiv
     /// 2409.06411); `None` for 1.
     pub desensitization: Option<f64>,
-    /// Weigh a pair by how likely the actor is to sample it (WPO, arXiv 2406.11827, equation 2).
+    /// Whether to weight a pair by how likely the actor is to sample it (WPO, arXiv 2406.11827, equation 2).
     pub weigh_by_policy: bool,
     /// Weight of the likelihood of chosen completions (TRL's `cpo_alpha`, its loss `sft`); 0 for none.
     pub imitation: f64,
 }
 
-/// The pairs of one micro-batch; slices hold one value per token.
+/// The pairs of one micro-batch; slices have one value per token.
 #[derive(Clone, Copy, Debug)]
 pub struct PreferenceInputs<'a> {
-    /// Completions: chosen, rejected, chosen, rejected ..
+    /// Completions and loss masks in the order chosen, rejected, chosen, rejected ..
     pub rows: &'a Rows,
     /// Log-probs under the actor.
     pub logprobs: &'a [f64],
-    /// Log-probs under the reference, where a loss reads them.
+    /// Log-probs under the reference; needed if a loss reads them.
     pub ref_logprobs: Option<&'a [f64]>,
     /// Logs of the sums of squared probabilities over the vocabulary, for
     /// [`PreferenceObjective::weigh_by_policy`].
     pub log_sum_squares: Option<&'a [f64]>,
-    /// Mean log-ratio of all completions so far, those of this update included; read where
-    /// [`PreferenceObjective::running_mean_beta`] says so.
+    /// Mean log-ratio of all completions so far, those of this update included; read if
+    /// [`PreferenceObjective::running_mean_beta`] is `Some`.
     pub mean_log_ratio: f64,
 }
 
-/// The counts of one update over all its micro-batches on all ranks.
+/// Pair and token counts of one update, over all its micro-batches on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PreferenceDenominators {
-    /// Pairs.
+    /// Number of pairs.
     pub num_pairs: usize,
-    /// Counting tokens of chosen completions.
+    /// Number of counting tokens of chosen completions.
     pub num_chosen_tokens: usize,
 }
 
 impl PreferenceDenominators {
-    /// Of these rows alone; add them up over micro-batches and ranks.
+    /// Counts the pairs and tokens of these rows; add the counts of all micro-batches and ranks.
     pub fn of(rows: &Rows) -> Self {
         let num_chosen_tokens = (0..rows.num_rows()).step_by(2).map(|row_idx| rows.valid_len(row_idx)).sum();
         Self { num_pairs: rows.num_rows() / 2, num_chosen_tokens }
     }
 
-    /// The weight of a pair in a mean over all of them.
+    /// Weight of a pair in a mean over all pairs.
     fn share(&self) -> f64 {
         1.0 / self.num_pairs.max(1) as f64
     }
@@ -82,37 +82,37 @@ impl Sum for PreferenceDenominators {
     }
 }
 
-/// A micro-batch's share of the loss.
+/// A micro-batch's part of the preference loss, with its gradient.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PreferenceOutputs {
-    /// The share of the loss of the whole update.
+    /// Summand of the whole update's loss.
     pub loss: f64,
     /// d loss / d log-prob of each token; 0 where masked.
     pub dlogprobs: Vec<f64>,
-    /// Shares of means over the update's pairs; add those of all micro-batches.
+    /// Summands of means over the update's pairs; add those of all micro-batches.
     pub metrics: PreferenceMetrics,
 }
 
-/// The metrics of an update's pairs, under TRL's names. A reward is beta x log-ratio of the first loss, or
-/// beta x log-prob where that has no reference.
+/// Metrics of an update's pairs, under TRL's names. A reward is beta x log-ratio of the first loss, or beta x
+/// log-prob if that loss has no reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PreferenceMetrics {
-    /// `rewards/chosen`.
+    /// `rewards/chosen`: reward of a chosen completion.
     pub chosen_reward: f64,
-    /// `rewards/rejected`.
+    /// `rewards/rejected`: reward of a rejected completion.
     pub rejected_reward: f64,
-    /// `rewards/accuracies`: share of pairs whose chosen reward is above the rejected one.
+    /// `rewards/accuracies`: fraction of pairs whose chosen reward is above the rejected one.
     pub accuracy: f64,
     /// `logps/chosen`: log-prob of a chosen completion.
     pub chosen_logprob: f64,
-    /// `logps/rejected`.
+    /// `logps/rejected`: log-prob of a rejected completion.
     pub rejected_logprob: f64,
     /// Negative log-prob of a chosen token, before [`PreferenceObjective::imitation`].
     pub nll: f64,
 }
 
 impl PreferenceMetrics {
-    /// TRL's metrics of an update under TRL's names.
+    /// Returns TRL's metrics of an update under TRL's names.
     pub fn values(&self) -> [(&'static str, f64); 7] {
         [
             ("rewards/chosen", self.chosen_reward),
@@ -127,7 +127,7 @@ impl PreferenceMetrics {
 }
 
 impl PreferenceObjective {
-    /// A single loss.
+    /// Makes an objective with a single loss and no other terms.
     pub fn new(loss: impl Into<PreferenceLoss>) -> Self {
         Self {
             losses: vec![(loss.into(), 1.0)],
@@ -143,14 +143,14 @@ impl PreferenceObjective {
         self.losses.iter().any(|(loss, _)| loss.formula().reads_reference())
     }
 
-    /// The factor by which the mean log-ratio becomes the mean reward, of the first loss that subtracts it;
-    /// `None` where none does.
+    /// Factor by which the mean log-ratio becomes the mean reward, of the first loss that subtracts it;
+    /// `None` if none does.
     pub fn running_mean_beta(&self) -> Option<f64> {
         let mut formulas = self.losses.iter().map(|(loss, _)| loss.formula());
         formulas.find(|formula| formula.reads_running_mean()).map(PairFormula::beta)
     }
 
-    /// The log-ratio of actor to reference of each completion; 0 without a reference.
+    /// Returns the log-ratio of actor to reference of each completion; 0 without a reference.
     ///
     /// # Errors
     /// When slices do not fit the rows.
@@ -160,11 +160,11 @@ impl PreferenceObjective {
         Ok(self.sides(inputs).into_iter().map(|side| side.log_ratio).collect())
     }
 
-    /// The share of a micro-batch; `update` counts the whole update.
+    /// Computes a micro-batch's part of the loss; `update` counts the whole update.
     ///
     /// # Errors
-    /// When rows are no pairs, slices do not fit them, one that the objective reads is missing, or a loss
-    /// sorts the update and this is a part of it.
+    /// When rows are not pairs, slices do not match them, one that the objective reads is missing, or a loss
+    /// sorts the update and this is only a part of it.
     pub fn evaluate(
         &self,
         inputs: &PreferenceInputs<'_>,
@@ -253,7 +253,7 @@ impl PreferenceObjective {
         }
     }
 
-    /// Tokens behind `shared`, the length of the shorter completion, count less.
+    /// Weight of a token: reduced for positions from `shared` on, the length of the shorter completion.
     fn token_weight(&self, position: usize, shared: usize) -> f64 {
         self.desensitization.filter(|_| position >= shared).unwrap_or(1.0)
     }
@@ -287,14 +287,14 @@ impl PreferenceObjective {
     }
 }
 
-/// Counting tokens of the shorter completion of a row's pair.
+/// Number of counting tokens of the shorter completion of a row's pair.
 fn shared_len(rows: &Rows, row_idx: usize) -> usize {
     let pair = [row_idx & !1, row_idx | 1].into_iter().filter(|row_idx| *row_idx < rows.num_rows());
     pair.map(|row_idx| rows.valid_len(row_idx)).min().unwrap_or(0)
 }
 
-/// exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it, relative
-/// to its own samples. It is a constant for the gradient.
+/// Returns exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it,
+/// relative to its own samples. It is a constant for the gradient.
 fn likelihood(inputs: &PreferenceInputs<'_>, row_idx: usize) -> f64 {
     let rows = inputs.rows;
     let aligned =

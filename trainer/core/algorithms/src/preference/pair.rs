@@ -4,7 +4,7 @@ use super::Divergence;
 use super::matching::Matching;
 use crate::declaration::Parameter;
 
-/// `preference.beta` of manifests.
+/// Parameter `preference.beta` of manifests.
 pub(super) const BETA: Parameter = Parameter::number(
     "beta",
     1e-6,
@@ -13,7 +13,7 @@ pub(super) const BETA: Parameter = Parameter::number(
      `CpoIpo` and `SppoHard`; by default 0.1, for `SimPo` and `AlphaPo` 2. The kind `KTO` has it too.",
 );
 
-/// `preference.labelSmoothing` of manifests.
+/// Parameter `preference.labelSmoothing` of manifests.
 pub(super) const LABEL_SMOOTHING: Parameter = Parameter::number(
     "labelSmoothing",
     0.0,
@@ -22,28 +22,28 @@ pub(super) const LABEL_SMOOTHING: Parameter = Parameter::number(
      `SimPo`, `AlphaPo`); by default 0, for `ExoPair` 0.001, where 0 means that too.",
 );
 
-/// TRL's beta.
+/// TRL's default beta.
 pub(super) const DEFAULT_BETA: f64 = 0.1;
 
 /// One completion of a pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Side {
-    /// Sum of the log-probs of its counting tokens under the actor.
+    /// Sum of the log-probs of the completion's counting tokens under the actor.
     pub logprob: f64,
-    /// The same minus that under the reference; 0 without one.
+    /// `logprob` minus the sum under the reference; 0 without a reference.
     pub log_ratio: f64,
-    /// Counting tokens.
+    /// Number of counting tokens.
     pub num_tokens: f64,
 }
 
 impl Side {
-    /// Mean log-prob of a token.
+    /// Mean log-prob of a token of the completion.
     pub(super) fn mean_logprob(&self) -> f64 {
         self.logprob / self.num_tokens.max(1.0)
     }
 }
 
-/// Loss of a pair, and its derivatives with respect to the sums of log-probs under the actor.
+/// Loss of a pair, with its derivatives with respect to the sums of log-probs under the actor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PairLoss {
     pub value: f64,
@@ -52,47 +52,47 @@ pub(crate) struct PairLoss {
 }
 
 impl PairLoss {
-    /// A loss of the difference `x` of two scores, from its value and slope and the scores' slopes.
+    /// Makes a loss of the difference `x` of two scores, from its value and slope and the scores' slopes.
     pub(super) fn of_difference((value, slope): (f64, f64), chosen: f64, rejected: f64) -> Self {
         Self { value, chosen: slope * chosen, rejected: -slope * rejected }
     }
 }
 
-/// The context of a pair's loss.
+/// Values beyond the pair that a pair's loss may read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PairContext {
-    /// The score in losses of the difference of two scores.
+    /// Divergence that defines scores, in losses of the difference of two scores.
     pub divergence: Divergence,
     /// Mean log-ratio of all completions so far.
     pub mean_log_ratio: f64,
 }
 
-/// How a preference loss is computed.
+/// The formula of a preference loss.
 pub(crate) trait PairFormula {
-    /// Loss of one pair, or of two completions that [`Self::matching`] compares.
+    /// Computes the loss of one pair, or of two completions that [`Self::matching`] compares.
     fn pair(&self, chosen: &Side, rejected: &Side, context: &PairContext) -> PairLoss;
 
-    /// Which completions of an update are compared.
+    /// Rule by which completions of an update are matched for comparison.
     fn matching(&self) -> Matching {
         Matching::Pairs
     }
 
-    /// Whether it reads [`PairContext::mean_log_ratio`].
+    /// Whether the loss reads [`PairContext::mean_log_ratio`].
     fn reads_running_mean(&self) -> bool {
         false
     }
 
-    /// Whether it reads log-probs under the reference.
+    /// Whether the loss reads log-probs under the reference.
     fn reads_reference(&self) -> bool {
         true
     }
 
-    /// Whether it is a loss of the difference of two scores, which a [`Divergence`] gives.
+    /// Whether the loss is a function of the difference of two scores, which a [`Divergence`] defines.
     fn takes_divergence(&self) -> bool {
         false
     }
 
-    /// The factor by which log-ratios (log-probs without a reference) become rewards in metrics.
+    /// Factor by which log-ratios (log-probs without a reference) become rewards in metrics.
     fn beta(&self) -> f64;
 }
 
@@ -106,12 +106,13 @@ pub(crate) fn log_sigmoid(x: f64) -> f64 {
     x.min(0.0) - (-x.abs()).exp().ln_1p()
 }
 
-/// The derivative of sigmoid.
+/// Derivative of sigmoid.
 pub(super) fn sigmoid_slope(x: f64) -> f64 {
     sigmoid(x) * sigmoid(-x)
 }
 
-/// -log sigmoid(x) with probability 1 - `smoothing`, -log sigmoid(-x) else; and its slope.
+/// Returns -log sigmoid(x) with probability 1 - `smoothing` and -log sigmoid(-x) otherwise, in expectation;
+/// and its slope.
 pub(super) fn smoothed_logistic(x: f64, smoothing: f64) -> (f64, f64) {
     (
         -(1.0 - smoothing) * log_sigmoid(x) - smoothing * log_sigmoid(-x),

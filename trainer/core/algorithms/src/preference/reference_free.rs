@@ -98,7 +98,7 @@ formula! {
 }
 
 impl AlphaPo {
-    /// The reward of a mean log-prob, without beta, and its derivative.
+    /// Returns the reward of a mean log-prob, without beta, and its derivative.
     fn reward(&self, logprob: f64) -> (f64, f64) {
         let power = (-self.alpha * logprob).exp();
         if self.alpha == 0.0 { (logprob, 1.0) } else { ((1.0 - power) / self.alpha, power) }
@@ -209,8 +209,7 @@ impl PairFormula for Orpo {
     }
 }
 
-/// log(p / (1 - p)) of p = exp(`logprob`), and its derivative 1 / (1 - p). A probability of 1 is held below
-/// it.
+/// Returns log(p / (1 - p)) of p = exp(`logprob`), and its derivative 1 / (1 - p). p is kept below 1.
 fn log_odds(logprob: f64) -> (f64, f64) {
     let rest = -logprob.min(-f64::EPSILON).exp_m1();
     (logprob - rest.ln(), 1.0 / rest)

@@ -1,8 +1,8 @@
-//! The mean log-ratio of all completions that a run has seen.
+//! The mean log-ratio of all completions of a run so far.
 
 use serde::{Deserialize, Serialize};
 
-/// A mean over all numbers so far, each of which counts the same (the mean of TRL's `RunningMoments`).
+/// A running mean of equally weighted values (the mean of TRL's `RunningMoments`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunningMean {
     mean: f64,
@@ -10,13 +10,13 @@ pub struct RunningMean {
 }
 
 impl RunningMean {
-    /// The mean; 0 before the first number.
+    /// The mean; 0 before the first value.
     pub fn mean(&self) -> f64 {
         self.mean
     }
 
-    /// With the numbers of one more update. Those that are not finite are left out: such an update is
-    /// skipped, and its numbers would stay in the mean for ever.
+    /// Returns the mean with the values of one more update. Values that are not finite are left out: such an
+    /// update is skipped, and its values would stay in the mean forever.
     #[must_use]
     pub fn with(self, numbers: &[f64]) -> Self {
         let finite = || numbers.iter().filter(|number| number.is_finite());

@@ -1,4 +1,4 @@
-//! DPO and losses like it: functions of the difference of two scores, chosen minus rejected.
+//! DPO and similar losses: functions of the difference of two scores, chosen minus rejected.
 //!
 //! Below, x is beta times that difference; a score is [`super::Divergence::score`] of the log-ratio to the
 //! reference.
@@ -16,12 +16,12 @@ const DISCOPOP_TAU: Parameter = Parameter::number(
     "Temperature by which `DiscoPop` blends its two losses; by default 0.05.",
 );
 
-/// Least label smoothing of [`ExoPair`]: its log is taken.
+/// Smallest label smoothing of [`ExoPair`], whose logarithm is taken.
 const LEAST_SMOOTHING: f64 = 1e-3;
 
-/// A loss of the difference of two scores alone.
+/// A loss that depends only on the difference of two scores.
 pub(super) trait ScoreFormula {
-    /// The factor of the scores.
+    /// Factor of the scores.
     fn beta(&self) -> f64;
 
     /// Whether scores are divided by the lengths of their completions.
@@ -29,7 +29,7 @@ pub(super) trait ScoreFormula {
         false
     }
 
-    /// The loss at x, and its slope by x.
+    /// Returns the loss at x, and its slope by x.
     fn at(&self, x: f64) -> (f64, f64);
 }
 

@@ -1,5 +1,5 @@
-//! Alignment by optimal transport: the distribution of the update's log-ratios is compared, not each pair by
-//! itself. A loss of these depends on the whole update, which has to be evaluated at once.
+//! Alignment by optimal transport: losses that compare the distribution of the update's log-ratios, not each
+//! pair by itself. They depend on the whole update, which must be evaluated at once.
 
 use super::matching::Matching;
 use super::pair::{

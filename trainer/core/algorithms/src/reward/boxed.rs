@@ -1,7 +1,7 @@
-//! Finds the last boxed answer.
+//! Search for the last boxed answer.
 
-/// The content of the last box of `text`: the balanced braces after the last `\boxed` (or, without one,
-/// `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its
+/// Returns the content of the last box of `text`: the balanced braces after the last `\boxed` (or, without
+/// one, `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or if its
 /// braces never close.
 pub fn last_answer(text: &str) -> Option<&str> {
     let (mut boxed, mut framed) = (None, None);
@@ -21,7 +21,7 @@ pub fn last_answer(text: &str) -> Option<&str> {
     boxed.or(framed).and_then(braced)
 }
 
-/// The inside of the braces that `text` opens with.
+/// Returns the content of the braces with which `text` begins.
 fn braced(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('{')?;
     let mut depth = 1usize;

@@ -1,5 +1,5 @@
-//! Unit tests as ground truths: the code of a completion, the tests of a row, and the programs that run them.
-//! The trainer runs the programs.
+//! Unit tests as ground truths: the code of a completion, the tests of a row, and the programs that test the
+//! code. The trainer runs the programs.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{DeclaredReward, External, Given, RewardError, RewardFunction, Sample, Section, Verdict};
 
-/// The verdicts of a sandbox; rows whose ground truth holds no tests are refused before training.
+/// A sandbox's verdicts; rows without tests as ground truth are rejected before training.
 pub struct Code(External);
 
 impl DeclaredReward for Code {
@@ -41,37 +41,37 @@ impl RewardFunction for Code {
     }
 }
 
-/// The tests of a row.
+/// Unit tests of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CodeTests {
-    /// Programs that read and write, or a function that takes and returns.
+    /// Programs that read and write, or a function with arguments and a result.
     Cases {
-        /// Standard input of each test; with a function one JSON argument a line.
+        /// Standard input of each test; for a function one JSON argument per line.
         inputs: Vec<String>,
-        /// The expected standard output; with a function its result.
+        /// Expected standard output of each test; for a function its result.
         outputs: Vec<String>,
-        /// The Python function that is called (verl's `fn_name`).
+        /// Name of the Python function that is called (verl's `fn_name`).
         function: Option<String>,
     },
-    /// Python that fails where the code is wrong, run behind the code.
+    /// Python statements that fail if the code is wrong, run after the code.
     Assertions(Vec<String>),
 }
 
-/// One program to run.
+/// A program to run as one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its source.
+    /// Source code of the program.
     pub code: String,
-    /// Its standard input.
+    /// Standard input of the program.
     pub stdin: String,
-    /// Its expected output; `None` if an assertion or its exit code decides.
+    /// Expected standard output; `None` if an assertion or the exit code decides.
     pub expected: Option<String>,
-    /// Python that fails where the code is wrong.
+    /// Python statement that fails if the code is wrong.
     pub assertion: Option<String>,
 }
 
 impl Program {
-    /// The code and its assertion as one program, whose exit code says whether it passes.
+    /// Returns the code and its assertion as one program, whose exit code says whether it passes.
     pub fn whole(&self) -> String {
         match &self.assertion {
             Some(assertion) => format!("{}\n{assertion}\n", self.code),
@@ -81,7 +81,7 @@ impl Program {
 }
 
 impl CodeTests {
-    /// Reads a ground truth: an object with `inputs` and `outputs` (and `fn_name`) or with `assert_case`, a
+    /// Parses a ground truth: an object with `inputs` and `outputs` (and `fn_name`) or with `assert_case`, a
     /// list of assertions, the JSON text of one of these, or Python assertions as text.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl CodeTests {
         }
     }
 
-    /// The programs that test `code`, at most `max_tests` of them.
+    /// Makes the programs that test `code`, at most `max_tests` of them.
     pub fn programs(&self, code: &str, max_tests: usize) -> Vec<Program> {
         match self {
             Self::Cases { inputs, outputs, function } => {
@@ -139,8 +139,8 @@ impl CodeTests {
     }
 }
 
-/// Calls the function, or the method of `Solution`, with one JSON argument a line, and writes its result:
-/// JSON for containers, truth values and nothing, else as text (as verl does).
+/// Python code that calls the function, or the method of `Solution`, with one JSON argument per line, and
+/// writes its result: JSON for containers, booleans and None, else text (as in verl).
 const CALL: &str = r#"
 import json as _json, sys as _sys
 _arguments = [_json.loads(_line) for _line in _sys.stdin.read().split("\n") if _line.strip()]
@@ -149,8 +149,8 @@ _result = _function(*_arguments)
 print(_json.dumps(_result) if _result is None or isinstance(_result, (bool, dict, list, tuple)) else _result)
 "#;
 
-/// The code of a completion: its last fenced block that is not empty, closed or not, or all of it where it
-/// has none.
+/// Extracts the code of a completion: its last fenced block that is not empty, closed or not, or all of it if
+/// there is none.
 pub fn code_of(completion: &str) -> &str {
     let (mut found, mut begin, mut position) = (None, None, 0);
     for line in completion.split_inclusive('\n') {
@@ -167,8 +167,8 @@ pub fn code_of(completion: &str) -> &str {
     open.or(found).unwrap_or(if completion.contains("```") { "" } else { completion })
 }
 
-/// Whether a program's output is the expected one; white space at the ends of lines and after the last does
-/// not count.
+/// Whether a program's output is the expected one, except for white space at the ends of lines and after the
+/// last.
 pub fn is_expected(output: &str, expected: &str) -> bool {
     let lines =
         |text: &str| text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
@@ -201,7 +201,7 @@ fn non_empty(assertions: Vec<String>) -> Result<CodeTests, RewardError> {
     Err(wrong("it has no assertions"))
 }
 
-/// Texts as they are, everything else as JSON.
+/// Converts values to texts: strings unchanged, everything else as JSON.
 fn texts(values: &[Value]) -> Vec<String> {
     values.iter().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
 }

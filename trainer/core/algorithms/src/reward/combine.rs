@@ -1,4 +1,4 @@
-//! From the values of several reward functions to one number.
+//! Combination of the values of several reward functions to one reward.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct Clip {
 }
 
 impl Clip {
-    /// Bounds; an absent one is infinite.
+    /// Makes bounds; an absent one is infinite.
     ///
     /// # Errors
     /// [`RewardError::Setting`] unless `min <= max`.
@@ -26,42 +26,42 @@ impl Clip {
     }
 }
 
-/// One function's value and its weight in the sum.
+/// A function's value with its weight in the sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WeightedPart<'a> {
-    /// The function's name.
+    /// Name of the function.
     pub name: &'a str,
-    /// Its weight; negative turns a reward into a penalty.
+    /// Weight in the sum; a negative one turns a reward into a penalty.
     pub weight: f64,
-    /// Its value.
+    /// Unweighted value of the function.
     pub value: f64,
 }
 
-/// How parts become one reward: `clip(sum of weight x value) + overlong penalty`.
+/// Combines parts to one reward: `clip(sum of weight x value) + overlong penalty`.
 ///
 /// The penalty is added after the clip, so that bounds such as `[0, 1]` do not hide it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Combiner {
-    /// Bounds of the sum.
+    /// Bounds of the weighted sum.
     pub clip: Option<Clip>,
-    /// Length shaping.
+    /// Penalty for overlong completions.
     pub overlong: Option<Overlong>,
 }
 
 impl Combiner {
-    /// The weighted sum of the parts, clipped.
+    /// Returns the weighted sum of the parts, clipped.
     pub fn score<'a>(&self, parts: impl IntoIterator<Item = WeightedPart<'a>>) -> f64 {
         let sum: f64 = parts.into_iter().map(|part| part.weight * part.value).sum();
         self.clip.map_or(sum, |clip| sum.clamp(clip.min, clip.max))
     }
 
-    /// The reward of a completion of `num_tokens` tokens with this score.
+    /// Returns the reward of a completion of `num_tokens` tokens with this score.
     pub fn shaped(&self, score: f64, num_tokens: usize) -> f64 {
         score + self.overlong.map_or(0.0, |overlong| overlong.penalty(num_tokens))
     }
 }
 
-/// The parts by name, as they are recorded.
+/// Returns the parts' values by function name, as they are recorded.
 pub fn parts_by_name<'a>(parts: impl IntoIterator<Item = WeightedPart<'a>>) -> BTreeMap<String, f64> {
     parts.into_iter().map(|part| (part.name.to_owned(), part.value)).collect()
 }

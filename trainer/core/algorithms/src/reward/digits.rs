@@ -1,14 +1,15 @@
-//! Partial credit: the share of the answer's characters at their positions.
+//! Partial credit: the fraction of the answer's characters at their positions.
 
 use std::sync::Arc;
 
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth};
 
-/// Share of positions at which the trimmed completion has the ground truth's character, over the longer of
-/// the two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position
+/// Fraction of positions at which the trimmed completion has the ground truth's character, relative to the
+/// longer of the two; the best ground truth counts. 1 exactly if [`super::Exact`] is 1, 0 if no position
 /// agrees.
 ///
-/// A dense companion of `Exact` for tasks whose answers are short strings, such as the generated arithmetic.
+/// A dense alternative to `Exact` for tasks whose answers are short strings, such as the generated
+/// arithmetic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchingCharacters;
 

@@ -1,61 +1,61 @@
-//! External verdicts as the value of a reward function: reward models, servers, sandboxes. The trainer
-//! requests them.
+//! Reward functions whose values are external verdicts: of reward models, servers, sandboxes. The trainer
+//! requests the verdicts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{DeclaredReward, Given, RewardError, RewardFunction, RewardStatus, Sample, Section};
 
-/// Verdicts on one sample by the name of the function that asked.
+/// Verdicts on one sample, by the name of the function that requested them.
 pub type Verdicts = BTreeMap<String, Verdict>;
 
 /// The verdict of one function on one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether it is a judgement, and if not why.
+    /// Whether there is a judgement, and if not why.
     pub status: RewardStatus,
-    /// The unweighted value; 0 without a judgement.
+    /// Unweighted value; 0 without a judgement.
     pub value: f64,
-    /// A message for users: why there is no verdict, or why the completion is wrong.
+    /// Message for users: why there is no verdict, or why the completion is wrong.
     pub message: Option<String>,
 }
 
 impl Verdict {
-    /// A judgement.
+    /// Makes a judgement.
     pub fn ok(value: f64) -> Self {
         Self { status: RewardStatus::Ok, value, message: None }
     }
 
-    /// The judgement that the completion itself is wrong.
+    /// Makes the judgement that the completion itself is wrong.
     pub fn wrong(value: f64, message: impl Into<String>) -> Self {
         Self { status: RewardStatus::Wrong, value, message: Some(message.into()) }
     }
 
-    /// No judgement within the time.
+    /// Reports that there was no judgement within the time limit.
     pub fn timeout(message: impl Into<String>) -> Self {
         Self { status: RewardStatus::Timeout, value: 0.0, message: Some(message.into()) }
     }
 
-    /// No judgement, by no fault of the completion.
+    /// Reports that there was no judgement, by no fault of the completion.
     pub fn infra(message: impl Into<String>) -> Self {
         Self { status: RewardStatus::Infra, value: 0.0, message: Some(message.into()) }
     }
 }
 
-/// The external verdict under the name of this function: any number.
+/// The external verdict under a function's name, which may be any number.
 #[derive(Clone, Debug)]
 pub struct External {
     name: String,
 }
 
 impl External {
-    /// Reads the verdicts of the function `name`.
+    /// Makes the function that reads the verdicts under `name`.
     pub fn of(name: &str) -> Self {
         Self { name: name.to_owned() }
     }
 }
 
-/// Declares a kind with external verdicts.
+/// Declares a kind of reward function with external verdicts.
 macro_rules! external {
     ($name:ident, reads [$($section:expr),*], $doc:literal) => {
         #[doc = $doc]

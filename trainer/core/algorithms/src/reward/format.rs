@@ -1,4 +1,4 @@
-//! Whether a completion has the required format, whatever its content.
+//! Check of a completion's format, whatever its content.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ pub struct Format {
 }
 
 impl Format {
-    /// Compiles the pattern of the whole text.
+    /// Compiles the pattern, which must match the full text.
     ///
     /// # Errors
     /// [`RewardError::Pattern`].
     pub fn matching(pattern: &str) -> Result<Self, RewardError> {
-        // Compiled alone first: `a)(b` must not become a pattern by what is put around it.
+        // Compiled alone first: a pattern such as `a)(b` must not become valid by the text around it.
         Compiled::new(pattern)?;
         Ok(Self { regex: Compiled::new(&format!(r"(?s)\A(?:{pattern})\z"))? })
     }

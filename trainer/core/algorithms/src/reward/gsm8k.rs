@@ -1,4 +1,4 @@
-//! GSM8K's final answer after `####`, as verl's `utils/reward_score/gsm8k.py` reads it.
+//! GSM8K's final answer after `####`, as extracted by verl's `utils/reward_score/gsm8k.py`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,25 +6,26 @@ use std::sync::Arc;
 use super::truth::stated_answer;
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
-/// Only the end of a completion is searched: the answer is there, and long completions stay cheap.
+/// Number of characters searched at the end of a completion: the answer is there, and long completions stay
+/// cheap.
 const SEARCHED_CHARACTERS: usize = 300;
 
 /// 1 when the extracted answer equals the ground truth as text, else 0.
 ///
-/// The answer is the last match in the last 300 characters. The ground truth is a number, or a whole solution
-/// that states it ([`stated_answer`]), as the column `answer` of `openai/gsm8k` does. Commas and dollar signs
-/// are dropped on both sides, so `1,000` equals `1000`; `42.0` and `42` differ.
+/// The answer is the last match in the last 300 characters. The ground truth is a number, or a full solution
+/// that states it ([`stated_answer`]), as in the column `answer` of `openai/gsm8k`. Commas and dollar signs
+/// are removed on both sides, so `1,000` equals `1000`; `42.0` and `42` differ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gsm8k {
-    /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped
-    /// too.
+    /// Whether to take the last number anywhere instead of the last `#### number`; a full stop after it is
+    /// removed, too.
     pub flexible: bool,
 }
 
-/// [`Gsm8k`] as the kind of that name.
+/// Declaration of the strict [`Gsm8k`].
 pub struct Strict;
 
-/// The flexible form as a kind.
+/// Declaration of the flexible [`Gsm8k`].
 pub struct Flexible;
 
 impl DeclaredReward for Strict {
@@ -66,7 +67,7 @@ impl RewardFunction for Gsm8k {
     }
 }
 
-/// The last match of `#### (-?[0-9.,]+)`, searched from the end.
+/// Returns the last match of `#### (-?[0-9.,]+)`, searched from the end.
 fn last_marked_number(text: &str) -> Option<Cow<'_, str>> {
     let mut before = text;
     while let Some(mark_end) = before.rfind('#').map(|idx| idx + 1) {
@@ -80,14 +81,14 @@ fn last_marked_number(text: &str) -> Option<Cow<'_, str>> {
     None
 }
 
-/// The longest `-?[0-9.,]+` at the beginning.
+/// Returns the longest `-?[0-9.,]+` at the beginning.
 fn leading_number(text: &str) -> Option<&str> {
     let unsigned = text.strip_prefix('-').unwrap_or(text);
     let num_bytes = unsigned.bytes().take_while(|byte| is_number_byte(*byte)).count();
     (num_bytes > 0).then(|| &text[..text.len() - unsigned.len() + num_bytes])
 }
 
-/// The last run of digits, with commas and full stops inside and a minus sign before it.
+/// Returns the last run of digits, with commas and full stops inside and a minus sign before it.
 fn last_number(text: &str) -> Option<Cow<'_, str>> {
     let end = text.rfind(|character: char| character.is_ascii_digit())? + 1;
     let num_bytes = text[..end].bytes().rev().take_while(|byte| is_number_byte(*byte)).count();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values};
 
-/// 0 up to `free` tokens, falling linearly to -1 at `limit`, and -1 beyond.
+/// Penalty of -1 to 0: 0 up to `free` tokens, then falling linearly to -1 at `limit` and beyond.
 #[derive(Clone, Copy, Debug)]
 pub struct LengthPenalty {
     free: usize,
@@ -12,7 +12,7 @@ pub struct LengthPenalty {
 }
 
 impl LengthPenalty {
-    /// A penalty that starts after `free` tokens and is full at `limit`.
+    /// Makes a penalty that starts after `free` tokens and is full at `limit`.
     ///
     /// # Errors
     /// [`RewardError::Setting`] unless `free < limit`.
@@ -26,7 +26,7 @@ impl LengthPenalty {
     }
 }
 
-/// `targetTokens` of manifests.
+/// Setting `targetTokens` of manifests.
 pub const TARGET_TOKENS: Setting = Setting {
     name: "targetTokens",
     doc: "Completion length in tokens up to which `Length` takes nothing away.",

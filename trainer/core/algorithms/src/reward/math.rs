@@ -5,7 +5,7 @@
 //!                                                                       -> numeric::value (functions)
 //! ```
 //! The size of answers, numbers and polynomials is bounded, and so is the work of a comparison. Answers that
-//! are no mathematics are compared as text.
+//! are not mathematics are compared as text.
 
 mod compare;
 mod expression;
@@ -76,7 +76,7 @@ pub fn are_equal(truth: &str, answer: &str) -> bool {
     matches!((parse(truth), parse(answer)), (Some(truth), Some(answer)) if compare::are_equal(&truth, &answer))
 }
 
-/// A text that is the same for most equal answers, for votes.
+/// Returns a text that is equal for most equal answers, for votes.
 fn canonical(answer: &str) -> String {
     let answer = without_delimiters(answer);
     parse(answer).and_then(|answer| key(&answer, &mut Fuel::new(10_000))).unwrap_or_else(|| plain(answer))
@@ -111,13 +111,13 @@ fn key(answer: &Answer, fuel: &mut Fuel) -> Option<String> {
     })
 }
 
-/// The lower-case letters and digits of a text.
+/// Returns the letters and digits of a text, in lower case.
 fn letters(text: &str) -> String {
     text.chars().filter(|character| character.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// An answer as text: without white space and the commands of text. Words of letters are in lower case, and a
-/// letter in brackets is the letter: `\text{(A)}` as `A`.
+/// Converts an answer to plain text, without white space and the commands of text. Words of letters are in
+/// lower case, and a letter in brackets becomes the letter: `\text{(A)}` becomes `A`.
 fn plain(answer: &str) -> String {
     let mut text = answer.replace("\\ ", "");
     for command in ["\\text{", "\\textbf{", "\\textrm{", "\\mathrm{", "\\mbox{", "\\mathbf{"] {

@@ -1,9 +1,9 @@
-//! DAPO's soft overlong punishment: a slope before the length at which completions are cut.
+//! DAPO's soft overlong punishment: a linear penalty before the length limit of completions.
 
 use super::RewardError;
 
-/// Adds `min(-(len - (max - buffer)) / buffer * factor, 0)` to a sample's reward: 0 up to `max - buffer`
-/// tokens, `-factor` at `max`, continuous between.
+/// Penalty `min(-(len - (max - buffer)) / buffer * factor, 0)` added to a sample's reward: 0 up to `max -
+/// buffer` tokens, `-factor` at `max`, linear in between.
 ///
 /// Source: DAPO (arXiv 2503.14476), equation 13; verl `workers/reward_manager/dapo.py`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,7 +14,8 @@ pub struct Overlong {
 }
 
 impl Overlong {
-    /// `max_tokens` is `rollout.maxCompletionTokens`; the slope takes its last `buffer_tokens`.
+    /// Makes a penalty that begins `buffer_tokens` before `max_tokens`, which is
+    /// `rollout.maxCompletionTokens`.
     ///
     /// # Errors
     /// [`RewardError::Setting`] unless `0 < buffer_tokens <= max_tokens` and the factor is finite, not
@@ -33,7 +34,8 @@ impl Overlong {
         Ok(Self { max_tokens, buffer_tokens, penalty_factor })
     }
 
-    /// The penalty for a completion of `num_tokens` tokens, in `[-penalty_factor, 0]` up to `max_tokens`.
+    /// Returns the penalty for a completion of `num_tokens` tokens, in `[-penalty_factor, 0]` up to
+    /// `max_tokens`.
     pub fn penalty(&self, num_tokens: usize) -> f64 {
         let free_tokens = self.max_tokens - self.buffer_tokens;
         let excess = num_tokens as f64 - free_tokens as f64;

@@ -1,4 +1,4 @@
-//! A regular expression: present, or with a capture that equals the ground truth.
+//! Regular expressions: whether one matches, and whether a capture equals the ground truth.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -12,8 +12,8 @@ use super::{
     DeclaredReward, Given, RewardError, RewardFunction, Sample, Setting, Values, any_ground_truth, one_if,
 };
 
-/// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of
-/// built.
+/// Largest size of a compiled pattern in bytes; larger ones, such as nested counted repetitions, are
+/// rejected.
 const MAX_COMPILED_BYTES: usize = 4 << 20;
 
 /// 1 when the **last** match of the pattern captured a ground truth, both trimmed; else 0. Compared is its
@@ -26,7 +26,7 @@ pub struct Pattern {
     group_idx: usize,
 }
 
-/// Steps of backtracking after which a pattern with look-around or back-references gives up on a text.
+/// Number of backtracking steps after which a pattern with look-around or back-references gives up on a text.
 const MAX_STEPS: usize = 1_000_000;
 
 /// A compiled pattern.
@@ -74,7 +74,7 @@ impl Compiled {
         }
     }
 
-    /// Ranges of the last match in `text`, if it has the group `group_idx`.
+    /// Returns the ranges of the last match in `text`, if it has the group `group_idx`.
     fn last(&self, group_idx: usize, text: &str) -> Result<Option<Match>, RewardError> {
         Ok(match self {
             Self::Linear(regex) => regex.captures_iter(text).last().and_then(|last| {
@@ -110,10 +110,10 @@ fn gave_up(error: &fancy_regex::Error) -> RewardError {
     RewardError::Backtracking { message: error.to_string() }
 }
 
-/// Compiles a pattern of the dialect without look-around and back-references.
+/// Compiles a pattern without look-around and back-references.
 ///
 /// # Errors
-/// The parser's complaint, or that the compiled pattern is too large.
+/// The error of the parser, or that the compiled pattern is too large.
 pub fn linear(pattern: &str) -> Result<Regex, Box<regex::Error>> {
     RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build().map_err(Box::new)
 }
@@ -136,15 +136,15 @@ impl Pattern {
         Ok(last.map(|found| completion[found.group].trim()))
     }
 
-    /// The answer that a ground truth states: what the pattern captures, if it marks the capture by other
-    /// text (`#### (\d+)` in a whole solution), else all of it.
+    /// Returns the answer that a ground truth states: what the pattern captures, if other text marks the
+    /// capture (`#### (\d+)` in a full solution), else all of it.
     fn stated<'a>(&self, truth: &'a str) -> Result<&'a str, RewardError> {
         let marked = self.regex.last(self.group_idx, truth)?.filter(|found| found.group != found.whole);
         Ok(marked.map_or(truth, |found| &truth[found.group]).trim())
     }
 }
 
-/// `pattern` of manifests.
+/// Setting `pattern` of manifests.
 pub(super) const PATTERN: Setting = Setting {
     name: "pattern",
     doc: "A regular expression, for `Regex` and `Format`.",

@@ -1,7 +1,8 @@
 //! The list of the reward functions, and the code that is generated from it.
 
 /// Registers kinds of reward functions, one line each: `Kind: module::Declaration`, of a type that implements
-/// [`super::DeclaredReward`]. It makes the choice of manifests and the way from a name to the function.
+/// [`super::DeclaredReward`]. It generates the choice for manifests and the resolution from a name to the
+/// function.
 macro_rules! register_rewards {
     ($($kind:ident: $module:ident::$declaration:ident,)*) => {
         /// The reward functions.
@@ -14,38 +15,38 @@ macro_rules! register_rewards {
             /// Every kind, in the order of the documentation.
             pub const ALL: [Self; [$(Self::$kind),*].len()] = [$(Self::$kind),*];
 
-            /// Its name in manifests.
+            /// Name of the function in manifests.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => <$module::$declaration as DeclaredReward>::NAME,)*
                 }
             }
 
-            /// Its documentation.
+            /// Documentation of the function.
             pub fn doc(self) -> &'static str {
                 match self {
                     $(Self::$kind => <$module::$declaration as DeclaredReward>::DOC,)*
                 }
             }
 
-            /// The settings that it needs.
+            /// Settings that the function needs.
             pub fn settings(self) -> &'static [&'static Setting] {
                 match self {
                     $(Self::$kind => <$module::$declaration as DeclaredReward>::SETTINGS,)*
                 }
             }
 
-            /// The sections of a manifest that it reads.
+            /// Sections of a manifest that the function reads.
             pub fn sections(self) -> &'static [Section] {
                 match self {
                     $(Self::$kind => <$module::$declaration as DeclaredReward>::SECTIONS,)*
                 }
             }
 
-            /// The function of a manifest.
+            /// Builds the function from a manifest's settings.
             ///
             /// # Errors
-            /// [`RewardError`] for settings that are missing or impossible.
+            /// [`RewardError`] for settings that are missing or invalid.
             pub fn build(self, given: &Given<'_>) -> Result<Arc<dyn RewardFunction>, RewardError> {
                 match self {
                     $(Self::$kind => <$module::$declaration as DeclaredReward>::build(given),)*

@@ -1,4 +1,5 @@
-//! The manifest's settings of a reward function: its own fields, and which sections of the manifest it reads.
+//! A manifest's settings of a reward function: its own fields, and the sections of the manifest that it
+//! reads.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,89 +12,89 @@ use serde_json::{Map, Value, json};
 
 use super::{RewardError, RewardKind};
 
-/// A value of a reward function in a manifest. Every kind that has it needs it.
+/// A setting of reward functions in manifests. Every kind that has it needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Its field.
+    /// Name of the field.
     pub name: &'static str,
-    /// Its meaning, and the kinds that have it.
+    /// Meaning of the setting, and the kinds that have it.
     pub doc: &'static str,
-    /// The allowed values.
+    /// Type and range of allowed values.
     pub values: Values,
 }
 
-/// The allowed values of a setting.
+/// Type and range of a setting's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// A text of at least one and at most so many characters.
+    /// A text of at least one character.
     Text {
-        /// Characters.
+        /// Largest number of characters.
         max_length: u32,
     },
-    /// A whole number.
+    /// An integer, at least 0.
     Integer {
-        /// Largest value; the smallest is 0.
+        /// Largest value, included.
         max: u32,
     },
-    /// An object of any content.
+    /// A JSON object with any content.
     Object,
 }
 
-/// A section of a reward function in a manifest, such as `server`.
+/// A manifest section of a reward function, such as `server`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Its field.
+    /// Name of the section's field.
     pub name: &'static str,
     /// Whether a manifest must give it.
     pub is_needed: bool,
 }
 
 impl Section {
-    /// A section that a manifest must give.
+    /// Declares a section that a manifest must give.
     pub const fn needed(name: &'static str) -> Self {
         Self { name, is_needed: true }
     }
 
-    /// A section with defaults.
+    /// Declares a section with defaults.
     pub const fn optional(name: &'static str) -> Self {
         Self { name, is_needed: false }
     }
 }
 
-/// The settings that a manifest gives. Flattened into a reward function, they are all fields that it does not
-/// name itself, and refuse others.
+/// The given settings. Flattened into a reward function, they take all fields that it does not declare, and
+/// reject unknown ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     values: BTreeMap<&'static str, Value>,
 }
 
 impl Settings {
-    /// The value of the setting `name`, where it is given.
+    /// Returns the value of the setting `name`; `None` if it is not given.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.values.get(name)
     }
 
-    /// A text.
+    /// Returns the value of a text setting.
     ///
     /// # Errors
-    /// [`RewardError::MissingSetting`].
+    /// [`RewardError::MissingSetting`] if it is missing or not a text.
     pub fn text(&self, setting: &Setting) -> Result<&str, RewardError> {
         self.get(setting.name).and_then(Value::as_str).ok_or(missing(setting))
     }
 
-    /// A whole number.
+    /// Returns the value of an integer setting.
     ///
     /// # Errors
-    /// [`RewardError::MissingSetting`].
+    /// [`RewardError::MissingSetting`] if it is missing or not an integer.
     pub fn integer(&self, setting: &Setting) -> Result<u32, RewardError> {
         let number = self.get(setting.name).and_then(Value::as_u64);
         number.and_then(|number| number.try_into().ok()).ok_or(missing(setting))
     }
 
-    /// An object.
+    /// Returns the value of an object setting.
     ///
     /// # Errors
-    /// [`RewardError::MissingSetting`].
+    /// [`RewardError::MissingSetting`] if it is missing.
     pub fn object(&self, setting: &Setting) -> Result<&Value, RewardError> {
         self.get(setting.name).ok_or(missing(setting))
     }
@@ -103,7 +104,7 @@ fn missing(setting: &Setting) -> RewardError {
     RewardError::MissingSetting { field: setting.name }
 }
 
-/// The settings of all kinds, each once.
+/// Returns the settings of all kinds, each once.
 fn all() -> Vec<&'static Setting> {
     let mut all: Vec<&'static Setting> = Vec::new();
     for setting in RewardKind::ALL.into_iter().flat_map(RewardKind::settings) {

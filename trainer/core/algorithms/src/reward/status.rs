@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardStatus {
-    /// Every function answered.
+    /// Every function returned a value.
     #[default]
     Ok,
-    /// Every function answered, and one says that the completion itself is wrong: its code does not compile,
-    /// for example. The reward counts like any other.
+    /// Every function returned a value, and one says that the completion itself is wrong, for example because
+    /// its code does not compile. The reward counts like any other.
     Wrong,
     /// A function ran past its time limit: there is no verdict.
     Timeout,
@@ -19,7 +19,7 @@ pub enum RewardStatus {
 }
 
 impl RewardStatus {
-    /// Every status.
+    /// All statuses, in the order of their codes.
     pub const ALL: [Self; 4] = [Self::Ok, Self::Wrong, Self::Timeout, Self::Infra];
 
     /// Whether the reward is a judgement of the completion.
@@ -27,7 +27,7 @@ impl RewardStatus {
         matches!(self, Self::Ok | Self::Wrong)
     }
 
-    /// Its name in metrics and records.
+    /// Name of the status in metrics and records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -1,12 +1,11 @@
-//! Ground truths as data sets hold them: a bare answer, or a whole solution that ends with it.
+//! Ground truths in the forms of data sets: a bare answer, or a full solution that ends with it.
 
 use super::boxed::last_answer;
 
 /// Returns the answer that a ground truth states.
 ///
-/// It is the text after the last `####` (as `openai/gsm8k` has it), else the last `\boxed{..}` (the
-/// `solution` columns of MATH and NuminaMath), else the whole text. Math delimiters around all of it are
-/// removed.
+/// This is the text after the last `####` (as in `openai/gsm8k`), else the last `\boxed{..}` (the `solution`
+/// columns of MATH and NuminaMath), else the whole text. Math delimiters around all of it are removed.
 pub fn stated_answer(truth: &str) -> &str {
     let marked = truth.rsplit_once("####").map_or(truth, |(_, answer)| answer);
     without_delimiters(last_answer(marked).unwrap_or(marked))

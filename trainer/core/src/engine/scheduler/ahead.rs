@@ -1,21 +1,21 @@
-//! One step ahead: planning a step before the tokens of the one before are read.
+//! Asynchronous scheduling: a step is planned before the tokens of the previous one are read.
 //!
 //! ```text
 //!   loop { schedule(); launch; advance_unread(); read the tokens of the step before; resolve(tokens) }
 //! ```
-//! How long a sequence is, and so which blocks and slots it needs, is known without its tokens. Whether a
-//! sequence is complete is known one step late: the token that it drew meanwhile is dropped. A block that is
-//! freed then may be written once more by the step in flight; another sequence gets it only in a later step.
+//! The length of a sequence, and so which blocks and slots it needs, is known without its tokens. Whether it
+//! is finished is known one step late; the token that it drew meanwhile is dropped. A block that is freed
+//! then may be written once more by the step in flight; another sequence gets it only in a later step.
 
 use std::collections::HashMap;
 
 use super::{Scheduler, Sequence};
 use crate::types::TokenId;
 
-/// The placeholder of a token that was drawn and not read yet.
+/// Placeholder of a token that was drawn and not read yet.
 const UNREAD: TokenId = TokenId::MAX;
 
-/// Which sample's token, and how many tokens the sequence had before it.
+/// The sample and the position of a token that was drawn and not read yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnreadToken {
     sample: (usize, usize),
@@ -23,8 +23,8 @@ pub(super) struct UnreadToken {
 }
 
 impl Scheduler {
-    /// Appends a token, which [`Self::resolve`] names later, to each running sequence; the next step can be
-    /// planned. A sequence that becomes as long as it may gives up its blocks now.
+    /// Appends a placeholder, which [`Self::resolve`] replaces later, to each running sequence, so that the
+    /// next step can be planned. A sequence that reaches its token limit frees its blocks now.
     pub fn advance_unread(&mut self) {
         let mut unread = Vec::with_capacity(self.running.len());
         let mut still_running = Vec::with_capacity(self.running.len());
@@ -43,15 +43,15 @@ impl Scheduler {
         self.unread.push_back(unread);
     }
 
-    /// Whether tokens are to be read.
+    /// Whether a step's tokens were drawn and not read yet.
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// Names the tokens of the oldest step that is not read, and hands back the sequences that are finished.
+    /// Fills in the tokens of the oldest step that is not read, and returns the finished sequences.
     ///
     /// `drawn` holds, in the order of [`Self::running`] in that step, the token and whether it is the
-    /// sequence's last. Those of sequences that were finished before are dropped.
+    /// sequence's last. Tokens of sequences that have finished since are dropped.
     pub fn resolve(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
         let unread = self.unread.pop_front().unwrap_or_default();
         debug_assert_eq!(drawn.len(), unread.len());

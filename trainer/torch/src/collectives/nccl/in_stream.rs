@@ -1,4 +1,4 @@
-//! Collectives on the computing stream, like kernels: no events order them, no thread waits for them, and a
+//! Collectives on the compute stream, like kernels: no events order them, no thread waits for them, and a
 //! CUDA graph can capture them.
 
 use std::fmt;
@@ -15,11 +15,11 @@ use crate::collectives::seat::Seat;
 use crate::collectives::{CollectiveError, Reduction, Traffic};
 use crate::cuda::Event;
 
-/// Ranks with a GPU each, whose operations run in the order of libtorch's current stream. All of them enqueue
+/// Ranks with one GPU each, whose operations are ordered by libtorch's current stream. All of them enqueue
 /// the same operations in the same order, and none may be in flight when the group is dropped.
 ///
-/// While a stream captures, operations become part of its graph; each launch carries them out. Run each once
-/// before, so that NCCL is connected.
+/// During stream capture, operations become part of the graph, and each launch executes them. Execute each
+/// one once before capturing, so that NCCL is connected.
 pub struct StreamGroup {
     link: Arc<Link>,
     seat: Arc<Seat>,
@@ -37,16 +37,16 @@ impl StreamGroup {
         Self { link, seat, num_started }
     }
 
-    /// Records that this rank begins a series of operations, so that others know its progress; returns the
-    /// number of the series.
+    /// Records that this rank begins a series of operations, so that other ranks can see its progress.
+    /// Returns the sequence number of the series.
     pub fn begin(&self) -> u64 {
         started(&self.seat, &self.num_started)
     }
 
-    /// Replaces `tensor` on every rank by the reduction of all, the same bits everywhere.
+    /// Replaces `tensor` on every rank by the reduction over all ranks, bitwise equal everywhere.
     ///
     /// # Errors
-    /// When the tensor is not contiguous, or NCCL refuses.
+    /// When the tensor is not contiguous, or NCCL fails.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), CollectiveError> {
         self.seat.admit_all_reduce(tensor)?;
         self.put("all-reduce", |link| {
@@ -56,10 +56,10 @@ impl StreamGroup {
         })
     }
 
-    /// Lays `input` of every rank end to end in `output`, in the order of ranks.
+    /// Concatenates the `input` of all ranks in `output`, in the order of ranks.
     ///
     /// # Errors
-    /// When `output` has not as many times the elements of `input` as there are ranks, or NCCL refuses.
+    /// When `output` does not have the elements of `input` once per rank, or NCCL fails.
     pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
         self.seat.admit_all_gather(output, input)?;
         self.put("all-gather", |link| {
@@ -76,16 +76,16 @@ impl StreamGroup {
         let deadline = Instant::now() + self.seat.timeout;
         let put = || {
             self.link.call(operation, call)?;
-            // NCCL enqueues it from a thread of its own; later work has to be enqueued after it.
+            // NCCL enqueues it from another thread, and later work must be enqueued after it.
             await_until(deadline, || self.link.is_settled())
         };
         put().map_err(|message| self.failed(operation, self.num_started.load(Ordering::Relaxed), message))
     }
 
-    /// Waits, on this thread, until `event` has happened, which is behind the series number `sequence`.
+    /// Blocks this thread until `event`, recorded after the series `sequence`, has happened.
     ///
     /// # Errors
-    /// When a rank is lost or too late; the error names it, and operations in flight on this rank are
+    /// When a rank is lost or times out. The error names it, and operations in flight on this rank are
     /// aborted.
     pub fn wait(&self, operation: &'static str, sequence: u64, event: &Event) -> Result<(), CollectiveError> {
         let deadline = Instant::now() + self.seat.timeout;
@@ -101,12 +101,12 @@ impl StreamGroup {
         self.seat.failed(operation, sequence, message)
     }
 
-    /// The bytes that this rank has exchanged so far, in all of its groups.
+    /// Returns the number of bytes that this rank has exchanged so far, in all of its groups.
     pub fn traffic(&self) -> Traffic {
         self.seat.meter.total()
     }
 
-    /// Counts what a graph exchanges at each launch but the first: capturing it counted for that.
+    /// Adds what a graph exchanges to the count, for each launch but the first; capturing counted that.
     pub fn count_again(&self, traffic: Traffic) {
         self.seat.meter.count(traffic);
     }

@@ -1,4 +1,4 @@
-//! An NCCL communicator and events of its stream, safe to hold and to free, and the exchange of its unique
+//! An NCCL communicator and events on its stream, safe to hold and to free, and the exchange of its unique
 //! id. Errors are NCCL's messages, which the group wraps.
 
 use std::ffi::c_void;
@@ -11,18 +11,18 @@ use super::super::store::Store;
 use crate::Error;
 use crate::border::{Outcome, check};
 
-/// Bytes of the name by which members of a communicator find each other.
+/// Size of the NCCL unique id by which members of a communicator find each other, in bytes.
 const NAME_BYTES: usize = 128;
-/// How long a wait spins before it sleeps, and then sleeps between two looks.
+/// Duration for which a wait yields before it sleeps between polls.
 const SPIN: Duration = Duration::from_millis(2);
 const POLL: Duration = Duration::from_micros(200);
-/// How long the last bytes may take to leave before a communicator is freed.
+/// Timeout for sending the last bytes before a communicator is freed.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// The version of the NCCL that is loaded, such as 22809.
+/// Returns the version of the loaded NCCL, such as 22809.
 ///
 /// # Errors
-/// When there is none.
+/// When NCCL cannot be loaded.
 pub(super) fn version() -> Result<i32, Error> {
     let mut version = 0;
     // SAFETY: a place for the answer.
@@ -30,7 +30,7 @@ pub(super) fn version() -> Result<i32, Error> {
     Ok(version)
 }
 
-/// Looks until `is_done`, or fails at `deadline`.
+/// Polls until `is_done` is true, or fails at `deadline`.
 pub(super) fn await_until(
     deadline: Instant,
     mut is_done: impl FnMut() -> Result<bool, String>,
@@ -46,7 +46,7 @@ pub(super) fn await_until(
     Ok(())
 }
 
-/// The name that member 0 has drawn and left in the store under `key`.
+/// Returns the unique id that member 0 drew and wrote to the store under `key`.
 pub(super) fn agree_on_name(
     store: &Store,
     key: &str,
@@ -79,12 +79,12 @@ fn from_text(text: &str) -> Option<[u8; NAME_BYTES]> {
     bytes?.try_into().ok().filter(|_| text.len() == 2 * NAME_BYTES)
 }
 
-/// NCCL's or libtorch's words where it failed.
+/// Converts a failure to the message of NCCL or libtorch.
 fn checked(act: &'static str, outcome: Outcome) -> Result<(), String> {
     check(act, outcome).map_err(Error::into_message)
 }
 
-/// A communicator; freed with this.
+/// An NCCL communicator, freed on drop.
 #[derive(Debug)]
 pub(super) struct Link {
     pointer: Mutex<Pointer>,
@@ -98,7 +98,7 @@ struct Pointer(*mut c_void);
 unsafe impl Send for Pointer {}
 
 impl Link {
-    /// Begins to connect; it is settled when all members are there.
+    /// Begins to connect. The communicator is settled when all members have joined.
     pub(super) fn join(
         name: &[u8; NAME_BYTES],
         (place, size): (usize, usize),
@@ -113,7 +113,7 @@ impl Link {
         Ok(Self { pointer: Mutex::new(Pointer(pointer)), device_idx })
     }
 
-    /// The GPU's number on this machine.
+    /// Index of the GPU on this machine.
     pub(super) fn device_idx(&self) -> usize {
         self.device_idx
     }
@@ -122,7 +122,7 @@ impl Link {
         self.pointer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `call` use the communicator.
+    /// Calls `call` with the communicator.
     pub(super) fn call(
         &self,
         act: &'static str,
@@ -131,7 +131,7 @@ impl Link {
         checked(act, call(self.lock().0))
     }
 
-    /// Whether all that was requested so far is in the stream.
+    /// Whether all operations requested so far have been enqueued on the stream.
     pub(super) fn is_settled(&self) -> Result<bool, String> {
         let mut is_settled = false;
         // SAFETY: a live communicator and a place for the answer.
@@ -139,7 +139,7 @@ impl Link {
         Ok(is_settled)
     }
 
-    /// The moment behind all that is in the stream.
+    /// Records an event after all work enqueued on the stream.
     pub(super) fn mark(&self) -> Result<Mark, String> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a live communicator and a place for the result.
@@ -147,7 +147,7 @@ impl Link {
         Ok(Mark(Pointer(pointer)))
     }
 
-    /// Aborts operations in flight on this rank; no other can be started.
+    /// Aborts operations in flight on this rank; no other operation can be started.
     pub(super) fn give_up(&self) {
         // SAFETY: a live communicator.
         unsafe { border::rlt_nccl_give_up(self.lock().0) }
@@ -167,12 +167,12 @@ impl Drop for Link {
     }
 }
 
-/// A moment in a communicator's stream; its communicator outlives it.
+/// An event on a communicator's stream. The communicator must outlive it.
 #[derive(Debug)]
 pub(super) struct Mark(Pointer);
 
 impl Mark {
-    /// Whether the stream has passed it.
+    /// Whether the stream has passed the event.
     pub(super) fn is_past(&self) -> Result<bool, String> {
         let mut is_past = false;
         // SAFETY: a live mark and a place for the answer.
@@ -180,7 +180,7 @@ impl Mark {
         Ok(is_past)
     }
 
-    /// Makes later work of the computing stream wait for it.
+    /// Makes later work of the compute stream wait for the event.
     pub(super) fn compute_after(&self) -> Result<(), String> {
         // SAFETY: a live mark of a live communicator.
         checked("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })

@@ -1,4 +1,4 @@
-//! The store's handle for c10d: one function that C++ calls, with a reference to a connection.
+//! The store's handle for c10d: a function that C++ calls, with a reference to a connection.
 //! `csrc/collectives.cpp` wraps it as a `c10d::Store`.
 
 use std::ffi::{c_int, c_void};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::Connection;
 use super::wire::Operation;
 
-/// Takes `len` bytes, which are gone when it returns.
+/// Callback that copies `len` bytes, which are freed after it returns.
 type Take = unsafe extern "C" fn(into: *mut c_void, data: *const u8, len: usize);
 
-/// `StoreHandle` in collectives.cpp: a reference to a connection, which C++ drops once by `release`.
+/// `StoreHandle` in collectives.cpp: a reference to a connection, which C++ releases once by `release`.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::collectives) struct StoreHandle {
@@ -20,7 +20,7 @@ pub(in crate::collectives) struct StoreHandle {
     release: unsafe extern "C" fn(*const c_void),
 }
 
-/// `Asked` in collectives.cpp.
+/// `Asked` in collectives.cpp: one request to the store.
 #[derive(Debug)]
 #[repr(C)]
 struct Asked {
@@ -42,10 +42,10 @@ impl StoreHandle {
     }
 }
 
-/// Asks, and hands over the answer or what went wrong.
+/// Sends a request, and passes the answer or the error message to `take`.
 ///
 /// # Safety
-/// `connection` is that of a [`StoreHandle`] that was not released; `asked` holds as many bytes as it says;
+/// `connection` is that of a [`StoreHandle`] that was not released; `asked` has as many bytes as it says;
 /// `take` may be called with `into`.
 unsafe extern "C" fn ask(
     connection: *const c_void,

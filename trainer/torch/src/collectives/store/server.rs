@@ -1,4 +1,4 @@
-//! The store's server: values under names, in memory, with a thread for each connection. Clients define the
+//! The store's server: values under names, in memory, with one thread per connection. Clients define the
 //! meaning of values.
 
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use super::wire::{Answer, GREETING, Operation, Question};
 
-/// After a connection could not be taken, for want of file handles say.
+/// Pause after a connection could not be accepted, for example for lack of file handles.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of a connection's thread, which has at most one request.
+/// Stack size of a connection's thread, which handles one request at a time.
 const STACK_BYTES: usize = 256 << 10;
-/// The longest wait, so that a time can be computed from it.
+/// Longest wait, in milliseconds, so that adding it to a time does not overflow.
 const MAX_WAIT_MS: u64 = 7 * 24 * 3600 * 1000;
 
-/// A store that is served until it is dropped.
+/// A store's server, which runs until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     shared: Arc<Shared>,
@@ -34,16 +34,16 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Content {
     values: HashMap<Vec<u8>, Vec<u8>>,
-    /// Connections by their number, to be cut at the end.
+    /// Open connections by their number, to be closed at the end.
     connections: HashMap<u64, TcpStream>,
     num_connections: u64,
     is_over: bool,
 }
 
 impl Server {
-    /// Serves an empty store on all addresses at `port`, or with 0 at any free one.
+    /// Serves an empty store on all addresses at `port`, or at any free one if it is 0.
     pub(super) fn start(port: u16) -> io::Result<Self> {
-        // Where there is no IPv6, or it is another network, IPv4 alone.
+        // IPv4 alone, if the port cannot be bound over IPv6.
         let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
             .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))?;
         let port = listener.local_addr()?.port();
@@ -64,12 +64,12 @@ impl Drop for Server {
             let mut content = self.shared.lock();
             content.is_over = true;
             for connection in content.connections.values() {
-                // One that has ended already needs no cut.
+                // A connection that has already ended needs no shutdown.
                 let _ = connection.shutdown(Shutdown::Both);
             }
         }
         self.shared.changed.notify_all();
-        // A connection wakes the thread that accepts them.
+        // A connection wakes the thread that accepts connections.
         let loopback =
             [SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)), (Ipv6Addr::LOCALHOST, self.port).into()];
         let is_awake = loopback.iter().any(|address| TcpStream::connect_timeout(address, PAUSE).is_ok());
@@ -84,7 +84,7 @@ impl Shared {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a connection among those to be closed at the end; `None` if the server has ended.
+    /// Registers a connection to be closed at the end; `None` if the server has ended.
     fn admit(&self, stream: &TcpStream) -> Option<u64> {
         let kept = stream.try_clone().ok()?;
         let mut content = self.lock();
@@ -159,7 +159,7 @@ fn take_connections(listener: &TcpListener, shared: &Arc<Shared>) {
         let Some(number) = shared.admit(&stream) else { continue };
         let serving = Arc::clone(shared);
         let serve = move || {
-            // However it ends, there is no client left to report to.
+            // Whatever the error, there is no client left to report it to.
             let _ = serve(stream, &serving);
             serving.lock().connections.remove(&number);
         };

@@ -1,5 +1,5 @@
-//! The protocol of the store and its clients: one question, one answer, on a connection that opens with
-//! [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
+//! The protocol between the store and its clients: one question, one answer, on a connection that opens with
+//! [`GREETING`]. Numbers are little-endian. The server decides what is stored, and for how long.
 //!
 //! ```text
 //! question  operation: u8, milliseconds to wait: u64, name: u32 and bytes, value: u32 and bytes
@@ -8,28 +8,28 @@
 
 use std::io::{self, Read, Write};
 
-/// The first bytes of a client; other clients are disconnected.
+/// First bytes of a client; clients that send others are disconnected.
 pub(super) const GREETING: [u8; 8] = *b"rltstor1";
-/// The longest name or value. The longest in use are the addresses of a group's ranks, some hundred bytes
-/// each.
+/// Largest length of a name or value. The longest in use are the addresses of a group's ranks, some hundred
+/// bytes each.
 const MAX_BYTES: usize = 16 << 20;
 
-/// What a client requests.
+/// A client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Operation {
-    /// The value is kept under the name.
+    /// Stores the value under the name.
     Set = 1,
-    /// The same, unless it is set already; answers with its value.
+    /// Stores the value under the name unless it is set already; answers with the value afterwards.
     SetFirst = 2,
-    /// The value, a number in decimal digits, is added to that under the name; answers with the sum.
+    /// Adds the value, a decimal number, to that under the name; answers with the sum.
     Add = 3,
-    /// Answers with what is under the name, once something is.
+    /// Answers with the value under the name, waiting until it is set.
     Get = 4,
 }
 
 impl Operation {
-    /// In an error: what was tried on a name.
+    /// Verb of the operation on a name, for errors.
     pub(super) fn act(self) -> &'static str {
         match self {
             Self::Set | Self::SetFirst => "to set",
@@ -38,13 +38,13 @@ impl Operation {
         }
     }
 
-    /// By its number; `None` where there is no such.
+    /// Decodes the number of an operation; `None` for any other number.
     pub(super) fn from_number(number: u8) -> Option<Self> {
         [Self::Set, Self::SetFirst, Self::Add, Self::Get].into_iter().find(|one| *one as u8 == number)
     }
 }
 
-/// One question.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) operation: Operation,
@@ -53,14 +53,14 @@ pub(super) struct Question {
     pub(super) value: Vec<u8>,
 }
 
-/// One answer.
+/// An answer of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// What is under the name.
+    /// The value under the name.
     Value(Vec<u8>),
     /// The name was not set within the wait.
     Nothing,
-    /// Why it can not be done.
+    /// The request cannot be done, for this reason.
     Refused(String),
 }
 

@@ -8,11 +8,11 @@ use super::expression::{Answer, Bracket, Expression, Relation};
 use super::normal::{Fuel, normal};
 use super::numeric;
 
-/// Multiplications of terms in one comparison.
+/// Largest number of term multiplications in one comparison.
 const FUEL: u64 = 20_000;
 /// Largest number of values in a list whose order does not count.
 const MAX_UNORDERED: usize = 32;
-/// Fewest decimal places of a rounded value.
+/// Smallest number of decimal places of a rounded value.
 const MIN_PLACES: usize = 6;
 
 /// Whether an answer has the value of a ground truth.
@@ -128,7 +128,7 @@ impl Comparison {
     }
 }
 
-/// An assignment as its value where the other answer is no equation: `x = 5` as 5.
+/// Replaces an assignment by its value if the other answer is not an equation: `x = 5` by 5.
 fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answer) {
     let value = |answer: &'a Answer| match answer {
         Answer::Relation(sides, signs) if signs.iter().all(|sign| *sign == Relation::Equal) => {
@@ -147,7 +147,7 @@ fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answe
     }
 }
 
-/// A chain of equations as its ends: `y = 2 + 3 = 5` as `y = 5`.
+/// Reduces a chain of equations to its ends: `y = 2 + 3 = 5` to `y = 5`.
 fn shortened<'a>((sides, signs): (&'a [Answer], &[Relation])) -> (Vec<&'a Answer>, Vec<Relation>) {
     match sides {
         [first, .., last] if signs.iter().all(|sign| *sign == Relation::Equal) => {
@@ -157,7 +157,7 @@ fn shortened<'a>((sides, signs): (&'a [Answer], &[Relation])) -> (Vec<&'a Answer
     }
 }
 
-/// An inequality of one variable as an interval: `1 < x <= 2` as `(1, 2]`.
+/// Converts an inequality of one variable to an interval: `1 < x <= 2` to `(1, 2]`.
 fn interval(answer: &Answer) -> Option<Answer> {
     let Answer::Relation(sides, signs) = answer else { return Some(answer.clone()) };
     let is_variable = |side: &Answer| matches!(side, Answer::Expression(Expression::Name(_)));
@@ -195,7 +195,7 @@ fn is_rounded(decimal: &Expression, exact: &Expression) -> bool {
         return false;
     }
     let rational = normal(exact, &mut Fuel::new(FUEL)).and_then(|exact| exact.rational());
-    // Floating point has 15 digits, enough for the places that are compared.
+    // f64 has 15 digits, enough for the places that are compared.
     let is_constant = numeric::value(exact, 0) == numeric::value(exact, 1);
     let real =
         || numeric::value(exact, 0).filter(|exact| is_constant && exact.im == 0.0).map(|exact| exact.re);

@@ -5,18 +5,18 @@ use num_rational::BigRational;
 /// An expression with one value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expression {
-    /// A number as written.
+    /// A number literal.
     Number {
-        /// Exact value.
+        /// Exact value of the literal.
         value: BigRational,
-        /// Digits after the decimal point; 0 for whole numbers.
+        /// Number of digits after the decimal point; 0 for integers.
         places: usize,
     },
     /// A variable or a named constant (`pi`, `e`, `i`, `oo`).
     Name(String),
-    /// A sum.
+    /// A sum of terms.
     Sum(Vec<Expression>),
-    /// A product.
+    /// A product of factors.
     Product(Vec<Expression>),
     /// Numerator and denominator.
     Quotient(Box<Expression>, Box<Expression>),
@@ -47,7 +47,7 @@ impl Expression {
         Self::Sum(vec![self.clone(), other.clone().negated()])
     }
 
-    /// Whether it consists of names alone, as the left side of `x = 5` or `f(x) = 5` does.
+    /// Whether the expression consists of names only, like the left side of `x = 5` or `f(x) = 5`.
     pub(super) fn is_name(&self) -> bool {
         match self {
             Self::Name(_) => true,
@@ -80,7 +80,7 @@ impl Relation {
         }
     }
 
-    /// Whether it is `<` or `>`.
+    /// Whether the sign is `<` or `>`.
     pub(super) fn is_strict(self) -> bool {
         matches!(self, Self::Less | Self::Greater)
     }
@@ -95,10 +95,10 @@ pub(super) enum Bracket {
     Square,
 }
 
-/// An answer.
+/// A parsed answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
-    /// One value.
+    /// A single value.
     Expression(Expression),
     /// Lower-case letters and digits of a text.
     Text(String),

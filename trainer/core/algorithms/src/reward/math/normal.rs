@@ -14,7 +14,7 @@ use super::expression::Expression;
 pub(super) use polynomial::Fuel;
 use polynomial::{Atom, Exponent, Polynomial};
 
-/// Largest exponent to which a sum is multiplied out.
+/// Largest exponent for which the power of a sum is expanded.
 const MAX_EXPANDED: u64 = 40;
 
 /// A quotient of polynomials. A denominator of one term is 1, since it is multiplied into the numerator.
@@ -45,7 +45,7 @@ impl Normal {
         Some(self.above.times(&other.below, fuel)? == other.above.times(&self.below, fuel)?)
     }
 
-    /// Whether a term was not taken apart, so that unequal normal forms may have equal values.
+    /// Whether the normal form has an opaque term, so that unequal normal forms may have equal values.
     pub(super) fn is_opaque(&self) -> bool {
         self.above.is_opaque() || self.below.is_opaque()
     }
@@ -54,7 +54,7 @@ impl Normal {
         self.above.is_zero()
     }
 
-    /// The value of a rational number.
+    /// Returns the value if it is a rational number.
     pub(super) fn rational(&self) -> Option<BigRational> {
         if self.is_zero() {
             return Some(BigRational::zero());
@@ -63,7 +63,7 @@ impl Normal {
         (self.below == Polynomial::one() && monomial.is_one()).then(|| coefficient.clone())
     }
 
-    /// A text that is the same for equal polynomials.
+    /// Returns a text that is the same for equal numerators and equal denominators.
     pub(super) fn key(&self) -> String {
         if self.below == Polynomial::one() {
             self.above.key()
@@ -88,7 +88,7 @@ impl Normal {
         Self::new(self.above.times(&other.below, fuel)?, self.below.times(&other.above, fuel)?, fuel)
     }
 
-    /// The power with a rational exponent.
+    /// Returns the power with a rational exponent.
     fn power(&self, exponent: &BigRational, fuel: &mut Fuel) -> Option<Self> {
         let opaque = |base: &Self| {
             Some(Self::of(Polynomial::atom(Atom::Opaque(format!("({})^({exponent})", base.key())))))
@@ -116,8 +116,7 @@ impl Normal {
     }
 }
 
-/// The normal form of an expression. Returns `None` if it has none (a division by 0) or is too large for the
-/// fuel.
+/// Returns the normal form of an expression; `None` if it has none (a division by 0) or exceeds the fuel.
 pub(super) fn normal(expression: &Expression, fuel: &mut Fuel) -> Option<Normal> {
     fuel.spend(1)?;
     Some(match expression {

@@ -19,7 +19,7 @@ use super::token::{Token, tokens};
 
 /// Deepest nesting of brackets and arguments.
 const MAX_DEPTH: usize = 30;
-/// Most operators that put one expression into another without brackets.
+/// Largest number of operators that nest one expression in another without brackets.
 const MAX_NESTING: usize = 60;
 /// Largest argument of a factorial or a binomial coefficient that is computed.
 const MAX_FACTORIAL: u32 = 500;
@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Option<Answer> {
     if !tokens.contains(&Token::Sign("+-")) {
         return Parser::new(tokens).answer();
     }
-    // Both signs: the two values of `1 \pm \sqrt{2}`.
+    // The sign stands for both values, such as those of `1 \pm \sqrt{2}`.
     let with = |sign| {
         let exchange =
             |token: &Token| if *token == Token::Sign("+-") { Token::Sign(sign) } else { token.clone() };
@@ -253,7 +253,7 @@ fn times(left: Expression, right: Expression) -> Expression {
     }
 }
 
-/// The value of a small whole number.
+/// Returns the value of a small integer.
 fn small(expression: &Expression) -> Option<u32> {
     match expression {
         Expression::Number { value, places: 0 } => {
@@ -280,7 +280,7 @@ fn binomial(above: Expression, below: Expression) -> Expression {
     }
 }
 
-/// The product of the numbers from `first` to `last`.
+/// Returns the product of the integers from `first` to `last`.
 fn product_of(first: u32, last: u32) -> Expression {
     let product = (first.max(1)..=last).fold(num_bigint::BigInt::from(1), |product, factor| product * factor);
     Expression::Number { value: product.into(), places: 0 }

@@ -21,12 +21,12 @@ pub(super) enum Token {
     End,
 }
 
-/// Length of the longest answer that is read, in bytes.
+/// Largest length of an answer that is parsed, in bytes.
 const MAX_BYTES: usize = 2000;
-/// Separators of thousands.
+/// Separators of thousands in numbers.
 const THOUSANDS: [&str; 6] = ["{,}", ",\\!", "\\!", "\\,", "\\ ", ","];
 
-/// Splits an answer into tokens. Returns `None` for characters and commands that are not known.
+/// Splits an answer into tokens. Returns `None` for unknown characters and commands.
 pub(super) fn tokens(text: &str) -> Option<Vec<Token>> {
     if text.len() > MAX_BYTES {
         return None;

@@ -1,14 +1,14 @@
-//! Normalises LaTeX answers, so that equal answers become equal text.
+//! Normalisation of LaTeX answers, after which equal answers are equal text.
 //!
-//! The order of the rules matters and is the benchmark's own. Where its program would stop with an error (a
-//! `\frac` without arguments, two units), the pair is compared as it was written.
+//! The order of the rules matters and is that of the benchmark. Where its program would fail (a `\frac`
+//! without arguments, two units), the pair is compared without normalisation.
 //!
-//! Most rules touch few answers, so each is tried only where a byte that it needs occurs at all, and text is
+//! Most rules apply to few answers, so each is tried only if a byte that it needs occurs at all, and text is
 //! copied only when it changes.
 
 use std::borrow::Cow;
 
-/// Whether two answers are the same after normalisation, or literally when one of them cannot be normalised.
+/// Whether two answers are equal after normalisation, or literally if one of them cannot be normalised.
 pub fn are_equivalent(left: &str, right: &str) -> bool {
     if left == right {
         return true;
@@ -19,13 +19,14 @@ pub fn are_equivalent(left: &str, right: &str) -> bool {
     }
 }
 
-/// The normal form of an answer, or the answer itself where it has none: equivalent answers are equal text.
+/// Returns the normal form of an answer, or the answer itself if it has none: equivalent answers are equal
+/// text.
 pub fn canonical(answer: &str) -> Cow<'_, str> {
     normalised(answer).unwrap_or(Cow::Borrowed(answer))
 }
 
-/// `(a byte that has to occur, written, read as)`, applied one after the other over the whole text. No rule
-/// introduces the byte of a later rule, except zeros, which no rule needs.
+/// Replacements `(byte that must occur, old text, new text)`, applied one after the other over the whole
+/// text. No rule introduces the byte of a later rule, except zeros, which no rule needs.
 const REPLACEMENTS: [(u8, &str, &str); 10] = [
     (b'\n', "\n", ""),
     (b'!', "\\!", ""),
@@ -38,11 +39,11 @@ const REPLACEMENTS: [(u8, &str, &str); 10] = [
     (b'^', "^\\circ", ""),
     (b'$', "\\$", ""),
 ];
-/// The same, after units are dropped.
+/// Replacements like [`REPLACEMENTS`] that are applied after units are removed.
 const LATE_REPLACEMENTS: [(u8, &str, &str); 3] =
     [(b'%', "\\%", ""), (b'.', " .", " 0."), (b'.', "{.", "{0.")];
 
-/// Which bytes occur in a text.
+/// The set of bytes that occur in a text.
 #[derive(Clone, Copy)]
 struct Bytes([u64; 4]);
 
@@ -98,14 +99,14 @@ fn replace_all(text: &mut Cow<'_, str>, rules: &[(u8, &str, &str)], bytes: Bytes
     }
 }
 
-/// Answers are short: looking for the first byte everywhere is quicker than preparing a search.
+/// Whether `written` occurs in `text`. Answers are short, so a search for its first byte is quickest.
 fn occurs(written: &str, text: &str) -> bool {
     let (written, text) = (written.as_bytes(), text.as_bytes());
     let starts_at = |idx: usize| text[idx] == written[0] && text[idx..].starts_with(written);
     (0..text.len()).any(starts_at)
 }
 
-/// A part of the text, borrowed where the text is.
+/// Applies `part` to a text, without a copy if the text is borrowed.
 fn mapped(text: Cow<'_, str>, part: fn(&str) -> Option<&str>) -> Option<Cow<'_, str>> {
     match text {
         Cow::Borrowed(text) => part(text).map(Cow::Borrowed),
@@ -119,14 +120,14 @@ fn has_bare_fraction(text: &str) -> bool {
     text.ends_with("\\frac") || text.as_bytes().windows(6).any(is_bare)
 }
 
-/// Drops the text after `\text{ `, which the benchmark writes before units only.
+/// Removes the text after `\text{ `, which the benchmark uses before units only.
 fn without_unit(text: &str) -> Option<&str> {
     let mut parts = text.split("\\text{ ");
     let number = parts.next()?;
     (parts.count() <= 1).then_some(number)
 }
 
-/// Drops a left-hand side of at most two characters: `k = 3` is `3`.
+/// Removes a left-hand side of at most two characters: `k = 3` becomes `3`.
 fn without_variable(text: &str) -> Option<&str> {
     Some(match text.split_once('=') {
         Some((variable, value)) if variable.chars().count() <= 2 && !value.contains('=') => value,
@@ -134,7 +135,7 @@ fn without_variable(text: &str) -> Option<&str> {
     })
 }
 
-/// `\sqrt3` becomes `\sqrt{3}`.
+/// Adds braces to roots: `\sqrt3` becomes `\sqrt{3}`.
 fn with_braced_roots(text: &str) -> Option<String> {
     let mut parts = text.split("\\sqrt");
     let mut out = parts.next()?.to_owned();
@@ -147,7 +148,7 @@ fn with_braced_roots(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// `\frac12` and `\frac1{2}` become `\frac{1}{2}`.
+/// Adds braces to fractions: `\frac12` and `\frac1{2}` become `\frac{1}{2}`.
 fn with_braced_fractions(text: &str) -> Option<String> {
     let mut parts = text.split("\\frac");
     let mut out = parts.next()?.to_owned();
@@ -166,7 +167,7 @@ fn with_braced_fractions(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// An argument of one character in braces; an opening brace stays, since its argument follows in the rest.
+/// Puts an argument of one character into braces; an opening brace is kept, since its argument follows.
 fn braced(argument: char) -> String {
     if argument == '{' { "{".to_owned() } else { format!("{{{argument}}}") }
 }
@@ -176,14 +177,14 @@ fn split_first(text: &str) -> Option<(char, &str)> {
     Some((characters.next()?, characters.as_str()))
 }
 
-/// `3/4` of two plainly written integers as a fraction.
+/// Converts `3/4` of two plainly written integers to a fraction.
 fn slash_as_fraction(text: &str) -> Option<String> {
     let (numerator, denominator) = text.split_once('/')?;
     let both = is_plain_integer(numerator) && is_plain_integer(denominator);
     both.then(|| format!("\\frac{{{numerator}}}{{{denominator}}}"))
 }
 
-/// An integer as a program prints it: no plus sign, no leading zeros, no `-0`.
+/// Whether a text is an integer as a program prints it: no plus sign, no leading zeros, no `-0`.
 fn is_plain_integer(text: &str) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

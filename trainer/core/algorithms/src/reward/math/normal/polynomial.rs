@@ -6,15 +6,15 @@ use num_bigint::BigInt;
 use num_rational::{BigRational, Ratio};
 use num_traits::{CheckedAdd, CheckedMul, One, Zero};
 
-/// The exponent of a generator.
+/// Exponent of a generator.
 pub(in super::super) type Exponent = Ratio<i64>;
 
 /// Largest numerator and denominator of an exponent.
 const MAX_EXPONENT: i64 = 100_000;
-/// Most bits of a numerator or denominator.
+/// Largest number of bits of a numerator or denominator.
 const MAX_BITS: u64 = 4096;
 
-/// Work that may still be done, in multiplications of terms.
+/// Remaining work of a comparison, in multiplications of terms.
 #[derive(Debug)]
 pub(in super::super) struct Fuel(u64);
 

@@ -8,12 +8,13 @@ use num_traits::{One, Signed, ToPrimitive, Zero};
 
 use super::polynomial::{Atom, Exponent, Fuel, Monomial, Polynomial, bounded, integer_power};
 
-/// Largest prime that is looked for in a radicand.
+/// Largest prime factor that is searched for in a radicand.
 const MAX_PRIME: u32 = 1000;
-/// Largest power that is looked for in what is left of a radicand.
+/// Largest power that is searched for in the rest of a radicand.
 const MAX_DEGREE: u32 = 6;
 
-/// The power of `coefficient * monomial`. Returns `None` where it is no term: the term is then opaque.
+/// Returns the power of `coefficient * monomial`; `None` if it cannot be expressed as a term, which is then
+/// opaque.
 ///
 /// Odd roots of negative numbers are real: the cube root of -8 is -2.
 pub(super) fn power_of_term(
@@ -67,8 +68,8 @@ fn imaginary(power: i64) -> Monomial {
     Monomial(BTreeMap::from([(Atom::Imaginary, Ratio::from_integer(power))]))
 }
 
-/// The prime factors of a positive number with their powers. A factor without small primes is left whole, as
-/// the power of its root where it has one.
+/// Factors a positive number into primes with their powers. A factor without small primes is not split; it is
+/// the power of its root if it has one.
 fn primes(number: &BigInt, fuel: &mut Fuel) -> Option<Vec<(BigInt, i64)>> {
     let (mut rest, mut factors) = (number.clone(), Vec::new());
     for candidate in 2..=MAX_PRIME {
