@@ -82,12 +82,12 @@ impl OwnExperts {
     }
 }
 
-/// Which values of a buffer's parameters are local to this rank before FSDP shards them.
+/// Local values of a buffer's parameters on this rank, before FSDP shards them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Share<'a> {
     /// All of each parameter.
     Whole,
-    /// Those of some experts.
+    /// The values of some experts.
     Experts(OwnExperts),
     /// A tensor-parallel shard of each parameter.
     Cut(&'a ParameterCuts),
