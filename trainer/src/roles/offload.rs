@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::roles::optim::{AdamW, AdamWOptions, OptimError};
 
-/// Which tensors are offloaded, and the folder whose unlinked files hold them on the CPU.
+/// Choice of the tensors that are offloaded, and the folder whose unlinked files hold them on the CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Offload {
     spec: OffloadSpec,

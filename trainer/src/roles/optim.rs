@@ -32,7 +32,7 @@ pub enum OptimError {
     /// A tensor operation of libtorch failed.
     #[error("failed to {act} {name}")]
     Tensor {
-        /// The operation.
+        /// Name of the operation, as an imperative.
         act: &'static str,
         /// Name of the parameter.
         name: String,

@@ -44,7 +44,7 @@ pub struct StepContext {
     sampling_hooks: RefCell<Vec<Hook>>,
 }
 
-/// What has been recorded of a step so far.
+/// Record of a step up to now.
 #[derive(Debug)]
 struct StepRecord {
     clock: PhaseClock,

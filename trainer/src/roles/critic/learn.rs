@@ -196,8 +196,8 @@ impl CriticReport {
 /// Targets of the critic, one number for each completion token of the batch.
 #[derive(Clone, Copy)]
 struct Targets<'a> {
-    /// Values before the update.
+    /// Value of each token before the update.
     values: &'a [f64],
-    /// Returns.
+    /// Return of each token, to which the values are fitted.
     returns: &'a [f64],
 }

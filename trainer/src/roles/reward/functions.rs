@@ -79,7 +79,7 @@ pub enum RewardSetupError {
         location: RowLocation,
         /// The function's name in the manifest.
         name: String,
-        /// The mismatch.
+        /// How the ground truth does not fit.
         #[source]
         source: RewardError,
     },

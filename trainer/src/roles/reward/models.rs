@@ -101,9 +101,9 @@ pub enum RewardModelError {
     Vocabulary {
         /// Name of the reward function.
         name: String,
-        /// What the policy's vocabulary needs.
+        /// Requirement of the policy's vocabulary that the model misses.
         expected: String,
-        /// What the model's vocabulary has.
+        /// Property of the model's vocabulary that differs.
         got: String,
     },
     /// The model judges full completions, but the manifest asks for steps.
