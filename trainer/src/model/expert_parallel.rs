@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! before_experts   attention's output, norm, router -> a row for each choice, sorted by expert [n, d]
-//! experts_of_rows  rows of any tokens for own experts, [m, d] to [m, d]
-//! after_experts    weighed sum of each token's rows, block beside the experts, residual sum [t, d]
+//! experts_of_rows  local experts on rows of any rank's tokens, [m, d] to [m, d]
+//! after_experts    weighted sum of each token's rows, shared expert, residual sum [t, d]
 //! ```
 //! Each part is an autograd graph of its own. Together they compute [`DecoderLayer::forward`]; the exchange
 //! is in `actor::layer_schedule::experts`.
@@ -50,8 +50,8 @@ impl DecoderLayer {
         Some(BeforeExperts { hidden_td, normed_td, routes, rows_nd })
     }
 
-    /// The outputs of the local experts, those of `shard`, for their sorted `rows`: `[m, d]` to `[m, d]`. A
-    /// layer without experts returns a copy of its input.
+    /// The outputs of the local experts, those of `shard`, for their sorted `rows`: `[m, d]` to `[m, d]`.
+    /// Without rows, or in a layer without experts, returns a copy of the input.
     pub(crate) fn experts_of_rows(
         &self,
         x_md: &Tensor,

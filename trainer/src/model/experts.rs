@@ -116,7 +116,7 @@ impl Mixture {
         Routes { probabilities_te, weights_tk, choices, rows }
     }
 
-    /// Chooses the best experts by their scores on the host; the first result are the choices as i64 [t, k].
+    /// Chooses the best experts by their scores on the host; the first result is i64 [t, k].
     fn chosen(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> (Tensor, Choices, ExpertRows) {
         let compared_te = self.choice(scores_te, choice_bias).unwrap_or_else(|| scores_te.detach());
         let (_, order_te) = compared_te.sort_stable(true, -1, true);

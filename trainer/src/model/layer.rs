@@ -349,7 +349,7 @@ impl DecoderLayer {
         self.shape.activation
     }
 
-    /// Number of tokens that a query attends to, itself included; `None` for all tokens before it.
+    /// Number of tokens that a query attends to, itself included; `None` if it attends to all before it.
     pub fn window(&self) -> Option<i64> {
         self.shape.window
     }

@@ -53,7 +53,7 @@ pub struct LoraConfig {
     pub target_parameters: Vec<String>,
     /// Linear layers that get none although `targets` matches them.
     pub exclude: Option<ModuleMatch>,
-    /// Probability with which an input of A is dropped in a forward pass that has a dropout seed.
+    /// Probability with which an input of A, or an output of B, is dropped in a pass that has a dropout seed.
     pub dropout: f64,
     /// Initialisation of A and B.
     pub init: LoraInit,

@@ -1,4 +1,4 @@
-//! Experts that a checkpoint holds in MXFP4 (GPT-OSS), dequantized to bf16 as they are read.
+//! Experts that a checkpoint holds in MXFP4 (GPT-OSS), dequantized as they are read.
 //!
 //! ```text
 //! X_blocks [e, out, in / 32, 16] u8   two numbers a byte, the first in the lower half

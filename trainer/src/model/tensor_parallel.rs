@@ -2,12 +2,12 @@
 //! shard of the weights, and the embedding likewise:
 //!
 //! ```text
-//! normed_input            the norm before attention                     whole on every rank
-//! queries_keys_values     q, k, v of own heads, rotated                 of the normed input
+//! attention_input         the norm before attention                     full on every rank
+//! queries_keys_values     q, k, v of local heads, rotated               of the normed input
 //! attention_part          o                                             a summand of [t, d]
-//! after_attention_sum     residual sum, norm before the block           whole on every rank
-//! feed_forward_part       gate, up, down of own width                   a summand of [t, d]
-//! after_feed_forward_sum  residual sum                                  whole on every rank
+//! after_attention_sum     residual sum, norm before the block           full on every rank
+//! feed_forward_part       gate, up, down of local width                 a summand of [t, d]
+//! after_feed_forward_sum  residual sum                                  full on every rank
 //! ```
 //! Each part is an autograd graph of its own. Together they compute [`DecoderLayer::forward`]; the exchange
 //! is in `actor::layer_schedule::tensor`, the shards of weights in [`super::tp_cuts`].

@@ -2,11 +2,11 @@
 //! [`TpCut`], by the names of a checkpoint. The exchange is in `actor::layer_schedule::tensor`.
 //!
 //! ```text
-//! q, k, v, gate, up    rows of own heads and width, with their biases    (column-parallel)
-//! o, down              columns of own heads and width; biases are whole  (row-parallel)
-//! embedding, head      rows of own tokens
-//! norms, value head    whole
-//! adapter              of rows: A whole, B's rows;  of columns: A's columns, B whole
+//! q, k, v, gate, up    rows of local heads and width, with their biases   (column-parallel)
+//! o, down              columns of local heads and width; biases are full  (row-parallel)
+//! embedding, head      rows of local tokens
+//! norms, value head    full
+//! adapter              of row shards: full A, rows of B;  of column shards: columns of A, full B
 //! ```
 //! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
 //! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
@@ -204,7 +204,7 @@ impl PlaceCuts {
         whole
     }
 
-    /// Number of values in the largest rank's shard of a parameter of the full size `whole`.
+    /// Number of values in the largest of the ranks' shards of a parameter of the full size `whole`.
     pub(crate) fn longest(&self, whole: &[i64]) -> i64 {
         self.of_places.iter().map(|cut| cut.shape(whole).iter().product()).max().unwrap_or(0)
     }

@@ -2,13 +2,13 @@
 //! that it multiplies. The collectives are elsewhere.
 //!
 //! ```text
-//! q, k, v       rows of own heads       -> queries of own heads, keys and values that these attend to
-//! latents       whole on each rank; what expands them as q, k and v
-//! o             columns of own heads    -> a summand of the output, which one shard gives its bias
-//! gate, up      rows of own width       -> own part of the feed-forward block
-//! down          columns of own width    -> a summand of the output, likewise
-//! experts       as gate, up and down    -> the same of every expert; the router is whole on each rank
-//! head          rows of own tokens      -> logits of own tokens
+//! q, k, v       rows of local heads       -> queries of local heads, keys and values that these attend to
+//! latents       full on each rank; their expansion is sharded as q, k and v
+//! o             columns of local heads    -> a summand of the output; the first rank's has the bias
+//! gate, up      rows of local width       -> local width of the feed-forward block
+//! down          columns of local width    -> a summand of the output; the first rank's has the bias
+//! experts       as gate, up and down, for every expert; the router is full on each rank
+//! head          rows of local tokens      -> logits of local tokens
 //! ```
 
 use std::ops::Range;

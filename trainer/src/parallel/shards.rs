@@ -2,11 +2,11 @@
 //! unsharded only while something computes with it.
 //!
 //! ```text
-//! sharded         shard [n / dp_shard] on each rank; gradient and optimizer moments are as long
-//! prefetch(unit)  whole <- all-gather of the shards, while another layer computes
-//! unshard(unit)   waits: the parameters, views of the whole, can be read
-//! reshard(unit)   the whole is freed
-//! backward        gradients add up in a whole buffer -> reduce-scatter -> gradient shard
+//! sharded         shard [n / dp_shard] on each rank; gradient and optimizer moments have its length
+//! prefetch(unit)  unit <- all-gather of the shards, while another layer computes
+//! unshard(unit)   waits: the parameters, views of the unsharded buffer, can be read
+//! reshard(unit)   the unsharded buffer is freed
+//! backward        gradients accumulate in an unsharded buffer -> reduce-scatter -> gradient shard
 //! ```
 //! With `training.offload` shards are in offload storage: a unit is prefetched from there, an update fetches
 //! this rank's pieces buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 a

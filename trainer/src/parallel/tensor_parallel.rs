@@ -48,7 +48,7 @@ impl TensorParallelRanks {
 }
 
 impl Ranks {
-    /// Connects tensor-parallel groups of `tp` adjacent ranks; the result are the ranks with this rank's
+    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's
     /// index in their groups. Collective, once.
     ///
     /// # Errors

@@ -60,7 +60,8 @@ pub struct Copying {
     pub folder: PathBuf,
     /// Whether the copy is offloaded, if the actor is sharded.
     pub is_offloaded: bool,
-    /// Storage and compute dtype of the copy; `None` means the actor's compute dtype.
+    /// Compute dtype of the copy, and its storage dtype unless `keeps_master`; `None` means the actor's
+    /// compute dtype.
     pub compute: Option<Kind>,
     /// Ranks over which the copy is sharded, if the actor is; `None` means the actor's.
     pub mesh: Option<Rc<MeshRanks>>,

@@ -36,7 +36,7 @@ pub enum DatasetFilesError {
     /// The README is too long to be read.
     #[error("README.md has {num_bytes} bytes, expected at most {}", super::MAX_README_BYTES)]
     LongReadme {
-        /// Length of the README.
+        /// Length of the README in bytes.
         num_bytes: u64,
     },
     /// The head of the README is not valid YAML of the expected form.

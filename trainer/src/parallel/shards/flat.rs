@@ -1,9 +1,9 @@
 //! The parameters of one FSDP unit as a flat buffer, of which this rank holds a shard.
 //!
 //! ```text
-//! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
+//! parameters   |  a  |    b    | c |        each a view of `whole`, also while its memory is freed
 //! whole        [.....|.........|...]pad
-//! shards       [   0   |   1   |   2   ]    of one length; a piece is a parameter's part in a shard
+//! shards       [   0   |   1   |   2   ]    of equal length; a piece is a parameter's range in a shard
 //! ```
 //! The buffer `whole` is gathered in the compute dtype, or in the master dtype of the shards. Gradients are
 //! always in the master dtype.

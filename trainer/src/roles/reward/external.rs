@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rollout --finished completion--> Judging::submit -> requests of a full batch -> verdicts
-//! rewards role --------------------------------------> Judging::finish (the rest, and what is missing)
+//! rewards role --------------------------------------> Judging::finish (the rest, then missing verdicts)
 //! ```
 //! A completion is sent as soon as it is sampled, so that servers judge while the rest of the batch is still
 //! being generated. Verdicts are stored by sample, so their order does not matter. [`Judging::finish`]

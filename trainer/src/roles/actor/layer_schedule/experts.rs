@@ -3,10 +3,10 @@
 //! graphs, with an all-to-all on either side of the experts:
 //!
 //! ```text
-//! own tokens      attention's output -> norm, router -> rows  |          returned -> weighed sum -> output
+//! local tokens    attention's output -> norm, router -> rows  |         returned -> weighted sum -> output
 //!                                                             |             ^
 //! all-to-all      counts, then rows                           v             |
-//! own experts                                             received -> experts -> computed
+//! local experts                                           received -> experts -> computed
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
 //! of autograd's graph, so that a lost rank is an error that names it. A rank without tokens makes the same

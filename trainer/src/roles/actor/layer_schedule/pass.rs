@@ -3,10 +3,10 @@
 //! with an all-to-all on either side of attention:
 //!
 //! ```text
-//! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
+//! local tokens    input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
 //!                                                 |                 ^
 //! all-to-all                                      v                 |
-//! own heads                                    gathered -> attention -> attended
+//! local heads                                  gathered -> attention -> attended
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
 //! of autograd's graph, so that a lost rank is an error that names it. With expert parallelism the part after
@@ -169,7 +169,7 @@ impl Exchanged {
 }
 
 /// Splits queries `[t, h, w]`, keys and values `[t, k, w]` of local tokens into one block for each of
-/// `num_ranks`, `[n, t, g + 2 j, w]`. The second result are the numbers of heads in a block: g, j and j. A
+/// `num_ranks`, `[n, t, g + 2 j, w]`. The second result is the numbers of heads in a block: g, j and j. A
 /// block has a rank's share of the query heads, and the key heads that they attend to. If there are fewer key
 /// heads than ranks, several ranks get the same one.
 fn split_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {

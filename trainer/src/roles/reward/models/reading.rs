@@ -13,7 +13,7 @@ pub(super) struct Reader {
     pub input: RewardModelInput,
     /// The model's tokenizer if it reads text, else the policy's.
     pub tokenizer: Tokenizer,
-    /// Steps of a process reward model; `None` for a model of full completions.
+    /// How a process reward model splits completions into steps; `None` for a model of full completions.
     pub steps: Option<StepRewardSpec>,
     /// Largest number of tokens of an input. Longer inputs are cut at their beginning.
     pub max_tokens: usize,

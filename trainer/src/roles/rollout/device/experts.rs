@@ -2,7 +2,7 @@
 //! distributed over experts, and four more with a shared expert.
 //!
 //! ```text
-//! router, choice, rows sorted by expert, gate and up of rows, gate, down of rows, sum with what is beside
+//! router, choice, rows sorted by expert, gate and up of rows, gate, down of rows, sum with shared expert
 //! ```
 //! With tensor parallelism ranks have shards of each expert; the caller all-reduces the sums. Shapes: k
 //! experts a token, n = rows * k.

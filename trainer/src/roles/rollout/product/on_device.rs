@@ -3,7 +3,7 @@
 //! ```text
 //! base       dense weights side by side as one product; quantized ones as one kernel for few rows, else
 //!            dequantized side by side and multiplied
-//! adapters   x A^T, A of all one below the other; + (x A^T) B^T, each B in its own columns and rows:
+//! adapters   x A^T, all A stacked; + (x A^T) B^T, each B in the rows and columns of its adapter:
 //!
 //!              B_q  0   0                two launches, however many projections are fused; s is folded into
 //!              0    B_k 0                B before it is rounded
@@ -28,7 +28,8 @@ use crate::roles::rollout::wide_heads::HeadLayout;
 pub(in crate::roles::rollout) struct DeviceProduct {
     parts: Vec<Part>,
     bases: Vec<Base>,
-    /// A [all ranks, in] and B [all ranks, all outputs] of all adapters, in the compute dtype.
+    /// A `[r, in]` and B `[r, all outputs]` of all adapters, in the compute dtype; r is the sum of the
+    /// adapters' ranks.
     adapter: Option<[Tensor; 2]>,
     /// Factor of the output.
     scale: f64,
