@@ -48,8 +48,8 @@ impl TensorParallelRanks {
 }
 
 impl Ranks {
-    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's
-    /// index in their groups. Collective, once.
+    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's index in
+    /// their groups. Collective, once.
     ///
     /// # Errors
     /// [`RankError`] when `tp` does not divide the ranks, or one is lost.

@@ -60,8 +60,7 @@ impl TpGroup {
         Ok(all)
     }
 
-    /// All-gathers softmax statistics of the ranks' shards of the vocabulary, `[4, n]`, to `[num_shards, 4,
-    /// n]`.
+    /// All-gathers softmax statistics, `[4, n]`, of the ranks' vocabulary shards to `[num_shards, 4, n]`.
     ///
     /// # Errors
     /// [`CollectiveError`] when a rank is lost.
