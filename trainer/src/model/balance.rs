@@ -4,12 +4,13 @@
 //! ```text
 //! loss = E sum_e f_e P_e     f_e choices of expert e, P_e its probability, means over tokens and layers
 //! ```
-//! Perfect balance gives the number of experts a token has. Choices have no gradient, so that the
-//! derivative by a token's probability of expert e is E f_e / rows. It needs the choices of the whole
-//! update before the first backward pass; they are counted in a separate pass ([`RouterTap::counting`]), so
-//! that neither the split into micro-batches nor the number of ranks changes the gradient.
+//! Perfect balance gives the number of experts a token has. Choices have no gradient, so the derivative with
+//! respect to a token's probability of expert e is E f_e / rows. It needs the choices of the whole update
+//! before the first backward pass. They are counted in a separate pass ([`RouterTap::counting`]), so that
+//! neither the split into micro-batches nor the number of ranks changes the gradient.
 //!
-//! Tokens are those that predict one; a prompt that several completions share counts once for each of them.
+//! Only tokens that predict a token count; a prompt that several completions share counts once for each of
+//! them.
 //! Shapes: t tokens, e experts.
 
 use std::cell::RefCell;
@@ -18,24 +19,24 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::experts::{Choices, Routes};
 
-/// The routers' choices: sums over the tokens of all layers that have experts.
+/// Choices of the routers, summed over the tokens of all layers that have experts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterLoad {
-    /// Tokens, once for each layer.
+    /// Number of tokens; each counts once for each layer.
     pub num_rows: f64,
-    /// Choices of each expert.
+    /// Number of times that each expert was chosen, `[e]`.
     pub chosen: Vec<f64>,
-    /// Probabilities of each expert.
+    /// Sum of each expert's probabilities, `[e]`.
     pub probabilities: Vec<f64>,
 }
 
 impl RouterLoad {
-    /// Of no tokens yet.
+    /// The load of no tokens.
     pub fn of_none(num_experts: usize) -> Self {
         Self { num_rows: 0.0, chosen: vec![0.0; num_experts], probabilities: vec![0.0; num_experts] }
     }
 
-    /// The loss, before its coefficient; 0 without tokens.
+    /// The auxiliary loss before its coefficient; 0 without tokens.
     pub fn loss(&self) -> f64 {
         let products = self.chosen.iter().zip(&self.probabilities);
         let sum: f64 = products.map(|(chosen, probability)| chosen * probability).sum();
@@ -43,14 +44,14 @@ impl RouterLoad {
         self.chosen.len() as f64 * sum / (rows * rows)
     }
 
-    /// The derivative of `factor` times the loss by a token's probability of each expert.
+    /// The derivative of `factor` times the loss with respect to a token's probability of each expert, `[e]`.
     pub fn slopes(&self, factor: f64) -> Vec<f32> {
         let rows = self.num_rows.max(1.0);
         let of_choice = factor * self.chosen.len() as f64 / (rows * rows);
         self.chosen.iter().map(|chosen| (of_choice * chosen) as f32).collect()
     }
 
-    /// The load of the busiest expert by the mean of all; 1 is balance.
+    /// The load of the busiest expert, divided by the mean load; 1 is balance.
     pub fn imbalance(&self) -> f64 {
         let most = self.chosen.iter().copied().fold(0.0, f64::max);
         let all: f64 = self.chosen.iter().sum();
@@ -66,7 +67,7 @@ impl std::ops::AddAssign for RouterLoad {
     }
 }
 
-/// An observer of the routes of a pass.
+/// An observer of the routes of a pass: it counts them, or computes their loss.
 #[derive(Debug)]
 pub struct RouterTap {
     /// How often each token of this rank counts, f32 [t].
@@ -77,7 +78,7 @@ pub struct RouterTap {
 #[derive(Debug)]
 enum UseOfRoutes {
     Count(RefCell<RouterLoad>),
-    /// The same on a GPU: rows, choices and probabilities, f64 `[1 + 2 e]`.
+    /// Sums on a GPU: rows, choices and probabilities, f64 `[1 + 2 e]`.
     CountThere(RefCell<Tensor>),
     Balance {
         /// [`RouterLoad::slopes`], f32 [e].
@@ -88,7 +89,7 @@ enum UseOfRoutes {
 }
 
 impl RouterTap {
-    /// Counts what `num_experts` are chosen for tokens that count as `weights_t` says.
+    /// An observer that counts the choices among `num_experts`; `weights_t` says how often each token counts.
     pub fn counting(weights_t: Tensor, num_experts: usize) -> Self {
         let use_of_routes = if weights_t.device().is_cuda() {
             let sums = Tensor::zeros([1 + 2 * num_experts as i64], (Kind::Double, weights_t.device()));
@@ -99,7 +100,8 @@ impl RouterTap {
         Self { weights_t, use_of_routes }
     }
 
-    /// Gives each layer a term of the loss whose `slopes` by probabilities are known.
+    /// An observer that gives each layer a term of the loss, whose `slopes` are those of
+    /// [`RouterLoad::slopes`].
     pub fn balancing(weights_t: Tensor, slopes: &[f32]) -> Self {
         let slopes_e = rlt_torch::upload_f32(slopes, weights_t.device());
         Self { weights_t, use_of_routes: UseOfRoutes::Balance { slopes_e, term: RefCell::new(None) } }
@@ -132,7 +134,8 @@ impl RouterTap {
         }
     }
 
-    /// What a layer adds to the sums on a GPU. Weights are whole numbers, whose sums are exact in any order.
+    /// The sums of one layer on a GPU, f64 `[1 + 2 e]`. Weights are integers, so sums of them are exact in
+    /// any order.
     fn sums_there(&self, choices_tk: &Tensor, summed_e: &Tensor) -> Tensor {
         let weights_t = self.weights_t.to_kind(Kind::Double);
         let of_choices = weights_t.unsqueeze(1).expand_as(choices_tk).reshape([-1]);
@@ -141,7 +144,7 @@ impl RouterTap {
         Tensor::cat(&[weights_t.sum(Kind::Double).view(1), chosen_e, summed_e.to_kind(Kind::Double)], 0)
     }
 
-    /// The term of the layer that has run, once.
+    /// Takes the loss term of the layer that has just run.
     pub fn take_term(&self) -> Option<Tensor> {
         match &self.use_of_routes {
             UseOfRoutes::Balance { term, .. } => term.take(),
@@ -149,7 +152,7 @@ impl RouterTap {
         }
     }
 
-    /// The counts; those of a GPU are waited for.
+    /// The counts. Waits for those of a GPU.
     pub fn load(self) -> RouterLoad {
         match self.use_of_routes {
             UseOfRoutes::Count(load) => load.into_inner(),
@@ -164,7 +167,7 @@ impl RouterTap {
     }
 }
 
-/// Numbers of a tensor on the host, which waits for them.
+/// Copies a tensor's values to the host, and waits for them.
 pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
     let mut numbers = vec![0_f64; tensor.numel()];
     let on_host = no_grad(|| tensor.to_kind(Kind::Double).to_device(tch::Device::Cpu).contiguous());
@@ -173,7 +176,7 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
 }
 
 /// The weight of each packed token, for `num_tokens` from `first_token` on: the number of completions that
-/// continue its segment, at least 1; padding has 0.
+/// continue its segment, at least 1. Padding has 0.
 pub(super) fn token_weights(
     cu_seqlens: &[i32],
     prefixes: &[Option<usize>],

@@ -1,5 +1,5 @@
-//! The frozen or trained weight of a linear layer: dense, or in 4 or 8 bits. Storage, sharding and digests
-//! use its named tensors; computation calls its product.
+//! The frozen or trained weight of a linear layer: dense, or quantized to 4 or 8 bits. Storage, sharding and
+//! digests use its named tensors; computation calls [`BaseWeight::linear`].
 
 use rlt_api::plan::model_config::{Quantization, QuantizedPart, QuantizedTensor};
 use rlt_api::spec::{Precision, QuantizationFormat};
@@ -11,22 +11,22 @@ use super::error::ModelError;
 /// The weight [out, in] of a linear layer.
 #[derive(Debug)]
 pub(crate) enum BaseWeight {
-    /// Numbers of the storage dtype.
+    /// A dense tensor in the storage dtype.
     Dense(Tensor),
-    /// 4 or 8 bits, frozen.
+    /// A frozen weight in 4 or 8 bits.
     Quantized(Box<QuantizedWeight>),
 }
 
 /// A quantized weight whose tensors have names.
 #[derive(Debug)]
 pub(crate) struct QuantizedWeight {
-    /// In the order of [`QuantizedMatrix::tensors`].
+    /// Names of the tensors, in the order of [`QuantizedMatrix::tensors`].
     pub(super) names: Vec<String>,
     pub(crate) matrix: QuantizedMatrix,
 }
 
 impl BaseWeight {
-    /// The quantized weight [out, in] whose `tensors` are `of` their names, shapes and dtypes.
+    /// Makes a quantized weight [out, in] of `tensors`, each of which `of` gives by name, shape and dtype.
     pub(super) fn quantized(
         size: [i64; 2],
         layout: QuantLayout,
@@ -44,7 +44,7 @@ impl BaseWeight {
         Ok(Self::Quantized(Box::new(QuantizedWeight { names, matrix })))
     }
 
-    /// [out, in].
+    /// Shape of the weight, [out, in].
     pub(crate) fn size(&self) -> [i64; 2] {
         match self {
             Self::Dense(weight) => [weight.size()[0], weight.size()[1]],
@@ -52,7 +52,7 @@ impl BaseWeight {
         }
     }
 
-    /// Where its tensors are.
+    /// Device of the weight's tensors.
     pub(crate) fn device(&self) -> Device {
         match self {
             Self::Dense(weight) => weight.device(),
@@ -60,8 +60,8 @@ impl BaseWeight {
         }
     }
 
-    /// `x W^T + bias` in the dtype of `x`, to which a dense weight is cast; the gradient of one that is
-    /// trained has its dtype. A quantized one is dequantized for the length of the product.
+    /// Returns `x W^T + bias` in the dtype of `x`. A dense weight is cast to it, and its gradient has the
+    /// weight's own dtype; a quantized weight is dequantized for this product only.
     pub(crate) fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let bias = bias.map(|bias| bias.to_kind(x.kind()));
         match self {
@@ -70,7 +70,7 @@ impl BaseWeight {
         }
     }
 
-    /// The numbers: the very tensor, or those of a quantized weight in the dtype that was quantized.
+    /// The weight's values: the dense tensor itself, or dequantized to the dtype that was quantized.
     pub(crate) fn numbers(&self) -> Tensor {
         match self {
             Self::Dense(weight) => weight.detach(),
@@ -78,7 +78,7 @@ impl BaseWeight {
         }
     }
 
-    /// The numbers in f32.
+    /// The weight's values in f32.
     pub(crate) fn wide_numbers(&self) -> Tensor {
         match self {
             Self::Dense(weight) => no_grad(|| weight.to_kind(Kind::Float)),
@@ -86,7 +86,7 @@ impl BaseWeight {
         }
     }
 
-    /// Adds every tensor to `parameters`; a dense one is `module`'s `weight`.
+    /// Adds every tensor to `parameters`; a dense one under the name `{module}.weight`.
     pub(super) fn push_to(&self, module: &str, parameters: &mut Vec<(String, Tensor)>) {
         match self {
             Self::Dense(weight) => parameters.push((format!("{module}.weight"), weight.shallow_clone())),
@@ -97,7 +97,7 @@ impl BaseWeight {
         }
     }
 
-    /// The same with a dense tensor as `of` makes it, or each of a quantized one as `of_quantized` does.
+    /// A copy of the weight: `of` makes the dense tensor, `of_quantized` each tensor of a quantized one.
     pub(super) fn map(
         &self,
         of: impl Fn(&Tensor) -> Tensor,
@@ -112,7 +112,7 @@ impl BaseWeight {
         }
     }
 
-    /// One that is not quantized.
+    /// The dense tensor; `None` if the weight is quantized.
     pub(super) fn as_dense(&self) -> Option<&Tensor> {
         match self {
             Self::Dense(weight) => Some(weight),
@@ -120,7 +120,7 @@ impl BaseWeight {
         }
     }
 
-    /// A quantized one.
+    /// The quantized weight; `None` if the weight is dense.
     pub(crate) fn as_quantized(&self) -> Option<&QuantizedWeight> {
         match self {
             Self::Dense(_) => None,
@@ -128,7 +128,7 @@ impl BaseWeight {
         }
     }
 
-    /// Every tensor, to be replaced.
+    /// Every tensor of the weight, to be replaced.
     pub(super) fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
         match self {
             Self::Dense(weight) => vec![weight],
@@ -137,7 +137,7 @@ impl BaseWeight {
     }
 }
 
-/// The dtype of one of its tensors.
+/// The dtype of one tensor of a quantized weight.
 pub(super) fn kind_of(tensor: &QuantizedTensor, layout: QuantLayout) -> Kind {
     match (tensor.part, layout.format) {
         (QuantizedPart::Codes, QuantFormat::Int8) => Kind::Int8,
@@ -147,7 +147,8 @@ pub(super) fn kind_of(tensor: &QuantizedTensor, layout: QuantLayout) -> Kind {
     }
 }
 
-/// How weights are quantized in memory that are made of numbers of `dtype` unless their files say otherwise.
+/// Layout of quantized weights in memory. Values of `dtype` are quantized unless the files name another
+/// dtype.
 pub(super) fn layout_of(quantization: &Quantization, dtype: Kind) -> QuantLayout {
     let of_files = quantization.stored.map(|stored| match stored {
         Precision::Fp16 => Kind::Half,

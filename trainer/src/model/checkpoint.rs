@@ -19,10 +19,10 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::error::ModelError;
 
-/// Larger headers than this are refused, as the safetensors library does.
+/// Largest header in bytes that is read; the safetensors library has the same limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Numbers that are read at a time.
+/// Number of values that are read at a time.
 pub(super) const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
 
 /// The weight files of a model folder, headers read.
@@ -36,7 +36,7 @@ pub(crate) struct WeightFiles {
 struct StoredTensor {
     path: PathBuf,
     info: TensorInfo,
-    /// Where the file's data begins, after its header.
+    /// Offset in bytes at which the file's data begins, after its header.
     data_start: u64,
 }
 
@@ -87,13 +87,13 @@ impl WeightFiles {
         }
     }
 
-    /// Gives every tensor the name that `name` makes of its own.
+    /// Renames every tensor: `name` makes its new name from the stored one.
     pub(crate) fn rename(&mut self, name: impl Fn(&str) -> String) {
         let tensors = std::mem::take(&mut self.tensors).into_iter();
         self.tensors = tensors.map(|(own, stored)| (name(&own), stored)).collect();
     }
 
-    /// The folder, or the one file.
+    /// The model folder, or the one file that was opened.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -113,8 +113,8 @@ impl WeightFiles {
         self.tensors.contains_key(name)
     }
 
-    /// Compares the stored tensors with the `expected` ones: nothing may be missing, misshapen, of a foreign
-    /// type or left over, except where `ignored` says so.
+    /// Checks that every `expected` tensor is stored with its shape in a supported dtype, and that no other
+    /// tensor is stored, except those that `ignored` accepts.
     pub(crate) fn check(
         &self,
         expected: &[TensorShape],
@@ -147,7 +147,7 @@ impl WeightFiles {
         stored.kind(name).map(drop)
     }
 
-    /// Reads a tensor that [`Self::check`] has seen, as it is stored, on the CPU.
+    /// Reads a tensor that [`Self::check`] has accepted, in its stored dtype, to the CPU.
     pub(crate) fn read(&self, name: &str) -> Result<Tensor, ModelError> {
         let stored = self.stored(name, &[])?;
         let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
@@ -156,8 +156,8 @@ impl WeightFiles {
         Ok(tensor)
     }
 
-    /// Reads numbers of a tensor that [`Self::check`] has seen over `values`, `[len]`, of any floating-point
-    /// dtype and on any device. No more of the tensor than a chunk is anywhere else.
+    /// Reads a range of a tensor that [`Self::check`] has accepted into `values`, `[len]`, of any
+    /// floating-point dtype and on any device. Only one chunk at a time is held elsewhere.
     pub(crate) fn read_into(
         &self,
         tensor_shard: &TensorShard<'_>,
@@ -189,7 +189,7 @@ impl WeightFiles {
         Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_shard.range.len() })
     }
 
-    /// The stored tensor of a name: the file, the dtype and the number of bytes.
+    /// The file, the stored dtype and the number of bytes of a tensor.
     pub(crate) fn find(&self, name: &str) -> Option<(&Path, Dtype, usize)> {
         self.tensors.get(name).map(|stored| {
             let (start, end) = stored.info.data_offsets;
@@ -197,7 +197,7 @@ impl WeightFiles {
         })
     }
 
-    /// Bytes of a tensor, as they are stored.
+    /// Reads a byte range of a tensor in its stored form.
     pub(crate) fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>, ModelError> {
         let stored = self.stored(name, &[])?;
         let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
@@ -208,7 +208,7 @@ impl WeightFiles {
         Ok(bytes)
     }
 
-    /// Whether two tensors of one shape that [`Self::check`] has seen hold the same numbers.
+    /// Whether two tensors of one shape, which [`Self::check`] has accepted, hold the same values.
     pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
         let shape: Vec<i64> = self.stored(names[0], &[])?.info.shape.iter().map(|dim| *dim as i64).collect();
         for chunk in TensorShard::whole(names[0], &shape).chunks(CHUNK) {
@@ -228,7 +228,7 @@ impl WeightFiles {
         self.tensors.get(name).ok_or_else(|| self.missing(name, expected))
     }
 
-    /// That no tensor of this name is stored.
+    /// The error that no tensor of this name is stored.
     pub(crate) fn missing(&self, name: &str, expected: &[usize]) -> ModelError {
         let (path, tensor) = (self.dir.clone(), name.to_owned());
         ModelError::MissingTensor { path, tensor, expected: expected.to_vec() }
@@ -283,8 +283,8 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError
     Ok(metadata.tensors().into_iter().map(|(name, info)| (name, stored(info))).collect())
 }
 
-/// How many values are NaN or infinite. One pass carries them into the extremes; they are counted only where
-/// there are some.
+/// Number of values that are NaN or infinite. One pass over the extremes finds whether there are any; only
+/// then are they counted.
 fn num_non_finite(tensor: &Tensor) -> i64 {
     if tensor.numel() == 0 {
         return 0;

@@ -1,6 +1,6 @@
-//! A decoder with numbers for labels instead of a token's scores: `...ForSequenceClassification` with one
-//! label and `...ForTokenClassification` with two, as transformers and TRL save reward models. The meaning of
-//! the labels is not known here.
+//! A decoder whose head gives a number for each label instead of each token: `...ForSequenceClassification`
+//! with one label and `...ForTokenClassification` with two, as transformers and TRL save reward models. What
+//! the labels mean is the caller's business.
 //!
 //! Legend of shapes: n positions that are read, k labels, t packed tokens, d hidden size.
 
@@ -17,12 +17,12 @@ use super::{Adapter, Decoder, LoadOptions, ModelError, PackedInput};
 /// A frozen classifier.
 #[derive(Debug)]
 pub struct Classifier {
-    /// Its head for tokens does not exist; that of the tied embedding is never asked.
+    /// The body. It has no head for tokens, and a tied embedding is never used as one.
     decoder: Decoder,
     head: OutputHead,
-    /// f32 `[k, d]`.
+    /// Weight of the head, f32 `[k, d]`.
     weight_kd: Tensor,
-    /// f32 `[k]`; of a token classifier.
+    /// Bias of a token classifier's head, f32 `[k]`.
     bias_k: Option<Tensor>,
 }
 
@@ -37,7 +37,7 @@ impl Classifier {
         Self::with_head(decoder, &weights, head)
     }
 
-    /// The shapes of a decoder, see [`Decoder::outline`], with its head.
+    /// The outline of a classifier's decoder, see [`Decoder::outline`], with the head's weights.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor.
@@ -63,19 +63,19 @@ impl Classifier {
         Ok(Self { decoder, head, weight_kd, bias_k })
     }
 
-    /// Its decoder.
+    /// The classifier's body.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Its head.
+    /// Kind of the head: for sequences or for tokens.
     pub fn head(&self) -> OutputHead {
         self.head
     }
 
-    /// The number of each sequence of a model with one label, from the hidden state of its last token that is
-    /// no padding, as transformers has it: f32 `[n]` on the model's device. All sequences go through in one
-    /// packed pass.
+    /// The score of each sequence by a model with one label: f32 `[n]` on the model's device. As in
+    /// transformers it is read at the last token that is not padding. All sequences go through one packed
+    /// pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let starts = sequences.iter().scan(0, |start, sequence| {
             *start += sequence.len();
@@ -87,13 +87,13 @@ impl Classifier {
         no_grad(|| self.numbers_of(&self.decoder.hidden_states(&input, Adapter::Off), &ends)).get(0)
     }
 
-    /// Where the number of a sequence is read: at its last token that is no padding.
+    /// Index of the token at which a sequence's score is read: its last that is not padding.
     pub(crate) fn end_of(&self, sequence: &[TokenId]) -> usize {
         let pad = self.decoder.config.pad_token_id;
         sequence.iter().rposition(|token| Some(*token) != pad).unwrap_or(0)
     }
 
-    /// The numbers f32 `[k, n]` at `positions` of hidden states after the final norm, `[t, d]`.
+    /// The labels' values f32 `[k, n]` at `positions` of hidden states after the final norm, `[t, d]`.
     pub(crate) fn numbers_of(&self, normed_td: &Tensor, positions: &[i64]) -> Tensor {
         let positions_n = Tensor::from_slice(positions).to_device(self.decoder.device());
         let read_nd = normed_td.index_select(0, &positions_n).to_kind(Kind::Float);

@@ -17,7 +17,7 @@ use super::rope::{RopeTables, Ropes};
 use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
-/// Where weights live and how they are kept and used.
+/// Device and dtypes of a decoder's weights, and whether they are trained.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
     /// Device of all tensors.
@@ -47,15 +47,15 @@ pub struct Decoder {
     pub(crate) layers: Vec<DecoderLayer>,
     pub(crate) norm: Tensor,
     pub(crate) head: Option<Tensor>,
-    /// Of a token classifier, f32 `[labels]`.
+    /// Bias of a token classifier's head, f32 `[labels]`.
     pub(crate) head_bias: Option<Tensor>,
     pub(crate) ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
-    /// What is trained whole beside an adapter.
+    /// Modules of which all weights are trained with an adapter (`modulesToSave`).
     pub(crate) saved: SavedModules,
-    /// Of a vision-language model; `None` in an outline until [`Self::read_vision`].
+    /// Tower of a vision-language model; `None` in an outline until [`Self::read_vision`].
     pub(crate) vision: Option<VisionTower>,
-    /// The file with the weights of a frozen copy.
+    /// File to which the weights of a frozen copy were moved.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
 }
 
@@ -63,7 +63,7 @@ impl Decoder {
     /// Token embeddings [tokens, hidden] in the compute dtype. Token ids must be below `vocab_size`.
     ///
     /// As in transformers the row of `pad_token_id` receives no gradient from here, and Gemma's factor is
-    /// rounded to the compute dtype before it is multiplied in.
+    /// rounded to the compute dtype before the multiplication.
     pub fn embed(&self, tokens: &Tensor, adapter: Adapter) -> Tensor {
         let padding_idx = self.config.pad_token_id.map_or(-1, i64::from);
         let compute = self.options.compute;
@@ -72,8 +72,8 @@ impl Decoder {
         if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
-    /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, and the features of
-    /// images, which `context` has, in the places of their tokens.
+    /// The input of the first layer, [tokens, hidden] in the compute dtype: embeddings, in which the features
+    /// of `context` replace those of image tokens.
     pub(crate) fn embed_input(&self, input: &PackedInput, context: &LayerContext) -> Tensor {
         let embedded_td = self.embed(&input.tokens, context.adapter);
         match &context.features {
@@ -82,8 +82,9 @@ impl Decoder {
         }
     }
 
-    /// The features of images, one below the other, [tokens of images, k * hidden] in the compute dtype: what
-    /// replaces the embedding of a token, then what is added after the first layer, the second and so on.
+    /// The features of images, concatenated, [tokens of images, k * hidden] in the compute dtype. The first
+    /// `hidden` columns replace a token's embedding, the next are added after the first layer, then after the
+    /// second and so on.
     ///
     /// # Panics
     /// When the tower was never read ([`Self::read_vision`]).
@@ -93,7 +94,7 @@ impl Decoder {
         Tensor::cat(&features.collect::<Vec<_>>(), 0)
     }
 
-    /// The factor of embeddings, rounded to the compute dtype.
+    /// Factor of embeddings, rounded to the compute dtype.
     pub fn embedding_scale(&self) -> f64 {
         let rounded =
             Tensor::from(self.config.embedding_scale).to_kind(Kind::Float).to_kind(self.options.compute);
@@ -105,7 +106,7 @@ impl Decoder {
         &self.layers
     }
 
-    /// The context of the layers in one forward pass over `input`, without dropout and images' features.
+    /// The context of the layers in one forward pass over `input`, without dropout and image features.
     pub fn context(&self, input: &PackedInput, adapter: Adapter) -> LayerContext {
         LayerContext {
             rope: self.rope(&input.position_ids),
@@ -121,12 +122,12 @@ impl Decoder {
         }
     }
 
-    /// Rotary tables for `position_ids`, `i64 [tokens]`, or by time, height and width `i64 [3, tokens]`.
+    /// Rotary tables for `position_ids`: `i64 [tokens]`, or `i64 [3, tokens]` for time, height and width.
     pub fn rope(&self, position_ids: &Tensor) -> RopeTables {
         self.ropes.at(position_ids, self.options.compute)
     }
 
-    /// The input of the head, [tokens, hidden] to [tokens, hidden]: the norm, times the scale of logits.
+    /// The input of the head, [tokens, hidden] to [tokens, hidden]: final norm, then the scale of logits.
     pub fn final_norm(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let ModelConfig { norm_kind, rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
         let weight_d = self.norm_weight(adapter);
@@ -134,9 +135,8 @@ impl Decoder {
         if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
     }
 
-    /// The head's weight in the compute dtype, as the loss head wants it beside hidden states: the very
-    /// tensor where storage and compute agree, else a copy of [vocabulary, hidden], so ask once a
-    /// micro-batch.
+    /// The head's weight [vocabulary, hidden] in the compute dtype, without gradient. It is the stored tensor
+    /// if the dtypes agree, else a copy, so ask once a micro-batch.
     pub fn compute_head_weight(&self, adapter: Adapter) -> Tensor {
         tch::no_grad(|| self.head_weight(adapter).detach().to_kind(self.options.compute))
     }
@@ -150,26 +150,27 @@ impl Decoder {
         self.final_norm(&last, adapter)
     }
 
-    /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final
-    /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
+    /// Logits of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final
+    /// norm. Training uses a chunked head instead, which never holds this tensor.
     pub fn logits(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let weight_vd = self.head_weight(adapter).to_kind(self.options.compute);
         self.capped(rlt_torch::linear(hidden_td, &weight_vd, None))
     }
 
-    /// Logits after the softcap, rounded once as by the chunked head; the same tensor without a cap.
+    /// Applies the softcap to logits, rounding once as the chunked head does; without a cap returns them as
+    /// they are.
     pub(crate) fn capped(&self, logits: Tensor) -> Tensor {
         let Some(cap) = self.config.logit_softcap else { return logits };
         let wide = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
         ((logits.to_kind(wide) / cap).tanh() * cap).to_kind(logits.kind())
     }
 
-    /// How the chunked head makes a distribution of these products.
+    /// How the chunked head turns logits into a distribution.
     pub fn distribution(&self, temperature: f64) -> TokenDistribution {
         TokenDistribution { temperature, softcap: self.config.logit_softcap }
     }
 
-    /// The numbers of a classifier's head, f32 [labels, tokens], for `hidden_td` after the final norm.
+    /// The values of a classifier's head, f32 [labels, tokens], for `hidden_td` after the final norm.
     pub fn labels(&self, hidden_td: &Tensor) -> Tensor {
         let weight =
             self.head_weight(Adapter::On).detach().to_kind(self.options.compute).to_kind(Kind::Float);
@@ -193,14 +194,14 @@ impl Decoder {
     }
 
     /// Every parameter, in checkpoint order: the model's under their Hugging Face names, a tied head once as
-    /// the embedding, then the adapter's under PEFT's. The tensors share storage with the model.
+    /// the embedding, then the adapter's under PEFT's names. The tensors share storage with the model.
     pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = self.base_parameters();
         parameters.extend(self.adapter_parameters());
         parameters
     }
 
-    /// The parameters without the adapter's.
+    /// Every parameter but the adapter's, in checkpoint order.
     pub(crate) fn base_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = vec![("model.embed_tokens.weight".to_owned(), self.embedding.shallow_clone())];
         for (layer_idx, layer) in self.layers.iter().enumerate() {
@@ -218,8 +219,7 @@ impl Decoder {
         parameters
     }
 
-    /// Every parameter, adapters included: those of each layer, first to last, and those outside of the
-    /// layers.
+    /// Every parameter, adapters included: first those of each layer, then those outside of the layers.
     pub(crate) fn parameters_by_layer(&self) -> (Vec<NamedTensors>, NamedTensors) {
         let mut layers: Vec<NamedTensors> = self.layers.iter().map(|_| Vec::new()).collect();
         let mut outer = Vec::new();
@@ -234,8 +234,8 @@ impl Decoder {
         self.named_parameters().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect()
     }
 
-    /// Checks that every id of a tokenizer has a row in the embedding; `max_token_id` is the largest id it
-    /// can give. An embedding with rows to spare is common and fine.
+    /// Checks that every id of a tokenizer has a row in the embedding; `max_token_id` is the tokenizer's
+    /// largest id. An embedding may have more rows.
     ///
     /// # Errors
     /// [`ModelError::VocabularyMismatch`].
@@ -248,10 +248,10 @@ impl Decoder {
     }
 }
 
-/// Tensors by their names.
+/// Tensors with their names.
 pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
-/// The number in `..layers.<number>..` of a parameter's name, an adapter's too.
+/// The layer index in a parameter's name, an adapter's too: `..layers.<index>..`.
 pub(super) fn layer_idx(name: &str) -> Option<usize> {
     name.split_once(".layers.")?.1.split('.').next()?.parse().ok()
 }

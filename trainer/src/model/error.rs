@@ -1,4 +1,4 @@
-//! Why a model could not be read, made or written.
+//! Errors of reading, making and writing models.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use rlt_api::ExitCode;
 use rlt_api::plan::model_config::ModelConfigError;
 
-/// A failing act on a model folder; every variant names the file, and the tensor where there is one.
+/// An operation on a model folder failed. Variants name the file, and the tensor where there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A file could not be read.
     #[error("reading {path}", path = path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -20,34 +20,34 @@ pub enum ModelError {
     /// A file could not be written.
     #[error("writing {path}", path = path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// An offloaded tensor, into which weights are read, could not be fetched or written back.
+    /// An offloaded tensor that receives weights could not be read or written back.
     #[error("reading weights into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A file is not the JSON document it should be.
     #[error("parsing {path} as JSON", path = path.display())]
     Json {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line and column.
+        /// The parser's error, with line and column.
         source: serde_json::Error,
     },
     /// `config.json` describes no model that can be run.
     #[error("reading the model configuration {path}", path = path.display())]
     Config {
-        /// The file.
+        /// Path of the `config.json`.
         path: PathBuf,
-        /// Which field and why.
+        /// The field, and what is wrong with it.
         source: ModelConfigError,
     },
     /// Neither one weight file nor an index of shards is in the folder.
     #[error("looking for weights in {dir}: expected model.safetensors or model.safetensors.index.json, got neither", dir = dir.display())]
     NoWeights {
-        /// The folder.
+        /// The model folder.
         dir: PathBuf,
     },
     /// The index of shards lacks its map from tensor to file.
@@ -63,7 +63,7 @@ pub enum ModelError {
     NotInShard {
         /// The index file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// The shard that the index names.
         file: String,
@@ -71,59 +71,59 @@ pub enum ModelError {
     /// The header of a weight file is not one of safetensors.
     #[error("reading the safetensors header of {path}: {reason}", path = path.display())]
     BadHeader {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error.
+        /// The parser's error.
         reason: String,
     },
     /// A weight file is shorter or longer than its header says.
     #[error("reading {path}: expected {expected} bytes by its header, got {got}", path = path.display())]
     WrongLength {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Bytes that the header promises.
         expected: u64,
         /// Bytes on disk.
         got: u64,
     },
-    /// A tensor that the configuration asks for is nowhere.
+    /// A tensor that the configuration asks for is not stored.
     #[error("reading the weights in {path}: tensor {tensor} is missing, expected shape {expected:?}", path = path.display())]
     MissingTensor {
         /// The folder or file.
         path: PathBuf,
-        /// The absent tensor.
+        /// Name of the missing tensor.
         tensor: String,
         /// The shape it should have.
         expected: Vec<usize>,
     },
-    /// There is a tensor that the model does not read.
+    /// A stored tensor is not one that the model reads.
     #[error("reading {path}: unexpected tensor {tensor} of shape {got:?}, the configuration has no place for it", path = path.display())]
     UnexpectedTensor {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The superfluous tensor.
+        /// Name of the unexpected tensor.
         tensor: String,
-        /// Its shape.
+        /// Shape of the unexpected tensor.
         got: Vec<usize>,
     },
-    /// A tensor has another shape than the configuration says.
+    /// A tensor has another shape than the configuration gives.
     #[error("reading {path}: tensor {tensor}: expected shape {expected:?}, got {got:?}", path = path.display())]
     WrongShape {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Shape by the configuration.
         expected: Vec<usize>,
         /// Shape on disk.
         got: Vec<usize>,
     },
-    /// A tensor is stored as a type that is not a supported floating-point one.
+    /// A tensor is stored in a dtype that is not supported.
     #[error("reading {path}: tensor {tensor}: expected F32, F16 or BF16, got {got}", path = path.display())]
     WrongDtype {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Type on disk.
         got: String,
@@ -131,44 +131,44 @@ pub enum ModelError {
     /// A tensor holds NaN or infinity.
     #[error("reading {path}: tensor {tensor}: expected finite numbers, got {num_bad} of {num_values} that are NaN or infinite", path = path.display())]
     NotFinite {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// How many values are NaN or infinite.
+        /// Number of values that are NaN or infinite.
         num_bad: i64,
-        /// How many values the tensor has.
+        /// Number of values that were read.
         num_values: usize,
     },
     /// A field of a quantized weight's state, or one of its tensors, is not as bitsandbytes writes it.
     #[error("reading {path}: tensor {tensor}: field `{field}`: {mismatch}", path = path.display())]
     QuantState {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// The field.
+        /// Name of the field.
         field: String,
         /// The expected and the actual value.
         mismatch: String,
     },
-    /// Quantized weights are frozen.
+    /// Quantized weights were asked to be trained; they are always frozen.
     #[error(
         "loading a model whose linear layers have 4 or 8 bits: expected frozen weights, got trained ones"
     )]
     QuantizedUse,
-    /// Some parts of models are computed on CPUs alone.
+    /// The model has a part that is computed on CPUs only, and a GPU was asked for.
     #[error("loading a model of {family:?} on a GPU: expected a CPU, as {part} have no kernels for GPUs yet")]
     PartOnGpu {
         /// The model's family.
         family: rlt_api::plan::model_config::Family,
-        /// Which part.
+        /// The part without GPU kernels.
         part: &'static str,
     },
-    /// The job asks for another quantization than the model has.
+    /// The job's quantization does not fit the model's.
     #[error("spec.model.quantization")]
     Quantization(#[source] ModelConfigError),
-    /// The tokenizer knows ids that the embedding has no row for.
+    /// The tokenizer has ids without a row in the embedding.
     #[error(
         "pairing tokenizer and model: expected token ids below vocab_size {vocab_size}, got ids up to {max_token_id}"
     )]
@@ -181,17 +181,17 @@ pub enum ModelError {
     /// libtorch refused an operation on data from outside.
     #[error("placing tensor {tensor} on {device}")]
     Torch {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Where it should go.
+        /// The device of the tensor.
         device: String,
-        /// libtorch's error.
+        /// The error of libtorch.
         source: tch::TchError,
     },
 }
 
 impl ModelError {
-    /// The exit code of a process that ends with this: a full disk may be freed, an invalid model stays
+    /// The exit code of a process that ends with this error: a full disk may be freed, an invalid model stays
     /// invalid.
     pub fn exit_code(&self) -> ExitCode {
         match self {

@@ -1,12 +1,12 @@
 //! Low-rank adapters of a mixture of experts, as PEFT's `target_parameters` makes them: one for each expert
-//! of a tensor that holds all of them, and one of the router.
+//! of a stacked tensor, and one of the router.
 //!
 //! ```text
 //! y = x W_e^T + scaling * (x A_e^T) B_e^T    lora_A [e r, in]: one expert after the other
 //!                                            lora_B [out, r e]: the expert changes fastest
 //! ```
-//! Rows are sorted by expert, so that A and B multiply the same stretches as W. The sum of W and B A is made
-//! one expert at a time where weights are merged, and never while training.
+//! Rows are sorted by expert, so that A and B multiply the same row ranges as W. Merging sums W and B A one
+//! expert at a time; training never forms the sum.
 //! Shapes: e experts, r rank, n rows sorted by expert.
 
 use rlt_api::plan::model_config::ExpertForm;
@@ -17,19 +17,19 @@ use tch::{Kind, Tensor, no_grad};
 use super::experts::ExpertWeights;
 use super::projection::Adapter;
 
-/// A tensor of all experts' weights.
+/// A stacked weight tensor of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertTensor {
-    /// Gate above up.
+    /// Gate and up projections, stacked: gate first.
     GateUp,
-    /// Down.
+    /// Down projections of all experts, stacked.
     Down,
 }
 
 impl ExpertTensor {
     pub(super) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
 
-    /// Its name inside `experts`.
+    /// The tensor's name inside the module `experts`.
     fn name(self) -> &'static str {
         match self {
             Self::GateUp => "gate_up_proj",
@@ -38,7 +38,7 @@ impl ExpertTensor {
     }
 }
 
-/// Low-rank matrices of all experts of a tensor: each expert has `scaling * b_e a_e`.
+/// Low-rank matrices of all experts of a stacked tensor: the update of expert e is `scaling * b_e a_e`.
 #[derive(Debug)]
 pub(super) struct ExpertLora {
     /// [e r, in], f32.
@@ -54,19 +54,19 @@ impl ExpertLora {
         Self { a, b, scaling, num_experts }
     }
 
-    /// A of each expert, [e, r, in].
+    /// A by expert, [e, r, in].
     fn a_eri(&self) -> Tensor {
         self.a.unflatten(0, [self.num_experts, -1])
     }
 
-    /// B of each expert, [e, out, r].
+    /// B by expert, [e, out, r].
     fn b_eor(&self) -> Tensor {
         self.b.unflatten(1, [-1, self.num_experts]).permute([2, 0, 1])
     }
 
-    /// Adds the adapter's output to the base's products with the rows `x_ni` of the experts of `shard`, in
-    /// place. With expert parallelism every rank has the matrices of all experts, whose gradients are added
-    /// up over the ranks.
+    /// Adds the adapter's output for the rows `x_ni` of the experts of `shard` to the products of the base,
+    /// in place. With expert parallelism every rank has the matrices of all experts, and their gradients are
+    /// summed over the ranks.
     pub(super) fn add_to(
         &self,
         base: Tensor,
@@ -80,7 +80,7 @@ impl ExpertLora {
         base.g_add_(&rows.linear(&inner, &own(self.b_eor())))
     }
 
-    /// Its product for one expert, f32 [out, in].
+    /// The weight update of one expert, `scaling * b_e a_e`, f32 [out, in].
     fn delta(&self, expert: i64) -> Tensor {
         self.b_eor().select(0, expert).matmul(&self.a_eri().select(0, expert)) * self.scaling
     }
@@ -98,8 +98,8 @@ impl ExpertWeights {
         self.lora[tensor as usize].as_ref()
     }
 
-    /// The weight of one expert, with the adapter folded in where it is on: summed in f32 and left so.
-    /// Without an adapter a view of the model's own.
+    /// The weight of one expert, with the adapter folded in if `adapter` is on: then summed in f32, and not
+    /// rounded. Otherwise a view of the stored weight.
     pub(crate) fn merged(&self, tensor: ExpertTensor, expert: i64, adapter: Adapter) -> Tensor {
         let weight = self.tensor(tensor).detach().select(0, expert);
         match (self.lora_of(tensor), adapter) {
@@ -108,13 +108,14 @@ impl ExpertWeights {
         }
     }
 
-    /// The weights of all experts where no adapter is folded in; a view of the model's own.
+    /// The stacked weights of all experts, a view; `None` where an adapter has to be folded in, or experts
+    /// are clamped.
     pub(crate) fn unadapted(&self, tensor: ExpertTensor) -> Option<Tensor> {
         let is_plain = self.lora_of(tensor).is_none() && self.form == ExpertForm::Gated;
         is_plain.then(|| self.tensor(tensor).detach())
     }
 
-    /// The router's weight, likewise.
+    /// The router's weight, with the adapter folded in if `adapter` is on: then in f32, otherwise a view.
     pub(crate) fn merged_router(&self, adapter: Adapter) -> Tensor {
         match (&self.router_lora, adapter) {
             (Some(lora), Adapter::On) => no_grad(|| lora.folded_into(&self.router)),
@@ -132,8 +133,8 @@ impl ExpertWeights {
         format!("{}.{}.weight", self.module, self.router_module)
     }
 
-    /// The tensors that have adapters, each with the names of its two matrices. PEFT wraps a module once for
-    /// each adapted tensor: with both, gate and up are in the inner wrapper.
+    /// The tensors that have adapters, each with PEFT's names of its two matrices. PEFT wraps a module once
+    /// for each adapted tensor: with both adapted, gate and up are in the inner wrapper.
     pub(super) fn adapted(&self) -> impl Iterator<Item = (ExpertTensor, &ExpertLora, [String; 2])> {
         ExpertTensor::ALL.into_iter().filter_map(|tensor| {
             let is_inner = tensor == ExpertTensor::GateUp && self.lora_of(ExpertTensor::Down).is_some();
@@ -144,7 +145,7 @@ impl ExpertWeights {
         })
     }
 
-    /// Every matrix of the adapters by PEFT's name.
+    /// Every matrix of the adapters, of the router's too, under PEFT's name.
     pub(super) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = Vec::new();
         if let Some(lora) = &self.router_lora {

@@ -1,14 +1,16 @@
-//! A layer whose experts are on several ranks, in the three parts between which rows are exchanged:
+//! Expert parallelism: a layer whose experts are on several ranks, in three parts between which ranks
+//! exchange rows.
 //!
 //! ```text
 //! before_experts   attention's output, norm, router -> a row for each choice, sorted by expert [n, d]
-//! experts_of_rows  rows of any tokens for own experts, [m, d] to [m, d]
-//! after_experts    weighed sum of each token's rows, block beside the experts, residual sum [t, d]
+//! experts_of_rows  local experts on rows of any rank's tokens, [m, d] to [m, d]
+//! after_experts    weighted sum of each token's rows, shared expert, residual sum [t, d]
 //! ```
-//! Each part is an autograd graph of its own. They compute what [`DecoderLayer::forward`] does with all
-//! experts; the exchange is in `actor::layer_schedule::experts`.
+//! Each part is an autograd graph of its own. Together they compute [`DecoderLayer::forward`]; the exchange
+//! is in `actor::layer_schedule::experts`.
 //!
-//! Shapes: t tokens, k experts a token, n = t k rows of own tokens, m rows for own experts, d hidden width.
+//! Shapes: t tokens, k experts a token, n = t k rows of local tokens, m rows for local experts, d hidden
+//! width.
 
 use rlt_core::mesh::EpShard;
 use rlt_torch::ExpertRows;
@@ -19,21 +21,21 @@ use super::layer::{DecoderLayer, FeedForward, LayerContext, Projections, routed}
 use super::own_projections::OwnProjections;
 use super::projection::Adapter;
 
-/// What the first part makes.
+/// Outputs of the layer before its experts: the rows to exchange, and what the part after the experts needs.
 #[derive(Debug)]
 pub(crate) struct BeforeExperts {
-    /// The residual stream after attention, `[t, d]`.
+    /// Residual stream after attention, `[t, d]`.
     pub(crate) hidden_td: Tensor,
-    /// The input of the experts, `[t, d]`.
+    /// Input of the experts, `[t, d]`.
     pub(crate) normed_td: Tensor,
-    /// The choices of the tokens, with their weights.
+    /// Chosen experts of each token, with their weights.
     pub(crate) routes: Routes,
-    /// The rows of all choices, sorted by expert, `[n, d]`.
+    /// A row for each choice, sorted by expert, `[n, d]`.
     pub(crate) rows_nd: Tensor,
 }
 
 impl DecoderLayer {
-    /// The layer after attention up to its experts, token by token; `None` without experts.
+    /// Runs the layer, after attention, up to its experts, token by token; `None` if it has no experts.
     pub(crate) fn before_experts(
         &self,
         hidden_td: &Tensor,
@@ -48,8 +50,8 @@ impl DecoderLayer {
         Some(BeforeExperts { hidden_td, normed_td, routes, rows_nd })
     }
 
-    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`: `[m, d]`
-    /// to `[m, d]`. A layer without experts returns its input.
+    /// The outputs of the local experts, those of `shard`, for their sorted `rows`: `[m, d]` to `[m, d]`.
+    /// Without rows, or in a layer without experts, returns a copy of the input.
     pub(crate) fn experts_of_rows(
         &self,
         x_md: &Tensor,
@@ -65,8 +67,8 @@ impl DecoderLayer {
         }
     }
 
-    /// The rest of the layer, token by token: from what came before the experts and their outputs for its
-    /// rows, `[n, d]` in their order.
+    /// Runs the rest of the layer, token by token, from `before` and the outputs of its rows, `[n, d]` in the
+    /// same order.
     pub(crate) fn after_experts(
         &self,
         before: &BeforeExperts,
@@ -88,13 +90,13 @@ impl DecoderLayer {
 }
 
 impl BeforeExperts {
-    /// The tensors that the third part reads, then the rows.
+    /// The tensors with a gradient: the three inputs of [`DecoderLayer::after_experts`], then the rows.
     pub(crate) fn tensors(&self) -> [&Tensor; 4] {
         [&self.hidden_td, &self.normed_td, &self.routes.weights_tk, &self.rows_nd]
     }
 
-    /// The same as inputs of a graph of their own, with the tensors of which each is a copy of the values;
-    /// rows stay behind.
+    /// A copy whose tensors are leaves of a new graph, and the tensors they were made of. The rows are
+    /// detached without becoming leaves.
     pub(crate) fn detached(self) -> (Self, [Tensor; 4]) {
         let sources = self.tensors().map(Tensor::shallow_clone);
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(tensor.requires_grad());

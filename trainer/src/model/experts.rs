@@ -1,6 +1,6 @@
-//! A mixture of experts in place of a layer's feed-forward block: a router chooses experts for each token,
-//! their outputs are weighed and added up. Training and rollout call the same [`Mixture::route`], with their
-//! own products.
+//! A mixture of experts instead of a layer's feed-forward block: a router chooses experts for each token, and
+//! their outputs are summed with weights. Training and rollout call the same [`Mixture::route`], with
+//! products of their own.
 //!
 //! ```text
 //! normed [t, d] -> router -> softmax, top k -> Routes
@@ -21,10 +21,10 @@ use super::expert_lora::{ExpertLora, ExpertTensor};
 use super::ops;
 use super::projection::{Adapter, LoraPair};
 
-/// Added to the sum that weights by sigmoid are divided by, as in transformers.
+/// Added to the sum by which sigmoid scores are normalised, as in transformers.
 const SIGMOID_SUM_EPS: f64 = 1e-20;
 
-/// How a layer's router chooses and weighs.
+/// Rule by which a layer's router chooses experts and weights them.
 #[derive(Clone, Copy, Debug)]
 pub struct Mixture {
     num_experts: usize,
@@ -34,46 +34,47 @@ pub struct Mixture {
     routing: Routing,
 }
 
-/// The experts of each token, with their weights.
+/// Chosen experts of each token, with their weights.
 #[derive(Debug)]
 pub struct Routes {
-    /// Probabilities of all experts, f32 [t, e], with the router's graph behind them: scores by their sum.
+    /// Probabilities of all experts, f32 [t, e], with the router's autograd graph. Sigmoid scores are divided
+    /// by their sum.
     pub probabilities_te: Tensor,
-    /// Weights of the chosen ones, [t, k], likewise.
+    /// Weights of the chosen experts, [t, k], with the router's autograd graph.
     pub weights_tk: Tensor,
-    /// The chosen ones.
+    /// The chosen experts.
     pub choices: Choices,
-    /// Their rows, sorted by expert.
+    /// Rows of tokens by chosen expert, sorted by expert.
     pub rows: ExpertRows,
 }
 
-/// The chosen experts of each token, the likeliest first; of equally likely ones those with lower numbers.
+/// Chosen experts of each token, the likeliest first; of equally likely ones the lower index first.
 #[derive(Debug)]
 pub enum Choices {
-    /// t times k numbers.
+    /// Expert indices on the host, t times k.
     Host(Vec<i64>),
-    /// On a GPU, where the host does not wait for them.
+    /// Expert indices on a GPU; the host does not wait for them.
     Device(DeviceRoutes),
 }
 
 /// The products of a mixture of experts.
 pub trait ExpertProducts {
-    /// Why ranks that have a slice each could not add up.
+    /// Failure of an exchange between tensor-parallel ranks, as in [`super::Projections::Error`].
     type Error;
-    /// How its router chooses.
+    /// The rule of the router.
     fn mixture(&self) -> Mixture;
-    /// The router's logits [t, e], in the compute dtype or wider.
+    /// The router's logits [t, e], in the compute dtype or a wider one.
     fn scores(&self, normed_td: &Tensor) -> Tensor;
-    /// The bias of scores for the choice only, `f32 [e]`.
+    /// Bias that is added to scores only for the choice of experts, `f32 [e]`.
     fn choice_bias(&self) -> Option<&Tensor>;
-    /// Gets each batch of routes once.
+    /// Observes the routes of a batch; called once for each.
     fn observe(&self, routes: &Routes);
-    /// The weighed sum of the experts' outputs, [t, d].
+    /// The weighted sum of the chosen experts' outputs, [t, d].
     ///
     /// # Errors
     /// [`Self::Error`].
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Self::Error>;
-    /// The gate of the feed-forward block beside the experts, [t, 1]; `None` where there is none.
+    /// The gate logits of the shared expert, [t, 1]; `None` if it has no gate.
     fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor>;
 }
 
@@ -88,7 +89,7 @@ impl Mixture {
         }
     }
 
-    /// Chooses experts by the router's `logits_te`, as transformers does: the best k of the scores in f32.
+    /// Chooses experts by the router's `logits_te`, as transformers does: the best k by their f32 scores.
     pub(crate) fn route(&self, logits_te: &Tensor, choice_bias: Option<&Tensor>) -> Routes {
         let scores_te = match self.routing.scores {
             RouterScores::Softmax => logits_te.softmax(-1, Kind::Float),
@@ -115,7 +116,7 @@ impl Mixture {
         Routes { probabilities_te, weights_tk, choices, rows }
     }
 
-    /// The best experts by their scores, i64 [t, k].
+    /// Chooses the best experts by their scores on the host; the first result is i64 [t, k].
     fn chosen(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> (Tensor, Choices, ExpertRows) {
         let compared_te = self.choice(scores_te, choice_bias).unwrap_or_else(|| scores_te.detach());
         let (_, order_te) = compared_te.sort_stable(true, -1, true);
@@ -125,8 +126,8 @@ impl Mixture {
         (choices_tk, Choices::Host(choices), rows)
     }
 
-    /// The same on a GPU, in three launches whatever is chosen. Models with groups of experts run on CPUs
-    /// alone (`ModelConfig::cpu_part`).
+    /// Chooses experts on a GPU, in three launches whatever the choice is. Models with groups of experts run
+    /// only on CPUs (`ModelConfig::cpu_part`).
     fn chosen_on_device(
         &self,
         logits_te: &Tensor,
@@ -138,7 +139,7 @@ impl Mixture {
         (routes.choices_tk.to_kind(Kind::Int64), Choices::Device(routes), rows)
     }
 
-    /// The same choice as a kernel makes it.
+    /// The router's rule in the form that a kernel takes.
     pub(crate) fn rule(&self) -> RouteRule {
         RouteRule {
             scores: match self.routing.scores {
@@ -151,8 +152,8 @@ impl Mixture {
         }
     }
 
-    /// The values by which experts are chosen if these are not their scores: with the bias, and only within
-    /// the best groups. Without gradient, as choices have none.
+    /// Values by which experts are chosen, if these are not the scores: with the bias, and restricted to the
+    /// best groups. They have no gradient, because choices have none.
     fn choice(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> Option<Tensor> {
         if self.routing.groups.is_none() && choice_bias.is_none() {
             return None;
@@ -174,7 +175,7 @@ impl Mixture {
         Some((of_groups + is_out.unsqueeze(-1)).flatten(1, 2))
     }
 
-    /// The router's dtype if layers compute in `kind`.
+    /// The router's compute dtype in a layer that computes in `kind`.
     pub(crate) fn router_kind(&self, kind: Kind) -> Kind {
         match kind {
             Kind::Half | Kind::BFloat16 if self.routing.in_fp32 => Kind::Float,
@@ -183,13 +184,13 @@ impl Mixture {
     }
 }
 
-/// The sigmoid as a softmax beside 0: libtorch's sigmoid rounds the last numbers of a tensor otherwise than
-/// those before, so that a token's scores would depend on the tokens beside it.
+/// The sigmoid, computed as a softmax with 0. libtorch's sigmoid rounds the last values of a tensor
+/// differently from the others, so a token's scores would depend on the other tokens.
 fn row_by_row_sigmoid(x: &Tensor) -> Tensor {
     Tensor::stack(&[x, &x.zeros_like()], -1).softmax(-1, Kind::Float).select(-1, 0)
 }
 
-/// Integers of a tensor on the host.
+/// Copies the integers of a tensor to the host.
 fn numbers(tensor: &Tensor) -> Vec<i64> {
     let mut numbers = vec![0; tensor.numel()];
     let flat = no_grad(|| tensor.to_device(tch::Device::Cpu).contiguous().view(-1));
@@ -197,10 +198,10 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
     numbers
 }
 
-/// The name of the choice's bias inside the module.
+/// Name of the choice's bias inside the module.
 const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 
-/// The names of biases inside the module: of the router, of gate and up, of down.
+/// Names of biases inside the module: of the router, of gate and up, of down.
 const BIASES: [&str; 3] = ["router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias"];
 
 /// Router and experts of one layer.
@@ -209,21 +210,22 @@ pub(crate) struct ExpertWeights {
     /// Module name of the mixture, for example `model.layers.0.mlp`.
     pub(crate) module: String,
     pub(crate) mixture: Mixture,
-    /// How many layers before this one have experts.
+    /// Number of layers with experts before this one.
     pub(super) place: usize,
-    /// The name of the router inside the module.
+    /// Name of the router inside the module.
     pub(super) router_module: &'static str,
-    /// [e, d].
+    /// Weight of the router, [e, d].
     pub(crate) router: Tensor,
-    /// Of the choice, f32 [e]: never trained here.
+    /// Bias of the choice, f32 [e]; never trained here.
     pub(crate) choice_bias: Option<Tensor>,
-    /// The form of the experts, and the layout of their tensors.
+    /// Form of the experts, which determines the layout of their tensors.
     pub(crate) form: ExpertForm,
-    /// Gate above up, [e, 2 i, d]; clamped experts have [e, d, 2 i], gate and up side by side.
+    /// Gate and up projections, [e, 2 i, d], gate first; clamped experts have [e, d, 2 i], gate and up
+    /// interleaved.
     pub(crate) gate_up: Tensor,
-    /// [e, d, i]; of clamped experts [e, i, d].
+    /// Down projections, [e, d, i]; of clamped experts [e, i, d].
     pub(crate) down: Tensor,
-    /// Of the router [e], of gate and up [e, 2 i], of down [e, d]; clamped experts have them.
+    /// Biases of the router [e], of gate and up [e, 2 i] and of down [e, d]; only clamped experts have them.
     pub(crate) biases: Option<[Tensor; 3]>,
     /// Adapters of `gate_up` and `down`.
     pub(super) lora: [Option<ExpertLora>; 2],
@@ -232,7 +234,7 @@ pub(crate) struct ExpertWeights {
 }
 
 impl ExpertWeights {
-    /// Those of a layer, its weights by `of` from name and shape.
+    /// Makes the experts of a layer, `None` if it has none; `of` gives the weight for a name and a shape.
     pub(super) fn new(
         config: &ModelConfig,
         layer_idx: usize,
@@ -290,13 +292,13 @@ impl ExpertWeights {
             )
     }
 
-    /// The same, to be replaced.
+    /// Every parameter, to be replaced.
     pub(super) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let Self { router, gate_up, down, choice_bias, biases, .. } = self;
         [router, gate_up, down].into_iter().chain(choice_bias).chain(biases.iter_mut().flatten())
     }
 
-    /// The same experts with other weights.
+    /// A copy without adapters, with the weights that `of` makes of these.
     pub(super) fn map(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             module: self.module.clone(),
@@ -314,8 +316,8 @@ impl ExpertWeights {
         }
     }
 
-    /// The router's scores [t, e]. Its weight is folded before it is multiplied with: where rollout and actor
-    /// added up in another order, they would choose other experts.
+    /// The router's logits [t, e]. The adapter is folded into the weight before the product: if rollout and
+    /// actor summed in different orders, they would choose different experts.
     pub(super) fn scores(&self, normed_td: &Tensor, adapter: Adapter) -> Tensor {
         let router = match (&self.router_lora, adapter) {
             (Some(lora), Adapter::On) => lora.folded_into(&self.router),
@@ -326,7 +328,7 @@ impl ExpertWeights {
         rlt_torch::linear(&normed_td.to_kind(kind), &router.to_kind(kind), bias.as_ref())
     }
 
-    /// Weights of all experts or of one as they are multiplied with, outputs before inputs; a view.
+    /// A view of the weights of all experts or of one with outputs before inputs.
     pub(crate) fn outputs_first(&self, weight: &Tensor) -> Tensor {
         match self.form {
             ExpertForm::Gated => weight.shallow_clone(),
@@ -334,7 +336,7 @@ impl ExpertWeights {
         }
     }
 
-    /// The biases of a product, [e, out].
+    /// The biases of gate and up or of down, [e, out].
     pub(crate) fn bias_of(&self, tensor: ExpertTensor) -> Option<&Tensor> {
         let [_, gate_up, down] = self.biases.as_ref()?;
         Some(match tensor {
@@ -343,7 +345,7 @@ impl ExpertWeights {
         })
     }
 
-    /// The weighed sum of the experts' outputs, [t, d].
+    /// The weighted sum of the chosen experts' outputs, [t, d].
     pub(super) fn outputs(
         &self,
         normed_td: &Tensor,
@@ -355,8 +357,7 @@ impl ExpertWeights {
         routes.rows.combine(&y_nd, &routes.weights_tk)
     }
 
-    /// The outputs of the experts of `shard`, whose weights alone are here, for their sorted `rows`:
-    /// [n, d] to [n, d].
+    /// The outputs of the local experts, those of `shard`, for their sorted `rows`: [n, d] to [n, d].
     pub(super) fn of_rows(
         &self,
         x_nd: &Tensor,

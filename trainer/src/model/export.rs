@@ -1,5 +1,5 @@
-//! A decoder as a Hugging Face folder: `transformers` loads it, and [`Decoder::load`] reads it back.
-//! Tokenizer files are written by the tokenizer.
+//! Export of a decoder as a Hugging Face folder: `transformers` loads it, and [`Decoder::load`] reads it
+//! back. The tokenizer writes its own files.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -23,18 +23,18 @@ use super::projection::{Adapter, Projection};
 use super::vision;
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
-/// Options of a folder of weights.
+/// Options of an exported folder.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
     /// Fold the adapter into the weights; otherwise they are the base's.
     pub merge_lora: bool,
-    /// Stored type of the weights: `Float`, `Half` or `BFloat16`.
+    /// Stored dtype of the weights: `Float`, `Half` or `BFloat16`.
     pub dtype: Kind,
 }
 
 impl Decoder {
     /// Writes `config.json`, `generation_config.json` (not of a classifier) and `model.safetensors` to `dir`,
-    /// which is made when it is not there. The model itself is not changed, and an adapter is only written by
+    /// which is created if it does not exist. The model is not changed; an adapter is written only by
     /// [`Decoder::save_adapter`].
     ///
     /// # Errors
@@ -45,13 +45,13 @@ impl Decoder {
         export.finish()
     }
 
-    /// The units of a decoder, in the order of writing: the unit outside of the layers, `None`, then each
-    /// layer by its number.
+    /// The units of a decoder in the order of writing: `None` for what is outside of the layers, then each
+    /// layer's index.
     pub(super) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         std::iter::once(None).chain((0..self.layers.len()).map(Some))
     }
 
-    /// The weights of a unit, to be read while it is unsharded.
+    /// The weights of a unit as they are stored. Values are read only while the unit is unsharded.
     fn stored_weights(
         &self,
         layer_idx: Option<usize>,
@@ -120,8 +120,8 @@ impl Decoder {
     }
 }
 
-/// A tensor of the size `whole`, or an outline of it: outside of their unit's visit only this rank's part of
-/// a weight that is cut may be here, and then sizes alone are asked for.
+/// Returns a tensor of the size `whole`, or an outline of it. Outside of a unit's visit this rank may hold
+/// only its shard of a weight, and then only sizes are read.
 pub(super) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
     match tensor.size() == whole {
         true => tensor.shallow_clone(),
@@ -129,15 +129,15 @@ pub(super) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
     }
 }
 
-/// What of the weights is asked for.
+/// Whether values of the weights are read, or only shapes.
 #[derive(Clone, Copy)]
 enum Reads {
-    /// For a file's header, while the memory of units may be freed: no view can be made of them then.
+    /// For a file's header, while the memory of units may be freed and views of it cannot be made.
     Shapes,
     Values,
 }
 
-/// The tensors that a parameter is stored as: views of it.
+/// The tensors that a parameter is stored as, which are views of it.
 fn tensors_of<'a>(
     parameter: &ParameterShape,
     tensor: &Tensor,
@@ -145,7 +145,7 @@ fn tensors_of<'a>(
     experts: Option<&'a ExpertWeights>,
 ) -> Vec<(String, StoredAs<'a>)> {
     let num_values: usize = parameter.shape.iter().product();
-    // Outside of their unit's visit only this rank's experts may be here: then shapes alone are asked for.
+    // Outside of a unit's visit this rank may hold only its own experts, and then only shapes are read.
     let flat = match tensor.numel() == num_values {
         true => tensor.detach().view(-1),
         false => outline(&[num_values as i64], (tensor.kind(), tensor.device())),
@@ -169,12 +169,12 @@ fn tensors_of<'a>(
     stored.collect()
 }
 
-/// The router, where `name` is its weight's.
+/// The router, if `name` is that of its weight.
 fn router_of<'a>(experts: Option<&'a ExpertWeights>, name: &str) -> Option<Merged<'a>> {
     experts.filter(|experts| experts.router_name() == name).map(Merged::Router)
 }
 
-/// A model folder that is being written, unit by unit: only the current unit is read.
+/// An export in progress, which writes unit by unit and reads only the current one.
 #[derive(Debug)]
 pub struct Export<'a> {
     decoder: &'a Decoder,
@@ -183,7 +183,7 @@ pub struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
-    /// As [`Decoder::export`], up to the first weight.
+    /// Begins [`Decoder::export`]: writes the JSON files and the header of the weights.
     ///
     /// # Errors
     /// [`ModelError`] with the file that could not be written.
@@ -199,8 +199,8 @@ impl<'a> Export<'a> {
         Ok(Self { decoder, options: *options, file })
     }
 
-    /// Writes the weights of the layer `layer_idx`, or of the unit outside of the layers, which has to be
-    /// first.
+    /// Writes the weights of layer `layer_idx`, or with `None` of the unit outside of the layers, which must
+    /// be first.
     ///
     /// # Errors
     /// [`ModelError::Write`].
@@ -209,7 +209,7 @@ impl<'a> Export<'a> {
         weights.iter().try_for_each(|(_, weight)| self.file.write(weight))
     }
 
-    /// Gives the file of weights its name, after the last layer.
+    /// Renames the finished file of weights to its final name, after the last layer.
     ///
     /// # Errors
     /// [`ModelError::Write`].
@@ -233,11 +233,11 @@ pub(super) struct StoredAs<'a> {
     kind: Kind,
 }
 
-/// Where a weight has an adapter to be folded in, or may have.
+/// How the stored values of a weight with an adapter are computed.
 enum Merged<'a> {
     Projection(&'a Projection, Adapter),
     Router(&'a ExpertWeights),
-    /// Rows of the weight of one expert.
+    /// A range of rows of one expert's weight.
     Expert {
         experts: &'a ExpertWeights,
         tensor: ExpertTensor,
@@ -247,7 +247,7 @@ enum Merged<'a> {
 }
 
 impl<'a> StoredAs<'a> {
-    /// The tensor in its own dtype.
+    /// A tensor that is stored in its own dtype.
     pub(super) fn plain(tensor: &Tensor) -> Self {
         Self::new(tensor.shallow_clone(), None, tensor.kind())
     }
@@ -285,7 +285,7 @@ impl<'a> StoredAs<'a> {
     }
 }
 
-/// A safetensors file beside its place, of which tensors are written in the order of its header.
+/// A safetensors file under a temporary name, whose tensors are written in the order of its header.
 #[derive(Debug)]
 pub(super) struct TensorWriter {
     path: PathBuf,
@@ -312,7 +312,7 @@ impl TensorWriter {
         written.map_err(|source| ModelError::Write { path: self.path.clone(), source })
     }
 
-    /// Gives the file its name, after the last tensor.
+    /// Renames the finished file to its final name, after the last tensor.
     pub(super) fn finish(self) -> Result<(), ModelError> {
         let Self { path, file } = self;
         let named = file.into_inner().map_err(io::IntoInnerError::into_error);
@@ -322,7 +322,7 @@ impl TensorWriter {
     }
 }
 
-/// Writes indented JSON; the folder of `path` is made when it is not there.
+/// Writes indented JSON; creates the folder of `path` if it does not exist.
 pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError> {
     let written = new_beside(path).and_then(|mut file| {
         writeln!(file, "{document:#}")?;
@@ -349,8 +349,8 @@ fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     bytes
 }
 
-/// A new file beside `path` without its name, so that a half-written one is never found; with the mode of any
-/// new file, as others read exports too.
+/// A temporary file in the folder of `path`, so that a half-written file is never found under that name. It
+/// has the mode of any new file, because other users read exports, too.
 fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
@@ -358,7 +358,7 @@ fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new().prefix(".export-").permissions(mode).tempfile_in(dir)
 }
 
-/// Syncs a file that is written and gives it its name.
+/// Syncs a finished file and renames it to `path`.
 fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map(drop).map_err(|error| error.error)

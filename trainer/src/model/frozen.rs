@@ -15,21 +15,21 @@ use super::saved_modules::SavedModules;
 use super::vision::VisionTower;
 
 impl Decoder {
-    /// The same weights in memory of their own, without adapter and without gradients, in the dtype
-    /// `storage`, for a copy that computes in `compute`: for a constant copy both may be equal, since each
-    /// use would round the weights to `compute`. Later changes of this decoder do not affect the copy.
+    /// A copy of the weights without adapter and gradients, stored in the dtype `storage`, whose passes
+    /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
+    /// weights to `compute`. Later changes of this decoder do not affect the copy.
     pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
         self.frozen_as((storage, compute), |weight| weight.detach().to_dtype(storage, false, true), copied)
     }
 
-    /// The same weights for another end, without adapter and without a head of their own: in memory of their
-    /// own, trained, and computed with in the dtype `compute`.
+    /// A trainable copy of the weights without adapter and head, whose passes compute in `compute`: the body
+    /// of a model with another head.
     pub fn trained_trunk(&self, compute: Kind) -> Self {
         let trunk = self.without_head(|weight| copied(weight).set_requires_grad(true), copied);
         trunk.computing_in(compute)
     }
 
-    /// The shapes of [`Self::frozen_copy`], see [`Self::outline`].
+    /// An outline of [`Self::frozen_copy`], see [`Self::outline`].
     pub(crate) fn frozen_outline(&self, storage: Kind, compute: Kind) -> Self {
         let of = |weight: &Tensor| outline(&weight.size(), (storage, weight.device()));
         self.frozen_as((storage, compute), of, outlined)
@@ -46,8 +46,8 @@ impl Decoder {
         Self { head, ..self.without_head(of, of_quantized).with_options(options) }
     }
 
-    /// The shapes of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
-    /// updated: those of an actor in shards are lately views in the dtype that computes.
+    /// An outline of [`Self::trained_trunk`], see [`Self::outline`], in the dtype in which weights are
+    /// updated. The weights of a sharded actor may at that time be views in the compute dtype.
     pub(crate) fn trunk_outline(&self, compute: Kind) -> Self {
         let kinds = |weight: &Tensor| (self.options.storage, weight.device());
         let of = |weight: &Tensor| outline(&weight.size(), kinds(weight)).set_requires_grad(true);
@@ -64,8 +64,8 @@ impl Decoder {
         Self { options, vision, ..self }
     }
 
-    /// The same weights for another end, without adapter and without a head of their own: the very tensors,
-    /// frozen. They must not change as long as this decoder is used; where they are sharded, they are
+    /// A decoder without adapter and head that shares this decoder's weights, frozen: the body of a model
+    /// with another head. The weights must not change as long as it is used; if they are sharded, they are
     /// unsharded for both.
     pub fn shared_trunk(&self) -> Self {
         self.without_head(
@@ -74,8 +74,8 @@ impl Decoder {
         )
     }
 
-    /// A decoder of this configuration around other weights, without any layer and without a head: for an
-    /// engine that brings products and [`DecoderLayer::without_projections`].
+    /// A decoder with this configuration, but without layers and head, around other weights. It is for an
+    /// engine that has its own products and [`DecoderLayer::without_projections`].
     pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
@@ -93,16 +93,17 @@ impl Decoder {
         }
     }
 
-    /// Quantized weights keep their dtypes, and are frozen.
+    /// A decoder without adapter and head, with weights that `of` makes. Quantized weights, which
+    /// `of_quantized` makes, keep their dtypes and stay frozen.
     fn without_head(&self, of: impl Fn(&Tensor) -> Tensor, of_quantized: fn(&Tensor) -> Tensor) -> Self {
         let layers = self.layers.iter().map(|layer| layer_of(layer, &of, of_quantized)).collect();
         let vision = self.vision.as_ref().map(|tower| tower.of_role(&of));
         Self { layers, vision, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
-    /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder`, from where they
-    /// are read in place: after [`Self::release_pages`] they take none of the process's memory.
-    /// Elsewhere than on the CPU nothing happens.
+    /// Moves the weights of a frozen decoder on the CPU into an unlinked file of `folder` that is mapped into
+    /// memory. After [`Self::release_pages`] they take none of the process's memory. On a GPU nothing
+    /// happens.
     ///
     /// # Errors
     /// When the file cannot be written; the weights then stay where they are.
@@ -118,8 +119,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Gives the memory of weights that are in a file back until they are read again; nothing changes
-    /// otherwise.
+    /// Releases the memory of weights in a file until they are read again.
     pub fn release_pages(&self) {
         if let Some(file) = &self.offload_file {
             file.release();
@@ -145,7 +145,7 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// A layer's norms, with or without the adapter, and sinks, as `of` makes them, without its products.
+    /// A layer without products: only its norms, with or without the adapter, and sinks, as `of` makes them.
     pub(crate) fn without_projections(&self, adapter: Adapter, of: impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             shape: self.shape.clone(),

@@ -1,13 +1,13 @@
-//! Latent attention inside a layer: queries, keys and values of one latent a token.
+//! Latent attention (MLA) inside a layer: queries, keys and values are computed from one latent a token.
 //!
 //! ```text
 //! training  latent -> expanded: every head has keys and values, values padded to the width of keys
 //! rollout   queries -> absorbed: they attend to latents, the same for all heads; what is attended is
 //! expanded
 //! ```
-//! Scores are the same numbers, added up in another order: q (W l) = (W^T q) l.
-//! Shapes: t tokens, h heads, p dims of a head that are not turned, s dims that are, r width of the latent, v
-//! width of a head of values.
+//! Both give the same scores, summed in a different order: q (W l) = (W^T q) l.
+//! Shapes: t tokens, h heads, p dims of a head that are not rotated, s dims that are, r width of the latent,
+//! v width of a value head.
 
 use rlt_api::plan::model_config::LatentAttention;
 use tch::Tensor;
@@ -16,29 +16,30 @@ use super::layer::{DecoderLayer, QueriesKeysValues};
 use super::norms::LayerNorms;
 use super::rope::RopeTables;
 
-/// The products of latent attention as someone prepared them.
+/// Products of latent attention: from a layer's own weights, or packed by an engine.
 pub trait LatentProducts {
-    /// Of the normed hidden state [t, d]: the latent of queries, or queries themselves where they have none,
-    /// and the latent of keys and values beside the keys to be turned, [t, r + s].
+    /// Compresses the normed hidden state [t, d]. The first result is the latent of queries, or queries
+    /// themselves if they have no latent; the second the latent of keys and values with the keys to be
+    /// rotated, [t, r + s].
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor);
-    /// Queries [t, h (p + s)] of their latent behind its norm.
+    /// Queries [t, h (p + s)] from their latent after its norm.
     fn queries(&self, latent: &Tensor) -> Tensor;
-    /// The inputs of attention.
+    /// Queries, keys and values for attention, made of `parts`.
     fn join(&self, parts: LatentParts) -> (Tensor, Tensor, Tensor);
     /// The values of all heads, [t, h v], from attention's output.
     fn values(&self, attended_thd: &Tensor) -> Tensor;
 }
 
-/// The parts of queries, keys and values, rotated where they have positions.
+/// Components of queries, keys and values; those with positions are rotated.
 #[derive(Debug)]
 pub struct LatentParts {
-    /// [t, h, p].
+    /// Components of queries without positions, [t, h, p].
     pub plain_queries: Tensor,
-    /// [t, h, s].
+    /// Components of queries with positions, [t, h, s].
     pub turned_queries: Tensor,
-    /// Behind its norm, [t, r].
+    /// Latent of keys and values after its norm, [t, r].
     pub latent: Tensor,
-    /// Of all heads, [t, 1, s].
+    /// Keys with positions, shared by all heads, [t, 1, s].
     pub turned_keys: Tensor,
 }
 
@@ -74,8 +75,8 @@ impl DecoderLayer {
     }
 }
 
-/// Queries, keys and values of every head of latents that `expanded` has multiplied, [t, h (p + v)]: all as
-/// wide as the widest of them, with zeros behind.
+/// Queries, keys and values of every head, from `parts` and the `expanded` latent, [t, h (p + v)]. All are
+/// padded with zeros to the width of the widest.
 pub(super) fn expanded(latent: &LatentAttention, parts: LatentParts, expanded: &Tensor) -> QueriesKeysValues {
     let LatentParts { plain_queries, turned_queries, turned_keys, .. } = parts;
     let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);

@@ -2,8 +2,8 @@
 //! added to the residual stream.
 //!
 //! The layer is an autograd graph of its own. It has no state between calls and reads no other layer, so the
-//! caller decides what is kept, recomputed or gathered: detach the input, call, and later send a gradient
-//! back into the output.
+//! caller decides what is kept, recomputed or gathered: detach the input, call the layer, and later send a
+//! gradient back into the output.
 
 use std::rc::Rc;
 
@@ -23,46 +23,46 @@ use super::projection::{Adapter, Projection, ProjectionWeights};
 use super::rope::RopeTables;
 use super::routes::RouteWatch;
 
-/// The shared context of all layers in one forward pass.
+/// Inputs that all layers share in one forward pass.
 #[derive(Debug)]
 pub struct LayerContext {
-    /// Cosines and sines of the stream's positions.
+    /// Cosines and sines of the packed tokens' positions.
     pub rope: RopeTables,
-    /// Where segments start and end in the stream.
+    /// Start of each segment in the packed row, and the row's length at the end: segments + 1 entries from 0.
     pub cu_seqlens: Vec<i32>,
-    /// The segment that each segment continues.
+    /// Index of the earlier segment that each segment continues, a completion its prompt.
     pub prefixes: Vec<Option<usize>>,
-    /// The same where a GPU's attention reads it; `None` on the CPU.
+    /// `cu_seqlens` and `prefixes` as a GPU's attention reads them; `None` on the CPU.
     pub segments: Option<Rc<DeviceSegments>>,
     /// Whether adapters take part.
     pub adapter: Adapter,
-    /// Where the tokens that are computed begin in the stream.
+    /// Index in the packed row of the first token of this rank's shard.
     pub first_token: usize,
-    /// The seed of the adapters' dropout: the same seed drops the same inputs of a token, so a recomputed
-    /// layer agrees with the first pass, and a sequence-parallel one with a whole one. `None` drops nothing.
+    /// Seed of the adapters' dropout; `None` drops nothing. The same seed drops the same inputs of a token,
+    /// so that a recomputed layer agrees with the first pass, and a sequence-parallel one with a full one.
     pub dropout_seed: Option<u64>,
-    /// The observer of the routes of layers with experts.
+    /// Observer of the routes, for the routers' loss.
     pub router: Option<RouterTap>,
-    /// The counter of routes for metrics.
+    /// Counter of routes, for metrics.
     pub routes: Option<RouteWatch>,
-    /// Features of images; `None` where there are none, and until a pass has computed them.
+    /// Features of images; `None` without images, and until a pass has computed them.
     pub(crate) features: Option<PlacedFeatures>,
 }
 
 impl LayerContext {
-    /// How often each of `tokens` [tokens], those that are computed, counts in the routers' loss.
+    /// Weight of each of `tokens` [tokens], those of this rank's shard, in the routers' loss.
     pub(crate) fn token_weights(&self, tokens: &Tensor) -> Tensor {
         let computed = (self.first_token, tokens.numel());
         let weights = balance::token_weights(&self.cu_seqlens, &self.prefixes, computed);
         rlt_torch::upload_f32(&weights, tokens.device())
     }
 
-    /// The term of the routers' loss of the layer that has just run.
+    /// Takes the routers' loss term of the layer that has just run.
     pub(crate) fn take_router_term(&self) -> Option<Tensor> {
         self.router.as_ref()?.take_term()
     }
 
-    /// All packed tokens, which attention reads.
+    /// Number of all packed tokens, which attention reads.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
     }
@@ -71,49 +71,52 @@ impl LayerContext {
 /// Queries `[tokens, heads, head_dim]`, then keys and values `[tokens, kv_heads, head_dim]`, rotated.
 pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 
-/// The weights of one layer and the few numbers that shape its arithmetic.
+/// Weights of one layer, with its configuration.
 #[derive(Debug)]
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
     pub(crate) norms: LayerNorms,
-    /// Where some norms are trained beside an adapter: these, and the others as they are.
+    /// Norms used with the adapter, if some are trained with it (`modulesToSave`): those, and the others
+    /// unchanged.
     pub(crate) saved_norms: Option<LayerNorms>,
-    /// A score of each query head without key and value, [heads]; where the model has some.
+    /// Score of each query head that has no key and value (attention sink), [heads]; `None` if the model has
+    /// none.
     pub(crate) sinks: Option<Tensor>,
-    /// In checkpoint order; [`LayerShape::products`] has their positions.
+    /// Linear layers in checkpoint order; [`LayerShape::products`] has their positions.
     pub(crate) projections: Vec<Projection>,
-    /// In place of the feed-forward block, or beside it.
+    /// Experts instead of the feed-forward block, which is then absent or a shared expert.
     pub(crate) experts: Option<ExpertWeights>,
 }
 
-/// The configuration of a layer.
+/// Configuration of a layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LayerShape {
     pub(crate) head_dim: i64,
     pub(crate) activation: HiddenActivation,
     pub(crate) attention_scale: f64,
-    /// The cap of attention scores.
+    /// Softcap of attention scores.
     pub(crate) attention_softcap: Option<f64>,
-    /// Whether the feed-forward block has the same input as attention.
+    /// Whether the feed-forward block has the same input as attention, and runs in parallel with it.
     pub(crate) parallel_blocks: bool,
-    /// The factor of either block's output before the residual sum.
+    /// Factor of either block's output before the residual sum.
     pub(crate) residual_scale: f64,
     pub(crate) window: Option<i64>,
-    /// Which of the model's rotary embeddings turns queries and keys.
+    /// Index among the model's rotary embeddings of the one for queries and keys; `None` for none.
     pub(crate) rope_idx: Option<usize>,
-    /// The rows of q, k, v, o, gate, up and down; the last three are absent in layers with experts only.
+    /// Rows of q, k, v, o, gate, up and down in `projections`; without a feed-forward block the last three
+    /// are absent.
     pub(crate) products: Vec<ProductRows>,
-    /// Latent attention, where the layer has that.
+    /// Latent attention, if the layer has it.
     pub(crate) latent: Option<LatentAttention>,
-    /// Which projection is the gate of the feed-forward block beside experts.
+    /// Index among `projections` of the shared expert's gate.
     pub(crate) shared_gate_idx: Option<usize>,
-    /// Its number in the model.
+    /// Index of the layer in the model.
     pub(crate) layer_idx: usize,
 }
 
 impl DecoderLayer {
-    /// Runs the layer on packed tokens `hidden_td` [tokens, hidden] with causal attention inside each
-    /// sequence, prefixes included.
+    /// Runs the layer on packed tokens `hidden_td` [tokens, hidden], with causal attention inside each
+    /// sequence, its prefix included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
         let attended_thd = {
             let (q_thd, k_tkd, v_tkd) = self.before_attention(hidden_td, context);
@@ -122,14 +125,14 @@ impl DecoderLayer {
         self.after_attention(hidden_td, &attended_thd, context)
     }
 
-    /// The layer up to attention, token by token: from the residual stream `hidden_td` [tokens,
-    /// hidden].
+    /// Runs the layer up to attention, token by token, on the residual stream `hidden_td` [tokens, hidden].
     pub(crate) fn before_attention(&self, hidden_td: &Tensor, context: &LayerContext) -> QueriesKeysValues {
         self.project(hidden_td, &context.rope, &OwnProjections::new(self, context))
     }
 
-    /// Attention over all packed tokens, of any heads that belong together: queries [tokens, heads,
-    /// head_dim], keys and values [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
+    /// Attention over all packed tokens for some heads: queries [tokens, heads, head_dim], keys and values
+    /// [tokens, kv_heads, head_dim], to [tokens, heads, head_dim]. Query heads must come with their key
+    /// heads.
     pub(crate) fn attend(
         &self,
         q_thd: &Tensor,
@@ -145,7 +148,7 @@ impl DecoderLayer {
         rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.scores())
     }
 
-    /// The layer after attention, token by token: from the residual stream before the layer, [tokens,
+    /// Runs the layer after attention, token by token: from the residual stream before the layer, [tokens,
     /// hidden], and attention's output, [tokens, heads, head_dim].
     pub(crate) fn after_attention(
         &self,
@@ -164,12 +167,12 @@ impl DecoderLayer {
         }
     }
 
-    /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads,
-    /// head_dim] and keys and values [tokens, kv_heads, head_dim], rotated, and returns [tokens, heads,
+    /// Runs the body of the layer, which training and rollout share. `attend` gets rotated queries [tokens,
+    /// heads, head_dim] and keys, and values, [tokens, kv_heads, head_dim], and returns [tokens, heads,
     /// head_dim]: all of the model's heads, or those in the shard of `projections`.
     ///
     /// # Errors
-    /// Why `projections` could not multiply.
+    /// The error of `projections`.
     pub fn forward_with<P: Projections>(
         &self,
         hidden_td: &Tensor,
@@ -192,13 +195,13 @@ impl DecoderLayer {
         self.project_normed(&normed_td, rope, projections)
     }
 
-    /// The input of attention's products, [tokens, hidden].
+    /// The normed input of attention's products, [tokens, hidden].
     pub(super) fn normed_input(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let norms = self.norms(adapter);
         norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone())
     }
 
-    /// Queries, keys and values of attention's normed input.
+    /// Queries, keys and values from attention's normed input, rotated.
     pub(super) fn project_normed(
         &self,
         normed_td: &Tensor,
@@ -230,7 +233,8 @@ impl DecoderLayer {
         Ok(self.after_mlp(&hidden_td, mlp_td, projections.adapter()))
     }
 
-    /// The residual stream after attention, and the input of the feed-forward block, both [tokens, hidden].
+    /// The residual stream after attention, and the normed input of the feed-forward block, both [tokens,
+    /// hidden].
     pub(super) fn before_mlp<P: Projections>(
         &self,
         hidden_td: &Tensor,
@@ -241,7 +245,7 @@ impl DecoderLayer {
         Ok(self.after_attention_output(hidden_td, attention_td, projections.adapter()))
     }
 
-    /// The output of attention's products, [tokens, hidden].
+    /// Attention's output projected to [tokens, hidden].
     pub(super) fn attention_output<P: Projections>(
         &self,
         attended_thd: &Tensor,
@@ -254,7 +258,8 @@ impl DecoderLayer {
         projections.output(&attended)
     }
 
-    /// The residual stream after attention, and the input of the feed-forward block, both [tokens, hidden].
+    /// The residual stream after attention, and the normed input of the feed-forward block, both [tokens,
+    /// hidden].
     pub(super) fn after_attention_output(
         &self,
         hidden_td: &Tensor,
@@ -271,13 +276,13 @@ impl DecoderLayer {
         (hidden_td, normed_td)
     }
 
-    /// The layer's output from the residual stream and the output of the feed-forward block.
+    /// The layer's output, from the residual stream and the output of the feed-forward block.
     pub(super) fn after_mlp(&self, hidden_td: &Tensor, mlp_td: Tensor, adapter: Adapter) -> Tensor {
         let norms = self.norms(adapter);
         self.add(hidden_td, norms.apply(norms.after_mlp.as_ref(), mlp_td))
     }
 
-    /// The feed-forward block, [tokens, hidden] to [tokens, hidden].
+    /// Computes the feed-forward block, [tokens, hidden] to [tokens, hidden].
     pub(super) fn feed_forward<D: DenseProducts>(
         &self,
         normed_td: &Tensor,
@@ -288,7 +293,7 @@ impl DecoderLayer {
         block.down(&activated)
     }
 
-    /// The experts of each token, and the block beside them.
+    /// Computes the chosen experts of each token, and the shared expert.
     fn mix<E: ExpertProducts>(
         &self,
         normed_td: &Tensor,
@@ -300,7 +305,7 @@ impl DecoderLayer {
         self.with_beside(mixed_td, normed_td, experts, beside)
     }
 
-    /// The output of the experts with that of the block beside them.
+    /// Adds the output of the shared expert to that of the chosen experts.
     pub(super) fn with_beside<E: ExpertProducts>(
         &self,
         mixed_td: Tensor,
@@ -316,7 +321,7 @@ impl DecoderLayer {
         })
     }
 
-    /// The residual sum.
+    /// Adds a block's output to the residual stream.
     fn add(&self, hidden_td: &Tensor, block_td: Tensor) -> Tensor {
         if self.shape.residual_scale == 1.0 {
             return hidden_td + block_td;
@@ -329,7 +334,7 @@ impl DecoderLayer {
         self.shape.attention_scale
     }
 
-    /// How products of queries and keys become weights.
+    /// Scale, window, softcap and sinks of attention.
     pub fn scores(&self) -> AttentionScores<'_> {
         AttentionScores {
             scale: self.shape.attention_scale,
@@ -339,56 +344,56 @@ impl DecoderLayer {
         }
     }
 
-    /// The gate's function.
+    /// Activation function of the gate.
     pub(crate) fn activation(&self) -> HiddenActivation {
         self.shape.activation
     }
 
-    /// How many tokens a query of this layer sees, itself included; `None` sees all before it.
+    /// Number of tokens that a query attends to, itself included; `None` if it attends to all before it.
     pub fn window(&self) -> Option<i64> {
         self.shape.window
     }
 
-    /// Which of the model's rotary embeddings turns queries and keys; `None` turns nothing.
+    /// Index among the model's rotary embeddings of the one for queries and keys; `None` for none.
     pub(crate) fn rope_idx(&self) -> Option<usize> {
         self.shape.rope_idx
     }
 
-    /// The weights of `LayerShape::products`, adapters folded in where `adapter` is on; the base stays as
-    /// it is. The results share storage with the model where no adapter was added.
+    /// The weights of `LayerShape::products`, with adapters folded in if `adapter` is on; the base is not
+    /// changed. The results share storage with the model if no adapter was folded in.
     pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
         let merged: Vec<_> = self.projections.iter().map(|projection| projection.merged(adapter)).collect();
         let product = |of: &ProductRows| merged[of.projection_idx].rows(&of.rows);
         self.shape.products.iter().map(product).collect()
     }
 
-    /// The projection to the latent of queries, where they have one.
+    /// The projection to the latent of queries; `None` if they have none.
     pub(crate) fn query_latent(&self) -> Option<&Projection> {
-        // The first one.
+        // The first projection.
         self.shape.latent.as_ref()?.query_rank.map(|_| &self.projections[0])
     }
 
-    /// Router and experts, where the layer has some.
+    /// Router and experts; `None` if the layer has none.
     pub(crate) fn experts(&self) -> Option<&ExpertWeights> {
         self.experts.as_ref()
     }
 
-    /// The gate of the feed-forward block beside experts.
+    /// The projection of the shared expert's gate.
     pub(crate) fn shared_gate(&self) -> Option<&Projection> {
         self.shape.shared_gate_idx.map(|idx| &self.projections[idx])
     }
 
-    /// Whether some of the linear layers have 4 or 8 bits.
+    /// Whether any linear layer of the layer has 4 or 8 bits.
     pub(crate) fn is_quantized(&self) -> bool {
         self.projections.iter().any(|projection| projection.weight.as_quantized().is_some())
     }
 
-    /// The factor of either block's output before the residual sum.
+    /// Factor of either block's output before the residual sum.
     pub(crate) fn residual_scale(&self) -> f64 {
         self.shape.residual_scale
     }
 
-    /// The positions of q, k, v, o, gate, up and down among the linear layers.
+    /// Positions of q, k, v, o, gate, up and down among the linear layers.
     pub(crate) fn products(&self) -> &[ProductRows] {
         &self.shape.products
     }
@@ -399,7 +404,7 @@ impl DecoderLayer {
     }
 }
 
-/// The routes of tokens, which are observed.
+/// Routes tokens, and passes the routes to the observer.
 pub(super) fn routed(normed_td: &Tensor, experts: &impl ExpertProducts) -> Routes {
     let routes = experts.mixture().route(&experts.scores(normed_td), experts.choice_bias());
     experts.observe(&routes);

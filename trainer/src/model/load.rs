@@ -1,4 +1,4 @@
-//! From weights, of a Hugging Face folder or drawn, to a [`Decoder`].
+//! Construction of a [`Decoder`] from weights, which are read from a Hugging Face folder or drawn.
 
 use std::path::Path;
 
@@ -28,18 +28,18 @@ impl Decoder {
         Self::from_weights(&Weights::open(dir)?, options)
     }
 
-    /// A model that was never trained, its weights drawn from `seed`, see [`Weights::fresh`].
+    /// A model that was never trained, with weights drawn from `seed`, see [`Weights::fresh`].
     ///
     /// # Errors
-    /// [`ModelError::Torch`] when the device has no room.
+    /// [`ModelError::Torch`] if the device has too little memory.
     pub fn from_config(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Result<Self, ModelError> {
         Self::from_weights(&Weights::fresh(config, seed), options)
     }
 
-    /// All of `weights`.
+    /// Loads all of `weights`.
     ///
     /// # Errors
-    /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
+    /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
     pub fn from_weights(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
         let mut decoder = build(weights.config(), options, &|name, shape, kind| {
             let numbers = (kind, options.device);
@@ -55,27 +55,28 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// Reads the vision tower of a model that has one: all of it, also where ranks share the decoder.
+    /// Reads the full vision tower of a model that has one, also where ranks share the decoder.
     ///
     /// # Errors
-    /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
+    /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
     pub fn read_vision(&mut self, weights: &Weights) -> Result<(), ModelError> {
         self.vision = VisionTower::read(weights, &self.options)?;
         Ok(())
     }
 
-    /// Trains the vision tower, if there is one, with all other weights. What was read of it stays.
+    /// Makes the vision tower, if there is one, trainable with all other weights, and keeps its values.
     pub fn train_vision(&mut self) {
         self.vision = self.vision.take().map(VisionTower::trained);
     }
 
-    /// Gives an outline the shapes of a vision tower that is trained with all other weights.
+    /// Adds the outline of a vision tower that is trained with all other weights.
     pub fn outline_vision(&mut self) {
         self.vision = VisionTower::outline(&self.config, &self.options);
     }
 
-    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until it
-    /// gets memory and values, such as FSDP shards. A vision tower is read by [`Self::read_vision`].
+    /// An outline of a model: its weights have shapes, but are zero everywhere and take the memory of one
+    /// value each, until they get memory and values, for example as FSDP shards. A vision tower is read by
+    /// [`Self::read_vision`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
@@ -84,18 +85,18 @@ impl Decoder {
     }
 }
 
-/// The dtype in which a weight is kept. A classifier's head is trained beside an adapter, too, and always has
-/// an exact master.
+/// Storage dtype of a weight. A classifier's head is trained with any adapter, so its master is always in
+/// f32.
 fn stored_as(name: &str, options: &LoadOptions) -> Kind {
     if is_label_head(name) { Kind::Float } else { options.storage }
 }
 
-/// A tensor of zeros in the memory of one.
+/// A tensor of zeros that takes the memory of one value.
 pub(super) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
-/// Reads the model configuration of a folder, ending tokens from `generation_config.json` where it names
+/// Reads the model configuration of a folder, with the ending tokens of `generation_config.json` if it names
 /// some.
 ///
 /// # Errors
@@ -114,10 +115,10 @@ pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     config.with_generation_config(&read_json(&path)?).map_err(config_error(&path))
 }
 
-/// Gives the tensor of a name, shape and dtype on the model's device.
+/// Makes the tensor for a name, shape and dtype on the model's device.
 type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
 
-/// The same of a weight that is not quantized.
+/// Makes the tensor of a dense weight for a name and shape, in the storage dtype.
 type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
@@ -196,7 +197,7 @@ fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
     let has_gate = |experts: &&Experts| experts.shared_block.gate.is_some();
     let shared = experts.filter(has_gate).and_then(|experts| experts.shared_intermediate_size);
     let shared_gate_idx = shared.map(|_| {
-        // The last of the projections in a layer of experts.
+        // The gate is the last of the projections in a layer of experts.
         config.projections(layer_idx).len() - 1
     });
     LayerShape {

@@ -36,51 +36,51 @@ pub use adapter::{AdapterExport, BaseModel};
 pub use patterns::Patterns;
 pub use targets::ModuleMatch;
 
-/// How adapters are shaped, placed and started.
+/// Shape, targets and initialisation of adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// Rank of the update.
+    /// Rank of the update, where no pattern gives another one.
     pub rank: usize,
-    /// Numerator of the scaling.
+    /// Numerator of the scaling, where no pattern gives another one.
     pub alpha: f64,
     /// Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
     pub rank_stabilized: bool,
-    /// Which part of a vision-language model gets an adapter.
+    /// Parts of a vision-language model that get an adapter: text, vision or both.
     pub parts: VlmLora,
-    /// Which linear layers of it.
+    /// Linear layers of these parts that get an adapter.
     pub targets: ModuleMatch,
-    /// Parameters of experts and routers that get an adapter, whole names or their ends after a dot.
+    /// Parameters of experts and routers that get an adapter, full names or their ends after a dot.
     pub target_parameters: Vec<String>,
-    /// Which of them do not after all.
+    /// Linear layers that get none although `targets` matches them.
     pub exclude: Option<ModuleMatch>,
-    /// Probability with which an input of A is dropped in a forward pass that has a dropout seed.
+    /// Probability with which an input of A, or an output of B, is dropped in a pass that has a dropout seed.
     pub dropout: f64,
-    /// How A and B start.
+    /// Initialisation of A and B.
     pub init: LoraInit,
-    /// Where rank and alpha are others.
+    /// Ranks and alphas of single modules (PEFT's `rank_pattern` and `alpha_pattern`).
     pub patterns: Patterns,
-    /// Whether magnitudes are trained apart from directions.
+    /// Whether magnitudes are trained apart from directions (DoRA).
     pub dora: bool,
-    /// Where dropout is.
+    /// Whether dropout applies to the input of A or to the output of B.
     pub dropout_position: DropoutPosition,
-    /// Ends of names of modules that are trained whole.
+    /// Ends of the names of modules of which all weights are trained, and saved with the adapter.
     pub modules_to_save: Vec<String>,
 }
 
 impl Default for LoraConfig {
-    /// What a specification says that gives no field.
+    /// The configuration of a specification that sets no field.
     fn default() -> Self {
         Self::from_spec(&LoraSpec::default())
     }
 }
 
-/// Why an adapter could not be attached, read or written.
+/// An adapter could not be attached, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LoraError {
-    /// A rank that no adapter can have.
+    /// The rank is one that no adapter can have.
     #[error("attaching an adapter: expected {expected}, got rank {got}")]
     BadRank {
-        /// What would do.
+        /// The ranks that are accepted.
         expected: &'static str,
         /// The rank requested.
         got: usize,
@@ -88,59 +88,59 @@ pub enum LoraError {
     /// A pattern is not a regular expression.
     #[error("attaching an adapter: parsing the pattern {pattern:?}")]
     BadPattern {
-        /// The pattern.
+        /// The pattern as it was given.
         pattern: String,
-        /// What is wrong with it.
+        /// The parser's error.
         source: Box<fancy_regex::Error>,
     },
-    /// A pattern of ranks or alphas means no adapter, which is most often a typing error.
+    /// A pattern of ranks or alphas matches no adapter, most often because of a typing error.
     #[error("attaching an adapter: {field}: the pattern {pattern:?} matches none of its modules")]
     UnusedPattern {
-        /// The field.
+        /// The field that holds the pattern.
         field: &'static str,
-        /// The pattern.
+        /// The pattern as it was given.
         pattern: String,
     },
-    /// No linear layer is matched.
+    /// The targets match no linear layer.
     #[error(
         "attaching an adapter: no linear layer matches {targets} without {exclude}, the model has {available}"
     )]
     NoTarget {
-        /// What was looked for.
+        /// The requested targets.
         targets: String,
-        /// What was excluded.
+        /// The requested exclusions.
         exclude: String,
         /// Names of the linear layers inside a decoder layer.
         available: String,
     },
-    /// A name in a list matches nothing, which is most often a typing error.
+    /// A name in a list matches no module, most often because of a typing error.
     #[error(
         "attaching an adapter: the module name {name:?} matches no linear layer, the model has {available}"
     )]
     UnknownModule {
-        /// The name.
+        /// The name as it was given.
         name: String,
         /// Names of the linear layers inside a decoder layer.
         available: String,
     },
-    /// A parameter of experts that is named is nowhere.
+    /// A target parameter is the name of no parameter of experts or routers.
     #[error(
         "attaching an adapter: targetParameters: {name:?} matches no parameter of experts, the model has {available}"
     )]
     UnknownParameter {
-        /// The name.
+        /// The name as it was given.
         name: String,
-        /// Names of such parameters.
+        /// Names of the parameters that can have an adapter.
         available: String,
     },
-    /// What adapters of experts and routers cannot have.
+    /// A setting is unavailable for adapters of experts and routers.
     #[error("attaching an adapter to parameters: {field}: expected {expected}, got {got}")]
     NotForParameters {
-        /// The field.
+        /// The field of the setting.
         field: &'static str,
-        /// What would do.
+        /// The values that are accepted.
         expected: &'static str,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
     /// The matrices of an adapter of experts fit the layouts of PEFT 0.18 and of later versions alike.
@@ -149,74 +149,74 @@ pub enum LoraError {
          a `peft_version` in {CONFIG_FILE} that tells them apart, got {got}", path = path.display()
     )]
     AmbiguousLayout {
-        /// The file.
+        /// The file with the matrices.
         path: PathBuf,
-        /// The matrix.
+        /// Name of the matrix A.
         tensor: String,
-        /// Its shape.
+        /// Shape of the matrix A.
         shape: Vec<i64>,
-        /// What is there.
+        /// The actual `peft_version`.
         got: String,
     },
-    /// An adapter of a vision tower that the model does not have.
+    /// The adapter is for a vision tower, and the model has none.
     #[error("attaching an adapter: vlmLora: expected Text, as the model has no vision tower, got {got:?}")]
     NoTower {
-        /// What is to get an adapter.
+        /// The requested parts.
         got: VlmLora,
     },
-    /// A name means no module that can be trained whole.
+    /// An entry of `modulesToSave` is the name of no module of which all weights can be trained.
     #[error(
         "attaching an adapter: modulesToSave: {name:?} is not the end of {available}, or is that of a linear layer, \
          which an adapter trains"
     )]
     UnknownModuleToSave {
-        /// The name.
+        /// The name as it was given.
         name: String,
-        /// Names of such modules.
+        /// Names of the modules that can be trained.
         available: String,
     },
-    /// A head is to be trained whole that is the embedding.
+    /// `modulesToSave` names the head, which is tied to the embedding, without the embedding.
     #[error(
         "attaching an adapter: modulesToSave: the model's head is its embedding (`tie_word_embeddings`): expected \
          \"embed_tokens\", which trains both, got \"lm_head\" alone"
     )]
     TiedHead,
-    /// There is nothing that LoftQ could start from.
+    /// LoftQ was requested without quantized weights, from whose quantization error it starts.
     #[error(
         "attaching an adapter: init: Loftq starts from what quantization takes from weights: expected a model that \
          model.quantization quantizes, got {got}"
     )]
     NothingQuantized {
-        /// What is there.
+        /// The actual quantization.
         got: &'static str,
     },
-    /// There is an adapter already.
+    /// The decoder has an adapter already.
     #[error("attaching an adapter: the model has one already")]
     AlreadyAttached,
     /// The model has no adapter to save.
     #[error("saving the adapter to {dir}: the model has none", dir = dir.display())]
     NoAdapter {
-        /// Where it should have gone.
+        /// Folder in which it should have been saved.
         dir: PathBuf,
     },
     /// A field of `adapter_config.json` is absent, of another type, or requests something not implemented.
     #[error("reading {path}: field `{field}`: expected {expected}, got {got}", path = path.display())]
     BadConfig {
-        /// The file.
+        /// Path of the `adapter_config.json`.
         path: PathBuf,
-        /// The field.
+        /// The name of the field.
         field: String,
-        /// What would have been accepted.
+        /// The values that are accepted.
         expected: String,
-        /// What is there.
+        /// The actual value.
         got: String,
     },
-    /// Codes cannot take an adapter in.
+    /// An adapter cannot be folded into quantized weights.
     #[error(
         "folding the adapter of {dir} into the model: expected weights in 16 or 32 bits, got quantized ones", dir = dir.display()
     )]
     QuantizedBase {
-        /// The adapter.
+        /// Folder of the adapter.
         dir: PathBuf,
     },
     /// A file of the adapter could not be read or written, or a tensor in it does not fit.
@@ -225,7 +225,7 @@ pub enum LoraError {
 }
 
 impl LoraError {
-    /// The exit code of a process that ends with this.
+    /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Model(error) => error.exit_code(),
@@ -260,7 +260,7 @@ impl LoraConfig {
         }
     }
 
-    /// What B A x is multiplied with, where no pattern says otherwise.
+    /// Factor of `B A x` where no pattern gives another rank or alpha.
     pub fn scaling(&self) -> f64 {
         self.scaling_of(self.rank, self.alpha)
     }
@@ -270,7 +270,7 @@ impl LoraConfig {
         alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
     }
 
-    /// Rank and scaling of the adapter of a module, or of a parameter.
+    /// Rank and scaling of the adapter of the module or parameter `name`.
     fn rank_and_scaling(&self, name: &str) -> Result<(usize, f64), LoraError> {
         let (rank, alpha) = self.patterns.of(name)?;
         let rank = rank.unwrap_or(self.rank);
@@ -279,9 +279,9 @@ impl LoraConfig {
 }
 
 impl Decoder {
-    /// Attaches what `spec.model.lora` describes: fresh from `seed`, or the adapter of `adapterPath`, whose
-    /// targets, and ranks and scaling unless it is resized, must then be the spec's. Everything but the
-    /// adapter is frozen.
+    /// Attaches the adapter that `spec.model.lora` describes: a fresh one drawn from `seed`, or the stored
+    /// one of `adapterPath`. The targets of a stored one must be the spec's, and its ranks and scaling, too,
+    /// unless it is resized. Freezes everything but the adapter.
     ///
     /// # Errors
     /// [`LoraError`].
@@ -293,8 +293,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// As [`Self::attach_lora_spec`] where the weights are not here: what of a fresh adapter follows from
-    /// them is given to it later, by [`Self::adapter_from_weights`].
+    /// [`Self::attach_lora_spec`] for an outline, whose weights are not loaded. The parameters of a fresh
+    /// adapter that follow from the weights are set later, from [`Self::adapter_from_weights`].
     pub(crate) fn attach_lora_outline(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
         let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
@@ -313,7 +313,7 @@ impl Decoder {
     }
 
     /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head and
-    /// what is saved with the adapter.
+    /// the modules that are saved with the adapter.
     ///
     /// # Errors
     /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
@@ -323,7 +323,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Attaches an adapter, none of whose numbers follow from the weights.
+    /// Attaches an adapter without setting those of its parameters that follow from the model's weights.
     fn attach(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         if self.lora.is_some() {
             return Err(LoraError::AlreadyAttached);
@@ -367,7 +367,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The attached adapter's description.
+    /// The configuration of the attached adapter.
     pub fn lora(&self) -> Option<&LoraConfig> {
         self.lora.as_ref()
     }
@@ -377,12 +377,12 @@ impl Decoder {
         self.layers.iter().flat_map(|layer| &layer.projections).chain(self.tower_projections())
     }
 
-    /// Those of a vision tower.
+    /// The linear layers of a vision tower.
     pub(super) fn tower_projections(&self) -> impl Iterator<Item = &Projection> {
         self.vision.iter().flat_map(|tower| &tower.projections)
     }
 
-    /// The names of the linear layers of some parts.
+    /// The names of the linear layers of `parts`.
     fn projection_names(&self, parts: VlmLora) -> Vec<String> {
         let is_meant = |projection: &&Projection| match is_of_tower(&projection.name) {
             true => parts.adapts_vision(),
@@ -391,7 +391,7 @@ impl Decoder {
         self.projections().filter(is_meant).map(|projection| projection.name.clone()).collect()
     }
 
-    /// The modules and parameters that have adapters.
+    /// The names of the modules and parameters that have adapters.
     fn adapted_names(&self) -> Vec<String> {
         let projections = self.projections().filter(|projection| projection.lora.is_some());
         let experts = self.layers.iter().filter_map(|layer| layer.experts());
@@ -412,12 +412,12 @@ impl Decoder {
     }
 }
 
-/// Whether a module or parameter is the vision tower's.
+/// Whether `name` is a module or parameter of the vision tower.
 pub(crate) fn is_of_tower(name: &str) -> bool {
     name.starts_with(TOWER)
 }
 
-/// Outputs and inputs of every projection of the text model, by its full name.
+/// `[out_features, in_features]` of every projection of the text model, by its full name.
 fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
     let of_layer = |layer_idx: usize| {
         let named = move |shape: ProjectionShape| {
@@ -429,7 +429,7 @@ fn projection_sizes(config: &ModelConfig) -> BTreeMap<String, [i64; 2]> {
     (0..config.num_layers).flat_map(of_layer).collect()
 }
 
-/// PEFT's names of a projection's two matrices.
+/// PEFT's names of a projection's matrices A and B.
 pub(crate) fn peft_names(projection: &str) -> [String; 2] {
     ["A", "B"].map(|matrix| format!("base_model.model.{projection}.lora_{matrix}.weight"))
 }

@@ -1,11 +1,11 @@
-//! Experts that a checkpoint holds in MXFP4 (GPT-OSS), read as the bf16 numbers that they mean.
+//! Experts that a checkpoint holds in MXFP4 (GPT-OSS), dequantized as they are read.
 //!
 //! ```text
 //! X_blocks [e, out, in / 32, 16] u8   two numbers a byte, the first in the lower half
 //! X_scales [e, out, in / 32] u8       2^(scale - 127) of 32 numbers
 //! in memory [e, in, out]
 //! ```
-//! Every product of a number and its scale is exact in bf16.
+//! The product of a value and its scale is exact in bf16.
 
 use rlt_api::plan::model_config::{ExpertForm, ModelConfig, ParameterShape};
 use rlt_core::tensor_shard::TensorShard;
@@ -15,17 +15,17 @@ use tch::{Tensor, no_grad};
 use super::checkpoint::WeightFiles;
 use super::error::ModelError;
 
-/// Numbers that share a scale.
+/// Number of values that share a scale.
 const BLOCK: usize = 32;
-/// The numbers of four bits, those of the upper eight negative (OCP Microscaling Formats, E2M1).
+/// Values of the lower three bits of a code; the fourth is the sign (OCP Microscaling Formats, E2M1).
 const NUMBERS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The names of both parts of a tensor.
+/// The names of the two stored tensors of a parameter: blocks and scales.
 fn parts(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|part| format!("{name}_{part}"))
 }
 
-/// Whether files hold a parameter in MXFP4, not as it is.
+/// Whether files hold a parameter in MXFP4.
 pub(super) fn is_stored(files: &WeightFiles, name: &str) -> bool {
     !files.contains(name) && parts(name).iter().all(|part| files.contains(part))
 }
@@ -42,13 +42,13 @@ pub(super) fn parameters(config: &ModelConfig, files: &WeightFiles) -> Vec<Param
     parameters.filter(|parameter| is_stored(files, &parameter.name)).collect()
 }
 
-/// Whether a stored tensor is a part of one of `parameters`.
+/// Whether a stored tensor holds blocks or scales of one of `parameters`.
 pub(super) fn is_part(parameters: &[ParameterShape], name: &str) -> bool {
     let stem = name.strip_suffix("_blocks").or_else(|| name.strip_suffix("_scales"));
     stem.is_some_and(|stem| parameters.iter().any(|parameter| parameter.name == stem))
 }
 
-/// Compares shapes and types of both parts with what the parameter's shape `[e, in, out]` asks for.
+/// Checks shapes and types of blocks and scales against the parameter's shape `[e, in, out]`.
 ///
 /// # Errors
 /// [`ModelError::WrongShape`] and [`ModelError::WrongDtype`].
@@ -75,8 +75,8 @@ fn sizes(shape: &[usize]) -> [usize; 3] {
     [0, 1, 2].map(|dim| shape.get(dim).copied().unwrap_or(1))
 }
 
-/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. At most one expert
-/// is in memory beside them.
+/// Writes the shard `tensor_shard` of a parameter `[e, in, out]` into `values`, `[len]`. Beside `values` at
+/// most one expert is in memory.
 ///
 /// # Errors
 /// [`ModelError`], with file and tensor, when a file cannot be read, or holds scales that are not finite.
@@ -107,7 +107,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// The numbers of one expert, [out, in] laid end to end.
+/// The values of one expert, [out, in] in row-major order.
 fn expert_of(
     files: &WeightFiles,
     name: &str,

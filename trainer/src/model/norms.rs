@@ -16,7 +16,7 @@ pub(crate) struct Norm {
     pub(crate) weight: Tensor,
 }
 
-/// All norms of a layer; places without one are empty.
+/// All norms of a layer; `None` where the model's family has none at that position.
 #[derive(Debug)]
 pub(crate) struct LayerNorms {
     pub(crate) before_attention: Option<Norm>,
@@ -25,9 +25,9 @@ pub(crate) struct LayerNorms {
     pub(crate) after_mlp: Option<Norm>,
     pub(crate) queries: Option<Norm>,
     pub(crate) keys: Option<Norm>,
-    /// Of the latent of queries.
+    /// Norm of the latent of queries.
     pub(super) query_latent: Option<Norm>,
-    /// Of the latent of keys and values.
+    /// Norm of the latent of keys and values.
     pub(super) key_latent: Option<Norm>,
     settings: NormSettings,
 }
@@ -43,7 +43,7 @@ struct NormSettings {
 }
 
 impl LayerNorms {
-    /// Those of `config`, their weights by `of` from name and dims.
+    /// Makes the norms that `config` asks for; `of` gives the weight for a name inside the layer and a shape.
     pub(super) fn new(
         config: &ModelConfig,
         of: impl Fn(&str, &[i64]) -> Result<Tensor, ModelError>,
@@ -95,7 +95,7 @@ impl LayerNorms {
         stream.into_iter().chain([queries, keys, query_latent, key_latent]).flatten()
     }
 
-    /// The same norms, some with the weights that `of` makes; `None` where it makes none.
+    /// A copy of the norms in which some weights are those that `of` makes; `None` if it makes none.
     pub(super) fn with_copies(&self, of: impl Fn(&Norm) -> Option<Tensor>) -> Option<Self> {
         let mut copies = self.map(Tensor::shallow_clone);
         let mut any = false;
@@ -107,7 +107,7 @@ impl LayerNorms {
         any.then_some(copies)
     }
 
-    /// The same norms with other weights.
+    /// A copy of the norms with the weights that `of` makes of these.
     pub(crate) fn map(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| Norm { weight: of(&norm.weight), ..*norm });
         Self {
@@ -123,7 +123,7 @@ impl LayerNorms {
         }
     }
 
-    /// `x` [tokens, hidden] behind the norm of a place; the very tensor where there is none.
+    /// Applies `norm` to `x` [tokens, hidden]; without a norm returns `x` itself.
     pub(super) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
         match norm {
             Some(Norm { weight, .. }) => {
@@ -134,12 +134,13 @@ impl LayerNorms {
         }
     }
 
-    /// A latent [tokens, rank] behind its norm.
+    /// Applies its norm to a latent [tokens, rank].
     pub(super) fn latent(&self, norm: &Norm, x: &Tensor) -> Tensor {
         ops::rms_norm(x, &norm.weight, LATENT_NORM_EPS, 0.0)
     }
 
-    /// Queries or keys [tokens, heads * head_dim] as heads [tokens, heads, head_dim], behind their norm.
+    /// Splits queries or keys [tokens, heads * head_dim] into heads [tokens, heads, head_dim] and applies
+    /// their norm.
     pub(super) fn heads(&self, norm: Option<&Norm>, x: &Tensor, head_dim: i64) -> Tensor {
         let split = |x: &Tensor| x.unflatten(-1, [-1, head_dim]);
         if self.settings.over_heads {

@@ -1,5 +1,5 @@
-//! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, which round weights
-//! to the dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
+//! Numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`. They round weights to the
+//! dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
 
 use rlt_api::plan::model_config::{HiddenActivation, NormKind};
 use rlt_torch::Activation;
@@ -10,20 +10,20 @@ pub(super) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> 
     rlt_torch::rms_norm(x, weight_d, eps, offset)
 }
 
-/// Mean-and-variance norm over the last dim of `x`, in f32, times the weight `[width]` or `[heads, width]`;
-/// rounded once.
+/// Mean-and-variance norm over the last dim of `x`, times the weight `[width]` or `[heads, width]`; computed
+/// in f32 and rounded once.
 fn layer_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
     let width = x.size().last().copied().unwrap_or(0);
     let normed = x.to_kind(wide(x.kind())).layer_norm([width], None::<&Tensor>, None::<&Tensor>, eps, false);
     (normed * weight.to_kind(wide(x.kind()))).to_kind(x.kind())
 }
 
-/// f32, or f64 where numbers are that.
+/// The dtype of intermediate results: f64 for f64, else f32.
 fn wide(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
-/// The norm of a kind over the last dim of `x`, with its epsilon and the offset of its weight.
+/// The norm of kind `kind` over the last dim of `x`; `offset` is added to the weight of an RMS norm.
 pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, (eps, offset): (f64, f64)) -> Tensor {
     match kind {
         NormKind::Rms => rms_norm(x, weight, eps, offset),
@@ -36,8 +36,8 @@ pub(super) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenAct
     rlt_torch::gated_activation(gate, up, activation_of(activation))
 }
 
-/// GPT-OSS's: `(up + 1) * gate * sigmoid(1.702 gate)` of gate and up of each output side by side in the last
-/// dim, gate at most 7 and up within 7 of 0.
+/// GPT-OSS's activation, `(up + 1) * gate * sigmoid(1.702 gate)`, for gate and up interleaved in the last
+/// dim. The gate is at most 7 and up within 7 of 0.
 pub(crate) fn clamped_activation(gate_up: &Tensor) -> Tensor {
     const ALPHA: f64 = 1.702;
     const LIMIT: f64 = 7.0;
@@ -47,7 +47,7 @@ pub(crate) fn clamped_activation(gate_up: &Tensor) -> Tensor {
     rlt_torch::gated_activation(&(gate * ALPHA), &((up + 1.0) / ALPHA), Activation::Silu)
 }
 
-/// `activation(gate) * up` of gate and up side by side in the last dim.
+/// `activation(gate) * up` for gate and up side by side in the last dim.
 pub(crate) fn gated_activation_packed(gate_up: &Tensor, activation: HiddenActivation) -> Tensor {
     if activation == HiddenActivation::Gelu {
         let halves = gate_up.chunk(2, -1);
@@ -56,7 +56,7 @@ pub(crate) fn gated_activation_packed(gate_up: &Tensor, activation: HiddenActiva
     rlt_torch::gated_activation_packed(gate_up, activation_of(activation))
 }
 
-/// The name of an activation among kernels.
+/// The kernels' name for an activation.
 pub(crate) fn activation_of(activation: HiddenActivation) -> Activation {
     match activation {
         HiddenActivation::Silu => Activation::Silu,

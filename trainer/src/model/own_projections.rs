@@ -1,5 +1,5 @@
-//! The products of a layer by its own weights: differentiable, adapters applied unmerged. Weights that are
-//! packed for sampling are `rollout`'s.
+//! A layer's products from its own weights: differentiable, with unmerged adapters. Weights that are packed
+//! for sampling are in `roles::rollout`.
 
 use std::convert::Infallible;
 
@@ -13,32 +13,33 @@ use super::products::{DenseProducts, FeedForward, Projections};
 use super::projection::{Adapter, Dropout};
 use super::tp_cuts::ParameterCuts;
 
-/// The layer's own weights: differentiable, adapters applied unmerged.
+/// Products of a layer from its own weights, or from this rank's tensor-parallel shards of them.
 pub(super) struct OwnProjections<'a> {
     pub(super) layer: &'a DecoderLayer,
     pub(super) context: &'a LayerContext,
-    /// What this rank has of the weights; `None` without tensor parallelism.
+    /// This rank's shards of the weights; `None` without tensor parallelism.
     pub(super) cuts: Option<&'a ParameterCuts>,
 }
 
 impl<'a> OwnProjections<'a> {
-    /// Those of a layer that is all here.
+    /// Products of a layer whose full weights are local.
     pub(super) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
         Self { layer, context, cuts: None }
     }
 
-    /// The feed-forward block.
+    /// The products of the feed-forward block.
     pub(super) fn block(&self) -> impl DenseProducts<Error = Infallible> {
         OwnBlock(self)
     }
 
-    /// The rows of q, k, v, o, gate, up and down in the projections as they are here.
+    /// Rows of q, k, v, o, gate, up and down in the local weights of the projections.
     fn product_rows(&self) -> &[ProductRows] {
         let cuts = self.cuts.and_then(|cuts| cuts.layer(self.layer.shape.layer_idx));
         cuts.map_or(&self.layer.shape.products, |cuts| &cuts.products)
     }
 
-    /// The product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its own.
+    /// Computes the product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its
+    /// own.
     fn product(&self, product_idx: usize, x: &Tensor) -> Tensor {
         self.projection(self.layer.shape.products[product_idx].projection_idx, x)
     }
@@ -53,7 +54,7 @@ impl<'a> OwnProjections<'a> {
         }
     }
 
-    /// Products that may be fused in one projection.
+    /// Computes `N` products from `first` on, which may be fused in one projection.
     fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
         let products = &self.product_rows()[first..first + N];
         let shared = products[0].projection_idx;
@@ -102,15 +103,15 @@ impl Projections for OwnProjections<'_> {
     }
 }
 
-/// q, k, v and o.
+/// Number of attention's products: q, k, v and o.
 const NUM_OF_ATTENTION: usize = 4;
 
-/// The layer's own latent attention.
+/// Products of latent attention from the layer's own weights.
 struct OwnLatent<'a>(&'a OwnProjections<'a>);
 
 impl LatentProducts for OwnLatent<'_> {
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        // The latent of queries, or queries themselves.
+        // The first is the latent of queries, or queries themselves.
         (self.0.projection(0, normed_td), self.0.product(1, normed_td))
     }
 
@@ -132,7 +133,7 @@ impl LatentProducts for OwnLatent<'_> {
     }
 }
 
-/// The layer's own feed-forward block.
+/// Products of the feed-forward block from the layer's own weights.
 struct OwnBlock<'a>(&'a OwnProjections<'a>);
 
 impl DenseProducts for OwnBlock<'_> {
@@ -148,7 +149,7 @@ impl DenseProducts for OwnBlock<'_> {
     }
 }
 
-/// The layer's own experts.
+/// Products of the experts from the layer's own weights.
 struct OwnExperts<'a> {
     weights: &'a ExpertWeights,
     projections: &'a OwnProjections<'a>,

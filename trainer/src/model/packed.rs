@@ -10,57 +10,58 @@ use rlt_core::types::TokenId;
 use rlt_torch::{DeviceSegments, Segments};
 use tch::{Device, Kind, Tensor};
 
-/// A micro-batch: all packed tokens, or a rank's shard of them, and the end of each segment.
+/// A micro-batch of packed tokens, or a sequence-parallel rank's shard of one, with its segments.
 #[derive(Debug)]
 pub struct PackedInput {
     /// Token ids, `i64 [tokens]`; with sequence parallelism those of this rank's shard, with padding at the
     /// end.
     pub tokens: Tensor,
-    /// Position of each of these tokens in its own sequence, from 0, `i64 [tokens]`. With images one row each
-    /// for time, height and width, `i64 [3, tokens]`.
+    /// Position of each token of `tokens` in its own sequence, from 0, `i64 [tokens]`. With images one row
+    /// each for time, height and width, `i64 [3, tokens]`.
     pub position_ids: Tensor,
-    /// The index of the first of these tokens in the packed row.
+    /// Index in the packed row of the first token of `tokens`.
     pub first_token: usize,
-    /// Start of each segment in the packed row, and its length at the end: segments + 1 entries from 0.
+    /// Start of each segment in the packed row, and the row's length at the end: segments + 1 entries from 0.
     pub cu_seqlens: Vec<i32>,
-    /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of
-    /// them.
+    /// Index of the earlier segment that each segment continues: the prompt of a completion, computed once
+    /// for all of its completions.
     pub prefixes: Vec<Option<usize>>,
-    /// The same where a GPU's attention reads it; `None` on the CPU.
+    /// `cu_seqlens` and `prefixes` as a GPU's attention reads them; `None` on the CPU.
     pub segments: Option<Rc<DeviceSegments>>,
-    /// Images among the tokens; `None` where there are none.
+    /// Images among the tokens; `None` if there are none.
     pub images: Option<PackedImages>,
 }
 
-/// Images whose features take the place of embeddings.
+/// Images of a micro-batch, whose features replace the embeddings of their placeholder tokens.
 #[derive(Debug)]
 pub struct PackedImages {
-    /// In the order of their tokens.
+    /// The images, in the order of their tokens.
     pub images: Vec<Arc<PromptImage>>,
-    /// The place of each of their tokens among the tokens that are computed, i64 [tokens of images].
+    /// Index of each placeholder token in [`PackedInput::tokens`], `i64 [tokens of images]`.
     pub places: Tensor,
 }
 
 impl PackedInput {
-    /// Packs `sequences` in the given order; empty ones have no tokens but keep their entry in
-    /// `cu_seqlens`. Token ids must be below the model's `vocab_size`.
+    /// Packs `sequences` in the given order. Empty ones have no tokens but keep their entry in `cu_seqlens`.
+    /// Token ids must be below the model's `vocab_size`.
     pub fn new(sequences: &[&[TokenId]], device: Device) -> Self {
         let layout = PackedLayout::of(sequences.iter().map(|sequence| Segment::alone(sequence.len())));
         Self::from_layout(&sequences.concat(), layout, device)
     }
 
-    /// Packed `tokens` with the segments of `layout`.
+    /// Packs `tokens`, which are concatenated already, with the segments of `layout`.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
         Self::shard_of_layout(tokens, layout, SpShard::WHOLE, device)
     }
 
-    /// A rank's shard of packed `tokens` with the segments of `layout`. The padding to equal shards is token
-    /// 0 at position 0; it belongs to no segment, so that no token attends to it.
+    /// Packs a sequence-parallel rank's shard of `tokens` with the segments of `layout`. Shards are padded to
+    /// equal length with token 0 at position 0; padding belongs to no segment, so no token attends to it.
     pub fn shard_of_layout(tokens: &[TokenId], layout: PackedLayout, part: SpShard, device: Device) -> Self {
         Self::beside([], tokens, layout, part, device).0
     }
 
-    /// The same beside `arrays` of integers: a GPU gets all of it by one copy.
+    /// [`Self::shard_of_layout`] that also uploads integer `arrays`, so that a GPU gets all of it by one
+    /// copy.
     pub(crate) fn beside<const N: usize>(
         arrays: [&[i64]; N],
         tokens: &[TokenId],
@@ -97,7 +98,8 @@ impl PackedInput {
         (input, std::array::from_fn(|_| next()))
     }
 
-    /// The same tokens with images whose placeholders are at `places`, and with positions of three axes.
+    /// Adds images, whose placeholder tokens are at `places`, and positions in three axes: time, height and
+    /// width.
     #[must_use]
     pub(crate) fn with_images(
         self,
@@ -112,7 +114,8 @@ impl PackedInput {
         Self { position_ids, images: Some(PackedImages { images, places }), ..self }
     }
 
-    /// A gradient of embedded tokens `[t, d]` without that of images, which have no embedding.
+    /// Zeroes the rows of images in a gradient of embedded tokens `[t, d]`: no embedding was looked up for
+    /// them.
     pub(crate) fn without_images(&self, grad_td: Tensor) -> Tensor {
         match &self.images {
             Some(PackedImages { places, .. }) => grad_td.index_fill(0, places, 0.0),
@@ -120,7 +123,7 @@ impl PackedInput {
         }
     }
 
-    /// Packed tokens of the whole group, without padding.
+    /// Number of packed tokens of the whole sequence-parallel group, without padding.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
     }

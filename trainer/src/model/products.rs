@@ -1,5 +1,5 @@
-//! The products of a decoder layer, as traits: of the layer's own weights in training, or of an engine's
-//! packed ones. The body of the layer is in [`super::layer`].
+//! Traits of a decoder layer's matrix products: computed from the layer's own weights in training, or from an
+//! engine's packed ones. The body of the layer is in [`super::layer`].
 
 use tch::Tensor;
 
@@ -7,26 +7,26 @@ use super::experts::ExpertProducts;
 use super::latent::LatentProducts;
 use super::projection::Adapter;
 
-/// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and
-/// adapters, or an engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
+/// Linear layers of a decoder layer: the trainer's, with autograd and adapters, or an engine's packed ones.
+/// Inputs and outputs are [tokens, features] in the compute dtype.
 pub trait Projections {
-    /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of
-    /// it is here.
+    /// Failure of an exchange between tensor-parallel ranks; nothing fails where a rank has the full weights.
     type Error;
-    /// Whether the layer's norms are those trained beside an adapter; an engine's layers have one kind alone.
+    /// Whether the layer uses the norms that are trained with an adapter. An engine's layers have only one
+    /// set.
     fn adapter(&self) -> Adapter {
         Adapter::Off
     }
     /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
-    /// The products of latent attention, which has no others but the output.
+    /// The products of latent attention, which replace [`Self::qkv`].
     fn latent(&self) -> impl LatentProducts;
-    /// The attention's output, from [tokens, heads * width of values] to [tokens, hidden].
+    /// Projects attention's output [tokens, heads * width of values] to [tokens, hidden].
     ///
     /// # Errors
     /// [`Self::Error`].
     fn output(&self, attended: &Tensor) -> Result<Tensor, Self::Error>;
-    /// The part of the layer after attention.
+    /// The feed-forward part of the layer.
     fn feed_forward(
         &self,
     ) -> FeedForward<impl DenseProducts<Error = Self::Error>, impl ExpertProducts<Error = Self::Error>>;
@@ -35,24 +35,24 @@ pub trait Projections {
 /// The layer's feed-forward part: one block for all tokens, or experts.
 #[derive(Debug)]
 pub enum FeedForward<D, E> {
-    /// One block.
+    /// One block for all tokens.
     Dense(D),
     /// A router with its experts.
     Experts {
-        /// They.
+        /// Router and experts.
         experts: E,
-        /// A block for all tokens beside them.
+        /// A block for all tokens whose output is added to that of the experts (shared expert).
         beside: Option<D>,
     },
 }
 
 /// The products of a feed-forward block.
 pub trait DenseProducts {
-    /// Why a product of which several ranks have a slice each could not be made.
+    /// Failure of an exchange between tensor-parallel ranks, as in [`Projections::Error`].
     type Error;
-    /// Gate and up [tokens, intermediate].
+    /// Computes gate and up, each [tokens, intermediate].
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor);
-    /// From [tokens, intermediate] to [tokens, hidden].
+    /// Projects [tokens, intermediate] to [tokens, hidden].
     ///
     /// # Errors
     /// [`Self::Error`].

@@ -11,10 +11,10 @@ use super::lora::dora;
 use super::random::TensorRandom;
 use super::tp_cuts::of_ranges;
 
-/// Whether the adapter takes part. With it off the very same weights are the reference policy.
+/// Whether the adapter takes part. With it off the same weights are the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adapter {
-    /// Base and adapter.
+    /// The base with the adapter.
     On,
     /// The base alone.
     Off,
@@ -23,49 +23,49 @@ pub enum Adapter {
 /// The seed and position of the adapters' dropout.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// Seeds the draws of all projections.
+    /// Seed of the whole pass; each projection draws from a stream of its own.
     pub seed: u64,
-    /// The index of the first current token in the packed row: dropout of a token depends on its index there
-    /// only.
+    /// Index in the packed row of the first token of the input: dropout of a token depends only on its index
+    /// there.
     pub first_token: usize,
 }
 
-/// What a rank of a tensor-parallel group has of a projection.
+/// A tensor-parallel rank's shard of a projection.
 #[derive(Clone, Debug)]
 pub(crate) struct ProjectionPart {
-    /// Of its input; `None` where it has all.
+    /// Values of the input that the rank has; `None` for all of them.
     pub(crate) inputs: Option<WidthPart>,
-    /// Of its output.
+    /// Values of the output that the rank computes; `None` for all of them.
     pub(crate) outputs: Option<WidthPart>,
-    /// Whether it adds the bias: of summands of an output one does.
+    /// Whether the rank adds the bias. Where ranks compute summands of an output, only one of them does.
     pub(crate) has_bias: bool,
 }
 
 impl Default for ProjectionPart {
-    /// All of it.
+    /// The full projection.
     fn default() -> Self {
         Self { inputs: None, outputs: None, has_bias: true }
     }
 }
 
-/// Some of the numbers of a token.
+/// A selection of the values of a token.
 #[derive(Clone, Debug)]
 pub(crate) struct WidthPart {
-    /// Which, ascending.
+    /// Index ranges of the selected values, ascending.
     pub(crate) ranges: Vec<Range<usize>>,
-    /// How many there are.
+    /// Number of values of which these are selected.
     pub(crate) width: usize,
 }
 
-/// The trainable low-rank matrices of a projection: `scaling * b a`, and by DoRA the magnitudes of their sum
-/// with the weight.
+/// The trainable low-rank matrices of a projection, whose update is `scaling * b a`, and with DoRA the
+/// magnitudes of the sum of weight and update.
 #[derive(Debug)]
 pub(crate) struct LoraPair {
-    /// [rank, in_features], f32.
+    /// Matrix A, [rank, in_features], f32.
     pub(crate) a: Tensor,
-    /// [out_features, rank], f32.
+    /// Matrix B, [out_features, rank], f32.
     pub(crate) b: Tensor,
-    /// [out_features], f32, of a DoRA adapter.
+    /// Magnitudes of the adapted weight's rows, [out_features], f32; `None` without DoRA.
     pub(crate) magnitudes: Option<Tensor>,
     /// alpha / rank, or alpha / sqrt(rank) when rank-stabilised.
     pub(crate) scaling: f64,
@@ -74,7 +74,7 @@ pub(crate) struct LoraPair {
     pub(crate) dropout_position: DropoutPosition,
 }
 
-/// One linear layer: `x W^T + bias`, plus the adapter's output.
+/// A linear layer: `x W^T + bias`, plus the adapter's output.
 #[derive(Debug)]
 pub struct Projection {
     /// Full module name, for example `model.layers.0.self_attn.q_proj`.
@@ -87,15 +87,15 @@ pub struct Projection {
 /// The weights of a projection, for engines that pack weights themselves.
 #[derive(Debug)]
 pub struct ProjectionWeights {
-    /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor, or its
-    /// dequantized numbers.
+    /// The weight, [out_features, in_features]: in f32 if an adapter is folded in, else the model's tensor,
+    /// or its dequantized values.
     pub weight: Tensor,
     /// `[out_features]` in the storage dtype.
     pub bias: Option<Tensor>,
 }
 
 impl ProjectionWeights {
-    /// Some of the outputs; views.
+    /// Views of the weights of some outputs.
     pub(crate) fn rows(&self, rows: &Range<usize>) -> Self {
         let narrow = |tensor: &Tensor| tensor.narrow(0, rows.start as i64, rows.len() as i64);
         Self { weight: narrow(&self.weight), bias: self.bias.as_ref().map(narrow) }
@@ -103,7 +103,7 @@ impl ProjectionWeights {
 }
 
 impl Projection {
-    /// The very weights, without the adapter.
+    /// A projection that shares the weights and has no adapter.
     pub(super) fn without_adapter(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -113,8 +113,8 @@ impl Projection {
         }
     }
 
-    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and
-    /// their gradients have the storage dtype. Without `dropout` nothing is dropped.
+    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`. Weights are cast for the product,
+    /// and their gradients have the storage dtype. Without `dropout` nothing is dropped.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
         let base = || self.product(x, self.bias.as_ref());
         match (&self.lora, adapter) {
@@ -126,7 +126,7 @@ impl Projection {
         }
     }
 
-    /// The same of the `part` of the weights that is here, with the adapter's.
+    /// [`Self::forward`] of a tensor-parallel rank, whose weights and adapter are the shard `part`.
     pub(super) fn forward_part(
         &self,
         x: &Tensor,
@@ -141,15 +141,15 @@ impl Projection {
         }
     }
 
-    /// `x W^T + bias`, the base alone.
+    /// Computes `x W^T + bias` without the adapter.
     pub(super) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         self.weight.linear(x, bias)
     }
 
-    /// The weights with the adapter folded in: `W + scaling * B A`, by DoRA with rows of their magnitudes,
-    /// summed in f32 and returned so, for the caller to round once. The base is not touched. Without an
-    /// adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed in
-    /// 16 or 32 bits.
+    /// The weights with the adapter folded in: `W + scaling * B A`, with DoRA scaled to its rows' magnitudes.
+    /// They are summed and returned in f32, so that the caller rounds once; the base is not changed. Without
+    /// an adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed
+    /// in 16 or 32 bits.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight.wide_numbers())),
@@ -160,7 +160,7 @@ impl Projection {
 }
 
 impl LoraPair {
-    /// `weight + scaling * b a`, in f32; its rows of their magnitudes, where there are some.
+    /// Returns `weight + scaling * b a` in f32; with DoRA its rows are scaled to their magnitudes.
     pub(super) fn folded_into(&self, weight: &Tensor) -> Tensor {
         let delta = self.b.matmul(&self.a) * self.scaling;
         let folded = weight.to_kind(Kind::Float) + delta;
@@ -170,14 +170,14 @@ impl LoraPair {
         }
     }
 
-    /// Adds the adapter's output to the base's in place and scales where there are `rank` numbers a
-    /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
-    /// activations between them keep from being used again.
+    /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
+    /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
+    /// be reused, because kept activations lie between them.
     pub(super) fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
         self.add_part_to(base, x, (name, &ProjectionPart::default()), dropout)
     }
 
-    /// The same of the part of a projection that is here.
+    /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
     fn add_part_to(
         &self,
         mut base: Tensor,
@@ -201,15 +201,15 @@ impl LoraPair {
         base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
     }
 
-    /// [`Self::dropout_mask`] of a whole `x`, or of what is here of it.
+    /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
     fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&WidthPart>) -> Tensor {
         let Some(WidthPart { ranges, width }) = part else { return self.dropout_mask(x, name, dropout) };
         let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *width as i64], false);
         of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
     }
 
-    /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and
-    /// place, drawn by a kernel on a GPU and with the same numbers on the CPU.
+    /// Mask of dropout: 0 for a dropped value and 1 / (1 - dropout) elsewhere. A function of seed, projection
+    /// and position; a kernel draws it on a GPU, with the same values as on the CPU.
     pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, dropout: Dropout) -> Tensor {
         let Dropout { seed, first_token } = dropout;
         let width = x.size().last().map_or(0, |width| *width as usize);

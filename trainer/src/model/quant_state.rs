@@ -1,5 +1,5 @@
-//! Quantized weights as bitsandbytes stores them, checked before one of them is read, and read at the offsets
-//! of what is requested.
+//! Quantized weights as bitsandbytes stores them. They are checked before any is read, and shards are read at
+//! their offsets.
 //!
 //! ```text
 //! 4 bits  X.weight, X.weight.absmax, X.weight.quant_map [16]
@@ -20,7 +20,7 @@ use tch::{Kind, Tensor, no_grad};
 use super::checkpoint::WeightFiles;
 use super::error::ModelError;
 
-/// The parts of a weight of 4 bits beside its codes that files hold.
+/// Stored tensors of a 4-bit weight other than its codes, by their names inside the module.
 const OF_FOUR_BITS: [&str; 6] = [
     "weight.absmax",
     "weight.quant_map",
@@ -31,7 +31,7 @@ const OF_FOUR_BITS: [&str; 6] = [
 ];
 const OF_INT8: [&str; 2] = ["SCB", "weight_format"];
 
-/// The linear layers of a model that are quantized, with their sizes [out, in].
+/// Quantized linear layers of a model, with their shapes [out, in].
 pub(super) fn modules(config: &ModelConfig) -> Vec<(String, [usize; 2])> {
     let of_layer = |layer_idx| {
         let shapes = config.projections(layer_idx).into_iter();
@@ -50,7 +50,7 @@ pub(super) fn is_part(module: &str, name: &str) -> bool {
     rest.is_some_and(|rest| rest == "weight" || OF_FOUR_BITS.contains(&rest) || OF_INT8.contains(&rest))
 }
 
-/// Checks all quantized weights of the files against the configuration, and sets in it block size and dtype,
+/// Checks all quantized weights of the files against the configuration. Sets block size and dtype in it,
 /// which `config.json` does not have.
 pub(super) fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<(), ModelError> {
     let modules = modules(config);
@@ -86,7 +86,7 @@ fn check_module(
         let (path, dtype, num_bytes) = files.find(&tensor.name).ok_or_else(missing)?;
         let expected = tensor.shape.iter().product::<usize>() * tensor.width;
         let is_known = match (tensor.part, tensor.width) {
-            // Codes of 4 bits may be stored as if they were numbers of another dtype.
+            // 4-bit codes may be stored in a tensor of another dtype.
             (QuantizedPart::Codes, _) => (dtype == Dtype::I8) == is_int8,
             (_, 1) => dtype == Dtype::U8,
             _ => dtype == Dtype::F32,
@@ -122,7 +122,7 @@ fn table_of(format: QuantizationFormat) -> &'static [f32] {
     }
 }
 
-/// Rows must be contiguous.
+/// Checks that an int8 weight is stored row by row.
 fn check_int8(files: &WeightFiles, module: &str) -> Result<(), ModelError> {
     let name = format!("{module}.weight_format");
     let Some((path, _, num_bytes)) = files.find(&name) else { return Ok(()) };
@@ -138,7 +138,7 @@ fn check_int8(files: &WeightFiles, module: &str) -> Result<(), ModelError> {
     })
 }
 
-/// A table of numbers by code must be the one that is computed with.
+/// Checks that a stored table of values by code is the one that kernels use.
 fn check_table(files: &WeightFiles, name: &str, expected: &[f32]) -> Result<(), ModelError> {
     let Some((path, dtype, num_bytes)) = files.find(name) else {
         let (path, expected) = (files.dir().to_owned(), vec![expected.len()]);
@@ -162,7 +162,7 @@ fn check_table(files: &WeightFiles, name: &str, expected: &[f32]) -> Result<(), 
     }
 }
 
-/// The state of a weight of 4 bits that is no tensor.
+/// The JSON state of a 4-bit weight.
 struct State<'a> {
     files: &'a WeightFiles,
     name: String,
@@ -214,7 +214,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Added to every nested scale.
+    /// Offset that is added to every nested scale.
     fn offset(&self) -> Result<f32, ModelError> {
         let offset = self.json["nested_offset"].as_f64().map(|offset| offset as f32);
         let finite = offset.filter(|offset| offset.is_finite());
@@ -241,7 +241,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// Writes the shard `tensor_shard` of a stored tensor of the quantized weight of `module` over `values`.
+/// Writes a shard of a stored tensor of the quantized weight of `module` into `values`.
 pub(super) fn fill(
     files: &WeightFiles,
     quantization: &Quantization,

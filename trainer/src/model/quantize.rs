@@ -1,6 +1,6 @@
-//! Weights that are quantized as they are read or drawn: a linear layer's weight is whole for a moment, in
-//! the compute dtype, as in transformers before bitsandbytes quantizes it. With FSDP too, because scales
-//! depend on elements of other ranks' shards.
+//! Quantization of weights as they are read or drawn. A linear layer's full weight exists for a moment in the
+//! compute dtype, as in transformers before bitsandbytes quantizes it. With FSDP, too, because scales depend
+//! on elements of other ranks' shards.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,17 +14,17 @@ use super::base_weight::layout_of;
 use super::error::ModelError;
 use super::quant_state;
 
-/// A tensor of the quantized weight of a linear layer.
+/// One tensor of a linear layer's quantized weight: codes, scales or offset.
 #[derive(Clone, Debug)]
 pub(super) struct PartOf {
     pub(super) module: String,
-    /// [out, in] of the weight.
+    /// Shape of the weight, [out, in].
     pub(super) size: [usize; 2],
     pub(super) tensor: QuantizedTensor,
 }
 
-/// The tensors of all quantized weights, and the weight that was quantized last: its tensors are requested
-/// consecutively.
+/// The tensors of all quantized weights, and a cache of the weight that was quantized last, because its
+/// tensors are requested consecutively.
 #[derive(Debug, Default)]
 pub(super) struct QuantizedParts {
     parts: BTreeMap<String, PartOf>,
@@ -44,12 +44,12 @@ impl QuantizedParts {
         Self { parts, last: Mutex::new(None) }
     }
 
-    /// The tensor of a name.
+    /// The quantized tensor with this name; `None` if it belongs to no quantized weight.
     pub(super) fn get(&self, name: &str) -> Option<&PartOf> {
         self.parts.get(name)
     }
 
-    /// Writes the shard `tensor_shard` of `part` over `values`; `read` returns the whole weight.
+    /// Writes the shard `tensor_shard` of `part` into `values`; `read` reads the full weight.
     pub(super) fn fill(
         &self,
         config: &ModelConfig,
@@ -80,7 +80,7 @@ impl QuantizedParts {
     }
 }
 
-/// Reads the weight of a module, [out, in], and quantizes it.
+/// Reads the full weight of a module, [out, in], and quantizes it.
 fn quantized(
     (module, size): (&str, [i64; 2]),
     layout: QuantLayout,
@@ -90,7 +90,7 @@ fn quantized(
     Ok(QuantizedMatrix::quantize(&weight, layout)?)
 }
 
-/// What quantization takes from the weight of a module: the weight less the quantized one, f32 on the CPU.
+/// The quantization error of a module's weight: the weight less the dequantized one, f32 on the CPU.
 pub(super) fn error(
     quantization: &Quantization,
     (module, size): (&str, [i64; 2]),
@@ -102,7 +102,7 @@ pub(super) fn error(
     difference.map_err(failed(format!("{module}.weight")))
 }
 
-/// The weight of a module as `read` returns it, on the CPU.
+/// Reads the full weight of a module with `read`, on the CPU.
 fn dense(
     (module, size): (&str, [i64; 2]),
     kind: Kind,
@@ -114,7 +114,7 @@ fn dense(
     Ok(weight)
 }
 
-/// The error for a `tensor` that libtorch fails with on the CPU.
+/// The error that libtorch failed on `tensor` on the CPU.
 fn failed(tensor: String) -> impl FnOnce(tch::TchError) -> ModelError {
     move |source| ModelError::Torch { tensor, device: "the CPU".to_owned(), source }
 }

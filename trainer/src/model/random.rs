@@ -1,5 +1,5 @@
-//! Random numbers for fresh weights. Every tensor has a stream of its own, keyed by seed and name, so that
-//! its values do not depend on which other tensors are made, on how many threads, or on libtorch's global
+//! Random numbers of fresh weights. Every tensor has a stream of its own, keyed by seed and name. Its values
+//! therefore do not depend on which other tensors are made, on the number of threads, or on libtorch's global
 //! generator.
 
 use std::f64::consts::TAU;
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rlt_core::permutation::{GOLDEN_GAMMA, mix64, splitmix64};
 
-/// A stream of numbers: the outputs of SplitMix64 from `key` on.
+/// A stream of random numbers: the outputs of SplitMix64 for the key `key`.
 pub(crate) struct TensorRandom {
     key: u64,
     next_idx: u64,
@@ -20,7 +20,7 @@ impl TensorRandom {
         Self { key: name.bytes().fold(splitmix64(seed, 0), absorb), next_idx: 0 }
     }
 
-    /// The same stream behind its next `num` numbers.
+    /// The stream without its next `num` numbers.
     pub(crate) fn skip(mut self, num: usize) -> Self {
         self.next_idx += num as u64;
         self
@@ -31,7 +31,7 @@ impl TensorRandom {
         (self.key, self.next_idx)
     }
 
-    /// `num` values of the normal distribution with mean 0, by Box and Muller.
+    /// Draws `num` values of the normal distribution with mean 0 and deviation `std`, by Box and Muller.
     pub(crate) fn normal(&mut self, num: usize, std: f64) -> Vec<f32> {
         let mut values = Vec::with_capacity(num + 1);
         while values.len() < num {
@@ -44,7 +44,7 @@ impl TensorRandom {
         values
     }
 
-    /// The numbers `range` of [`Self::normal`].
+    /// The values of [`Self::normal`] with indices in `range`.
     pub(crate) fn normal_between(self, range: Range<usize>, std: f64) -> Vec<f32> {
         // Numbers are drawn in pairs.
         let first = range.start - range.start % 2;
@@ -53,7 +53,7 @@ impl TensorRandom {
         values
     }
 
-    /// `num` values spread evenly over [-bound, bound).
+    /// Draws `num` values of the uniform distribution over [-bound, bound).
     pub(crate) fn uniform(&mut self, num: usize, bound: f64) -> Vec<f32> {
         (0..num).map(|_| ((2.0 * self.unit() - 1.0) * bound) as f32).collect()
     }

@@ -12,25 +12,25 @@ use tch::{Device, Kind, Tensor};
 /// Cosines and sines for the packed tokens.
 #[derive(Debug)]
 pub struct RopeTables {
-    /// One of each rotary embedding that the model has.
+    /// A table for each rotary embedding of the model.
     tables: Vec<Table>,
-    /// See [`Ropes`].
+    /// Order of a head's dims during rotation, as in [`Ropes`].
     dim_order: Option<Tensor>,
 }
 
-/// Cosines and sines, in the compute dtype.
+/// Cosines and sines of one rotary embedding, in the compute dtype.
 #[derive(Debug)]
 struct Table {
-    /// [tokens, head_dim], the two halves alike.
+    /// Cosines, [tokens, head_dim], the two halves alike.
     cos_td: Tensor,
-    /// [tokens, head_dim], the two halves alike.
+    /// Sines, [tokens, head_dim], the two halves alike.
     sin_td: Tensor,
 }
 
 impl RopeTables {
-    /// Turns heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as they
-    /// are. Rotated heads have their dims in another order if pairs are not half a head apart; scores do not
-    /// change, because queries and keys have the same order.
+    /// Rotates heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as
+    /// they are. If pairs are not half a head apart, the result has its dims in another order; attention
+    /// scores do not change, because queries and keys have the same order.
     pub(crate) fn turn(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
         let Some(Table { cos_td, sin_td }) = rope_idx.and_then(|idx| self.tables.get(idx)) else {
             return x_thd;
@@ -43,23 +43,24 @@ impl RopeTables {
     }
 }
 
-/// The rotary embeddings of a model as its layers use them.
+/// The rotary embeddings of a model.
 #[derive(Debug)]
 pub(crate) struct Ropes {
-    /// One of each kind that the configuration has.
+    /// Frequencies of each rotary embedding in the configuration.
     frequencies: Vec<Frequencies>,
     /// The dim of a head at each position during rotation, i64 [head_dim]; `None` for the stored order.
     dim_order: Option<Tensor>,
-    /// Which of three axes of positions turns each pair, i64 [head_dim / 2]; `None` where positions have one.
+    /// Axis of positions (time, height or width) that rotates each pair, i64 [head_dim / 2]; `None` if
+    /// positions have one axis.
     axes: Option<Tensor>,
 }
 
 /// The frequencies of a head's pairs.
 #[derive(Debug)]
 pub(crate) struct Frequencies {
-    /// Angle per position, f32 [head_dim / 2]; 0 of pairs that are not turned.
+    /// Angle per position in radians, f32 [head_dim / 2]; 0 for pairs that are not rotated.
     pub(crate) per_pair: Tensor,
-    /// The factor of cosines and sines.
+    /// Factor of cosines and sines (YaRN's attention scaling).
     pub(crate) attention_factor: f64,
 }
 
@@ -79,17 +80,17 @@ impl Ropes {
         &self.frequencies
     }
 
-    /// Which dim of a head is at each place while it is turned, i64 [head_dim].
+    /// The dim of a head at each position during rotation, i64 [head_dim]; `None` for the stored order.
     pub(crate) fn dim_order(&self) -> Option<&Tensor> {
         self.dim_order.as_ref()
     }
 
-    /// Which of three axes of positions turns each pair, i64 [head_dim / 2]; `None` where positions have one.
+    /// Axis of positions that rotates each pair, i64 [head_dim / 2]; `None` if positions have one axis.
     pub(crate) fn axes(&self) -> Option<&Tensor> {
         self.axes.as_ref()
     }
 
-    /// Tables for `position_ids`, i64 [tokens], or by time, height and width i64 [3, tokens].
+    /// Tables for `position_ids`: i64 [tokens], or i64 [3, tokens] for time, height and width.
     pub(crate) fn at(&self, position_ids: &Tensor, compute: Kind) -> RopeTables {
         let by_pair = |frequencies: &Frequencies| match (&self.axes, position_ids.dim()) {
             (Some(axes), 2) => frequencies.by_axes(position_ids, axes),
@@ -99,7 +100,7 @@ impl Ropes {
         RopeTables { tables: tables.collect(), dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone) }
     }
 
-    /// The same tensors.
+    /// A copy that shares the tensors.
     pub(crate) fn shallow_clone(&self) -> Self {
         let frequencies = self.frequencies.iter().map(|of| Frequencies {
             per_pair: of.per_pair.shallow_clone(),
@@ -144,8 +145,8 @@ impl Frequencies {
         position_ids.to_kind(Kind::Float).unsqueeze(-1) * self.per_pair.unsqueeze(0)
     }
 
-    /// The same at `position_ids` of three axes, i64 [3, tokens], where each pair is turned by its own of
-    /// `axes`, i64 [head_dim / 2].
+    /// The angle of each pair at `position_ids` of three axes, i64 [3, tokens]: f32 [tokens, head_dim / 2].
+    /// The axis of each pair is in `axes`, i64 [head_dim / 2].
     fn by_axes(&self, position_ids: &Tensor, axes: &Tensor) -> Tensor {
         position_ids.to_kind(Kind::Float).index_select(0, axes).tr() * self.per_pair.unsqueeze(0)
     }
@@ -161,7 +162,7 @@ impl Frequencies {
         }
     }
 
-    /// The factor of each dim's cosine: 1 where nothing is turned.
+    /// Factor of each dim's cosine, f32 [head_dim]: 1 for dims that are not rotated.
     fn factors(&self) -> Tensor {
         let turned = self.per_pair.not_equal(0.0);
         let factors = Tensor::where_scalar(&turned, self.attention_factor, 1.0).to_kind(Kind::Float);
@@ -214,7 +215,7 @@ fn scaled(inverse: &Tensor, rope: &RopeConfig, rotary_dim: f64) -> Tensor {
     }
 }
 
-/// The pair of dims, as a real number, that makes this many turns over `context` tokens.
+/// The pair of dims, as a real number, that makes `turns` rotations over `context` tokens.
 fn pair_with_turns(theta: f64, turns: f64, context: f64, rotary_dim: f64) -> f64 {
     rotary_dim * (context / (turns * TAU)).ln() / (2.0 * theta.ln())
 }

@@ -1,13 +1,13 @@
-//! Routers' choices, for metrics: whether rollout and actor chose the same experts for a token, and how
+//! Metrics of routers' choices: whether rollout and actor chose the same experts for a token, and how
 //! balanced the use of experts is.
 //!
 //! ```text
 //! rollout  RouteLog: a digest of each layer's choices for every token from which one is sampled
 //! actor    RouteWatch: the same tokens in a pass -> RouteCounts: equal choices, choices of each expert
 //! ```
-//! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is not
-//! seen. On a CPU it costs what the choices have cost already, for routing needs them on the host; on a GPU
-//! the routing kernel makes it, and counts stay there until all passes of a batch have run.
+//! A digest has 16 bits and does not depend on the order of the choices: one of 65536 differences is missed.
+//! On a CPU it costs little, because routing needs the choices on the host anyway. On a GPU the routing
+//! kernel computes it, and counts stay there until all passes of a batch have run.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,7 +23,7 @@ mod on_device;
 use on_device::DeviceWatch;
 
 impl Routes {
-    /// A digest of the experts of token `token`, of which the routes have `num_tokens`.
+    /// A digest of the experts of token `token`; the routes are those of `num_tokens` tokens.
     fn digest(&self, token: usize, num_tokens: usize) -> u16 {
         let mut chosen = self.of_token(token, num_tokens).to_vec();
         chosen.sort_unstable();
@@ -31,7 +31,7 @@ impl Routes {
         (digest >> 48) as u16
     }
 
-    /// The experts of a token; none where only a GPU knows.
+    /// The experts of a token; empty if the choices are on a GPU.
     fn of_token(&self, token: usize, num_tokens: usize) -> &[i64] {
         let Choices::Host(choices) = &self.choices else { return &[] };
         let per_token = choices.len() / num_tokens.max(1);
@@ -43,12 +43,12 @@ impl Routes {
     }
 }
 
-/// The choices of one pass, layer by layer: a digest for each row.
+/// The choices of one rollout pass, layer by layer: a digest for each row.
 #[derive(Debug, Default)]
 pub struct RouteLog(RefCell<Vec<Vec<u16>>>);
 
 impl RouteLog {
-    /// Takes the routes of the next layer that has experts.
+    /// Records the routes of the next layer with experts.
     pub fn push(&self, routes: &Routes) {
         let num_tokens = routes.num_tokens();
         let digests = (0..num_tokens).map(|token| routes.digest(token, num_tokens)).collect();
@@ -61,11 +61,11 @@ impl RouteLog {
     }
 }
 
-/// The digests of a completion: for each token those of the layers that have experts, under the weights and
-/// at the position from which the token was sampled.
+/// Digests of a completion's routes. For each token there is one per layer with experts, under the weights
+/// and at the position from which the token was sampled.
 pub type RoutesOfCompletion = Rc<[u16]>;
 
-/// Counts the routers' choices of a pass at predicting tokens.
+/// Counts the routers' choices of a pass, at the tokens that predict one.
 #[derive(Debug)]
 pub struct RouteWatch(Watched);
 
@@ -75,19 +75,20 @@ enum Watched {
     OnDevice(DeviceWatch),
 }
 
-/// What a pass has counted.
+/// The counts of a pass.
 #[derive(Debug)]
 pub(crate) enum Counted {
-    /// Known.
+    /// Counts on the host.
     Here(RouteCounts),
-    /// On a GPU, f64 `[layers, e + 2]`: the numbers of [`RouteCounts::from_numbers`].
+    /// Counts still on a GPU, f64 `[layers, e + 2]`, in the order of [`RouteCounts::from_numbers`].
     OnDevice(Tensor),
 }
 
 #[derive(Debug)]
 struct HostWatch {
-    /// Position of each predicting token among those of the pass, and the rollout's choices there: its
-    /// completion's digests and the token's index in the completion.
+    /// Position of each predicting token among those of the pass, and the rollout's choices there: the
+    /// digests of its completion and the token's index in the completion. `None` if the rollout's choices
+    /// were not recorded.
     tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>,
     layers: RefCell<Vec<Option<LayerCounts>>>,
 }
@@ -95,21 +96,21 @@ struct HostWatch {
 /// Counts of one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct LayerCounts {
-    /// Choices of each expert.
+    /// Number of times that each expert was chosen.
     chosen: Vec<f64>,
-    /// Tokens of which the rollout's experts are known.
+    /// Number of tokens for which the rollout's choices are known.
     num_compared: f64,
-    /// Those of them that had the same experts.
+    /// Number of compared tokens for which rollout and actor chose the same experts.
     num_equal: f64,
 }
 
 impl RouteWatch {
-    /// Watches `tokens` in each of `num_layers` layers with experts.
+    /// A counter at `tokens` in each of `num_layers` layers with experts.
     pub fn new(tokens: Vec<(usize, Option<(RoutesOfCompletion, usize)>)>, num_layers: usize) -> Self {
         Self(Watched::Here(HostWatch { tokens, layers: RefCell::new(vec![None; num_layers]) }))
     }
 
-    /// The same on a GPU: tokens are at `positions_p`, i64 `[p]`, with the rollout's choices of each.
+    /// A counter on a GPU at tokens `positions_p`, i64 `[p]`, with the rollout's choices `sampled` at each.
     pub fn on_device(
         positions_p: &Tensor,
         sampled: &[Option<(RoutesOfCompletion, usize)>],
@@ -118,8 +119,8 @@ impl RouteWatch {
         Self(Watched::OnDevice(DeviceWatch::new(positions_p, sampled, num_layers)))
     }
 
-    /// Takes the routes of the layer with experts `place`, the number of such layers before it; a layer that
-    /// is computed again is counted once.
+    /// Counts the routes of the layer with experts `place`, which is the number of such layers before it. A
+    /// layer that is recomputed overwrites its counts, so it is counted once.
     pub(super) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
         match (&self.0, &routes.choices) {
             (Watched::OnDevice(watch), Choices::Device(choices)) => {
@@ -130,7 +131,7 @@ impl RouteWatch {
         }
     }
 
-    /// The counts.
+    /// The counts, on the device where they are.
     pub(crate) fn counted(self) -> Counted {
         match self.0 {
             Watched::Here(watch) => Counted::Here(watch.counts()),
@@ -140,7 +141,7 @@ impl RouteWatch {
         }
     }
 
-    /// The counts as numbers; those of a GPU are waited for.
+    /// The counts on the host. Waits for those of a GPU.
     pub fn counts(self) -> RouteCounts {
         match self.counted() {
             Counted::Here(counts) => counts,
@@ -181,26 +182,26 @@ pub struct RouteCounts {
 }
 
 impl RouteCounts {
-    /// Of no tokens.
+    /// Counts of no tokens.
     pub fn of_none(num_layers: usize, num_experts: usize) -> Self {
         let none = LayerCounts { chosen: vec![0.0; num_experts], ..LayerCounts::default() };
         Self { layers: vec![none; num_layers] }
     }
 
-    /// All counts as numbers, for sums over ranks.
+    /// All counts as a flat list, to be summed over ranks.
     pub fn to_numbers(&self) -> Vec<f64> {
         let numbers =
             |layer: &LayerCounts| [&layer.chosen[..], &[layer.num_compared, layer.num_equal]].concat();
         self.layers.iter().flat_map(numbers).collect()
     }
 
-    /// Those of a GPU, f64 `[layers, e + 2]`, which are waited for.
+    /// Copies counts of a GPU, f64 `[layers, e + 2]`, to the host, and waits for them.
     pub(crate) fn from_device(counts: &Tensor) -> Self {
         let num_experts = counts.size()[1] as usize - 2;
         Self::from_numbers(&super::balance::numbers(&counts.view(-1)), num_experts)
     }
 
-    /// Those of [`Self::to_numbers`], of `num_experts` in each layer.
+    /// The inverse of [`Self::to_numbers`], for `num_experts` in each layer.
     pub fn from_numbers(numbers: &[f64], num_experts: usize) -> Self {
         let layer = |numbers: &[f64]| LayerCounts {
             chosen: numbers[..num_experts].to_vec(),
@@ -210,8 +211,8 @@ impl RouteCounts {
         Self { layers: numbers.chunks_exact(num_experts + 2).map(layer).collect() }
     }
 
-    /// Share of tokens for which rollout and actor chose the same experts, layer by layer; `None` where no
-    /// token of the rollout's is known.
+    /// Share of tokens for which rollout and actor chose the same experts, layer by layer. `None` if the
+    /// rollout's choices are known for no token.
     pub fn agreement(&self) -> Option<Vec<f64>> {
         let is_known = self.layers.iter().all(|layer| layer.num_compared > 0.0) && !self.layers.is_empty();
         let share = |layer: &LayerCounts| layer.num_equal / layer.num_compared;

@@ -1,6 +1,6 @@
-//! Whole modules that are trained and saved with an adapter (PEFT's `modules_to_save`): embedding, head and
-//! norms. The base keeps its own weights beside them, which are the reference policy's. A classifier's head
-//! is trained with any adapter, and has no frozen copy (`is_label_head`).
+//! Modules of which all weights are trained and saved with an adapter (PEFT's `modules_to_save`): embedding,
+//! head and norms. The base keeps its own weights, which are the reference policy's. A classifier's head is
+//! trained with any adapter, and has no frozen copy (`is_label_head`).
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,21 @@ use super::weights::{EMBEDDING, is_label_head};
 
 /// The name of the final norm's weight.
 const FINAL_NORM: &str = "model.norm.weight";
-/// What PEFT puts before the names of a model's parameters.
+/// PEFT's prefix of the names of a model's parameters.
 pub(crate) const ADAPTED_MODEL: &str = "base_model.model.";
 
-/// The trained copies of modules outside of the layers, f32; `None` where the base's is used. Those of norms
-/// in layers are [`DecoderLayer::saved_norms`].
+/// Trained copies of modules outside of the layers, f32; `None` where the base's is used. Copies of norms in
+/// layers are [`DecoderLayer::saved_norms`].
 #[derive(Debug, Default)]
 pub(crate) struct SavedModules {
-    /// [vocabulary, hidden]; with tied weights the head too.
+    /// Embedding, [vocabulary, hidden]; with tied weights it is the head, too.
     embedding: Option<Tensor>,
     norm: Option<Tensor>,
-    /// [vocabulary, hidden]
+    /// Head, [vocabulary, hidden].
     head: Option<Tensor>,
 }
 
-/// The trained copy, where there is one and the adapter takes part, else the base's.
+/// The trained copy if there is one and the adapter takes part, else the base's tensor.
 fn chosen<'a>(saved: &'a Option<Tensor>, base: &'a Tensor, adapter: Adapter) -> &'a Tensor {
     saved.as_ref().filter(|_| adapter == Adapter::On).unwrap_or(base)
 }
@@ -47,8 +47,8 @@ impl Decoder {
         chosen(&self.saved.norm, &self.norm, adapter)
     }
 
-    /// The head's weight [vocabulary, hidden] in the storage dtype: the embedding itself when they are tied;
-    /// f32 where it is trained beside an adapter. That of a classifier is [labels, hidden] in f32.
+    /// The head's weight [vocabulary, hidden] in the storage dtype, which is the embedding if they are tied;
+    /// f32 if it is trained with an adapter. That of a classifier is [labels, hidden] in f32.
     pub fn head_weight(&self, adapter: Adapter) -> &Tensor {
         match &self.head {
             Some(head) => chosen(&self.saved.head, head, adapter),
@@ -56,9 +56,9 @@ impl Decoder {
         }
     }
 
-    /// Adds the shapes of trained copies of the modules that `names` means, beside the frozen ones. They get
-    /// memory and values by [`Self::start_modules_to_save`], from an adapter's file, or as shards: the base's
-    /// weights may not be here.
+    /// Adds outlines of trained copies of the modules that `names` matches. They get memory and values from
+    /// [`Self::start_modules_to_save`], from an adapter's file, or as shards, because the base's weights may
+    /// not be loaded.
     ///
     /// # Errors
     /// [`LoraError::UnknownModuleToSave`], and [`LoraError::TiedHead`].
@@ -87,7 +87,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Refuses a name that means no module, or one that is trained by low-rank matrices.
+    /// Refuses a name that matches no module, or one whose module is adapted by low-rank matrices.
     fn check_modules_to_save(&self, names: &[String]) -> Result<(), LoraError> {
         let norms = self.layers.iter().flat_map(|layer| layer.norms.iter().map(|norm| norm.name));
         let mut available: Vec<&str> = norms.collect();
@@ -120,7 +120,7 @@ impl Decoder {
         self.parts().flat_map(|layer_idx| self.saved_parameters(layer_idx)).collect()
     }
 
-    /// The values with which the same copies begin, f32 in memory of their own.
+    /// Initial values of the trained copies of a unit, f32 in new memory, under PEFT's names.
     pub(super) fn start_of_saved(&self, layer_idx: Option<usize>) -> NamedTensors {
         let base = self.saved_by_base(layer_idx).into_iter();
         let start = |(name, (_, base)): (String, (Tensor, Tensor))| {
@@ -129,7 +129,7 @@ impl Decoder {
         base.map(start).collect()
     }
 
-    /// The trained copies of a unit beside the weights that they replace, by the names of these.
+    /// The trained copies of a unit, each with the weight that it replaces, by that weight's name.
     pub(super) fn saved_by_base(&self, layer_idx: Option<usize>) -> BTreeMap<String, (Tensor, Tensor)> {
         let pair = |name: String, saved: &Tensor, base: &Tensor| {
             (name, (saved.shallow_clone(), base.shallow_clone()))
@@ -150,14 +150,14 @@ impl Decoder {
         outer.map(|(name, saved, base)| pair(name.to_owned(), saved, base)).collect()
     }
 
-    /// Gives the copies memory and the values of the base, all of which is here.
+    /// Allocates the trained copies and fills them with the base's values; the base must be fully loaded.
     pub(super) fn start_modules_to_save(&mut self) {
         self.allocate_modules_to_save();
         let pairs = self.parts().flat_map(|layer_idx| self.saved_by_base(layer_idx).into_values());
         pairs.for_each(|(mut saved, base)| no_grad(|| saved.copy_(&base)));
     }
 
-    /// Gives the copies memory, for an adapter's file to be read into.
+    /// Allocates the trained copies, so that an adapter's file can be read into them.
     pub(super) fn allocate_modules_to_save(&mut self) {
         let SavedModules { embedding, norm, head } = &mut self.saved;
         let norms = self.layers.iter_mut().filter_map(|layer| layer.saved_norms.as_mut());
@@ -170,7 +170,7 @@ impl Decoder {
 }
 
 impl DecoderLayer {
-    /// The norms with or without the adapter.
+    /// The layer's norms: with the adapter on those that are trained with it.
     pub(crate) fn norms(&self, adapter: Adapter) -> &LayerNorms {
         self.saved_norms.as_ref().filter(|_| adapter == Adapter::On).unwrap_or(&self.norms)
     }

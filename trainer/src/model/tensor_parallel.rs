@@ -1,17 +1,16 @@
-//! A layer of which this rank has a part of every weight, in the parts between which sums are exchanged, and
-//! the embedding likewise:
+//! Tensor-parallel training of a layer: the parts between which ranks exchange sums, each from this rank's
+//! shard of the weights, and the embedding likewise:
 //!
 //! ```text
-//! normed_input            the norm before attention                     whole on every rank
-//! queries_keys_values     q, k, v of own heads, rotated                 of the normed input
+//! attention_input         the norm before attention                     full on every rank
+//! queries_keys_values     q, k, v of local heads, rotated               of the normed input
 //! attention_part          o                                             a summand of [t, d]
-//! after_attention_sum     residual sum, norm before the block           whole on every rank
-//! feed_forward_part       gate, up, down of own width                   a summand of [t, d]
-//! after_feed_forward_sum  residual sum                                  whole on every rank
+//! after_attention_sum     residual sum, norm before the block           full on every rank
+//! feed_forward_part       gate, up, down of local width                 a summand of [t, d]
+//! after_feed_forward_sum  residual sum                                  full on every rank
 //! ```
-//! Each part is an autograd graph of its own. Together they compute what [`DecoderLayer::forward`] does with
-//! all weights; the exchange is in `actor::layer_schedule::tensor`, the cut of weights in
-//! [`super::tp_cuts`].
+//! Each part is an autograd graph of its own. Together they compute [`DecoderLayer::forward`]; the exchange
+//! is in `actor::layer_schedule::tensor`, the shards of weights in [`super::tp_cuts`].
 //!
 //! Shapes: t tokens, d hidden width, h query heads of this rank, w head width.
 
@@ -24,12 +23,12 @@ use super::projection::Adapter;
 use super::tp_cuts::ParameterCuts;
 
 impl DecoderLayer {
-    /// The input of attention's products, from the residual stream, both `[t, d]`.
+    /// The normed input of attention's products, from the residual stream, both `[t, d]`.
     pub(crate) fn attention_input(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
         self.normed_input(hidden_td, context.adapter)
     }
 
-    /// Queries, keys and values of own heads.
+    /// Queries, keys and values of this rank's heads, rotated.
     pub(crate) fn queries_keys_values(
         &self,
         normed_td: &Tensor,
@@ -39,7 +38,7 @@ impl DecoderLayer {
         self.project_normed(normed_td, &context.rope, &self.own_part(context, cuts))
     }
 
-    /// This rank's summand of attention's output, `[t, d]`, from that of own heads, `[t, h, w]`.
+    /// This rank's summand of attention's output, `[t, d]`, from the attention of its heads, `[t, h, w]`.
     pub(crate) fn attention_part(
         &self,
         attended_thw: &Tensor,
@@ -51,7 +50,7 @@ impl DecoderLayer {
     }
 
     /// The residual stream after attention, and the input of the feed-forward block, both `[t, d]`, from
-    /// attention's whole output.
+    /// attention's summed output.
     pub(crate) fn after_attention_sum(
         &self,
         hidden_td: &Tensor,
@@ -72,7 +71,7 @@ impl DecoderLayer {
         part_td
     }
 
-    /// The layer's output, `[t, d]`, from the whole output of the feed-forward block.
+    /// The layer's output, `[t, d]`, from the summed output of the feed-forward block.
     pub(crate) fn after_feed_forward_sum(
         &self,
         hidden_td: &Tensor,
@@ -88,7 +87,7 @@ impl DecoderLayer {
 }
 
 impl Decoder {
-    /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: those of own tokens, zeros of others.
+    /// This rank's summand of the embeddings of `tokens_t`, `[t, d]`: zeros for tokens of other ranks.
     pub(crate) fn embed_part(&self, tokens_t: &Tensor, adapter: Adapter, cuts: &ParameterCuts) -> Tensor {
         let (own_t, is_other_t) = cuts.own_tokens(tokens_t);
         let weight_vd = self.embedding_weight(adapter);
@@ -99,8 +98,8 @@ impl Decoder {
 }
 
 impl ParameterCuts {
-    /// The rows of tokens, i64 `[t]`, in what this rank has of the embedding, and whether another rank has
-    /// them: their rows are 0.
+    /// Rows of `tokens_t` in this rank's shard of the embedding, i64 `[t]`, and whether another rank has the
+    /// token, whose row is then given as 0.
     pub(crate) fn own_tokens(&self, tokens_t: &Tensor) -> (Tensor, Tensor) {
         let own = self.tokens();
         let is_other_t = tokens_t.lt(own.start as i64).logical_or(&tokens_t.ge(own.end as i64));

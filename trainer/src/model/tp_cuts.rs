@@ -1,17 +1,16 @@
-//! Which part of each parameter a rank of a training tensor-parallel group has (Megatron-LM, Shoeybi et al.
-//! 2019): the cut of [`TpCut`], by the names of a checkpoint. The exchange is in
-//! `actor::layer_schedule::tensor`.
+//! Tensor-parallel shards of each parameter in training (Megatron-LM, Shoeybi et al. 2019): those of
+//! [`TpCut`], by the names of a checkpoint. The exchange is in `actor::layer_schedule::tensor`.
 //!
 //! ```text
-//! q, k, v, gate, up    rows of own heads and width, with their biases    (column-parallel)
-//! o, down              columns of own heads and width; biases are whole  (row-parallel)
-//! embedding, head      rows of own tokens
-//! norms, value head    whole
-//! adapter              of rows: A whole, B's rows;  of columns: A's columns, B whole
+//! q, k, v, gate, up    rows of local heads and width, with their biases   (column-parallel)
+//! o, down              columns of local heads and width; biases are full  (row-parallel)
+//! embedding, head      rows of local tokens
+//! norms, value head    full
+//! adapter              of row shards: full A, rows of B;  of column shards: columns of A, full B
 //! ```
-//! Whole parameters have one gradient on all ranks where they act on the residual stream, which all ranks
-//! have. Those that act on what only one rank has, its heads or its part of a product, have a summand of
-//! their gradient on each: [`ParameterCuts::is_summed`].
+//! A full parameter that acts on the residual stream, which all ranks have, has the same gradient on all
+//! ranks. One that acts on a rank's own heads, or its part of a product, has a summand of its gradient on
+//! each rank: [`ParameterCuts::is_summed`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +25,7 @@ use super::projection::{ProjectionPart, WidthPart};
 use super::tp_shards::{ShardedDim, TpCut};
 use super::weights::{EMBEDDING, HEAD};
 
-/// The cuts of a model's parameters for each rank of a group.
+/// Shards of a model's parameters for each rank of a tensor-parallel group.
 #[derive(Debug)]
 pub(crate) struct ParameterCuts {
     shard: TpShard,
@@ -35,41 +34,41 @@ pub(crate) struct ParameterCuts {
     layers: Vec<LayerCuts>,
 }
 
-/// Those of a layer.
+/// Shards of a layer's projections.
 #[derive(Debug)]
 pub(crate) struct LayerCuts {
-    /// The rows of q, k, v, o, gate, up and down in what a rank has of their projections.
+    /// Rows of q, k, v, o, gate, up and down in a rank's shards of their projections.
     pub(crate) products: Vec<ProductRows>,
-    /// By the projection's name inside the layer.
+    /// Shards of each projection, by its name inside the layer.
     projections: BTreeMap<&'static str, ProjectionCut>,
 }
 
-/// The cut of a projection's weight, [out, in].
+/// Shards of a projection's weight, [out, in].
 #[derive(Debug)]
 struct ProjectionCut {
-    /// Width of its output and of its input.
+    /// Full width of the output and of the input.
     size: [usize; 2],
-    /// For each rank.
+    /// Shard of each rank.
     of_places: Vec<Cut>,
 }
 
-/// What a rank of a group has of a parameter.
+/// Shards of one parameter for each rank of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceCuts {
-    /// For each rank.
+    /// Shard of each rank.
     pub(crate) of_places: Vec<Cut>,
-    /// This rank.
+    /// Index of this rank in the group.
     place: usize,
-    /// Length of the dim that is cut.
+    /// Full length of the sharded dim.
     len: usize,
 }
 
-/// A part of a parameter's name behind its projection's.
+/// Suffixes of an adapter's parameters after the projection's name.
 const ADAPTER_A: &str = ".lora_A.weight";
 const ADAPTER_B: &str = ".lora_B.weight";
 
 impl ParameterCuts {
-    /// Of a model without experts, latent attention and quantized weights, see
+    /// The shards of a model without experts, latent attention and quantized weights, see
     /// [`rlt_api::plan::check_model`].
     pub(crate) fn new(config: &ModelConfig, shard: TpShard) -> Self {
         let layers = (0..config.num_layers).map(|layer_idx| LayerCuts::new(config, layer_idx, shard));
@@ -77,17 +76,17 @@ impl ParameterCuts {
         Self { shard, vocab_size: config.vocab_size, head_is_cut, layers: layers.collect() }
     }
 
-    /// The cuts of layer `layer_idx`.
+    /// The shards of layer `layer_idx`.
     pub(crate) fn layer(&self, layer_idx: usize) -> Option<&LayerCuts> {
         self.layers.get(layer_idx)
     }
 
-    /// The tokens whose embeddings and logits this rank has.
+    /// Token ids whose embeddings and logits this rank has.
     pub(crate) fn tokens(&self) -> Range<usize> {
         self.shard.of(self.vocab_size)
     }
 
-    /// What this rank has of a parameter, by its name in any role; `None` where it has all of it.
+    /// The shards of a parameter, by its name in any role; `None` if every rank has all of it.
     pub(crate) fn of(&self, name: &str) -> Option<PlaceCuts> {
         let is_of_tokens = name.ends_with(EMBEDDING) || (self.head_is_cut && name.ends_with(HEAD));
         if is_of_tokens {
@@ -103,7 +102,7 @@ impl ParameterCuts {
         }
     }
 
-    /// Whether the ranks of a group have summands of the gradient of a whole parameter.
+    /// Whether the gradient of a full parameter is the sum of the ranks' gradients.
     pub(crate) fn is_summed(&self, name: &str) -> bool {
         let of_heads = [".self_attn.q_norm.weight", ".self_attn.k_norm.weight"];
         let is_summed = |(cut, part): (&ProjectionCut, &str)| match cut.is_of_rows() {
@@ -113,9 +112,9 @@ impl ParameterCuts {
         of_heads.iter().any(|norm| name.ends_with(norm)) || self.projection(name).is_some_and(is_summed)
     }
 
-    /// What this rank has of the input and the output of a projection, by its full name.
+    /// This rank's shard of a projection's input and output, by the projection's full name.
     pub(super) fn around(&self, projection: &str) -> ProjectionPart {
-        // A parameter's name has a part behind that of its module.
+        // Parameters are found by a suffix after the module's name.
         let weight = format!("{projection}.weight");
         let Some((ProjectionCut { size, of_places }, _)) = self.projection(&weight) else {
             return ProjectionPart::default();
@@ -132,7 +131,7 @@ impl ParameterCuts {
         }
     }
 
-    /// The projection of a parameter, and the part of the name behind it.
+    /// The projection of a parameter, and the suffix of the parameter's name after it.
     fn projection<'a>(&self, name: &'a str) -> Option<(&ProjectionCut, &'a str)> {
         let layer = self.layers.get(layer_idx(name)?)?;
         let (_, inside) = name.split_once(".layers.")?.1.split_once('.')?;
@@ -148,7 +147,7 @@ impl ParameterCuts {
     }
 }
 
-/// All shards of a group.
+/// The shard of every rank of the group.
 fn places(shard: TpShard) -> impl Iterator<Item = TpShard> {
     (0..shard.num_shards).map(move |place| TpShard { place, ..shard })
 }
@@ -174,7 +173,7 @@ impl ProjectionCut {
     }
 }
 
-/// The cut of projection `idx`, whose `products` are `kept` so.
+/// A rank's shard of projection `idx`, from the shards `kept` of its `products`.
 fn cut_of(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Cut {
     let mut ranges = Vec::new();
     for (product, kept) in products.iter().zip(kept).filter(|(product, _)| product.projection_idx == idx) {
@@ -189,12 +188,12 @@ fn cut_of(idx: usize, products: &[ProductRows], kept: &[ShardedDim]) -> Cut {
 }
 
 impl PlaceCuts {
-    /// What this rank has.
+    /// This rank's shard.
     pub(crate) fn own(&self) -> &Cut {
         &self.of_places[self.place]
     }
 
-    /// The size of all of a parameter, from that of all or of what this rank has.
+    /// The full size of a parameter, from the full size or that of this rank's shard.
     pub(crate) fn whole_size(&self, size: &[i64]) -> Vec<i64> {
         let mut whole = size.to_vec();
         let dim = match self.own() {
@@ -205,12 +204,12 @@ impl PlaceCuts {
         whole
     }
 
-    /// The most numbers that a rank has of a parameter of the size `whole`.
+    /// Number of values in the largest of the ranks' shards of a parameter of the full size `whole`.
     pub(crate) fn longest(&self, whole: &[i64]) -> i64 {
         self.of_places.iter().map(|cut| cut.shape(whole).iter().product()).max().unwrap_or(0)
     }
 
-    /// All of a parameter of the size `whole` from the parts of all ranks, `[ranks, longest]`, each in
+    /// Assembles the full parameter of size `whole` from the shards of all ranks, `[ranks, longest]`, each in
     /// row-major order and padded at its end.
     pub(crate) fn join(&self, parts: &Tensor, whole: &[i64]) -> Tensor {
         let all = Tensor::empty(whole, (parts.kind(), parts.device()));
@@ -223,7 +222,7 @@ impl PlaceCuts {
     }
 }
 
-/// Writes the `part` of a rank into `all`.
+/// Copies the shard `part` of a rank into the full tensor `all`.
 fn copy_part(cut: &Cut, all: &Tensor, part: &Tensor) {
     match cut {
         Cut::Columns(columns) => {
@@ -240,7 +239,7 @@ fn copy_part(cut: &Cut, all: &Tensor, part: &Tensor) {
     }
 }
 
-/// A rank's part of a tensor: a view of columns or of one range of rows, else a copy.
+/// A rank's shard of the full tensor `all`: a view of columns or of one range of rows, else a copy.
 pub(crate) fn part_of(cut: &Cut, all: &Tensor) -> Tensor {
     match cut {
         Cut::Columns(columns) => all.narrow(-1, columns.start as i64, columns.len() as i64),
@@ -248,7 +247,7 @@ pub(crate) fn part_of(cut: &Cut, all: &Tensor) -> Tensor {
     }
 }
 
-/// Some ranges of a dim, one after the other.
+/// Concatenates ranges of a dim; one range is a view.
 pub(crate) fn of_ranges(all: &Tensor, ranges: &[Range<usize>], dim: i64) -> Tensor {
     let parts = ranges.iter().map(|range| all.narrow(dim, range.start as i64, range.len() as i64));
     match parts.collect::<Vec<_>>().as_slice() {

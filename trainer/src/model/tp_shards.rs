@@ -1,14 +1,14 @@
-//! A rank's tensor-parallel shard of a decoder's products: the rows and columns of the weights that it
-//! multiplies with. The collectives are elsewhere.
+//! A rank's tensor-parallel shard of a decoder's products in rollout: the rows and columns of the weights
+//! that it multiplies. The collectives are elsewhere.
 //!
 //! ```text
-//! q, k, v       rows of own heads       -> queries of own heads, keys and values that these attend to
-//! latents       whole on each rank; what expands them as q, k and v
-//! o             columns of own heads    -> a summand of the output, which one shard gives its bias
-//! gate, up      rows of own width       -> own part of the feed-forward block
-//! down          columns of own width    -> a summand of the output, likewise
-//! experts       as gate, up and down    -> the same of every expert; the router is whole on each rank
-//! head          rows of own tokens      -> logits of own tokens
+//! q, k, v       rows of local heads       -> queries of local heads, keys and values that these attend to
+//! latents       full on each rank; their expansion is sharded as q, k and v
+//! o             columns of local heads    -> a summand of the output; the first rank's has the bias
+//! gate, up      rows of local width       -> local width of the feed-forward block
+//! down          columns of local width    -> a summand of the output; the first rank's has the bias
+//! experts       as gate, up and down, for every expert; the router is full on each rank
+//! head          rows of local tokens      -> logits of local tokens
 //! ```
 
 use std::ops::Range;
@@ -19,23 +19,23 @@ use tch::Tensor;
 
 use super::ProjectionWeights;
 
-/// How a decoder is cut.
+/// The rule by which a decoder is sharded for one rank.
 pub(crate) struct TpCut<'a> {
     shard: TpShard,
     config: &'a ModelConfig,
 }
 
-/// The shard of a weight [out, in].
+/// The shard of a weight [out, in], as a range of one dim.
 #[derive(Clone, Debug)]
 pub(crate) enum ShardedDim {
-    /// Outputs.
+    /// A range of outputs.
     Rows(Range<usize>),
-    /// Inputs.
+    /// A range of inputs.
     Columns(Range<usize>),
 }
 
 impl ShardedDim {
-    /// Outputs of what is kept of a weight with `num_outputs`.
+    /// Number of outputs in the shard of a weight with `num_outputs`.
     pub(crate) fn num_outputs(&self, num_outputs: usize) -> usize {
         match self {
             Self::Rows(rows) => rows.len(),
@@ -43,8 +43,8 @@ impl ShardedDim {
         }
     }
 
-    /// The adapter of what is kept, from A [rank, in] and B [out, rank] of the weight; views of them. Of
-    /// columns it gives a summand of what the whole adapter adds, as the weight does.
+    /// The shard of an adapter with A [rank, in] and B [out, rank], as views. For a range of inputs its
+    /// output is a summand of the full adapter's output, as it is for the weight.
     pub(crate) fn of_adapter(&self, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
         match self {
             Self::Rows(rows) => [a.shallow_clone(), b.narrow(0, rows.start as i64, rows.len() as i64)],
@@ -60,25 +60,25 @@ impl<'a> TpCut<'a> {
         Self { shard, config }
     }
 
-    /// The model as wide as the shard is.
+    /// The configuration of the model with the widths of a shard.
     pub(crate) fn config(&self) -> ModelConfig {
         self.config.tp_sharded(self.shard.num_shards)
     }
 
-    /// Whether nothing is cut off.
+    /// Whether the shard is the full model.
     pub(crate) fn is_whole(&self) -> bool {
         self.shard.num_shards == 1
     }
 
-    /// The shard of a layer's weights, q, k, v, o and the feed-forward block's gate, up and down where it has
-    /// one; views of them.
+    /// Views of a rank's shard of a layer's weights: q, k, v, o, and gate, up and down if it has a
+    /// feed-forward block.
     pub(crate) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        // The block beside experts has a width of its own.
+        // A shared expert has a width of its own.
         let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
         weights.into_iter().zip(self.kept(width)).map(|(weights, kept)| self.keep(weights, &kept)).collect()
     }
 
-    /// What is kept of q, k, v and o, and of gate, up and down of a feed-forward block of `width`.
+    /// Shards of q, k, v and o, and of gate, up and down of a feed-forward block of `width`.
     pub(crate) fn kept(&self, width: usize) -> Vec<ShardedDim> {
         let (shard, config) = (self.shard, self.config);
         if let Some(latent) = &config.latent {
@@ -105,20 +105,20 @@ impl<'a> TpCut<'a> {
         [ShardedDim::Rows(inner.clone()), ShardedDim::Rows(inner.clone()), ShardedDim::Columns(inner)]
     }
 
-    /// The shard of an expert's gate above up, [2 width, hidden]: own rows of both.
+    /// The shard of an expert's stacked gate and up, [2 width, hidden]: this rank's rows of both.
     pub(crate) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
         let own = self.shard.of(weight.size()[0] as usize / 2);
         let halves = weight.unflatten(0, [2, -1]);
         halves.narrow(1, own.start as i64, own.len() as i64).flatten(0, 1)
     }
 
-    /// The shard of an expert's down, [hidden, width]: own columns.
+    /// The shard of an expert's down, [hidden, width]: this rank's columns.
     pub(crate) fn expert_down(&self, weight: &Tensor) -> Tensor {
         let own = self.shard.of(weight.size()[1] as usize);
         weight.narrow(1, own.start as i64, own.len() as i64)
     }
 
-    /// The shard of a projection's weights; views of them.
+    /// Views of the shard of a projection's weights. Of summands only the first rank's has the bias.
     pub(crate) fn keep(&self, weights: ProjectionWeights, kept: &ShardedDim) -> ProjectionWeights {
         let ProjectionWeights { weight, bias } = weights;
         let narrow = |tensor: &Tensor, dim, range: &Range<usize>| {
@@ -136,8 +136,8 @@ impl<'a> TpCut<'a> {
         }
     }
 
-    /// The shard of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the
-    /// first.
+    /// The shard of the head's weight [vocabulary, hidden]. Shorter shards are padded with zeros to the
+    /// length of the longest.
     pub(crate) fn head(&self, weight_vd: &Tensor) -> Tensor {
         let rows = self.shard.of(self.config.vocab_size);
         let missing = (self.shard.longest(self.config.vocab_size) - rows.len()) as i64;

@@ -1,16 +1,16 @@
-//! The vision tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: from the patches of an image to the features that
-//! take the place of its placeholder tokens' embeddings, and in Qwen3-VL to those that are added after the
-//! first layers of the text model (DeepStack).
+//! The vision tower of Qwen2-VL, Qwen2.5-VL and Qwen3-VL. From the patches of an image it computes the
+//! features that replace the embeddings of its placeholder tokens, and in Qwen3-VL those that are added after
+//! the first layers of the text model (DeepStack).
 //!
 //! ```text
 //! patches [p, pixels] -> patch embedding -> blocks (rotary by row and column, windows) -> merger [n, hidden]
 //!                           + positions        `-> mergers of some blocks [n, hidden] each
 //! ```
-//! By default the weights are frozen, every rank has the whole of them, and all roles share them; linear
-//! layers may then have adapters, which are trained. Or the weights are parameters of their decoder, trained
-//! and sharded as all others. Features of numbers that never change are kept by the image's digest for a
-//! whole run; those of trained ones are kept by a [`VisionTower::snapshot`] alone. Never here: files of
-//! pixels, positions of tokens.
+//! By default the weights are frozen, every rank has all of them, and all roles share them; linear layers may
+//! then have adapters, which are trained. Otherwise the weights are parameters of their decoder, trained and
+//! sharded like all others. Features of a frozen tower are cached by the image's digest for the whole run;
+//! those of a trained one only by a [`VisionTower::snapshot`]. Pixel files and positions of tokens are
+//! handled elsewhere.
 //!
 //! Shapes: p patches of an image, n = p / merge^2 tokens, d the tower's width.
 
@@ -44,16 +44,16 @@ use super::load::outline;
 use super::projection::{Adapter, Projection};
 use super::weights::Weights;
 
-/// The name of a tensor as models were published: the tower under `visual.`, the text model under `model.`.
-/// transformers has called both `model.visual.` and `model.language_model.` in memory since 4.52.
+/// The name of a tensor in published models: the tower under `visual.`, the text model under `model.`. Since
+/// 4.52 transformers calls them `model.visual.` and `model.language_model.` in memory.
 pub(crate) fn published_name(name: &str) -> String {
     let renamed = |from: &str, to: &str| name.strip_prefix(from).map(|rest| format!("{to}{rest}"));
     let tower = renamed("model.visual.", TOWER);
     tower.or_else(|| renamed("model.language_model.", "model.")).unwrap_or_else(|| name.to_owned())
 }
 
-/// The name under which a tensor is exported: as models of the family were published, Qwen3-VL under the
-/// names of transformers' memory.
+/// The name under which a tensor is exported: as models of the family were published, which for Qwen3-VL are
+/// the names in transformers' memory.
 pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
     if config.vision.as_ref().is_none_or(|vision| vision.blocks != VisionBlocks::Positioned) {
         return name;
@@ -65,30 +65,31 @@ pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {
     }
 }
 
-/// A tower with its weights.
+/// A vision tower with its weights.
 #[derive(Debug)]
 pub(crate) struct VisionTower {
     config: VisionConfig,
     options: LoadOptions,
     /// The linear layers of blocks and mergers.
     pub(super) projections: Vec<Projection>,
-    /// Every other tensor by its name on disk: patch embedding, positions and norms.
+    /// All other tensors by their names on disk: patch embedding, positions and norms.
     others: NamedTensors,
     /// Names of all tensors, in the order of the configuration.
     names: Vec<String>,
-    /// Whether the weights are parameters of the decoder: trained ones, and the copies of other roles.
+    /// Whether the weights are parameters of the decoder: those of a trained tower, and its copies in other
+    /// roles.
     pub(super) is_own: bool,
-    /// Features of numbers that do not change, of the base shared with the towers of other roles.
+    /// Cache of features that do not change; that of frozen weights is shared with the towers of other roles.
     kept: Rc<RefCell<KeptFeatures>>,
-    /// Whether trained numbers stay as they are for as long as this exists.
+    /// Whether trained values do not change during the lifetime of this tower.
     is_snapshot: bool,
 }
 
 impl VisionTower {
-    /// The tower of a model, in the storage dtype; `None` where the model has none.
+    /// Reads the tower of a model, in the storage dtype; `None` if the model has none.
     ///
     /// # Errors
-    /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
+    /// [`ModelError`], as of [`Weights::fill`], and if the device has too little memory.
     pub(crate) fn read(weights: &Weights, options: &LoadOptions) -> Result<Option<Self>, ModelError> {
         let read = |(name, shape): (String, Vec<i64>)| {
             let values = Tensor::f_empty(&shape, (options.storage, options.device)).map_err(|source| {
@@ -101,8 +102,8 @@ impl VisionTower {
         Ok(Self::of_tensors(weights.config(), options, tensors))
     }
 
-    /// The shapes of a tower whose weights are trained, see [`super::Decoder::outline`]; `None` where the
-    /// model has none.
+    /// The outline of a tower whose weights are trained, see [`super::Decoder::outline`]; `None` if the model
+    /// has none.
     pub(crate) fn outline(model: &ModelConfig, options: &LoadOptions) -> Option<Self> {
         let numbers = (options.storage, options.device);
         let tensors = shapes(model).map(|(name, shape)| (name, outline(&shape, numbers))).collect();
@@ -126,7 +127,7 @@ impl VisionTower {
         })
     }
 
-    /// The same, whose weights are trained.
+    /// Makes the weights trainable parameters of the decoder.
     pub(crate) fn trained(self) -> Self {
         for (_, mut tensor) in self.parameters() {
             let _ = tensor.requires_grad_(true);
@@ -134,7 +135,7 @@ impl VisionTower {
         Self { is_own: true, ..self }
     }
 
-    /// Drops the features that are kept, after weights have changed.
+    /// Clears the cache of features, after weights have changed.
     pub(crate) fn forget(&self) {
         *self.kept.borrow_mut() = KeptFeatures::default();
     }
@@ -144,7 +145,7 @@ impl VisionTower {
         self.projections.iter().any(|projection| projection.lora.is_some())
     }
 
-    /// Whether passes of the decoder that has it train weights or adapters.
+    /// Whether training passes of the tower's decoder train its weights or adapters.
     pub(crate) fn is_trained(&self) -> bool {
         self.is_adapted() || self.trains_weights()
     }
@@ -153,7 +154,7 @@ impl VisionTower {
         self.others.iter().any(|(_, tensor)| tensor.requires_grad())
     }
 
-    /// Every tensor of the base by its name on disk.
+    /// Every tensor of the base, with its name on disk.
     pub(super) fn parameters(&self) -> NamedTensors {
         self.tensors().map(|(name, tensor, _)| (name, tensor)).collect()
     }
@@ -165,7 +166,7 @@ impl VisionTower {
         linears.chain(self.others.iter_mut().map(|(_, tensor)| tensor))
     }
 
-    /// The same, and the linear layer whose weight it is.
+    /// Every tensor of the base with its name on disk, and for a linear layer's weight that layer.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, Tensor, Option<&Projection>)> + '_ {
         self.names.iter().filter_map(|name| {
             if let Some((_, tensor)) = self.others.iter().find(|(own, _)| own == name) {
@@ -182,14 +183,14 @@ impl VisionTower {
         })
     }
 
-    /// The features of images, one below the other, `[n, k * hidden]` in the compute dtype, k being
-    /// [`VisionConfig::features_per_token`]. Those that stay the same are computed once.
+    /// The features of images, concatenated, `[n, k * hidden]` in the compute dtype, where k is
+    /// [`VisionConfig::features_per_token`]. Features that do not change are computed once.
     pub(crate) fn features(&self, images: &[Arc<PromptImage>], adapter: Adapter) -> Tensor {
         let features: Vec<Tensor> = images.iter().map(|image| self.features_of(image, adapter)).collect();
         Tensor::cat(&features, 0)
     }
 
-    /// The same of one image.
+    /// The features of one image, `[n, k * hidden]`, from the cache if they do not change.
     pub(crate) fn features_of(&self, image: &PromptImage, adapter: Adapter) -> Tensor {
         let forward = Forward { tower: self, adapter, dropout: None };
         let compute = || no_grad(|| forward.compute(image));
@@ -204,7 +205,7 @@ impl VisionTower {
         features
     }
 
-    /// Whether features are kept: those of numbers that do not change while this exists.
+    /// Whether features may be cached: those that do not change during the lifetime of this tower.
     fn keeps(&self, adapter: Adapter) -> bool {
         let with_adapter = adapter == Adapter::On && self.is_adapted();
         match self.is_snapshot {
@@ -214,13 +215,13 @@ impl VisionTower {
     }
 }
 
-/// Names and shapes of all tensors.
+/// Names and shapes of all tensors of a model's tower.
 fn shapes(model: &ModelConfig) -> impl Iterator<Item = (String, Vec<i64>)> {
     let shape = |tensor: TensorShape| (tensor.name, tensor.shape.into_iter().map(|dim| dim as i64).collect());
     model.vision_tensors().into_iter().map(shape)
 }
 
-/// The linear layers, by the names of their modules, and what else there is.
+/// Splits tensors into linear layers, those whose names are in `linears`, and all others.
 fn split(tensors: NamedTensors, linears: &BTreeSet<String>) -> (Vec<Projection>, NamedTensors) {
     let (mut projections, mut others) = (Vec::<Projection>::new(), NamedTensors::new());
     for (name, tensor) in tensors {

@@ -26,23 +26,23 @@ use super::vision;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
-/// The head of a sequence classifier.
+/// Name of a sequence classifier's weight.
 pub(super) const SCORE_HEAD: &str = SCORE_WEIGHT;
 
-/// Whether a weight is of a classifier's head.
+/// Whether a weight belongs to a classifier's head.
 pub(super) fn is_label_head(name: &str) -> bool {
     name == SCORE_WEIGHT || name == SCORE_BIAS
 }
 
-/// The source of a model's weights, checked against its configuration.
+/// Source of a model's weights, checked against its configuration.
 #[derive(Debug)]
 pub struct Weights {
     config: ModelConfig,
-    /// The stored tensors of each parameter, by its name in memory.
+    /// Stored tensors of each parameter, by the parameter's name in memory.
     stored: BTreeMap<String, Vec<TensorShape>>,
     quantized: QuantizedParts,
     source: Source,
-    /// What is added to the stored weights.
+    /// Adapters that are folded into the stored weights, in this order.
     adapters: Vec<FoldedAdapter>,
 }
 
@@ -50,9 +50,9 @@ pub struct Weights {
 enum Source {
     Files {
         files: WeightFiles,
-        /// Whether the embedding is stored under the head's name alone.
+        /// Whether the embedding is stored only under the head's name.
         embedding_under_head: bool,
-        /// Draws a classifier's head that the files lack.
+        /// Seed of a classifier's head that the files lack.
         fresh_head: Option<u64>,
     },
     Fresh {
@@ -77,8 +77,8 @@ impl Weights {
         Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))
     }
 
-    /// As [`Self::open`], for a model with another head than that for tokens: the folder's own, where it has
-    /// the same, else one that is drawn from `seed`.
+    /// [`Self::open`] for a model with the head `head`: the folder's own if it has the same kind, else one
+    /// that is drawn from `seed`.
     ///
     /// # Errors
     /// As of [`Self::open`].
@@ -107,7 +107,7 @@ impl Weights {
         Self { adapters: self.adapters, ..Self::new(self.config.with_head(head), source) }
     }
 
-    /// The same with the PEFT adapters of these folders folded in, in this order.
+    /// Adds the PEFT adapters of these folders, which are folded into the weights in this order.
     ///
     /// # Errors
     /// [`LoraError`] when one is not for linear layers of this model, or the weights are stored quantized.
@@ -121,10 +121,10 @@ impl Weights {
         Ok(self)
     }
 
-    /// The same quantized as a job says, from weights in `precision` unless files hold them quantized.
+    /// Quantizes the weights as a job asks, from values in `precision`, unless files hold them quantized.
     ///
     /// # Errors
-    /// [`ModelError::Quantization`] where files hold them quantized otherwise, or the model has experts.
+    /// [`ModelError::Quantization`] if files hold them quantized in another way, or the model has experts.
     pub fn quantized(
         self,
         spec: Option<&QuantizationSpec>,
@@ -137,15 +137,15 @@ impl Weights {
         Ok(Self { adapters: self.adapters, ..Self::new(config, self.source) })
     }
 
-    /// The same where `pad` is the token that fills, unless the configuration names one.
+    /// Sets `pad` as the padding token, unless the configuration names one.
     #[must_use]
     pub fn with_pad(mut self, pad: Option<TokenId>) -> Self {
         self.config.pad_token_id = self.config.pad_token_id.or(pad);
         self
     }
 
-    /// As [`Self::open`], of a classifier: the weights of its body, and a head that [`Self::fill`] finds by
-    /// its own name alone.
+    /// [`Self::open`] for a classifier: the weights of its body, and a head that [`Self::fill`] finds only by
+    /// its own name.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor; a class that is no classifier is refused.
@@ -162,8 +162,8 @@ impl Weights {
         Ok((Self::new(config, source), head))
     }
 
-    /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every
-    /// machine, and each rank its shard of them.
+    /// Weights that were never trained, drawn from `seed`. The same seed gives the same weights on every
+    /// machine, and each rank draws only its shard.
     pub fn fresh(config: &ModelConfig, seed: u64) -> Self {
         Self::new(config.clone(), Source::Fresh { seed })
     }
@@ -192,7 +192,7 @@ impl Weights {
     }
 
     /// Writes the shard `tensor_shard` into `values`, `[len]`, of any floating-point dtype and on any device.
-    /// At most a chunk of the model is in memory beside them.
+    /// Beside `values` at most a chunk of the model is in memory, or the weight that is being quantized.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
@@ -213,7 +213,7 @@ impl Weights {
         }
     }
 
-    /// The same of a weight that is not quantized, or before it is. With adapters the sum is rounded once.
+    /// [`Self::fill`] before quantization. With adapters the sum is computed in f32 and rounded once.
     fn fill_dense(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         if !self.adapters.iter().any(|adapter| adapter.changes(tensor_shard.name)) {
             return self.fill_as_stored(tensor_shard, values);
@@ -229,7 +229,7 @@ impl Weights {
         Ok(())
     }
 
-    /// The same without adapters.
+    /// [`Self::fill`] before adapters and quantization.
     fn fill_as_stored(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let stored = self.stored.get(tensor_shard.name).map(Vec::as_slice);
         match stored {
@@ -240,8 +240,8 @@ impl Weights {
         }
     }
 
-    /// What quantization takes from the weight [out, in] of a module, f32 on the CPU; zeros where it is not
-    /// quantized here.
+    /// The quantization error of a module's weight [out, in], f32 on the CPU; zeros if it is not quantized
+    /// here.
     ///
     /// # Errors
     /// As [`Self::fill`].
@@ -255,7 +255,7 @@ impl Weights {
         }
     }
 
-    /// The same for a parameter that is `stored` as other tensors: reads the needed part of each.
+    /// Fills a parameter that is `stored` as other tensors, reading the needed range of each.
     fn fill_from(
         &self,
         stored: &[TensorShape],
@@ -350,7 +350,7 @@ fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<Tens
     if is_whole { vec![TensorShape { name, shape }] } else { stored }
 }
 
-/// Stored tensors that are not read: buffers of old versions of transformers that follow from the
+/// Accepts stored tensors that are not read: buffers of old versions of transformers that follow from the
 /// configuration, and layers that predict further tokens.
 fn is_ignored(config: &ModelConfig) -> impl Fn(&str) -> bool + use<> {
     let num_layers = config.num_layers;

@@ -1,4 +1,4 @@
-//! The environment of a rank: variables with torchrun's names.
+//! Environment of a rank: variables with torchrun's names.
 //!
 //! | variable | value |
 //! |---|---|
@@ -9,25 +9,25 @@
 
 use super::RankError;
 
-/// Which rank a process is, and where the others are found. For a launcher: its first rank.
+/// Rank of a process, and the address of the rendezvous. For a launcher: those of its first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankEnvironment {
-    /// The rank, from 0.
+    /// Index of the rank, from 0.
     pub rank: usize,
-    /// Ranks in all.
+    /// Number of ranks of the job.
     pub world_size: usize,
-    /// Ranks on this machine.
+    /// Number of ranks on this machine.
     pub local_world_size: usize,
     /// Host of the rendezvous.
     pub master_address: String,
     /// Port of the rendezvous.
     pub master_port: u16,
-    /// The how many-th start of the job.
+    /// Number of the job's attempt, from 1.
     pub attempt: u64,
 }
 
 impl RankEnvironment {
-    /// Reads the variables by `variable`; `None` where `WORLD_SIZE` is not set.
+    /// Reads the environment by `variable`, a look-up by name; `None` if `WORLD_SIZE` is not set.
     ///
     /// # Errors
     /// [`RankError::Environment`], naming the variable.
@@ -57,7 +57,7 @@ impl RankEnvironment {
         }))
     }
 
-    /// The variables of the process's own environment.
+    /// Reads the variables of the process's environment.
     ///
     /// # Errors
     /// As [`RankEnvironment::read`].
@@ -65,7 +65,7 @@ impl RankEnvironment {
         Self::read(|name| std::env::var(name).ok())
     }
 
-    /// The variables of rank number `local_rank` of this machine.
+    /// The variables for the process of rank `local_rank` of this machine.
     pub fn variables(&self, local_rank: usize) -> [(&'static str, String); 7] {
         [
             ("RANK", (self.rank + local_rank).to_string()),

@@ -1,6 +1,6 @@
-//! Expert-parallel groups: ranks that each have a part of every layer's experts, and their all-to-alls. The
-//! exchange of a layer is in `actor::layer_schedule::experts`; the layout of ranks is in `rlt_core::mesh`,
-//! the arithmetic of rows in `rlt_core::expert_rows`.
+//! Expert-parallel groups, whose ranks each hold some of every layer's experts, and their all-to-alls. The
+//! exchange of a layer is in `actor::layer_schedule::experts`, the layout of ranks in `rlt_core::mesh`, the
+//! arithmetic of rows in `rlt_core::expert_rows`.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::{RankError, Ranks};
 
-/// An expert-parallel group, of which this is a rank.
+/// This rank's membership in an expert-parallel group.
 #[derive(Debug)]
 pub struct EpGroup {
     shard: EpShard,
@@ -18,20 +18,20 @@ pub struct EpGroup {
 }
 
 impl EpGroup {
-    /// Connects the group of this rank. Collective.
+    /// Connects this rank's group. Collective.
     pub(super) fn connect(ranks: &Ranks, mesh: ExpertMesh, name: &str) -> Result<Self, RankError> {
         let name = format!("{name}, expert-parallel group {}", mesh.ep_group(ranks.rank));
         let group = RefCell::new(ranks.connect(&name, &mesh.ep_members(ranks.rank))?);
         Ok(Self { shard: mesh.ep_shard(ranks.rank), group })
     }
 
-    /// The experts that this rank has.
+    /// The experts that this rank holds.
     pub fn shard(&self) -> EpShard {
         self.shard
     }
 
-    /// Sends each rank the numbers of its experts, of `counts` of all experts in their order; returns what
-    /// the ranks have sent for this one's, rank-major. On the host, where they decide what is sent next.
+    /// Exchanges `counts`, one per expert of the model in order: each rank gets the counts of its experts
+    /// from every rank, rank-major. The result is on the host, where it decides what is sent next.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -43,8 +43,8 @@ impl EpGroup {
         Ok(numbers)
     }
 
-    /// All-to-all: sends `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group and returns the
-    /// `received[r]` rows of each, in the order of ranks.
+    /// All-to-all: sends the next `sent[r]` of the `rows`, `[n, ..]`, to rank `r` of the group, and returns
+    /// the `received[r]` rows from each rank, in the order of ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -57,7 +57,7 @@ impl EpGroup {
         Ok(output)
     }
 
-    /// All experts' tensors, `[e, ..]`, from those of each rank's experts.
+    /// All-gathers tensors of each rank's experts to those of all experts, `[e, ..]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -70,7 +70,7 @@ impl EpGroup {
         Ok(all)
     }
 
-    /// The sum of a number over the group, added in the order of ranks: the same bits on every rank.
+    /// The sum of a number over the group, in the order of ranks: the same bits on every rank.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -81,8 +81,8 @@ impl EpGroup {
 }
 
 impl Ranks {
-    /// The same ranks, `ep` neighbours of which distribute the experts of every model that they shard
-    /// ([`Ranks::on_mesh`]). All ranks say the same.
+    /// Sets the expert-parallel degree: `ep` adjacent ranks distribute the experts of every model that they
+    /// shard ([`Ranks::on_mesh`]). All ranks must give the same degree.
     #[must_use]
     pub fn with_expert_parallel(self, ep: usize) -> Self {
         Self { ep, ..self }

@@ -1,10 +1,10 @@
-//! Errors between ranks, and which rank caused them.
+//! Errors of the exchange between ranks, and which rank caused them.
 
 use rlt_core::mesh::{ExpertMeshError, MeshError};
 use rlt_core::packed_samples::PackedSamplesError;
 use rlt_torch::collectives::{CollectiveError, RendezvousError};
 
-/// Why ranks could not work together.
+/// Ranks could not work together.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum RankError {
@@ -37,7 +37,7 @@ pub enum RankError {
 }
 
 impl RankError {
-    /// Whether another rank is gone, so that this one has no fault of its own.
+    /// Whether another rank was lost, so that this rank is not at fault.
     pub fn is_peer_lost(&self) -> bool {
         matches!(self, Self::Rendezvous(_) | Self::Collective(CollectiveError::Failed { .. }))
     }

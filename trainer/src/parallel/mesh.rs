@@ -1,4 +1,4 @@
-//! This rank's place on the mesh, and the process groups along its axes. The layout of ranks is in
+//! This rank's coordinates on the mesh, and the process groups along its axes. The layout of ranks is in
 //! `rlt_core::mesh`.
 
 use std::cell::RefCell;
@@ -10,44 +10,44 @@ use tch::{Kind, Tensor};
 
 use super::{EpGroup, RankError, Ranks, TpGroup};
 
-/// This rank with its process groups: that of its replica, and that of its shard.
+/// Process groups of this rank for a sharded model: those of its replica and of its shard.
 #[derive(Debug)]
 pub struct MeshRanks {
     dp_shard: usize,
     shard: usize,
-    /// Which of so many ranks this is that hold this shard.
+    /// Index of this rank among those that hold the same shard, from 0, and their number.
     replica_place: (usize, usize),
-    /// The ranks that hold a replica together, each a shard (FSDP).
+    /// Ranks that hold a replica together, each a shard (FSDP).
     shard_group: RefCell<Box<dyn Collectives>>,
-    /// The ranks that hold this shard, one or more of each replica (`dp_replicate`).
+    /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
     replicate_group: RefCell<Box<dyn Collectives>>,
-    /// The layout of the experts' weights; `None` where they are sharded like all others.
+    /// Process groups of the experts' weights; `None` if these are sharded like all others.
     experts: Option<Box<ExpertRanks>>,
-    /// The ranks that have the other parts of every weight; `None` without tensor parallelism.
+    /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
     tp_group: Option<Arc<TpGroup>>,
 }
 
-/// The same of the experts' weights with expert parallelism.
+/// Process groups of the experts' weights with expert parallelism.
 #[derive(Debug)]
 pub struct ExpertRanks {
-    /// The ranks that have the same experts as this one.
+    /// Groups of the ranks that hold the same experts as this one.
     pub mesh: MeshRanks,
-    /// The ranks that have all experts together.
+    /// Ranks that hold all experts together.
     pub group: EpGroup,
 }
 
 impl Ranks {
-    /// Lets `dp_shard` ranks hold each replica of the model, and connects the groups of replicas and shards.
-    /// Collective, once for each degree.
+    /// Connects the groups of a model whose replicas are each sharded over `dp_shard` ranks. Collective, once
+    /// for each degree.
     ///
     /// # Errors
-    /// [`RankError`] when replicas and sequence-parallel groups do not divide the ranks, expert-parallel
-    /// groups not those of a replica, or one is lost.
+    /// [`RankError`] if replicas and sequence-parallel groups do not divide the ranks, expert-parallel groups
+    /// do not divide those of a replica, or a rank is lost.
     pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
         let mesh = Mesh::new(self.size, dp_shard, self.sp_shard().num_shards)?;
         let place = mesh.coordinates(self.rank);
         let experts = self.expert_ranks(mesh)?.map(Box::new);
-        // Roles may have meshes of their own, whose groups have names of their own.
+        // Roles may have meshes of their own, so the groups' names contain the degree.
         let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
         let replica = self.connect(&name, &mesh.replica_members(self.rank))?;
         let same = mesh.shard_members(self.rank);
@@ -83,27 +83,27 @@ impl Ranks {
 }
 
 impl MeshRanks {
-    /// Ranks that hold a replica of the model together.
+    /// Number of ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
         self.dp_shard
     }
 
-    /// Which shard this rank holds.
+    /// Index of the shard that this rank holds.
     pub fn shard(&self) -> usize {
         self.shard
     }
 
-    /// Which rank this is of those that hold the same shard, from 0, and how many they are.
+    /// Index of this rank among those that hold the same shard, from 0, and their number.
     pub fn replica_place(&self) -> (usize, usize) {
         self.replica_place
     }
 
-    /// The ranks that have the other parts of every weight; `None` without tensor parallelism.
+    /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.
     pub fn tp_group(&self) -> Option<&Arc<TpGroup>> {
         self.tp_group.as_ref()
     }
 
-    /// The layout of the experts' weights; `None` where they are sharded like all others.
+    /// Process groups of the experts' weights; `None` if these are sharded like all others.
     pub fn experts(&self) -> Option<&ExpertRanks> {
         self.experts.as_deref()
     }
@@ -116,8 +116,8 @@ impl MeshRanks {
         Ok(self.shard_group.borrow_mut().all_gather(whole, shard)?)
     }
 
-    /// Starts to reduce-scatter the `whole` of the ranks of this replica, `[dp_shard * n]`; this rank's
-    /// shard, `[n]`, is written to `shard`.
+    /// Starts to reduce-scatter the tensors `whole` of this replica's ranks, `[dp_shard * n]`; the sum of
+    /// this rank's shard, `[n]`, is written to `shard`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -125,7 +125,7 @@ impl MeshRanks {
         Ok(self.shard_group.borrow_mut().reduce_scatter(shard, whole)?)
     }
 
-    /// All-reduces tensors in place over the ranks of this shard; all of them get the same bits.
+    /// All-reduces tensors in place over the ranks that hold this shard; all of them get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -140,8 +140,7 @@ impl MeshRanks {
         Ok(())
     }
 
-    /// The sum of the numbers of this replica's ranks, all-gathered and added in the order of shards: the
-    /// same bits on every rank.
+    /// The sum of a number over this replica's ranks, in the order of shards: the same bits on every rank.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

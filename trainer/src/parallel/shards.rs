@@ -1,25 +1,25 @@
 //! FSDP: a decoder's parameters in shards. Each rank of a replica holds a shard of every unit, and a unit is
-//! whole only while something computes with it.
+//! unsharded only while something computes with it.
 //!
 //! ```text
-//! sharded         shard [n / dp_shard] on each rank; gradient and optimizer moments are as long
-//! prefetch(unit)  whole <- all-gather of the shards, while another layer computes
-//! unshard(unit)   waits: the parameters, views of the whole, can be read
-//! reshard(unit)   the whole is freed
-//! backward        gradients add up in a whole buffer -> reduce-scatter -> gradient shard
+//! sharded         shard [n / dp_shard] on each rank; gradient and optimizer moments have its length
+//! prefetch(unit)  unit <- all-gather of the shards, while another layer computes
+//! unshard(unit)   waits: the parameters, views of the unsharded buffer, can be read
+//! reshard(unit)   the unsharded buffer is freed
+//! backward        gradients accumulate in an unsharded buffer -> reduce-scatter -> gradient shard
 //! ```
 //! With `training.offload` shards are in offload storage: a unit is prefetched from there, an update fetches
-//! this rank's pieces buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 the
-//! shard is the whole unit.
+//! this rank's pieces buffer by buffer, and checkpoints and digests read them in place. With `dp_shard` 1 a
+//! shard is the full unit.
 //!
 //! A unit is a decoder layer, or everything outside of the layers. Frozen parameters are gathered like
 //! trained ones but have no gradient. The schedule (`actor::layer_schedule`) decides when units are
-//! prefetched, unsharded and resharded; all ranks follow the same schedule, because each of its steps is a
+//! prefetched, unsharded and resharded. All ranks follow the same schedule, because each of its steps is a
 //! collective.
 //!
-//! With expert parallelism the weights of experts are parameters of their own layout ([`ExpertRanks`]): a
-//! rank keeps, gathers and updates those of its experts alone, and has all of a layer only in [`visit`]. With
-//! tensor parallelism a rank keeps, gathers and updates its part of each weight that is cut, likewise.
+//! With expert parallelism the weights of experts have a layout of their own ([`ExpertRanks`]): a rank holds,
+//! gathers and updates only its experts' weights, and has all experts of a layer only in [`visit`]. With
+//! tensor parallelism the same applies to a rank's tensor-parallel shard of each weight.
 //!
 //! [`ExpertRanks`]: super::mesh::ExpertRanks
 //! [`visit`]: ShardedParameters::visit
@@ -51,34 +51,35 @@ use super::{EpGroup, MeshRanks, RankError, TpGroup};
 use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{Decoder, NamedTensors};
 
-/// Parameters of the layers, first to last, and of the outer unit.
+/// Parameters of each layer, first to last, and of the outer unit.
 pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
 
-/// The tensor-parallel group of a sharded role.
+/// Tensor-parallel group of a sharded role, and the shards of its weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorParallel<'a> {
     pub(crate) group: &'a TpGroup,
     pub(crate) cuts: &'a ParameterCuts,
 }
 
-/// All parameters of a role, sharded.
+/// Sharded parameters of a role.
 #[derive(Debug)]
 pub struct ShardedParameters {
     layers: Vec<UnitParameters>,
     outer: UnitParameters,
     ranks: Rc<MeshRanks>,
-    /// How weights are cut; `None` without tensor parallelism.
+    /// Tensor-parallel shards of the weights; `None` without tensor parallelism.
     cuts: Option<Rc<ParameterCuts>>,
-    /// The file with the shards of a frozen model.
+    /// File with the shards of a frozen model; `None` where shards can be written.
     offload_file: Option<TensorFile>,
-    /// The number of last layers that stay unsharded between forward and backward pass.
+    /// Number of last layers that stay unsharded between forward and backward pass.
     unsharded_layers: usize,
-    /// One at a time, so that at most one layer's gradient is pending beside the one that is computed.
+    /// Reduce-scatter in flight. There is at most one, so that at most one layer's gradient is pending beside
+    /// the one that is computed.
     scattering: RefCell<Option<Scattering>>,
 }
 
 impl ShardedParameters {
-    /// Takes the parameters of `decoder`, whose memory is freed: from now on they can be read while their
+    /// Shards the parameters of `decoder` and frees its memory: from now on they can be read only while their
     /// unit is unsharded. With a folder shards are offloaded, on the CPU to an unlinked file there.
     ///
     /// # Errors
@@ -91,7 +92,7 @@ impl ShardedParameters {
         Self::from_units(decoder, decoder.parameters_by_layer(), ranks, offload_to)
     }
 
-    /// The same for parameters of `decoder` by unit, or others that belong to it.
+    /// Shards the given parameters of `decoder`, or others with the same units, see [`Self::new`].
     pub(crate) fn from_units(
         decoder: &Decoder,
         (layers, outer): TensorsByUnit,
@@ -111,7 +112,7 @@ impl ShardedParameters {
         Ok(Self { layers, outer, ranks, cuts, offload_file: None, unsharded_layers: 1, scattering })
     }
 
-    /// The same, with the last `unsharded_layers` layers unsharded between forward and backward pass (FSDP2's
+    /// Sets how many last layers stay unsharded between forward and backward pass (FSDP2's
     /// `reshard_after_forward`); at least the very last, whose backward pass follows at once.
     #[must_use]
     pub fn keeping_unsharded(self, unsharded_layers: usize) -> Self {
@@ -128,7 +129,7 @@ impl ShardedParameters {
         layer_idx + self.unsharded_layers >= self.layers.len()
     }
 
-    /// Trainable parameters of another role with the frozen ones of `base`, whose shards are shared.
+    /// Shards the trained parameters of another role, and shares the shards of the frozen ones with `base`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -150,21 +151,22 @@ impl ShardedParameters {
         Rc::clone(&self.ranks)
     }
 
-    /// The ranks that compute the experts of each other's tokens; `None` where every rank has all experts.
+    /// Group of the ranks that compute the experts of each other's tokens; `None` if every rank has all
+    /// experts.
     pub(crate) fn ep_group(&self) -> Option<&EpGroup> {
         let is_distributed = self.layers.iter().flat_map(UnitParameters::flats).any(Flat::is_of_experts);
         self.ranks.experts().filter(|_| is_distributed).map(|experts| &experts.group)
     }
 
-    /// The ranks that have the other parts of every weight, and how it is cut; `None` without tensor
-    /// parallelism.
+    /// Group of the ranks with the other tensor-parallel shards of every weight, and the shards; `None`
+    /// without tensor parallelism.
     pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'_>> {
         let group = self.ranks.tp_group()?;
         Some(TensorParallel { group, cuts: self.cuts.as_deref()? })
     }
 
-    /// Whether other ranks of the expert-parallel group have other parts of a parameter, or of what belongs
-    /// to it.
+    /// Whether other ranks of the expert-parallel group hold other experts' values of this parameter, or of a
+    /// tensor that belongs to it.
     pub(crate) fn is_of_experts(&self, name: &str) -> bool {
         is_expert_weight(name) && self.ep_group().is_some()
     }
@@ -174,19 +176,19 @@ impl ShardedParameters {
         std::iter::once(FsdpUnit::Outer).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
-    /// The leaves of the optimizer: this rank's piece of every trained parameter, `[len]`, which may be
-    /// empty, under the parameter's name.
+    /// Leaves of the optimizer: this rank's piece of every trained parameter, `[len]`, which may be empty,
+    /// under the parameter's name.
     pub fn pieces(&self) -> Vec<(String, Tensor)> {
         self.trained().flat_map(Flat::pieces).collect()
     }
 
-    /// The present bytes of parameters and gradients on this rank.
+    /// Bytes of parameters and gradients that this rank holds at present.
     pub fn num_bytes(&self) -> usize {
         self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// The norm over the replica, from the norms `norm_of` of some of this rank's pieces: each number of the
-    /// model counts once. The same bits on all ranks.
+    /// The norm over the replica, from the norms that `norm_of` gives for a selection of this rank's pieces.
+    /// Each value of the model counts once. The same bits on all ranks.
     ///
     /// # Errors
     /// The error of `norm_of`, or [`RankError`] when a rank is lost.
@@ -209,8 +211,8 @@ impl ShardedParameters {
         Ok((shared + experts.group.sum(of_experts)?).sqrt())
     }
 
-    /// Calls `change` with this rank's pieces of the trained parameters, buffer by buffer, to read and write
-    /// them.
+    /// Calls `change` for each buffer of trained parameters, while this rank's pieces in it can be read and
+    /// written. Its argument says whether a name is in the buffer.
     ///
     /// # Errors
     /// The error of `change`, or when offloaded pieces cannot be fetched or put back.
@@ -221,7 +223,7 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.change(|| change(&|name| flat.place_of(name).is_some())))
     }
 
-    /// The trained parameters of a unit, gathered, by name, in new memory.
+    /// The full trained parameters of a unit, gathered into new memory, by name.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or an offloaded shard cannot be fetched.
@@ -233,8 +235,8 @@ impl ShardedParameters {
         Ok(whole)
     }
 
-    /// The same, where what was gathered is what the ranks hold, by the `digest` of each one's shard; `None`
-    /// where it is not.
+    /// [`Self::gather_parameters`] with verification: `None` if the gathered values differ from the ranks'
+    /// shards, by the `digest` of each shard.
     ///
     /// # Errors
     /// What `digest` fails with, or as [`Self::gather_parameters`].
@@ -252,8 +254,8 @@ impl ShardedParameters {
         Ok(matches_shards.then_some(whole))
     }
 
-    /// One gathered tensor for each trained parameter of a unit, by name, from this rank's pieces of them,
-    /// `[len]`.
+    /// Gathers a tensor that belongs to each trained parameter of a unit, such as a moment, from this rank's
+    /// piece `piece_of` the parameter, `[len]`. The results have the parameters' names and full shapes.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -1,4 +1,4 @@
-//! Sequence-parallel groups (Ulysses): ranks that compute the same packed tokens, each a shard of them, and
+//! Sequence-parallel groups (Ulysses), whose ranks compute the same packed tokens, each a shard of them, and
 //! their all-to-alls. `actor::layer_schedule` uses them around attention; the layout of ranks is in
 //! `rlt_core::mesh`.
 
@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use super::{RankError, Ranks};
 
-/// A sequence-parallel group, of which this is a rank.
+/// This rank's membership in a sequence-parallel group.
 #[derive(Debug)]
 pub struct SpGroup {
     part: SpShard,
@@ -23,8 +23,8 @@ impl SpGroup {
         self.part
     }
 
-    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group and returns the
-    /// blocks received from them, in the order of ranks.
+    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group, and returns the
+    /// blocks received from all ranks, in their order.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -44,8 +44,7 @@ impl SpGroup {
 }
 
 impl Ranks {
-    /// The same ranks, of which `sp` neighbours each form a sequence-parallel group. Collective, once for
-    /// each `sp`.
+    /// Connects the sequence-parallel groups, each of `sp` adjacent ranks. Collective, once for each `sp`.
     ///
     /// # Errors
     /// [`RankError`] when `sp` does not divide the ranks, or one is lost.
@@ -60,22 +59,23 @@ impl Ranks {
         Ok(Self { sp_group: Some(Arc::new(SpGroup { part, group: Mutex::new(group) })), ..self })
     }
 
-    /// This rank's sequence-parallel group; `None` where every rank has tokens of its own.
+    /// This rank's sequence-parallel group; `None` if every rank has tokens of its own.
     pub fn sp_group(&self) -> Option<&SpGroup> {
         self.sp_group.as_deref()
     }
 
-    /// The shard of its group's tokens that this rank computes.
+    /// The shard of its group's packed tokens that this rank computes.
     pub fn sp_shard(&self) -> SpShard {
         self.sp_group().map_or(SpShard::WHOLE, SpGroup::shard)
     }
 
-    /// Whether this is the first rank of its group, which counts values that all of them have.
+    /// Whether this is the first rank of its group, which alone counts values that all of them have.
     pub fn is_sp_leader(&self) -> bool {
         self.sp_shard().place == 0
     }
 
-    /// All-reduces the vectors of the group element by element; all of its ranks get the same bits.
+    /// All-reduces a vector over the sequence-parallel group element by element; all its ranks get the same
+    /// bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

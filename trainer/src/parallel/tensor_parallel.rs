@@ -1,6 +1,6 @@
-//! Tensor parallelism of training: the ranks of one place in all tensor-parallel groups are ranks of their
-//! own, which replicate and shard the model and share tokens as if they were alone; the ranks of a group
-//! compute the same tokens with different parts of every weight.
+//! Tensor parallelism of training. The ranks with the same index in their tensor-parallel groups form a set
+//! of ranks of its own, which replicates and shards the model and distributes tokens as if it were alone. The
+//! ranks of one group compute the same tokens with different shards of every weight.
 //!
 //! ```text
 //! rank = number among the ranks of a place * tp + place        8 ranks, tp 2:
@@ -8,8 +8,8 @@
 //!     place 0    0  2  4  6      dp_replicate, dp_shard, sp and ep are laid out along these
 //!     place 1    1  3  5  7
 //! ```
-//! The ranks of a group are neighbours, because they exchange the most. Which rows and columns of a weight a
-//! place has is in `model::tp_cuts`.
+//! The ranks of a group are adjacent, because they exchange the most. Which rows and columns of a weight a
+//! rank holds is in `model::tp_cuts`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,22 +19,22 @@ use rlt_torch::collectives::Collectives;
 
 use super::{Link, RankError, Ranks, TpGroup};
 
-/// The ranks of this rank's place, and its group.
+/// Tensor-parallel group of this rank, and the ranks with the same index in their groups.
 #[derive(Debug)]
 pub(super) struct TensorParallelRanks {
     group: Arc<TpGroup>,
     of_place: Mutex<Box<dyn Collectives>>,
-    /// This rank among all ranks, and how many these are.
+    /// Index of this rank among all ranks, and the number of all ranks.
     world: (usize, usize),
 }
 
 impl TensorParallelRanks {
-    /// All ranks of the place.
+    /// All ranks with this rank's index in their groups.
     pub(super) fn of_place(&self) -> MutexGuard<'_, Box<dyn Collectives>> {
         self.of_place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects some of the ranks of the place.
+    /// Connects some of the ranks with this rank's index.
     pub(super) fn connect(
         &self,
         link: &Link,
@@ -48,7 +48,8 @@ impl TensorParallelRanks {
 }
 
 impl Ranks {
-    /// The ranks of this rank's place in the tensor-parallel groups of `tp` neighbours. Collective, once.
+    /// Connects tensor-parallel groups of `tp` adjacent ranks; returns the ranks with this rank's index in
+    /// their groups. Collective, once.
     ///
     /// # Errors
     /// [`RankError`] when `tp` does not divide the ranks, or one is lost.
@@ -72,7 +73,7 @@ impl Ranks {
         self.tensor_parallel.as_ref().map(|ranks| Arc::clone(&ranks.group))
     }
 
-    /// All ranks, of every place, without sequence-parallel groups.
+    /// All ranks of the job, whatever their tensor-parallel index, without sequence-parallel groups.
     #[must_use]
     pub fn of_all_places(&self) -> Self {
         match &self.tensor_parallel {
@@ -84,7 +85,7 @@ impl Ranks {
         }
     }
 
-    /// This rank among all ranks.
+    /// Index of this rank among all ranks of the job.
     pub(super) fn world_rank(&self) -> usize {
         self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world.0)
     }

@@ -1,6 +1,6 @@
-//! Tensor-parallel groups of training and of the rollout: each rank multiplies with its shard of every layer,
-//! and results are all-reduced or all-gathered here. The rows and columns of a shard are in
-//! `model::tp_shards`; the assignment of prompts to ranks is in `rlt_core::tensor_parallel`.
+//! Tensor-parallel groups of training and rollout: each rank multiplies with its shard of every layer, and
+//! results are all-reduced or all-gathered here. Rows and columns of a shard are in `model::tp_shards`, the
+//! assignment of prompts to ranks in `rlt_core::tensor_parallel`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use tch::Tensor;
 
 use super::{RankError, Ranks};
 
-/// A tensor-parallel group, of which this is a rank.
+/// This rank's membership in a tensor-parallel group.
 #[derive(Debug)]
 pub struct TpGroup {
     shard: TpShard,
@@ -23,7 +23,7 @@ impl TpGroup {
         Self { shard, group: Mutex::new(group) }
     }
 
-    /// The shard that this rank has.
+    /// The shard that this rank holds.
     pub fn shard(&self) -> TpShard {
         self.shard
     }
@@ -36,7 +36,7 @@ impl TpGroup {
         self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
     }
 
-    /// All-gathers the columns of every shard, `[rows, n]`, side by side: `[rows, num_shards * n]`.
+    /// All-gathers every rank's columns, `[rows, n]`, side by side: `[rows, num_shards * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -48,7 +48,7 @@ impl TpGroup {
         Ok(all.transpose(0, 1).reshape([num_rows, -1]))
     }
 
-    /// All-gathers numbers of every rank, `[n]`, one below the other: `[num_shards, n]`.
+    /// All-gathers values of every rank, `[n]`, to `[num_shards, n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -60,10 +60,10 @@ impl TpGroup {
         Ok(all)
     }
 
-    /// The same of statistics of the group's parts of the vocabulary, `[4, n]`: `[num_shards, 4, n]`.
+    /// All-gathers softmax statistics, `[4, n]`, of the ranks' vocabulary shards to `[num_shards, 4, n]`.
     ///
     /// # Errors
-    /// When a rank is lost.
+    /// [`CollectiveError`] when a rank is lost.
     pub(crate) fn gather_statistics(&self, own: &Tensor) -> Result<Tensor, CollectiveError> {
         let own = own.contiguous();
         let size = [vec![self.shard.num_shards as i64], own.size()].concat();
@@ -73,7 +73,7 @@ impl TpGroup {
         Ok(all)
     }
 
-    /// The sum of a number over the group, added in the order of ranks: the same bits on every rank.
+    /// The sum of a number over the group, in the order of ranks: the same bits on every rank.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -82,7 +82,7 @@ impl TpGroup {
         Ok((0..self.shard.num_shards as i64).map(|place| all.double_value(&[place, 0])).sum())
     }
 
-    /// All-reduces numbers by their maximum at each place.
+    /// All-reduces numbers by their maximum, element by element.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -93,7 +93,7 @@ impl TpGroup {
         Ok(numbers)
     }
 
-    /// The same ranks for operations in the order of libtorch's current stream on GPU `device_idx`.
+    /// A group of the same ranks whose operations run in libtorch's current stream on GPU `device_idx`.
     ///
     /// # Errors
     /// [`RankError`] when GPUs cannot be connected.
@@ -111,8 +111,8 @@ impl TpGroup {
 }
 
 impl Ranks {
-    /// Connects the `num_shards` neighbours of a rollout tensor-parallel group; `None` for groups of one.
-    /// Collective, once.
+    /// Connects the rollout tensor-parallel groups, each of `num_shards` adjacent ranks; `None` for groups of
+    /// one rank. Collective, once.
     ///
     /// # Errors
     /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.

@@ -1,4 +1,4 @@
-//! A decoder that is read one FSDP unit at a time: weight sync and export never need the whole model in
+//! Access to a decoder one FSDP unit at a time, so that weight sync and export never need the full model in
 //! memory.
 
 use tch::Kind;
@@ -6,7 +6,7 @@ use tch::Kind;
 use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
 use crate::model::Decoder;
 
-/// A decoder to be read unit by unit: it is whole, or its units are unsharded one at a time.
+/// A decoder to be read unit by unit: it is unsharded anyway, or its units are unsharded one at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct DecoderUnits<'a> {
     decoder: &'a Decoder,
@@ -14,37 +14,37 @@ pub struct DecoderUnits<'a> {
 }
 
 impl<'a> From<&'a Decoder> for DecoderUnits<'a> {
-    /// One that is all here.
+    /// A decoder that is not sharded.
     fn from(decoder: &'a Decoder) -> Self {
         Self { decoder, shards: None }
     }
 }
 
 impl<'a> DecoderUnits<'a> {
-    /// A decoder whose ranks share it as `shards`; without them it is all here.
+    /// A decoder that is sharded as `shards`; without them it is not sharded.
     pub fn new(decoder: &'a Decoder, shards: Option<&'a ShardedParameters>) -> Self {
         Self { decoder, shards }
     }
 
-    /// The decoder; its parameters can be read while [`Self::visit`] is at their unit.
+    /// The decoder; parameters of a unit can be read while [`Self::visit`] is at that unit.
     pub fn decoder(&self) -> &'a Decoder {
         self.decoder
     }
 
-    /// This rank's shards; `None` where all of the decoder is here.
+    /// This rank's shards; `None` if the decoder is not sharded.
     pub fn shards(&self) -> Option<&'a ShardedParameters> {
         self.shards
     }
 
-    /// The numbers that a copy to sample with in `kind` is made of: those that layers compute with, unless an
-    /// adapter is to be folded in, or `kind` is another one: no number is rounded twice.
+    /// The weight dtype from which a sampling copy in `kind` is made: that of the layers' compute, unless an
+    /// adapter must be folded in or `kind` differs. So no value is rounded twice.
     pub fn dtype_to_sample(&self, kind: Kind) -> WeightDtype {
         let is_other = self.decoder.lora().is_some() || kind != self.decoder.compute_kind();
         if is_other { WeightDtype::Master } else { WeightDtype::Compute }
     }
 
-    /// Calls `read` for every unit while it is whole, in `dtype` if it is sharded: first the outer unit, then
-    /// the layers. With FSDP this is collective.
+    /// Calls `read` for every unit while it is unsharded, in `dtype` if the decoder is sharded: first the
+    /// outer unit, then the layers. Collective with FSDP.
     ///
     /// # Errors
     /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.

@@ -6,8 +6,8 @@
 //! ```
 //! This file is the actor's head; the loop over micro-batches and updates is in [`crate::roles::learner`],
 //! the schedule over layers in `layer_schedule`. The reference policy is the same weights with the adapter
-//! off. Losses and batches are defined in `rlt-core`. Ranks of a sequence-parallel group each do this for
-//! their shard of the tokens; log-probs and gradients are then summed over ranks.
+//! off. Losses and batches are defined in `rlt-core`. Each rank of a sequence-parallel group does this for
+//! its shard of the tokens; log-probs and gradients are then summed over ranks.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
@@ -48,42 +48,42 @@ use crate::roles::learner::{Learner, TrainingPass};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 use crate::roles::trainable::{ApplyError, Trainable};
 
-/// How the actor computes; fixed for a run.
+/// Settings of the actor's passes, which are fixed for a run.
 #[derive(Clone, Copy, Debug)]
 pub struct ActorOptions {
-    /// Divides the logits, as it did in the rollout.
+    /// Divisor of the logits, as in the rollout.
     pub temperature: f64,
-    /// Tokens whose logits exist at once.
+    /// Number of tokens whose logits exist at the same time.
     pub head_chunk_tokens: usize,
-    /// Keep only layer inputs for the backward pass.
+    /// Whether only layer inputs are kept for the backward pass.
     pub activation_checkpointing: bool,
-    /// Largest global norm of a gradient.
+    /// Largest global norm of a gradient, to which larger ones are clipped.
     pub max_grad_norm: f64,
 }
 
 /// Log-probs and entropies of completion tokens, in nats.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenScores {
-    /// Log-prob of each token.
+    /// Log-prob of each token under the policy.
     pub logprobs: Vec<f64>,
-    /// Entropy of the distribution that each token was drawn from.
+    /// Entropy of the distribution from which each token was drawn.
     pub entropies: Vec<f64>,
 }
 
-/// The summands of one micro-batch in an update.
+/// A micro-batch's summands of an update's results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Accumulated {
-    /// Its share of the loss.
+    /// The micro-batch's share of the loss.
     pub loss: LossMetrics,
-    /// The actor's log-prob of each of its completion tokens, before the update; 0 for those of other ranks
-    /// of its stream.
+    /// Log-prob of each completion token of the micro-batch, before the update; 0 for tokens of other
+    /// sequence-parallel ranks.
     pub logprobs: Vec<f64>,
 }
 
-/// Why the actor could not compute.
+/// The actor could not compute.
 #[derive(Debug, thiserror::Error)]
 pub enum ActorError {
-    /// A batch can not be split under the token budget.
+    /// A batch cannot be split under the token budget.
     #[error("failed to split the batch into micro-batches")]
     Packing(#[from] PackingError),
     /// The loss does not fit the micro-batch.
@@ -95,7 +95,7 @@ pub enum ActorError {
     /// The loss panicked on a thread of the driver.
     #[error("the loss of a micro-batch panicked")]
     LossPanicked,
-    /// The ranks could not work together.
+    /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to communicate with the other ranks")]
     Ranks(#[from] RankError),
     /// The optimizer failed.
@@ -106,34 +106,35 @@ pub enum ActorError {
 /// The trained policy with its optimizer.
 #[derive(Debug)]
 pub struct Actor {
-    /// The weights; the rollout engine reads them too.
+    /// Weights of the policy; the rollout engine reads them, too.
     pub decoder: Decoder,
-    /// The optimizer and its state.
+    /// Optimizer of the trained parameters, with its state.
     pub optimizer: AdamW,
     options: ActorOptions,
     loss_scale: LossScale,
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
-    /// The coefficient of the routers' auxiliary loss.
+    /// Coefficient of the routers' auxiliary loss; `None` without that loss.
     router_loss: Option<f64>,
-    /// Its derivatives by probabilities in the update at hand, scaled as its losses are.
+    /// Derivatives of the routers' auxiliary loss with respect to probabilities in the current update,
+    /// multiplied by the loss scale.
     router_slopes: Option<Vec<f32>>,
-    /// The counts of the routers' choices.
+    /// Counters of the routers' choices.
     watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
     ranks: Ranks,
-    /// The same ranks as they share the tokens of passes without gradients.
+    /// Ranks in the sequence-parallel groups of passes without gradients.
     scoring_ranks: Ranks,
-    /// The same of passes of the reference.
+    /// Ranks in the sequence-parallel groups of the reference's passes.
     reference_ranks: Ranks,
     shards: Option<ShardedParameters>,
-    /// Where layer inputs are offloaded to between forward and backward pass.
+    /// Folder for layer inputs that are offloaded between forward and backward pass; `None` if they stay.
     offload_inputs_to: Option<PathBuf>,
 }
 
 impl From<rlt_torch::Error> for ActorError {
     fn from(error: rlt_torch::Error) -> Self {
         match error {
-            // A lost rank is no fault of a kernel.
+            // A lost rank is not a kernel's fault.
             rlt_torch::Error::Collective(source) => Self::Ranks((*source).into()),
             other => Self::Kernel(other),
         }
@@ -151,7 +152,8 @@ impl From<ApplyError> for ActorError {
 }
 
 impl Actor {
-    /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
+    /// An actor of `decoder`, whose trainable parameters are those of `optimizer`. All `ranks` must give the
+    /// same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
         let loss_scale = LossScale::of(decoder.compute_kind());
@@ -174,43 +176,43 @@ impl Actor {
         }
     }
 
-    /// The same, whose `ranks`, in other sequence-parallel groups, share the tokens of [`Self::score`] and
-    /// its like.
+    /// Sets the ranks, with their sequence-parallel groups, for [`Self::score`] and other passes without
+    /// gradients.
     #[must_use]
     pub fn scoring_by(self, ranks: Ranks) -> Self {
         Self { reference_ranks: ranks.clone(), scoring_ranks: ranks, ..self }
     }
 
-    /// The same, whose `ranks` share the tokens of the reference.
+    /// Sets the ranks, with their sequence-parallel groups, for passes of the reference.
     #[must_use]
     pub fn scoring_reference_by(self, ranks: Ranks) -> Self {
         Self { reference_ranks: ranks, ..self }
     }
 
-    /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
+    /// Sets the `shards` of a sharded decoder, whose pieces must be the parameters of the optimizer.
     #[must_use]
     pub fn with_shards(self, shards: ShardedParameters) -> Self {
         Self { shards: Some(shards), ..self }
     }
 
-    /// The same where layer inputs that are kept for the backward pass are offloaded, on the CPU
-    /// in unlinked files of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    /// Offloads layer inputs that are kept for the backward pass, on the CPU to unlinked files of `folder`.
+    /// Only with `activation_checkpointing` is nothing else kept.
     #[must_use]
     pub fn with_offloaded_inputs(self, folder: PathBuf) -> Self {
         Self { offload_inputs_to: Some(folder), ..self }
     }
 
-    /// This rank's shards of the decoder; `None` where every rank has the whole of it.
+    /// This rank's shards of the decoder; `None` if it is not sharded.
     pub fn shards(&self) -> Option<&ShardedParameters> {
         self.shards.as_ref()
     }
 
-    /// The factor of its losses before the backward pass.
+    /// Loss scale of the actor.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
 
-    /// Resumes with the scale of a checkpoint, if both were computed in half precision.
+    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
@@ -228,8 +230,8 @@ impl Actor {
         Model { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
     }
 
-    /// Fails on all ranks together unless the ranks of a sequence-parallel group compute what one of
-    /// them computes alone. `field` is the manifest's field of the degree.
+    /// Checks that a sequence-parallel group computes what one of its ranks computes alone; otherwise all
+    /// ranks fail together. `field` is the manifest's field of the degree.
     ///
     /// # Errors
     /// [`ProbeError`].
@@ -243,10 +245,10 @@ impl Actor {
     }
 
     /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one
-    /// pass, so logits are computed once.
+    /// pass, so logits are computed only once.
     ///
     /// # Errors
-    /// When the loss does not fit the micro-batch.
+    /// If the loss does not fit the micro-batch.
     pub fn accumulate(
         &self,
         micro_batch: &MicroBatch,
@@ -256,7 +258,8 @@ impl Actor {
         self.training_pass().accumulate(micro_batch, head)
     }
 
-    /// The gradient of one micro-batch's loss by the hidden states that predict, `[c, d]`, and its sums.
+    /// The gradient of one micro-batch's loss with respect to its predicting hidden states, `[c, d]`, and its
+    /// sums.
     fn head_and_loss(
         &self,
         predicting_cd: &Tensor,
@@ -287,7 +290,7 @@ impl Actor {
         Ok((model.sum_of_head(grad_cd)?, sums.finish()?))
     }
 
-    /// All-reduces the gradients, so that each rank applies the whole gradient.
+    /// All-reduces the gradients, so that each rank applies the sum over all ranks.
     ///
     /// # Errors
     /// When a rank is lost.
@@ -295,16 +298,16 @@ impl Actor {
         self.trainable().sum_gradients()
     }
 
-    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
-    /// is thrown away and changes nothing, on all ranks together.
+    /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is discarded and changes no parameter, on all ranks together.
     ///
     /// # Errors
-    /// When libtorch refuses an operation, or a rank is lost.
+    /// If libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
         Ok(self.trainable().apply(learning_rate)?)
     }
 
-    /// Seeds the adapters' dropout for the next update; `None` switches it off.
+    /// Sets the seed of the adapters' dropout for the next update; `None` disables it.
     pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
         self.dropout_seed = seed;
     }
@@ -338,12 +341,12 @@ pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// Derivatives of a loss that is multiplied by `factor`, a power of two.
+/// Derivatives of a loss multiplied by `factor`, a power of two.
 pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
     values.iter().map(|value| (*value * factor) as f32).collect()
 }
 
-/// A dynamic scale resumes with its saved value; a fixed one is kept.
+/// Restores the saved value of a dynamic loss scale; a fixed one is kept.
 pub(crate) fn resume_loss_scale(scale: &mut LossScale, saved: Option<LossScale>) {
     if let Some(saved) = saved.filter(|saved| saved.is_dynamic() && scale.is_dynamic()) {
         *scale = saved;

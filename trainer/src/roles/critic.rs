@@ -1,11 +1,11 @@
-//! The critic: a separate decoder with a value head, which predicts the future reward at every token.
+//! The critic: a decoder of its own with a value head, which predicts the future reward at every token.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
 //! A token's value is that of the state in which it was chosen, so it is read at the position that predicts
-//! it. Returns are computed in `rlt-core`; `learn` updates the critic on a batch, by the loop of
+//! the token. Returns are computed in `rlt-core`; `learn` updates the critic on a batch, by the loop of
 //! [`crate::roles::learner`].
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
@@ -36,41 +36,40 @@ use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
 use crate::roles::trainable::Trainable;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
-/// Before the names of the critic's tensors in a checkpoint.
+/// Prefix of the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";
 const VALUE_HEAD: &str = "critic.value_head.weight";
 
-/// How a critic computes and learns; fixed for a run.
+/// Settings of a critic's passes and updates, which are fixed for a run.
 #[derive(Clone, Debug)]
 pub struct CriticOptions {
     /// The manifest's settings.
     pub critic: CriticSpec,
-    /// The optimizer's constants.
+    /// Settings of the optimizer.
     pub optimizer: AdamWOptions,
-    /// Keep only layer inputs for the backward pass.
+    /// Whether only layer inputs are kept for the backward pass.
     pub activation_checkpointing: bool,
-    /// Largest global norm of a gradient.
+    /// Largest global norm of a gradient, to which larger ones are clipped.
     pub max_grad_norm: f64,
-    /// Its offload.
+    /// Offload of the critic's parameters, moments and activations.
     pub offload: Offload,
-    /// Dtype in which its layers are computed; `None` for the actor's, which an adapter of its own always
-    /// has.
+    /// Compute dtype; `None` means the actor's, which a critic that is an adapter always has.
     pub compute: Option<Kind>,
-    /// The ranks that hold it together, where the actor is in shards; `None` for the actor's, which an
-    /// adapter of its own always has.
+    /// Ranks over which the critic is sharded, if the actor is; `None` means the actor's, which a critic that
+    /// is an adapter always has.
     pub mesh: Option<Rc<MeshRanks>>,
 }
 
-/// Why there is no critic.
+/// A critic could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum NoCritic {
-    /// Its adapter cannot be attached.
+    /// The critic's adapter could not be attached.
     #[error("failed to attach the critic's adapter")]
     Adapter(#[from] LoraError),
-    /// It cannot be optimized.
+    /// The critic's optimizer could not be made.
     #[error("failed to prepare the critic's optimizer")]
     Optimizer(#[from] OptimError),
-    /// The ranks could not share it.
+    /// The critic could not be sharded.
     #[error("failed to shard the critic")]
     Ranks(#[from] RankError),
 }
@@ -86,15 +85,15 @@ pub struct Critic {
     options: CriticOptions,
     outer_gradients: OuterGradients,
     ranks: Ranks,
-    /// This rank's shards of trunk and head; `None` where every rank has the whole.
+    /// This rank's shards of trunk and head; `None` if the critic is not sharded.
     shards: Option<ShardedParameters>,
 }
 
 impl Critic {
-    /// A critic initialized from `actor` with a value head of zeros, so that its first values are 0. All its
-    /// weights are trained; or, with `lora`, its own adapter, initialized from `seed`, on the actor's base
-    /// weights. It is sharded like the actor: then all ranks take part. `ranks` are the actor's, with the
-    /// critic's sequence-parallel groups.
+    /// A critic with the weights of `actor` and a value head of zeros, so that its first values are 0. All of
+    /// its weights are trained; or, with `lora`, only an adapter, initialized from `seed`, on the actor's
+    /// base weights. It is sharded if the actor is, and then this is collective. `ranks` are the actor's,
+    /// with the critic's sequence-parallel groups.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -123,15 +122,16 @@ impl Critic {
         Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
     }
 
-    /// Steps in which only the critic learns.
+    /// Number of first steps in which only the critic learns.
     pub fn warmup_steps(&self) -> u64 {
         self.options.critic.warmup_steps.unwrap_or_default().into()
     }
 
-    /// The value of every completion token of `batch`, in micro-batches of at most `max_tokens` tokens.
+    /// Computes the value of every completion token of `batch`, in micro-batches of at most `max_tokens`
+    /// tokens.
     ///
     /// # Errors
-    /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
+    /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
         let of_hidden =
             |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
@@ -148,24 +148,24 @@ impl Critic {
         }
     }
 
-    /// The factor of its losses before the backward pass.
+    /// Loss scale of the critic.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
     }
 
-    /// Resumes with the scale of a checkpoint, if both were computed in half precision.
+    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
     pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
 
-    /// Values of hidden states `[c, d]`: f32 `[c]`.
+    /// The values of hidden states `[c, d]`: f32 `[c]`.
     fn head(&self, predicting_cd: &Tensor) -> Tensor {
         predicting_cd.to_kind(Kind::Float).mv(&self.head_d)
     }
 
     /// Adds the gradient of one micro-batch. On every rank of its sequence-parallel group `derivative_of`
-    /// gets the value of each completion token, and returns the loss's derivative by each, with its metrics.
-    /// On a GPU it is called in the order of the stream, and the launching thread does not wait for it.
+    /// gets the value of each completion token, and returns the derivative of the loss with respect to each,
+    /// with metrics. On a GPU it is called in stream order, and the launching thread does not wait for it.
     fn accumulate<S: Send + 'static>(
         &self,
         micro_batch: &MicroBatch,
@@ -180,7 +180,8 @@ impl Critic {
         })
     }
 
-    /// The scaled derivative of a loss by the values f32 `[c]` of this rank's tokens, where those are.
+    /// The scaled derivative of a loss with respect to the values f32 `[c]` of this rank's tokens, on their
+    /// device.
     fn derivative<S: Send + 'static>(
         &self,
         micro_batch: &MicroBatch,
@@ -200,8 +201,8 @@ impl Critic {
         Ok((derivative_c, pending))
     }
 
-    /// This rank's shard of all tensors that a checkpoint has of it, or all of them without sharding. The
-    /// tensors share memory with the critic, or are in offload storage.
+    /// This rank's shards of the critic's tensors for a checkpoint, or all tensors without sharding. They
+    /// share memory with the critic, or are in offload storage.
     ///
     /// # Errors
     /// Offloaded moments cannot be read.
@@ -215,7 +216,7 @@ impl Critic {
         checkpoint.contains(VALUE_HEAD)
     }
 
-    /// Loads the critic of a checkpoint, saved by any number of ranks.
+    /// Loads the critic from a checkpoint, saved by any number of ranks.
     ///
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
@@ -248,7 +249,7 @@ impl Learner for Critic {
     }
 }
 
-/// The actor's decoder for another end: with the values that it has, or where the ranks share it in outline.
+/// The actor's decoder without its head: with its values, or as an outline if the decoder is sharded.
 fn trunk(
     actor: &Decoder,
     lora: Option<(&LoraSpec, u64)>,
@@ -266,8 +267,8 @@ fn trunk(
     Ok(trunk)
 }
 
-/// This rank's shards of a trunk and its head, with the actor's values; below an adapter they are the actor's
-/// own.
+/// This rank's shards of a trunk and its head, with the actor's values. Below an adapter they are the
+/// actor's.
 fn shards(
     trunk: &Decoder,
     head_d: &Tensor,
@@ -296,7 +297,7 @@ fn head(head_d: &Tensor) -> (String, Tensor) {
     ("value_head.weight".to_owned(), head_d.shallow_clone())
 }
 
-/// Parameters under the critic's names.
+/// Renames parameters to the critic's names.
 fn named(parameters: impl IntoIterator<Item = (String, Tensor)>) -> impl Iterator<Item = (String, Tensor)> {
     parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor))
 }

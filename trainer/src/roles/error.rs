@@ -10,7 +10,7 @@ use crate::roles::reward::RewardModelError;
 use crate::roles::rollout::RolloutError;
 use crate::roles::update::UpdateError;
 
-/// Why a step failed.
+/// A step failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum StepError {
@@ -50,13 +50,13 @@ pub enum StepError {
     WithoutCritic,
     #[error("no completion of the step has a valid reward: {example}")]
     NoRewards { example: String },
-    /// Of a recipe, or of the run around it.
+    /// An error of a recipe, or of the run around it.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl StepError {
-    /// The exit code of a run that ends with this, unless a cause of it says more.
+    /// The exit code of a run that ends with this error, unless one of its causes is more specific.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::RewardModel(error) => error.exit_code(),

@@ -4,8 +4,8 @@
 //! epoch -> update of some rollout groups -> micro-batch: forward -> head and loss -> backward
 //!                                        -> sum the gradients of all ranks -> clip -> optimizer step
 //! ```
-//! The two roles differ by their head: its loss of the hidden states that predict completion tokens, and the
-//! gradient of that loss. Losses and their inputs are not known here.
+//! The two roles differ by their head: its loss on the hidden states that predict completion tokens, and the
+//! gradient of that loss. Losses and their inputs are defined elsewhere.
 //!
 //! Legend of shapes: t tokens of a micro-batch, c completion tokens, d hidden size.
 
@@ -27,31 +27,32 @@ use crate::roles::trainable::Trainable;
 
 /// A role whose decoder is trained.
 pub(crate) trait Learner {
-    /// How its forward and backward passes are run.
+    /// Settings of the role's forward and backward passes.
     fn training_pass(&self) -> TrainingPass<'_>;
-    /// The parameters that its updates change.
+    /// The parameters that the role's updates change.
     fn trainable(&mut self) -> Trainable<'_>;
 }
 
-/// The split of a batch into updates and micro-batches, the same for actor and critic except for the token
+/// Split of a batch into updates and micro-batches, the same for actor and critic except for the token
 /// budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portions {
-    /// Rollout groups of one update.
+    /// Number of rollout groups in one update.
     pub groups_per_update: usize,
-    /// Passes over the batch.
+    /// Number of passes over the batch.
     pub num_epochs: usize,
-    /// Most tokens of one forward and backward pass on one rank.
+    /// Token budget of one forward and backward pass on one rank.
     pub max_tokens: usize,
 }
 
 impl Portions {
-    /// Whether `batch` is passed over once, in one update: then its old policy is the actor itself.
+    /// Whether `batch` is used once, in one update: then the actor itself is its old policy.
     pub fn is_one_update(&self, batch: &Batch) -> bool {
         self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
     }
 
-    /// Calls `update` for each update of each epoch with their numbers and the rows of the batch.
+    /// Calls `update` for each update of each epoch with the indices of both, and the update's rows of the
+    /// batch.
     pub(crate) fn for_each_update<E>(
         &self,
         batch: &Batch,
@@ -67,7 +68,7 @@ impl Portions {
     }
 }
 
-/// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
+/// The rows of each update: `groups_per_update` consecutive rollout groups.
 fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut num_groups = 0;
@@ -85,25 +86,26 @@ fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// How a decoder is run forward and backward.
+/// Settings of a decoder's forward and backward passes.
 pub(crate) struct TrainingPass<'a> {
     pub model: Model<'a>,
     pub outer_gradients: &'a OuterGradients,
-    /// Keep only layer inputs for the backward pass.
+    /// Whether only layer inputs are kept for the backward pass.
     pub activation_checkpointing: bool,
-    /// The folder of the offload storage for layer inputs; `None` where they stay on the device.
+    /// Folder of the offload storage for layer inputs; `None` if they stay on the device.
     pub offload_inputs_to: Option<&'a Path>,
-    /// Of adapters; `None` without dropout.
+    /// Seed of the adapters' dropout; `None` without dropout.
     pub dropout_seed: Option<u64>,
-    /// Derivatives of the routers' auxiliary loss by the probability of each expert; `None` without one.
+    /// Derivatives of the routers' auxiliary loss with respect to the probability of each expert; `None`
+    /// without one.
     pub router_slopes: Option<&'a [f32]>,
-    /// The counts of the routers' choices; `None` if no metric needs it.
+    /// Counter of the routers' choices; `None` if no metric needs it.
     pub routes: Option<Rc<WatchedRoutes>>,
 }
 
 impl TrainingPass<'_> {
-    /// Adds the gradient of one micro-batch. `head` gets the hidden states `[c, d]` that predict, after the
-    /// final norm, and returns the gradient of the loss by them with its own result.
+    /// Adds the gradient of one micro-batch. `head` gets the predicting hidden states `[c, d]` after the
+    /// final norm, and returns the gradient of the loss with respect to them, with a result of its own.
     pub(crate) fn accumulate<T>(
         &self,
         micro_batch: &MicroBatch,
@@ -136,15 +138,15 @@ impl TrainingPass<'_> {
             let cuts = model.tensor_parallel().map(|tp| tp.cuts);
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td, cuts);
         }
-        // Weights are freed first, to make room for the reduce-scatter.
+        // Weights are freed before the reduce-scatter, which needs memory.
         model.leave()?;
         model.end_outer_gradient()?;
         Ok(made)
     }
 }
 
-/// One optimizer update on the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the gradient
-/// of a micro-batch; its results are returned once the device has passed all of them.
+/// Makes one optimizer update from the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the
+/// gradient of a micro-batch; its results are returned once the device has computed all of them.
 pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
     learner: &mut L,
     passes: &[Option<MicroBatch>],
@@ -164,22 +166,22 @@ pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
     }
     let mut trainable = learner.trainable();
     trainable.sum_gradients()?;
-    // Reads the norm of the gradients, which waits for the device.
+    // Applying reads the norm of the gradients, which waits for the device.
     counts.count(trainable.apply(learning_rate).map_err(ActorError::from)?);
     Ok(made)
 }
 
-/// How the updates of one step ended; the same on all ranks.
+/// Outcomes of the updates of one step; the same on all ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateCounts {
     /// Gradient norms before clipping, one for each applied update.
     pub grad_norms: Vec<f64>,
-    /// Updates that were skipped because a gradient was not finite.
+    /// Number of updates that were skipped because a gradient was not finite.
     pub num_skipped: usize,
-    /// Updates that were skipped because a scaled gradient overflowed, see
+    /// Number of updates that were skipped because a scaled gradient overflowed, see
     /// [`crate::roles::optim::LossScale`].
     pub num_overflows: usize,
-    /// The scale of the losses after the updates, where it follows gradients.
+    /// Factor of the loss scale after the updates; `None` if it is fixed.
     pub loss_scale: Option<f64>,
 }
 
@@ -192,17 +194,18 @@ impl UpdateCounts {
         }
     }
 
-    /// Takes note of the scale after the last update.
+    /// Records the loss scale after the last update.
     pub(crate) fn set_loss_scale(&mut self, scale: LossScale) {
         self.loss_scale = scale.is_dynamic().then(|| scale.factor());
     }
 
-    /// Updates, applied or not; at least 1, for means over them.
+    /// Number of updates, applied or not; at least 1, because it is used as a divisor.
     pub(crate) fn num_updates(&self) -> f64 {
         (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64
     }
 
-    /// `{role}/grad_norm`; in half precision `{role}/loss_scale` and `{role}/num_overflows`.
+    /// Metrics of the updates: `{role}/grad_norm`; in half precision also `{role}/loss_scale` and
+    /// `{role}/num_overflows`.
     pub(crate) fn metrics(&self, role: &str) -> Metrics {
         let mut metrics = Metrics::new();
         if !self.grad_norms.is_empty() {

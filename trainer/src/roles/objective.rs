@@ -1,11 +1,11 @@
-//! The objective of an update, from the job's algorithm. `rlt-api` has resolved names and parameters;
-//! formulas are in `rlt-algorithms`.
+//! Objectives of updates, from the job's algorithm. `rlt-api` has resolved names and parameters; formulas are
+//! in `rlt-algorithms`.
 
 use rlt_api::resolved::{self, PairPreference, PolicyGradient, PolicyGradientLoss};
 use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective, PositiveTerm};
 use rlt_core::preference::PreferenceObjective;
 
-/// The objective of an update; `kl_coefficient` is the controller's current one.
+/// The objective of a policy-gradient update; `kl_coefficient` is the controller's current one.
 pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
     let kl = match &algorithm.kl {
         resolved::Kl::Loss(term) => Some(KlTerm { estimator: term.estimator, coefficient: kl_coefficient }),
@@ -37,7 +37,7 @@ pub fn supervised_objective() -> Objective {
     }
 }
 
-/// The objective of pairs of completions.
+/// The objective of preference losses over pairs of completions.
 pub fn preference_objective(preference: &PairPreference) -> PreferenceObjective {
     PreferenceObjective {
         losses: preference.losses.weighted(),

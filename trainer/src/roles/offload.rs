@@ -1,5 +1,6 @@
-//! What of actor and critic is offloaded between uses, and to which storage. When it is offloaded and
-//! prefetched is decided by [`crate::roles::optim`], [`crate::parallel`] and [`crate::roles::actor`].
+//! Settings of offload for actor and critic: which tensors are offloaded between uses, and to which storage.
+//! When they are offloaded and prefetched is decided in [`crate::roles::optim`], [`crate::parallel`] and
+//! [`crate::roles::actor`].
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ use tch::Tensor;
 
 use crate::roles::optim::{AdamW, AdamWOptions, OptimError};
 
-/// What is offloaded, and the folder whose unlinked files hold it on the CPU.
+/// Choice of the tensors that are offloaded, and the folder whose unlinked files hold them on the CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Offload {
     spec: OffloadSpec,
@@ -16,22 +17,22 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// The manifest's offload, in a run's folder.
+    /// The manifest's offload, with files in a run's folder.
     pub fn new(spec: OffloadSpec, folder: &Path) -> Self {
         Self { spec, folder: folder.to_owned() }
     }
 
-    /// Where parameters are offloaded to between uses; `None` where they stay.
+    /// Folder for offloaded parameters; `None` if they stay on the device.
     pub fn parameters(&self) -> Option<&Path> {
         self.spec.parameters.then_some(&self.folder)
     }
 
-    /// Where layer inputs are offloaded to between forward and backward pass; `None` where they stay.
+    /// Folder for layer inputs that are offloaded between forward and backward pass; `None` if they stay.
     pub fn activations(&self) -> Option<&Path> {
         self.spec.activations.then_some(&self.folder)
     }
 
-    /// The optimizer of a role's trained parameters.
+    /// The optimizer of a role's trained parameters, with offloaded moments if the manifest says so.
     ///
     /// # Errors
     /// As [`AdamW::with_offloaded_moments`].

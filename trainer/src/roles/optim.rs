@@ -1,7 +1,7 @@
-//! Optimizers over named leaf tensors: from gradients to one applied or skipped step.
+//! Optimizers over named leaf tensors: one step from gradients, applied or skipped.
 //!
 //! The learning rate is an argument of each step; schedules are in `rlt-core`. Moments are named tensors, so
-//! that a checkpoint has them like any weight.
+//! that a checkpoint stores them like any weight.
 
 mod adamw;
 mod loss_scale;
@@ -15,53 +15,54 @@ pub use loss_scale::LossScale;
 pub enum StepOutcome {
     /// Parameters and moments were updated.
     Applied {
-        /// L2 norm over all gradients before clipping.
+        /// L2 norm over all gradients, before clipping.
         grad_norm: f64,
     },
-    /// A gradient held an infinity or a NaN, so nothing was changed, neither parameters nor moments nor
+    /// A gradient held an infinity or a NaN, so nothing was changed: neither parameters nor moments nor
     /// counts.
     SkippedNonFinite,
-    /// The same where the loss was scaled up: its factor is smaller from now on, see [`LossScale`].
+    /// A gradient of a scaled loss was not finite, so nothing was changed. The loss scale was lowered, see
+    /// [`LossScale`].
     SkippedOverflow,
 }
 
-/// An optimizer act that failed.
+/// An operation of the optimizer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OptimError {
-    /// libtorch refused an operation.
+    /// A tensor operation of libtorch failed.
     #[error("failed to {act} {name}")]
     Tensor {
-        /// The operation.
+        /// Name of the operation, as an imperative.
         act: &'static str,
-        /// On which parameter.
+        /// Name of the parameter.
         name: String,
-        /// libtorch's error.
+        /// The error of libtorch.
         source: tch::TchError,
     },
     /// The norm of the gradients could not be computed.
     #[error("failed to measure the gradients")]
     Norm {
-        /// The kernel's error.
+        /// The error of the kernel.
         source: rlt_torch::Error,
     },
     /// A parameter could not be updated.
     #[error("failed to update parameter {name}")]
     Step {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
-        /// The kernel's error.
+        /// The error of the kernel.
         source: rlt_torch::Error,
     },
-    /// The storage that moments are offloaded to could not be made.
+    /// The storage to which moments are offloaded could not be created.
     #[error("failed to make offload storage for the optimizer's moments")]
     OffloadStorage {
-        /// The file and the system's error.
+        /// The file, and the system's error.
         source: rlt_torch::Error,
     },
-    /// Moments could not be made, fetched or put back.
+    /// Moments could not be allocated, fetched or written back.
     #[error("failed to offload or fetch the moments of parameter {name}")]
     Moments {
-        /// The parameter.
+        /// Name of the parameter.
         name: String,
         /// The operation, its object and the cause.
         source: rlt_torch::Error,
@@ -69,7 +70,7 @@ pub enum OptimError {
     /// Two parameters have the same name.
     #[error("parameter {name} was given to the optimizer twice")]
     DuplicateParameter {
-        /// The name.
+        /// The repeated name.
         name: String,
     },
 }

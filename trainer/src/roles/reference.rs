@@ -1,5 +1,5 @@
-//! The reference: the policy of KL terms and preference losses. With LoRA it is the actor with the adapter
-//! disabled; otherwise it is a frozen copy, sharded like the actor, which on the CPU is in a memory-mapped
+//! The reference policy of KL terms and preference losses. With LoRA it is the actor with the adapter
+//! disabled. Otherwise it is a frozen copy, sharded like the actor, which on the CPU is in a memory-mapped
 //! file.
 
 mod follow;
@@ -21,10 +21,10 @@ use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divide
 pub use self::role::ReferenceRole;
 pub(crate) use self::role::kl_controller;
 
-/// Before the names of the reference's tensors in a checkpoint.
+/// Prefix of the names of the reference's tensors in a checkpoint.
 const PREFIX: &str = "reference.";
 
-/// Why a reference could not be read from a checkpoint.
+/// The reference could not be read from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReferenceError {
     #[error(transparent)]
@@ -33,19 +33,19 @@ pub(crate) enum ReferenceError {
     Ranks(#[from] RankError),
 }
 
-/// The policy that the actor is held near.
+/// The reference policy, near which the actor is kept.
 #[derive(Debug)]
 pub enum Reference {
     /// The algorithm reads no reference.
     None,
-    /// The actor's own weights with the adapter off.
+    /// The actor's weights with the adapter off.
     AdapterOff,
     /// A frozen copy; `None` until the cold start is over.
     Frozen(Option<Box<FrozenPolicy>>),
 }
 
 impl Reference {
-    /// Lets the memory of a copy go until it is read again.
+    /// Releases the memory of a copy until it is read again.
     pub(crate) fn release_pages(&self) {
         if let Self::Frozen(Some(copy)) = self {
             copy.release_pages();
@@ -53,24 +53,25 @@ impl Reference {
     }
 }
 
-/// How a copy of the actor's weights is kept.
+/// How a copy of the actor's weights is stored.
 #[derive(Clone, Debug)]
 pub struct Copying {
     /// The run folder, for the file of an offloaded copy, or of any copy on the CPU.
     pub folder: PathBuf,
-    /// Whether it is offloaded, where the actor is in shards.
+    /// Whether the copy is offloaded, if the actor is sharded.
     pub is_offloaded: bool,
-    /// Dtype in which it is kept and computed; `None` for the actor's.
+    /// Compute dtype of the copy, and its storage dtype unless `keeps_master`; `None` means the actor's
+    /// compute dtype.
     pub compute: Option<Kind>,
-    /// The ranks that hold it together, where the actor is in shards; `None` for the actor's.
+    /// Ranks over which the copy is sharded, if the actor is; `None` means the actor's.
     pub mesh: Option<Rc<MeshRanks>>,
-    /// Whether it is kept in the actor's master dtype, fp32, because it follows the actor: lower precisions
-    /// would round small moves away.
+    /// Whether the copy is stored in f32, because it follows the actor: lower precisions would round small
+    /// changes away.
     pub keeps_master: bool,
 }
 
 impl Copying {
-    /// As the actor computes, in `folder`.
+    /// A copy in the actor's compute dtype, with its file in `folder`.
     pub fn to(folder: &Path, is_offloaded: bool) -> Self {
         Self { folder: folder.to_owned(), is_offloaded, compute: None, mesh: None, keeps_master: false }
     }
@@ -79,7 +80,7 @@ impl Copying {
         self.compute.unwrap_or_else(|| actor.decoder.compute_kind())
     }
 
-    /// The dtypes in which it is kept and computed.
+    /// Storage and compute dtype of the copy.
     fn dtypes_of(&self, actor: &Actor) -> (Kind, Kind) {
         let compute = self.compute_of(actor);
         (if self.keeps_master { Kind::Float } else { compute }, compute)
@@ -90,25 +91,25 @@ impl Copying {
     }
 }
 
-/// A copy of the actor's weights as they once were, which may follow them ([`FrozenPolicy::follow`]).
+/// A copy of earlier weights of the actor, which may follow them ([`FrozenPolicy::follow`]).
 #[derive(Debug)]
 pub struct FrozenPolicy {
     decoder: Decoder,
-    /// This rank's shards of it; `None` where every rank has the whole.
+    /// This rank's shards of the copy; `None` if it is not sharded.
     shards: Option<ShardedParameters>,
 }
 
 impl From<Decoder> for FrozenPolicy {
-    /// A policy that every rank has the whole of.
+    /// A policy that is not sharded.
     fn from(decoder: Decoder) -> Self {
         Self { decoder, shards: None }
     }
 }
 
 impl FrozenPolicy {
-    /// A copy of the actor's present weights without its adapter, sharded like the actor: then all ranks take
-    /// part. Without offload on a CPU it is in an unlinked file of the folder, if that is writable: one pass
-    /// a step reads it, and the memory is free for other phases.
+    /// Copies the actor's present weights without its adapter. The copy is sharded if the actor is, and then
+    /// this is collective. Without offload on a CPU it is moved to an unlinked file of the folder, if that is
+    /// writable: only one pass a step reads it, and the memory is free for other phases.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
@@ -123,11 +124,11 @@ impl FrozenPolicy {
         Ok(copy.in_file(&copying.folder))
     }
 
-    /// The reference of a checkpoint that was saved of a run with a model like the actor's; `None` where
-    /// there is none in it.
+    /// The reference in a checkpoint of a run with a model like the actor's; `None` if the checkpoint has
+    /// none.
     ///
     /// # Errors
-    /// [`ReferenceError`]: a tensor is missing or of another shape, or there is not enough memory.
+    /// [`ReferenceError`] if a tensor is missing or of another shape, or there is not enough memory.
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
@@ -156,7 +157,7 @@ impl FrozenPolicy {
         Ok(Some(copy.in_file(&copying.folder)))
     }
 
-    /// Shards of zeros, offloaded to a folder where there is one.
+    /// A sharded copy with values of zero, offloaded to the folder if the settings say so.
     fn outline_of(actor: &Actor, shards: &ShardedParameters, copying: &Copying) -> Result<Self, RankError> {
         let (storage, compute) = copying.dtypes_of(actor);
         let decoder = actor.decoder.frozen_outline(storage, compute);
@@ -173,7 +174,7 @@ impl FrozenPolicy {
         })
     }
 
-    /// Moves it into a file, or says why it stays in memory.
+    /// Moves the copy into a file, or logs why it stays in memory.
     fn in_file(mut self, folder: &Path) -> Self {
         let moved = match &mut self.shards {
             Some(shards) => shards.move_to_file(folder),
@@ -186,7 +187,7 @@ impl FrozenPolicy {
         self
     }
 
-    /// Its weights, to be read while their unit is unsharded.
+    /// The copy's weights. They can be read while their unit is unsharded.
     pub(crate) fn decoder(&self) -> &Decoder {
         &self.decoder
     }
@@ -195,13 +196,13 @@ impl FrozenPolicy {
         self.shards.as_ref()
     }
 
-    /// Lets its memory go until it is read again.
+    /// Releases the memory of the copy until it is read again.
     pub fn release_pages(&self) {
         self.decoder.release_pages();
         self.shards.iter().for_each(ShardedParameters::release_pages);
     }
 
-    /// The pieces that this rank saves: those of all ranks together are every tensor once.
+    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once.
     ///
     /// # Errors
     /// [`RankError::Shards`] when an offloaded tensor cannot be read.
@@ -219,8 +220,8 @@ impl FrozenPolicy {
         Ok(saved_here(shards, pieces))
     }
 
-    /// Every tensor by its name in a checkpoint. With FSDP all ranks take part, and the leader's tensors are
-    /// in unlinked files of `folder`.
+    /// Every tensor of the copy under its name in a checkpoint. With FSDP this is collective, and only the
+    /// leader gets the tensors, in unlinked files of `folder`.
     pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
         let stored =
             |tensors: NamedTensors| tensors.into_iter().map(|(name, tensor)| (stored_name(&name), tensor));

@@ -1,7 +1,7 @@
-//! The state that roles share during a step: its position, seeds, stop requests, timers, metrics, and
+//! Shared state of the roles during a step: its position, seeds, stop requests, timers, metrics, and
 //! observers of the run.
 //!
-//! The run begins and ends a step here; roles report into it. A recipe therefore times and logs nothing.
+//! The run begins and ends a step here, and roles report into it. A recipe therefore times and logs nothing.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::observe::watch::Watchers;
 pub struct StepPosition {
     /// The stage of the run.
     pub stage: Stage,
-    /// Steps of the stage that are complete.
+    /// Number of completed steps of the stage.
     pub num_done: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct StepPosition {
 pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 type Hook = Box<dyn Fn() -> Result<(), HookError>>;
 
-/// The context of the present step; roles and run share one.
+/// Context of the present step, shared by roles and run.
 pub struct StepContext {
     job_seed: u64,
     stop: StopRequest,
@@ -44,17 +44,17 @@ pub struct StepContext {
     sampling_hooks: RefCell<Vec<Hook>>,
 }
 
-/// The record of a step so far.
+/// Record of a step up to now.
 #[derive(Debug)]
 struct StepRecord {
     clock: PhaseClock,
     metrics: Metrics,
     num_skipped: usize,
-    /// Tokens that each role was trained on.
+    /// Number of tokens that each role was trained on.
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
-    /// The routers' choices in the rollout, by [`key_of`] prompt and completion.
+    /// Routers' choices in the rollout, by [`key_of`] prompt and completion.
     routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
@@ -72,19 +72,19 @@ impl Default for StepRecord {
     }
 }
 
-/// The report of a complete step.
+/// Report of a completed step.
 #[derive(Debug)]
 pub(crate) struct StepReport {
     pub metrics: Metrics,
-    /// Prompt and completion tokens trained on.
+    /// Number of prompt and completion tokens trained on.
     pub num_tokens: usize,
-    /// Updates that were skipped for a loss or gradient that was not finite.
+    /// Number of updates that were skipped because a loss or gradient was not finite.
     pub num_skipped: usize,
-    /// Completions to record.
+    /// Completions to be written to the run folder.
     pub completions: Vec<CompletionRecord>,
 }
 
-/// A number for a completion of a prompt.
+/// A digest of a prompt and a completion.
 pub(crate) fn key_of(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
     let tokens = prompt.iter().chain(completion);
     tokens.fold(prompt.len() as u64, |key, token| combine(key, u64::from(*token)))
@@ -110,7 +110,7 @@ impl StepContext {
         self.position.get()
     }
 
-    /// Version of the policy: steps of the training that are complete.
+    /// Version of the policy: the number of completed training steps.
     pub fn policy_version(&self) -> u64 {
         match self.position() {
             StepPosition { stage: Stage::ColdStart, .. } => 0,
@@ -122,12 +122,12 @@ impl StepContext {
         self.position.set(position);
     }
 
-    /// A number that depends on the job's seed, its use, and `parts`, and on nothing else.
+    /// A seed that depends only on the job's seed, its use, and `parts`.
     pub fn seed(&self, usage: SeedUse, parts: &[u64]) -> u64 {
         seed(self.job_seed, usage, parts)
     }
 
-    /// The reason for this rank to stop now, if there is one.
+    /// The reason for this rank to stop now; `None` if there is none.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop.reason()
     }
@@ -141,7 +141,7 @@ impl StepContext {
         self.watch.borrow_mut()
     }
 
-    /// Runs `work` and adds its time to `phase`.
+    /// Runs `work` and adds its duration to `phase`.
     pub fn measure<T>(&self, phase: &'static str, work: impl FnOnce() -> T) -> T {
         let (result, seconds) = phases::run(phase, work);
         self.record.borrow_mut().clock.add(phase, seconds);
@@ -153,15 +153,16 @@ impl StepContext {
         self.record.borrow_mut().metrics.extend(metrics);
     }
 
-    /// Takes note of the updates of `role` on `batch`, of which some were skipped for a loss or gradient that
-    /// was not finite.
+    /// Records the updates of `role` on `batch`, `num_skipped` of which were skipped because a loss or
+    /// gradient was not finite.
     pub(crate) fn record_update(&self, role: &'static str, batch: &Batch, num_skipped: usize) {
         let mut record = self.record.borrow_mut();
         record.num_skipped += num_skipped;
         *record.trained_tokens.entry(role).or_default() += batch.sequence_lens().iter().sum::<usize>();
     }
 
-    /// The step's rollout groups: their rewards and lengths as metrics, the first groups as they are.
+    /// Records the step's rollout groups: metrics of their rewards and lengths, and the first groups'
+    /// completions.
     pub(crate) fn record_groups(&self, groups: &[RolloutGroup]) {
         let num_new = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
         let completions = self.watch().completion_records(self.position().num_done + 1, false, groups);
@@ -171,13 +172,13 @@ impl StepContext {
         record.completions = completions;
     }
 
-    /// Adds advantages, and the log-probs and values that are known with them, to the recorded completions.
-    /// The groups of `batch` are those of [`Self::record_groups`].
+    /// Adds advantages, and the log-probs and values of `batch`, to the recorded completions. The groups of
+    /// `batch` must be those of [`Self::record_groups`].
     pub(crate) fn record_advantages(&self, batch: &Batch) {
         completions::add_advantages(&mut self.record.borrow_mut().completions, batch);
     }
 
-    /// Adds the log-probs that the updates on `batch` saw to the recorded completions.
+    /// Adds the log-probs that the updates on `batch` computed to the recorded completions.
     pub(crate) fn record_actor_logprobs(&self, batch: &Batch, logprobs: &[f64]) {
         completions::add_updates(&mut self.record.borrow_mut().completions, batch, logprobs);
     }
@@ -187,7 +188,7 @@ impl StepContext {
         self.record.borrow_mut().routes.extend(routes);
     }
 
-    /// The same, of the rows of `batch` that are known.
+    /// The recorded routes of each row of `batch`; empty if none were recorded.
     pub(crate) fn routes_of(&self, batch: &Batch) -> Vec<Option<RoutesOfCompletion>> {
         let record = self.record.borrow();
         if record.routes.is_empty() {
@@ -197,7 +198,7 @@ impl StepContext {
         batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
     }
 
-    /// `hook` is called on every rank when another role computes after sampling, or the step ends.
+    /// Registers `hook`. Every rank calls it when another role computes after sampling, or the step ends.
     pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
         self.sampling_hooks.borrow_mut().push(Box::new(hook));
     }
@@ -206,7 +207,7 @@ impl StepContext {
         self.is_sampling.set(true);
     }
 
-    /// Frees memory that only sampling needs, before another role computes.
+    /// Calls the hooks that free memory only sampling needs, before another role computes.
     ///
     /// # Errors
     /// As the hooks of [`Self::when_sampling_ends`].
@@ -217,13 +218,13 @@ impl StepContext {
         self.sampling_hooks.borrow().iter().try_for_each(|hook| hook())
     }
 
-    /// Resets timers and metrics for the step at `position`.
+    /// Begins the step at `position`: resets timers and metrics.
     pub(crate) fn begin_step(&self, position: StepPosition) {
         self.set_position(position);
         *self.record.borrow_mut() = StepRecord::default();
     }
 
-    /// The report of the step, with its cost.
+    /// Ends the step and returns its report, with its cost.
     pub(crate) fn end_step(&self) -> StepReport {
         let StepRecord {
             clock,

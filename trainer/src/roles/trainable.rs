@@ -1,7 +1,8 @@
-//! The trainable parameters of a role, sharded or whole, with their optimizer state: applies the gradients of
-//! all ranks, and saves and loads weights and moments. A checkpoint has them by name and offset in the whole
+//! Trainable parameters of a role, sharded or not, with their optimizer state. Applies the gradients of all
+//! ranks, and saves and loads weights and moments. A checkpoint has them by name and offset in the full
 //! tensor, so it does not depend on the number of ranks: each rank saves and reads its shards. Shards are
-//! gathered only for a leader that must save for all, one FSDP unit at a time. Roles compute the gradients.
+//! gathered only for a leader that must save for all, one FSDP unit at a time. The gradients are computed by
+//! the roles.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,20 +17,20 @@ use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, copy_tensor
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
-/// The trainable parameters of a role with their optimizer.
+/// Trainable parameters of a role with their optimizer.
 #[derive(Debug)]
 pub(crate) struct Trainable<'a> {
     pub(crate) optimizer: &'a mut AdamW,
-    /// The loss scale of its gradients.
+    /// Loss scale of the gradients.
     pub(crate) loss_scale: &'a mut LossScale,
-    /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
+    /// Shards of which the optimizer updates the pieces; `None` without sharding.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
-    /// Largest global norm of a gradient.
+    /// Largest global norm of a gradient, to which larger ones are clipped.
     pub(crate) max_grad_norm: f64,
 }
 
-/// The optimizer's tensors of a parameter in its shape.
+/// Names of the optimizer's tensors that have a parameter's shape.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// The name of a parameter's moment in a checkpoint.
@@ -37,7 +38,7 @@ fn moment_name(parameter: &str, moment: &str) -> String {
     format!("optimizer.{parameter}.{moment}")
 }
 
-/// Why gradients could not be applied.
+/// Gradients could not be applied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
     #[error("failed to apply the gradients")]
@@ -49,8 +50,8 @@ pub(crate) enum ApplyError {
 }
 
 impl Trainable<'_> {
-    /// All-reduces the gradients, so that each rank applies the whole gradient. On any number of ranks a
-    /// parameter without a gradient has one of zeros, such as a vision tower in a batch without images.
+    /// All-reduces the gradients, so that each rank applies the sum over all ranks. A parameter without a
+    /// gradient gets one of zeros on any number of ranks, such as a vision tower in a batch without images.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
         match self.shards {
             Some(shards) => shards.finish_gradients(),
@@ -61,7 +62,7 @@ impl Trainable<'_> {
         }
     }
 
-    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// Clips the reduced gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
     /// is discarded and changes only the loss scale, on all ranks together.
     pub(crate) fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
         memory::during("optimizer", || self.apply_clipped(learning_rate))
@@ -96,17 +97,17 @@ impl Trainable<'_> {
         }
     }
 
-    /// Throws the gathered gradients away.
+    /// Discards the gradients without applying them.
     pub(crate) fn discard_gradients(&mut self) {
         self.optimizer.clear_gradients();
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// The pieces of the updated tensors that this rank saves: those of all ranks together are every tensor
-    /// once. Offloaded pieces stay in offload storage, and must be read before the next update.
+    /// The tensor pieces that this rank saves. Those of all ranks together are every tensor once. Offloaded
+    /// pieces stay in offload storage, and must be read before the next update.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when what is offloaded cannot be read.
+    /// [`RankError::Shards`] if an offloaded tensor cannot be read.
     pub(crate) fn tensor_parts(&self) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
@@ -130,7 +131,7 @@ impl Trainable<'_> {
         Ok(parts)
     }
 
-    /// The optimizer's moments by name, and its counts.
+    /// The optimizer's moments by name, and its step counts.
     fn state(&self) -> Result<(BTreeMap<String, Tensor>, NamedTensors), RankError> {
         let is_count = |(name, _): &(String, Tensor)| name.ends_with(".num_steps");
         let (counts, moments): (NamedTensors, NamedTensors) =
@@ -138,9 +139,9 @@ impl Trainable<'_> {
         Ok((moments.into_iter().collect(), counts))
     }
 
-    /// Every tensor that an update changes, by its name in a checkpoint. With FSDP all ranks take part, and
-    /// only the leader gets the tensors: they are in unlinked files of `folder` if that is writable, because
-    /// memory suffices for one unit only.
+    /// Every tensor that an update changes, under its name in a checkpoint. With FSDP this is collective, and
+    /// only the leader gets the tensors, in unlinked files of `folder` if that is writable, because memory
+    /// suffices for one unit only.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
         let Some(shards) = self.shards else {
             return Ok(self
@@ -164,10 +165,10 @@ impl Trainable<'_> {
         Ok(tensors)
     }
 
-    /// Overwrites the parameters that `values` has by name, whole and the same ones on every rank.
+    /// Overwrites the parameters in `values`, which maps names to full tensors and is the same on every rank.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when offloaded parameters cannot be fetched or put back.
+    /// [`RankError::Shards`] if offloaded parameters cannot be fetched or written back.
     pub(crate) fn overwrite(&self, values: &BTreeMap<String, Tensor>) -> Result<(), RankError> {
         let Some(shards) = self.shards else {
             let parameters = self.optimizer.parameters().into_iter();
@@ -183,7 +184,7 @@ impl Trainable<'_> {
         })
     }
 
-    /// Loads from a checkpoint what [`Self::parts`] or [`Self::tensors`] returned, each rank its own shard.
+    /// Loads what [`Self::tensor_parts`] or [`Self::tensors`] saved in a checkpoint, each rank its own shard.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
@@ -202,14 +203,14 @@ impl Trainable<'_> {
     }
 }
 
-/// Those of the pieces of `shards` that this rank saves: those of all ranks together are every tensor once.
+/// Selects the pieces of `shards` that this rank saves. Those of all ranks together are every tensor once.
 pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) -> Vec<TensorPart> {
     let (of_experts, others): (Vec<TensorPart>, Vec<TensorPart>) =
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
     let (cut, whole) = others.into_iter().partition(|part| part.cut.is_some());
     let (place, num_copies) = shards.ranks().replica_place();
     let mut parts = divided(cut, (place, num_copies));
-    // The ranks of a tensor-parallel group have copies of what is not cut.
+    // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
     let TpShard { place: of_group, num_shards } =
         shards.tensor_parallel().map_or(TpShard::WHOLE, |tp| tp.group.shard());
     parts.extend(divided(whole, (place * num_shards + of_group, num_copies * num_shards)));
@@ -219,7 +220,7 @@ pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) ->
     parts
 }
 
-/// A unit's parameters and moments, which are removed from `moments`.
+/// Gathers a unit's parameters and moments; the moments are removed from `moments`.
 fn gather_unit(
     shards: &ShardedParameters,
     unit: FsdpUnit,
@@ -233,7 +234,7 @@ fn gather_unit(
     Ok(whole)
 }
 
-/// The tensors in a new file, or unchanged if none can be written: saving reports the error then.
+/// Moves tensors into a new file. If none can be written, they are copied: saving then reports the error.
 pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
     let (names, resident): (Vec<String>, Vec<Tensor>) = tensors.into_iter().unzip();
     let lying = match TensorFile::write(folder, &resident) {
@@ -241,7 +242,7 @@ pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
-            // Their base buffers may be freed.
+            // The buffers of which these are views may be freed.
             resident.iter().map(|tensor| tensor.detach().copy()).collect()
         }
     };

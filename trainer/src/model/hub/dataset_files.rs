@@ -1,7 +1,7 @@
-//! Which files of a data set's repository make a split, by the rules of Hugging Face's library `datasets`:
-//! the `configs` at the head of the README, else the names of files and folders.
+//! Finds the files of a data set's split in its repository, by the rules of Hugging Face's library
+//! `datasets`: the `configs` at the head of the README, else the names of files and folders.
 //!
-//! Names and README are those of an untrusted server. Here they are only compared.
+//! Names and README come from an untrusted server; here they are only compared.
 
 mod glob;
 
@@ -12,14 +12,14 @@ use glob::Glob;
 
 /// Endings of the files whose rows are read.
 const READABLE: [&str; 3] = [".parquet", ".jsonl", ".json"];
-/// Files that hold no rows although they end like such.
+/// Files that hold no rows although their names end like such files.
 const NO_ROWS: [&str; 5] =
     ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 /// The configuration of a repository that names none.
 const DEFAULT_CONFIG: &str = "default";
-/// The split of files whose names contain none.
+/// The split of files whose names contain no split.
 const DEFAULT_SPLIT: &str = "train";
-/// Shards, whose names hold their split.
+/// Pattern of shards, whose names contain their split.
 const SHARDS: &str = "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*";
 /// Splits with the words by which files and folders name them.
 const SPLIT_WORDS: [(&str, &[&str]); 3] = [
@@ -27,54 +27,54 @@ const SPLIT_WORDS: [(&str, &[&str]); 3] = [
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
-/// The characters around such a word.
+/// The characters around a split's word.
 const SEPARATORS: &str = "[-._ 0-9]";
 
-/// Why a split cannot be found.
+/// A split's files could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetFilesError {
-    /// The README is too long.
+    /// The README is too long to be read.
     #[error("README.md has {num_bytes} bytes, expected at most {}", super::MAX_README_BYTES)]
     LongReadme {
-        /// Its length.
+        /// Length of the README in bytes.
         num_bytes: u64,
     },
-    /// The head of the README cannot be read.
+    /// The head of the README is not valid YAML of the expected form.
     #[error("the head of README.md is not the YAML that was expected: {message}")]
     Readme {
-        /// Why.
+        /// The parser's message.
         message: String,
     },
-    /// A pattern of the README is no glob.
+    /// A pattern of the README is not a glob.
     #[error("README.md: {pattern:?} is no pattern of file names")]
     Pattern {
-        /// The pattern.
+        /// The pattern as it is written in the README.
         pattern: String,
     },
-    /// There are several configurations, and none is the default one.
+    /// No configuration was requested, and of several none is the default one.
     #[error("config: expected one of {known:?}, none is given and none of them is the default one")]
     WhichConfig {
-        /// Their names.
+        /// Names of the configurations.
         known: Vec<String>,
     },
-    /// There is no such configuration.
+    /// The requested configuration does not exist.
     #[error("config: {config:?} is unknown, expected one of {known:?}")]
     UnknownConfig {
-        /// The one that was requested.
+        /// The configuration that was requested.
         config: String,
-        /// Those that are known.
+        /// Names of the configurations.
         known: Vec<String>,
     },
-    /// There is no such split.
+    /// The requested split does not exist.
     #[error("split: unknown, expected one of {known:?}")]
     UnknownSplit {
-        /// Those that are known.
+        /// Names of the splits.
         known: Vec<String>,
     },
-    /// The repository, or the split, has rows in no format that is read.
+    /// The repository, or the split, has no files in a format that can be read.
     #[error("expected files that end in .parquet, .jsonl or .json, found {found:?}")]
     Unreadable {
-        /// Some of its files.
+        /// Some of the files that were found.
         found: Vec<String>,
     },
 }
@@ -99,7 +99,7 @@ struct Config {
     data_files: Value,
 }
 
-/// A split with the patterns, or with the names, of its files.
+/// Each split with the patterns, or the names, of its files.
 type Splits = Vec<(String, Vec<String>)>;
 
 /// The names of the files of a split, in the order of their rows.
@@ -128,7 +128,7 @@ pub(super) fn find(
     of_one_format(&files, names)
 }
 
-/// The `configs` at the head of a README, which is between two lines of dashes.
+/// Parses the `configs` at the head of a README, which is between two lines of dashes.
 fn configs(readme: &str) -> Result<Vec<Config>, DatasetFilesError> {
     let text = readme.trim_start_matches('\u{feff}').replace("\r\n", "\n");
     let Some(behind) = text.strip_prefix("---\n") else { return Ok(Vec::new()) };
@@ -164,13 +164,13 @@ impl Config {
         self.config_name.as_deref().unwrap_or(DEFAULT_CONFIG)
     }
 
-    /// The prefix of the names of its files.
+    /// Prefix of the names of the configuration's files; empty, or ending in a slash.
     fn folder(&self) -> String {
         let folder = self.data_dir.as_deref().unwrap_or_default().trim_start_matches("./").trim_matches('/');
         if folder.is_empty() || folder == "." { String::new() } else { format!("{folder}/") }
     }
 
-    /// Its splits with their patterns; `None` where it leaves them to names.
+    /// The configuration's splits with their patterns; `None` if splits follow from names.
     fn patterns(&self) -> Option<Splits> {
         match &self.data_files {
             Value::Null => None,
@@ -186,15 +186,15 @@ impl Config {
     }
 }
 
-/// A text, or a list of texts.
+/// Strings of a value that is one string or a list of strings.
 fn texts(value: &Value) -> Vec<String> {
     let one = value.as_str().into_iter();
     let many = value.as_array().into_iter().flatten().filter_map(Value::as_str);
     one.chain(many).map(str::to_owned).collect()
 }
 
-/// The splits of a repository without patterns: shards that name them, else folders, else files; where no
-/// name contains a split, all files are the split to train on. The first rule that finds files is used.
+/// The splits of a repository without patterns. Names of shards are tried first, then folders, then files;
+/// the first rule that finds files is used. If no name contains a split, all files are the split `train`.
 fn splits_by_names(names: &[&str], folder: String) -> Result<Splits, DatasetFilesError> {
     let rows: Vec<&str> = names.iter().copied().filter(|name| has_rows(name)).collect();
     let mut shards = Splits::new();
@@ -235,8 +235,8 @@ fn splits_by_names(names: &[&str], folder: String) -> Result<Splits, DatasetFile
     Ok(vec![(DEFAULT_SPLIT.to_owned(), vec!["**".to_owned()])])
 }
 
-/// The names below `folder` that a pattern finds, in their order; hidden files, and those of folders such as
-/// `__pycache__`, only where it names such.
+/// Names below `folder` that a pattern matches, sorted. Hidden files, and those of folders such as
+/// `__pycache__`, match only if the pattern names them.
 fn matching<'a>(names: &[&'a str], folder: &str, pattern: &str) -> Result<Vec<&'a str>, DatasetFilesError> {
     let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
     let bad = || DatasetFilesError::Pattern { pattern: pattern.clone() };
@@ -246,13 +246,13 @@ fn matching<'a>(names: &[&'a str], folder: &str, pattern: &str) -> Result<Vec<&'
     Ok(found)
 }
 
-/// Of the files of a split those in the format that most of them have.
+/// Keeps the files in the format that most of a split's files have.
 fn of_one_format(files: &[&str], names: &[&str]) -> Result<Vec<String>, DatasetFilesError> {
     let of = |ending: &str| -> Vec<String> {
         let is_of = |name: &&&str| name.ends_with(ending) && has_rows(name);
         files.iter().filter(is_of).map(|name| (*name).to_owned()).collect()
     };
-    // Of equally many the first is kept.
+    // Of equally frequent formats the first of `READABLE` is kept.
     let most = READABLE.iter().rev().map(|ending| of(ending)).max_by_key(Vec::len).unwrap_or_default();
     if most.is_empty() {
         let found = if files.is_empty() { names } else { files };

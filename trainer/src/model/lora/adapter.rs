@@ -24,12 +24,12 @@ pub(super) use config::{continued, read_adapter_config};
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";
 pub(super) const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// The model that an adapter belongs to, as PEFT names it.
+/// The base model of an adapter, as PEFT names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseModel {
     /// A folder, or an id on the hub.
     pub name_or_path: String,
-    /// The commit of an id on the hub.
+    /// Commit of an id on the hub.
     pub revision: Option<String>,
 }
 
@@ -46,11 +46,11 @@ impl Decoder {
         self.read_adapter_weights(dir)
     }
 
-    /// Replaces the attached adapter's weights by those in `dir`.
+    /// Replaces the attached adapter's parameters by those in `dir`.
     pub(super) fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
         let files = open_weights(dir)?;
         self.check_tying(dir)?;
-        // A classifier's head is the adapter's where it has one.
+        // A classifier's head is read from the adapter if the adapter has one.
         let is_label_head = |name: &str| name.strip_prefix(ADAPTED_MODEL).is_some_and(is_label_head);
         let mut matrices = self.saved_with_adapter();
         matrices.retain(|(name, _)| !is_label_head(name) || files.shape(name).is_some());
@@ -70,7 +70,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Refuses an adapter that trained an embedding apart from the head that is tied to it here.
+    /// Refuses an adapter that trained the embedding separately from a head that is tied to it in this model.
     pub(super) fn check_tying(&self, dir: &Path) -> Result<(), LoraError> {
         let is_tied = self.config.tie_word_embeddings && self.config.head == OutputHead::Vocabulary;
         if !is_tied || self.saved_by_base(None).keys().all(|name| name != EMBEDDING) {
@@ -89,14 +89,14 @@ impl Decoder {
         }
     }
 
-    /// Whether a tensor of an adapter is a head that this decoder, the trunk of a critic, does without, or
-    /// the embedding again, as PEFT writes it for a tied head.
+    /// Whether a tensor of an adapter is a head that this decoder, the trunk of a critic, does not have, or
+    /// the embedding again, which PEFT also writes for a tied head.
     pub(super) fn is_of_other_head(&self, name: &str) -> bool {
         self.head.is_none() && name.strip_prefix(ADAPTED_MODEL) == Some(HEAD)
     }
 
-    /// Reads what of the adapter of experts is stored in the layout of PEFT 0.18; the names of those
-    /// matrices.
+    /// Reads those matrices of experts' adapters that are stored in the layout of PEFT 0.18, and returns
+    /// their names.
     fn experts_in_old_layout(&self, dir: &Path, files: &WeightFiles) -> Result<BTreeSet<String>, LoraError> {
         let mut old = BTreeSet::new();
         let experts = self.layers.iter().filter_map(|layer| layer.experts());
@@ -124,8 +124,8 @@ impl Decoder {
         Ok(old)
     }
 
-    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model that
-    /// PEFT loads beneath it.
+    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model under it
+    /// that PEFT loads.
     ///
     /// # Errors
     /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
@@ -135,23 +135,23 @@ impl Decoder {
         export.finish()
     }
 
-    /// What an adapter's file holds: its matrices, what is trained whole, and a classifier's head, which is
-    /// trained beside it.
+    /// The content of an adapter's file: its matrices, the trained copies of `modulesToSave`, and a
+    /// classifier's head, which is trained with any adapter.
     fn saved_with_adapter(&self) -> Vec<(String, Tensor)> {
         let is_head = |(name, _): &(String, Tensor)| is_label_head(name);
         let head = self.base_parameters().into_iter().filter(is_head);
         let head = head.map(|(name, tensor)| (format!("base_model.model.{name}"), tensor));
-        // PEFT looks for a tied head, too.
+        // PEFT expects a tied head, too.
         let outer = self.saved_by_base(None);
         let tied = outer
             .get(EMBEDDING)
             .filter(|_| self.config.tie_word_embeddings && self.config.head == OutputHead::Vocabulary);
         let tied = tied.map(|(saved, _)| (format!("{ADAPTED_MODEL}{HEAD}"), saved.shallow_clone()));
-        // What is outside of the layers is written first.
+        // Parameters outside of the layers are written first.
         tied.into_iter().chain(head).chain(self.adapter_parameters()).collect()
     }
 
-    /// The whole sizes of what is saved with an adapter, by PEFT's names, where ranks may have parts of it.
+    /// Full shapes of what is saved with an adapter, by PEFT's names; ranks may hold only shards of it.
     fn sizes_with_adapter(&self) -> BTreeMap<String, Vec<i64>> {
         let of_model = |ParameterShape { name, shape, .. }: ParameterShape| {
             (format!("{ADAPTED_MODEL}{name}"), shape.iter().map(|dim| *dim as i64).collect())
@@ -159,7 +159,7 @@ impl Decoder {
         let mut sizes: BTreeMap<String, Vec<i64>> =
             self.config.parameters().into_iter().map(of_model).collect();
         if let Some(embedding) = sizes.get(&format!("{ADAPTED_MODEL}{EMBEDDING}")).cloned() {
-            // A tied head is no parameter of its own.
+            // A tied head is not a parameter of its own.
             sizes.entry(format!("{ADAPTED_MODEL}{HEAD}")).or_insert(embedding);
         }
         let whole = self.projection_sizes();
@@ -195,8 +195,7 @@ fn adapter_of(projection: &Projection) -> NamedTensors {
     pair.into_iter().chain(magnitudes).collect()
 }
 
-/// An adapter's folder that is being written, one part of the model after the other: only the current part is
-/// read.
+/// An adapter's export in progress, which writes unit by unit and reads only the current one.
 #[derive(Debug)]
 pub struct AdapterExport<'a> {
     decoder: &'a Decoder,
@@ -204,7 +203,7 @@ pub struct AdapterExport<'a> {
 }
 
 impl<'a> AdapterExport<'a> {
-    /// As [`Decoder::save_adapter`], up to the first matrix.
+    /// Begins [`Decoder::save_adapter`]: writes the configuration and the header of the matrices.
     ///
     /// # Errors
     /// As of [`Decoder::save_adapter`].
@@ -227,7 +226,7 @@ impl<'a> AdapterExport<'a> {
         Ok(Self { decoder, file })
     }
 
-    /// Writes the matrices of the layer `layer_idx`; outside of the layers there is a classifier's head.
+    /// Writes the matrices of layer `layer_idx`, or with `None` those outside of the layers.
     ///
     /// # Errors
     /// [`LoraError::Model`] when the file cannot be written.
@@ -240,7 +239,7 @@ impl<'a> AdapterExport<'a> {
         Ok(())
     }
 
-    /// Gives the file of matrices its name, after the last layer.
+    /// Renames the finished file of matrices to its final name, after the last layer.
     ///
     /// # Errors
     /// [`LoraError::Model`] when the file cannot be written.
@@ -249,15 +248,15 @@ impl<'a> AdapterExport<'a> {
     }
 }
 
-/// The matrices of the adapter in `dir`.
+/// Opens the file with the matrices of the adapter in `dir`.
 pub(super) fn open_weights(dir: &Path) -> Result<WeightFiles, LoraError> {
     let mut files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
     files.rename(own_name);
     Ok(files)
 }
 
-/// The parts of a vision-language model whose linear layers the adapter in `dir` adapts; `None` where it
-/// adapts none.
+/// The parts of a vision-language model whose linear layers the adapter in `dir` adapts; `None` if it adapts
+/// none.
 pub(super) fn adapted_parts(dir: &Path) -> Result<Option<VlmLora>, LoraError> {
     let files = open_weights(dir)?;
     let is_of_tower = |name: &str| name.strip_prefix(ADAPTED_MODEL).is_some_and(is_of_tower);
@@ -273,15 +272,15 @@ pub(super) fn adapted_parts(dir: &Path) -> Result<Option<VlmLora>, LoraError> {
     })
 }
 
-/// What transformers calls the text model beside a vision tower, in memory.
+/// Prefix of a text model with a vision tower in transformers' memory.
 const LANGUAGE_MODEL: &str = "model.language_model.";
-/// Parts of the text model.
+/// Modules of the text model.
 const OF_LANGUAGE_MODEL: [&str; 3] = ["layers.", "embed_tokens", "norm"];
 
-/// What transformers calls the vision tower, in memory.
+/// Prefix of a vision tower in transformers' memory.
 const VISION_TOWER: &str = "model.visual.";
 
-/// The name of a module or matrix as PEFT has it, which adapts what transformers has in memory.
+/// The name of a module or matrix in PEFT's files, which follow transformers' names in memory.
 fn stored_name(decoder: &Decoder, name: &str) -> String {
     if decoder.config.vision.is_none() {
         return name.to_owned();
@@ -295,7 +294,7 @@ fn stored_name(decoder: &Decoder, name: &str) -> String {
     })
 }
 
-/// The same name here.
+/// The name in this program of a module or matrix in PEFT's files, the inverse of [`stored_name`].
 fn own_name(name: &str) -> String {
     match name.strip_prefix(ADAPTED_MODEL) {
         Some(module) => format!("{ADAPTED_MODEL}{}", vision::published_name(module)),

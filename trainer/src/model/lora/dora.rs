@@ -1,12 +1,12 @@
-//! DoRA (Liu et al. 2024, arXiv 2402.09353): magnitudes of the adapted weight's rows are trained apart from
-//! their directions.
+//! DoRA (Liu et al. 2024, arXiv 2402.09353): the magnitudes of the adapted weight's rows are trained
+//! separately from their directions.
 //!
 //! ```text
 //! y = m / |W + s B A| * (x W^T + s (x A^T) B^T) + bias      m [out], f32, trained; |.| of each row
 //! ```
-//! As in PEFT the norm is a constant of the gradient (section 4.3 of the paper), and m starts as the norm, so
-//! that the first step computes the base's values up to rounding. Dropout, as in PEFT, is of what the scaled
-//! part reads: `y = x W^T + bias + m / |.| * (x' W^T + s (x' A^T) B^T) - x' W^T`.
+//! As in PEFT the gradient treats the norm as a constant (section 4.3 of the paper), and m starts as the
+//! norm, so that the first step computes the base's values up to rounding. Dropout, also as in PEFT, applies
+//! to the input of the scaled part only: `y = x W^T + bias + m / |.| * (x' W^T + s (x' A^T) B^T) - x' W^T`.
 
 use tch::{Kind, Tensor, no_grad};
 
@@ -17,18 +17,18 @@ pub(in crate::model) fn peft_name(projection: &str) -> String {
     format!("base_model.model.{projection}.lora_magnitude_vector")
 }
 
-/// The magnitudes that a fresh adapter starts with, f32 [out]: the norms of the rows of `weight` with it.
+/// Initial magnitudes of a fresh adapter, f32 [out]: the row norms of `weight` with the adapter folded in.
 pub(super) fn magnitudes(lora: &LoraPair, weight: &Tensor) -> Tensor {
     no_grad(|| row_norms(&adapted(lora, weight, Kind::Float)))
 }
 
-/// `weight`, f32 with the adapter in it, its rows brought to their magnitudes.
+/// Scales the rows of `weight`, f32 with the adapter folded in, to their magnitudes.
 pub(in crate::model) fn scaled(weight: Tensor, magnitudes: &Tensor) -> Tensor {
     let scale = magnitudes / row_norms(&weight);
     weight * scale.unsqueeze(1)
 }
 
-/// The projection of `x` with a DoRA adapter.
+/// Applies a projection with a DoRA adapter to `x`.
 pub(in crate::model) fn forward(
     projection: &Projection,
     (lora, magnitudes): (&LoraPair, &Tensor),
@@ -55,13 +55,13 @@ pub(in crate::model) fn forward(
     }
 }
 
-/// `weight + s B A` in f32, of matrices as a product in `kind` reads them.
+/// Returns `weight + s B A` in f32, of A and B as a product in `kind` rounds them.
 fn adapted(lora: &LoraPair, weight: &Tensor, kind: Kind) -> Tensor {
     let [a, b] = [&lora.a, &lora.b].map(|matrix| matrix.detach().to_kind(kind).to_kind(Kind::Float));
     (b.matmul(&a) * lora.scaling).g_add_(&weight.detach().to_kind(Kind::Float))
 }
 
-/// The L2 norm of each row; above 0, so that a row of zeros stays one.
+/// The L2 norm of each row, bounded from below so that a row of zeros stays zero.
 fn row_norms(weight: &Tensor) -> Tensor {
     weight.norm_scalaropt_dim(2.0, [1], false).clamp_min(f64::from(f32::MIN_POSITIVE))
 }

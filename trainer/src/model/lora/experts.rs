@@ -1,10 +1,11 @@
-//! Adapters of experts and routers, as PEFT's `target_parameters` makes them, attached and read.
+//! Adapters of experts and routers, as PEFT's `target_parameters` makes them: attached, and read in both
+//! layouts.
 //!
 //! ```text
 //! since PEFT 0.19   lora_A [e r, in]     lora_B [out, r e]    delta_e = B_e A_e
 //! PEFT 0.18         lora_A [e r, out]    lora_B [in, r e]     the same with inputs and outputs exchanged
 //! ```
-//! In `lora_A` one expert follows the other, in `lora_B` the expert changes fastest.
+//! In `lora_A` experts follow each other, in `lora_B` the expert index changes fastest.
 
 use std::path::Path;
 
@@ -20,11 +21,11 @@ use crate::model::experts::ExpertWeights;
 use crate::model::projection::LoraPair;
 use crate::model::random::TensorRandom;
 
-/// The first version of PEFT with the present layout.
+/// First version of PEFT with the present layout.
 const PRESENT_LAYOUT: (u64, u64) = (0, 19);
 
 impl Decoder {
-    /// Refuses names of parameters that no layer has, and what PEFT refuses of adapters of parameters.
+    /// Refuses target parameters that no layer has, and settings that PEFT refuses for such adapters.
     pub(super) fn check_expert_targets(&self, config: &LoraConfig) -> Result<(), LoraError> {
         if config.target_parameters.is_empty() {
             return Ok(());
@@ -60,7 +61,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Attaches fresh adapters to the parameters that are named.
+    /// Attaches fresh adapters to the parameters that `config` names.
     pub(super) fn attach_to_experts(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
         let is_target = |name: &str| config.target_parameters.iter().any(|target| is_match(target, name));
         let device = self.device();
@@ -85,7 +86,7 @@ impl Decoder {
                 if is_target(&name) {
                     let (rank, scaling) = config.rank_and_scaling(&name)?;
                     let [outputs, inputs] = [1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
-                    // Of all experts, also where only some of their weights are here.
+                    // The matrices of all experts, also if only some experts' weights are local.
                     let size = [experts.router.size()[0], outputs, inputs];
                     let (a, b) = matrices((config.init, rank), (seed, &name), size);
                     let lora = ExpertLora::new((place(a), place(b)), scaling, size[0]);
@@ -97,7 +98,7 @@ impl Decoder {
     }
 }
 
-/// As PEFT matches parameters: by the whole name, or by its end after a dot.
+/// Whether `target` matches a parameter by PEFT's rule: by its full name, or by its end after a dot.
 fn is_match(target: &str, parameter: &str) -> bool {
     parameter == target || parameter.strip_suffix(target).is_some_and(|start| start.ends_with('.'))
 }
@@ -108,7 +109,7 @@ fn names_of(experts: &ExpertWeights) -> Vec<String> {
     std::iter::once(experts.router_name()).chain(tensors).collect()
 }
 
-/// A [e r, in], drawn, and B [out, r e] of zeros, f32 on the CPU.
+/// Draws A [e r, in], and makes B [out, r e] of zeros, both f32 on the CPU.
 fn matrices(
     (init, rank): (LoraInit, usize),
     (seed, name): (u64, &str),
@@ -128,8 +129,8 @@ fn matrices(
     (Tensor::from_slice(&values).reshape([num_rows, inputs]), b)
 }
 
-/// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes; where
-/// both fit, by the version of PEFT that `document` names.
+/// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes. If both
+/// layouts fit, the version of PEFT in `document` decides.
 pub(super) fn is_in_old_layout(
     (lora, stored): (&ExpertLora, [&[usize]; 2]),
     document: &Value,
@@ -161,7 +162,8 @@ pub(super) fn is_in_old_layout(
     }
 }
 
-/// Matrices of PEFT 0.18's layout as those of the present one: both of each expert transposed and exchanged.
+/// Converts matrices of PEFT 0.18's layout to the present one: A and B of each expert are transposed and
+/// exchanged.
 pub(super) fn from_old_layout(a: &Tensor, b: &Tensor, num_experts: i64) -> (Tensor, Tensor) {
     let (a_ero, b_ire) = (a.unflatten(0, [num_experts, -1]), b.unflatten(1, [-1, num_experts]));
     // [i, r, e] to [e, r, i], and [e, r, o] to [o, r, e].

@@ -1,5 +1,6 @@
-//! Adapters that are folded into a model's weights as these are read: `W + scaling * B A` in fp32, a chunk
-//! at a time. What changes a model otherwise (DoRA, modules trained whole, experts' parameters) is refused.
+//! Adapters that are folded into a model's weights as these are read: `W + scaling * B A` in f32, a chunk at
+//! a time. Adapters that change a model in other ways (DoRA, `modules_to_save`, experts' parameters) are
+//! refused.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,21 +15,21 @@ use super::{LoraConfig, LoraError, peft_names, projection_sizes, targets};
 use crate::model::checkpoint::WeightFiles;
 use crate::model::error::ModelError;
 
-/// Rows of a weight that are multiplied at once.
+/// Number of a weight's rows that are multiplied at once.
 const BLOCK: usize = 64;
 
-/// The adapter of a folder, open for reading.
+/// An adapter's folder, open for reading.
 #[derive(Debug)]
 pub(crate) struct FoldedAdapter {
     files: WeightFiles,
-    /// What it adds to weights, by their names.
+    /// Updates of weights, by the names of the weights.
     products: BTreeMap<String, Product>,
 }
 
-/// `scaling * B A`, stored.
+/// The update of a weight, `scaling * B A`, whose matrices are read when needed.
 #[derive(Debug)]
 struct Product {
-    /// Of A [rank, inputs] and B [outputs, rank].
+    /// Names of A [rank, inputs] and B [outputs, rank].
     names: [String; 2],
     shape_b: [i64; 2],
     inputs: usize,
@@ -64,15 +65,15 @@ impl FoldedAdapter {
         Ok(Self { files, products })
     }
 
-    /// Whether it changes a weight.
+    /// Whether the adapter changes this weight.
     pub(crate) fn changes(&self, weight: &str) -> bool {
         self.products.contains_key(weight)
     }
 
-    /// Adds its part to numbers of a weight: `values`, [len], f32, on the CPU.
+    /// Adds the adapter's update to a shard of a weight: `values`, [len], f32, on the CPU.
     ///
     /// # Errors
-    /// [`ModelError`], with file and matrix, when it cannot be read, or holds numbers that are not finite.
+    /// [`ModelError`], with file and matrix, if it cannot be read, or holds values that are not finite.
     pub(crate) fn add_to(&self, shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let Some(product) = self.products.get(shard.name) else { return Ok(()) };
         let a = self.files.read(&product.names[0])?.to_kind(Kind::Float);
@@ -91,8 +92,8 @@ impl FoldedAdapter {
 }
 
 impl Product {
-    /// Blocks of rows that have numbers of `range`. Their places do not follow from it, so that a number is
-    /// the same to the bit in every shard.
+    /// Blocks of rows that overlap `range`. Their boundaries do not depend on `range`, so that a value is the
+    /// same to the bit in every shard.
     fn blocks(&self, range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
         let outputs = self.shape_b[0] as usize;
         let rows = range.start / self.inputs..range.end.div_ceil(self.inputs);
@@ -100,7 +101,7 @@ impl Product {
         blocks.map(move |block| block * BLOCK..outputs.min((block + 1) * BLOCK))
     }
 
-    /// Some rows of B, f32.
+    /// Reads some rows of B in f32.
     fn rows_of_b(&self, files: &WeightFiles, rows: &Range<usize>) -> Result<Tensor, ModelError> {
         let rank = self.shape_b[1] as usize;
         let shape = [rows.len() as i64, self.shape_b[1]];
@@ -111,7 +112,7 @@ impl Product {
     }
 }
 
-/// Refuses an adapter that is more than products beside linear layers.
+/// Refuses an adapter that is more than updates of linear layers.
 fn check_foldable(stored: &LoraConfig, dir: &Path) -> Result<(), LoraError> {
     let [dora, parameters, modules] =
         [stored.dora, !stored.target_parameters.is_empty(), !stored.modules_to_save.is_empty()];

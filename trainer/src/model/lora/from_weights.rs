@@ -1,5 +1,5 @@
-//! What of a fresh adapter follows from the weights below it. Where these are in shards it is computed a
-//! layer at a time, when the layer is whole.
+//! Parameters of a fresh adapter that follow from the base weights: DoRA's magnitudes and `modulesToSave`. If
+//! the weights are sharded, they are computed a layer at a time, while the layer is unsharded.
 
 use tch::no_grad;
 
@@ -12,7 +12,7 @@ impl Decoder {
         self.lora.as_ref().is_some_and(|lora| lora.dora || !lora.modules_to_save.is_empty())
     }
 
-    /// Gives those parameters their values, where all weights are here.
+    /// Sets the parameters that follow from the weights. All weights must be loaded.
     pub(super) fn start_adapter(&mut self) {
         if !self.adapter_follows_from_weights() {
             return;
@@ -28,7 +28,8 @@ impl Decoder {
         }
     }
 
-    /// Those parameters of a layer, or outside of the layers, whose weights are here, with their values.
+    /// Values of the parameters that follow from the weights of layer `layer_idx`, or with `None` of the unit
+    /// outside of the layers. The weights of that unit must be unsharded.
     pub(crate) fn adapter_from_weights(&self, layer_idx: Option<usize>) -> NamedTensors {
         let layer = layer_idx.map(|layer_idx| &self.layers[layer_idx]);
         let of_tower = self.tower_projections().filter(|_| layer_idx.is_none());

@@ -1,4 +1,4 @@
-//! How the two matrices of an adapter start; each projection has a random stream of its own.
+//! Initial values of an adapter's two matrices; each projection draws from a stream of its own.
 
 use rlt_api::spec::LoraInit;
 use tch::Tensor;
@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::peft_names;
 use crate::model::random::TensorRandom;
 
-/// A [rank, in] and B [out, rank], f32 on the CPU, of the projection of a name and a size.
+/// Draws A [rank, in] and B [out, rank], f32 on the CPU, for a projection with this name and size.
 pub(super) fn matrices(
     (init, rank): (LoraInit, usize),
     seed: u64,
@@ -20,8 +20,8 @@ pub(super) fn matrices(
     let zero_b = || Tensor::zeros([out_features, rank], (tch::Kind::Float, tch::Device::Cpu));
     let shaped_a = |values: Vec<f32>| Tensor::from_slice(&values).reshape([rank, in_features]);
     match init {
-        // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in).
-        // Modules that stay in 16 bits keep it.
+        // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in). With LoftQ, modules
+        // that are not quantized keep this.
         LoraInit::Peft | LoraInit::Loftq => {
             (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b())
         }
@@ -37,7 +37,7 @@ pub(super) fn matrices(
     }
 }
 
-/// PEFT's `orthogonal_init`: rows of one orthogonal matrix are dealt alternately to A and B, so that B A is
+/// PEFT's `orthogonal_init`: rows of one orthogonal matrix are used alternately for A and B, so that B A is
 /// zero up to rounding although neither is.
 fn orthogonal(
     random_a: &mut TensorRandom,

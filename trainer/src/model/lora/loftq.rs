@@ -1,11 +1,11 @@
 //! LoftQ (Li et al. 2023, arXiv 2310.08659), one iteration: the adapter of a weight W that is quantized to Q
-//! starts as the best approximation of W - Q that has its rank.
+//! starts as the best approximation of W - Q at its rank.
 //!
 //! ```text
 //! W - Q = U S V^T        A = sqrt(S / s) V^T        B = U sqrt(S / s)        s B A of rank r
 //! ```
-//! PEFT leaves out the division by the scaling s, so that its start is the best only where s is 1. Further
-//! iterations would quantize W - s B A instead of W, and other roles share Q.
+//! PEFT omits the division by the scaling s, so its start is the best only if s is 1. Further iterations
+//! would quantize W - s B A instead of W, but other roles share Q.
 
 use rlt_api::spec::LoraInit;
 use tch::{Tensor, no_grad};
@@ -16,12 +16,12 @@ use crate::model::error::ModelError;
 use crate::model::weights::Weights;
 
 impl Decoder {
-    /// Whether a fresh adapter starts from the error of quantization.
+    /// Whether a fresh adapter starts from the quantization error.
     pub(crate) fn starts_from_error(&self) -> bool {
         self.lora.as_ref().is_some_and(|lora| lora.init == LoraInit::Loftq)
     }
 
-    /// Refuses such an adapter where no weights are quantized here.
+    /// Refuses LoftQ if no weights are quantized on loading.
     pub(super) fn check_loftq(&self, config: &LoraConfig) -> Result<(), LoraError> {
         let got = match &self.config.quantization {
             _ if config.init != LoraInit::Loftq => return Ok(()),
@@ -32,12 +32,12 @@ impl Decoder {
         Err(LoraError::NothingQuantized { got })
     }
 
-    /// A and B of every quantized module with this start, f32 on the CPU, by their names. Where modules are
-    /// divided among ranks, `is_own` says which ones, counted from 0, this rank computes: the others are
-    /// zero. They follow from `weights` alone, so the decoder may be an outline.
+    /// A and B of every quantized module under LoftQ, f32 on the CPU, by PEFT's names. If ranks divide the
+    /// modules, `is_own` says by index which ones this rank computes; the others are zero. Everything follows
+    /// from `weights`, so the decoder may be an outline.
     ///
     /// # Errors
-    /// [`ModelError`] when `weights`, those that were quantized, cannot be read.
+    /// [`ModelError`] if `weights`, those before quantization, cannot be read.
     pub(crate) fn adapter_from_error(
         &self,
         weights: &Weights,
@@ -59,7 +59,8 @@ impl Decoder {
     }
 }
 
-/// Matrices whose product, times `scaling`, is next to `error`; what exceeds the rank that it has is zero.
+/// A and B whose product, times `scaling`, approximates `error` best; beyond the rank of `error` they are
+/// zero.
 fn factors(error: &Tensor, rank: i64, scaling: f64) -> [Tensor; 2] {
     let (u, s, v) = error.svd(true, true);
     let kept = rank.min(s.size()[0]);

@@ -1,5 +1,5 @@
-//! Modules and parameters whose adapters have another rank or alpha: PEFT's `rank_pattern` and
-//! `alpha_pattern`. PEFT writes them of itself where gate and up of experts become one tensor.
+//! PEFT's `rank_pattern` and `alpha_pattern`: modules and parameters whose adapters have another rank or
+//! alpha. PEFT writes them by itself where gate and up of experts become one tensor.
 
 use fancy_regex::Regex;
 use serde_json::{Map, Value};
@@ -8,25 +8,24 @@ use rlt_api::spec::LoraSpec;
 
 use super::{LoraError, targets};
 
-/// Regular expressions, each of a whole name or of its end after a dot; of several that match the first
-/// counts.
+/// Regular expressions, each for a full name or its end after a dot. If several match, the first counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Patterns {
-    /// Ranks, above 0.
+    /// Ranks by pattern, each above 0.
     pub ranks: Vec<(String, usize)>,
-    /// Alphas.
+    /// Alphas by pattern.
     pub alphas: Vec<(String, f64)>,
 }
 
 impl Patterns {
-    /// Those of `spec.model.lora`.
+    /// The patterns of `spec.model.lora`.
     pub(super) fn from_spec(spec: &LoraSpec) -> Self {
         let ranks = spec.rank_pattern.iter().map(|(pattern, rank)| (pattern.clone(), *rank as usize));
         let alphas = spec.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.clone(), *alpha));
         Self { ranks: ranks.collect(), alphas: alphas.collect() }
     }
 
-    /// The field that differs in `other`, with what both have; order does not count.
+    /// The first field that differs in `other`, with the values of both. Order does not count.
     pub(super) fn first_difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let documents = [self, other].map(|patterns| {
             let mut document = Value::Null;
@@ -39,7 +38,7 @@ impl Patterns {
         })
     }
 
-    /// Refuses a pattern that means none of the `adapted` modules and parameters.
+    /// Refuses a pattern that matches none of the `adapted` modules and parameters.
     pub(super) fn check_used(&self, adapted: &[String]) -> Result<(), LoraError> {
         let ranks = self.ranks.iter().map(|(pattern, _)| ("rankPattern", pattern));
         let alphas = self.alphas.iter().map(|(pattern, _)| ("alphaPattern", pattern));
@@ -55,10 +54,10 @@ impl Patterns {
         Ok(())
     }
 
-    /// Those of an `adapter_config.json`.
+    /// Reads the patterns of an `adapter_config.json`.
     ///
     /// # Errors
-    /// The field that is of another form, with what was expected.
+    /// The field of an invalid pattern, with what was expected.
     pub(super) fn read(document: &Value) -> Result<Self, (&'static str, &'static str)> {
         let ranks = entries(document, "rank_pattern", "integers above 0 by pattern", |value| {
             value.as_u64().filter(|rank| *rank > 0).map(|rank| rank as usize)
@@ -67,11 +66,11 @@ impl Patterns {
         Ok(Self { ranks, alphas })
     }
 
-    /// What [`Self::read`] reads.
+    /// Writes the patterns to an `adapter_config.json`.
     pub(super) fn write(&self, document: &mut Value) {
         let ranks = self.ranks.iter().map(|(pattern, rank)| (pattern.clone(), Value::from(*rank)));
         document["rank_pattern"] = ranks.collect::<Map<_, _>>().into();
-        // As PEFT, which keeps the integers that most alphas are.
+        // Most alphas are integers, and PEFT writes them as such.
         let number = |alpha: f64| match alpha.fract() == 0.0 {
             true => Value::from(alpha as i64),
             false => Value::from(alpha),
@@ -80,7 +79,7 @@ impl Patterns {
         document["alpha_pattern"] = alphas.collect::<Map<_, _>>().into();
     }
 
-    /// Rank and alpha of a module or a parameter, where patterns say some.
+    /// Rank and alpha of a module or a parameter; `None` if no pattern matches.
     pub(super) fn of(&self, name: &str) -> Result<(Option<usize>, Option<f64>), LoraError> {
         Ok((first_match(&self.ranks, name)?, first_match(&self.alphas, name)?))
     }

@@ -1,11 +1,11 @@
-//! An adapter that continues at another rank or scaling than it was stored with.
+//! Continues an adapter at another rank or scaling than it was stored with.
 //!
 //! ```text
 //! larger rank    A = [A0; fresh rows]    B = [s0 / s B0, 0]      the product stays what it was
 //! smaller rank   A = sqrt(S) V^T         B = s0 / s U sqrt(S)    U S V^T the best approximation of B0 A0
 //!                                                                that has this rank
 //! ```
-//! Magnitudes of DoRA stay as they are.
+//! DoRA's magnitudes are kept.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ use crate::model::decoder::Decoder;
 use crate::model::projection::LoraPair;
 
 impl Decoder {
-    /// Gives the attached adapter what the one in `dir`, stored as `stored` says, adds to the weights.
+    /// Reads the adapter in `dir`, whose configuration is `stored`, into the attached one of another rank or
+    /// scaling.
     pub(super) fn read_resized_adapter(&mut self, dir: &Path, stored: &LoraConfig) -> Result<(), LoraError> {
         let files = open_weights(dir)?;
         self.check_tying(dir)?;
@@ -41,7 +42,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// What the file of an adapter holds that was stored as `stored` says, for the modules of this one.
+    /// The tensors that the file of an adapter with the configuration `stored` must hold for the modules of
+    /// this one.
     fn stored_shapes(&self, stored: &LoraConfig) -> Result<Vec<TensorShape>, LoraError> {
         let whole = |(name, tensor): (String, Tensor)| TensorShape {
             name,
@@ -63,12 +65,12 @@ impl Decoder {
     }
 }
 
-/// Overwrites a fresh pair by `a` and `b`, whose product has been scaled by `scaling`.
+/// Overwrites a fresh pair by the stored `a` and `b`, whose product had the factor `scaling`.
 fn resize(lora: &LoraPair, [a, b]: [Tensor; 2], scaling: f64) {
     let [a, b] = [a, b].map(|matrix| matrix.to_kind(Kind::Float));
     let rank = lora.a.size()[0];
     let [a, b] = if rank < a.size()[0] { truncated(&a, &b, rank) } else { [a, b] };
-    // A weight with fewer rows or columns than the stored rank has no more singular values than these.
+    // A weight with fewer rows or columns than the new rank has no more singular values than these.
     let kept = a.size()[0];
     lora.a.narrow(0, 0, kept).copy_(&a);
     let mut own_b = lora.b.shallow_clone();
@@ -76,8 +78,8 @@ fn resize(lora: &LoraPair, [a, b]: [Tensor; 2], scaling: f64) {
     own_b.narrow(1, 0, kept).copy_(&(b * (scaling / lora.scaling)));
 }
 
-/// The matrices of rank `rank` whose product is next to that of `a` and `b`: of both the orthogonal part is
-/// split off, and what remains is small enough for a singular value decomposition.
+/// The best approximation of `b a` at rank `rank`, as matrices A and B. QR decompositions of both leave a
+/// product that is small enough for a singular value decomposition.
 fn truncated(a: &Tensor, b: &Tensor, rank: i64) -> [Tensor; 2] {
     let (q_b, r_b) = Tensor::linalg_qr(b, "reduced");
     let (q_a, r_a) = Tensor::linalg_qr(&a.tr(), "reduced");

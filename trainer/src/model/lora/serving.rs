@@ -1,16 +1,16 @@
-//! What keeps vLLM from serving an exported adapter beside its base: what its `peft_helper` refuses, and what
-//! it computes otherwise without a word. Merged weights have none of this.
+//! Reasons why vLLM cannot serve an exported adapter without merging it: settings that its `peft_helper`
+//! refuses, and those that it silently ignores. Merged weights have no such limits.
 
 use rlt_api::plan::model_config::OutputHead;
 
 use super::LoraConfig;
 use crate::model::decoder::Decoder;
 
-/// vLLM's default of `--max-lora-rank`.
+/// Default of vLLM's `--max-lora-rank`.
 const MAX_RANK_OF_VLLM: usize = 16;
 
 impl Decoder {
-    /// What vLLM cannot serve of the attached adapter, or only with a flag; empty where it serves all of it.
+    /// Reasons why vLLM cannot serve the attached adapter, or only with a flag; empty if it can.
     pub fn not_served_by_vllm(&self) -> Vec<String> {
         let Some(config) = &self.lora else { return Vec::new() };
         let refused = [
@@ -34,7 +34,7 @@ impl Decoder {
 }
 
 impl LoraConfig {
-    /// Whether the product of some module is scaled by another number than that of most.
+    /// Whether patterns give some module another scaling than most have.
     fn has_several_scalings(&self) -> bool {
         let others = self.patterns.ranks.iter().map(|(_, rank)| self.scaling_of(*rank, self.alpha));
         let others =

@@ -1,5 +1,5 @@
-//! Which linear layers an adapter goes to, by PEFT's rules: a list matches a whole name or its end after a
-//! dot, a pattern matches the whole name.
+//! Choice of the linear layers that get an adapter, by PEFT's rules: a list matches a full name or its end
+//! after a dot, a pattern matches the full name.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,20 +10,20 @@ use rlt_api::spec::modules_of_megatron;
 
 use super::{LoraConfig, LoraError, is_of_tower};
 
-/// A choice among the linear layers of a model.
+/// A choice of linear layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModuleMatch {
     /// Every linear layer except the head.
     AllLinear,
-    /// Layers with one of these names, whole or as the end after a dot, such as `q_proj` or
+    /// Layers with one of these names, in full or as the end after a dot, such as `q_proj` or
     /// `layers.0.mlp.up_proj`.
     Names(Vec<String>),
-    /// Layers whose whole name matches this regular expression.
+    /// Layers whose full name matches this regular expression.
     Pattern(String),
 }
 
 impl ModuleMatch {
-    /// A list of names, where `all-linear` alone means every linear layer.
+    /// The choice of a list of names, in which `all-linear` alone means every linear layer.
     pub fn from_names(names: &[String]) -> Self {
         match names {
             [name] if name.eq_ignore_ascii_case("all-linear") => Self::AllLinear,
@@ -43,7 +43,7 @@ impl fmt::Display for ModuleMatch {
 }
 
 impl LoraConfig {
-    /// The same, where names of Megatron that no module has become those that modules have.
+    /// Replaces Megatron's names, if no module is called so, by the names of the model's modules.
     pub(super) fn in_own_names(self, available: &[String]) -> Self {
         let own = |choice: ModuleMatch| match choice {
             ModuleMatch::Names(names) => {
@@ -55,7 +55,8 @@ impl LoraConfig {
     }
 }
 
-/// The names by which modules are called that `name` means; a name that means nothing stays, to be refused.
+/// The names of modules for the name `name`, which may be Megatron's. A name that matches nothing is kept, to
+/// be refused later.
 fn own_names(name: String, available: &[String]) -> Vec<String> {
     let is_there = |name: &str| available.iter().any(|module| is_called(module, name));
     let own: Vec<String> =
@@ -63,13 +64,13 @@ fn own_names(name: String, available: &[String]) -> Vec<String> {
     if own.is_empty() || is_there(&name) { vec![name] } else { own }
 }
 
-/// Whether a module has a name, whole or as its end after a dot.
+/// Whether a module has this name, in full or as its end after a dot.
 fn is_called(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|start| start.is_empty() || start.ends_with('.'))
 }
 
-/// Names among `available` that the configuration chooses; at least one, or an error that says what there is;
-/// none where parameters alone are adapted.
+/// The names among `available` that the configuration chooses. Choosing none is an error, unless only
+/// parameters are adapted.
 pub(super) fn matched(config: &LoraConfig, available: &[String]) -> Result<BTreeSet<String>, LoraError> {
     let chosen = select(&config.targets, available)?;
     let excluded = match &config.exclude {
@@ -119,13 +120,13 @@ fn select<'a>(choice: &ModuleMatch, available: &'a [String]) -> Result<BTreeSet<
     Ok(selected)
 }
 
-/// Whether `regex` matches a module's name: as checkpoints have it, or of a vision tower as transformers has
-/// it in memory.
+/// Whether `regex` matches a module's name in checkpoints, or that of a vision tower's module in
+/// transformers' memory.
 pub(super) fn is_match(regex: &Regex, module: &str) -> Result<bool, Box<fancy_regex::Error>> {
     Ok(regex.is_match(module)? || (is_of_tower(module) && regex.is_match(&format!("model.{module}"))?))
 }
 
-/// The last parts of all names, each once.
+/// The last components of all names, each once, as a text for errors.
 fn kinds(available: &[String]) -> String {
     let last = |name: &'_ String| name.rsplit('.').next().unwrap_or_default().to_owned();
     let kinds: BTreeSet<String> = available.iter().map(last).collect();

@@ -1,4 +1,4 @@
-//! Routers' choices counted on a GPU: a fixed number of launches a layer, and nothing waits.
+//! Counts of routers' choices on a GPU: a fixed number of launches a layer, and the host never waits.
 
 use std::cell::RefCell;
 
@@ -7,17 +7,17 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::RoutesOfCompletion;
 
-/// The expected digest of a token whose choices in the rollout are not known.
+/// Expected digest of a token for which the rollout's choices are not known.
 const UNKNOWN: i64 = -1;
 
 /// Counts the choices of a pass at the tokens p that predict one.
 #[derive(Debug)]
 pub(super) struct DeviceWatch {
-    /// i64 `[p]`.
+    /// Positions of the predicting tokens among those of the pass, i64 `[p]`.
     positions_p: Tensor,
-    /// The rollout's digests there, i64 `[layers, p]`.
+    /// Digests of the rollout's choices at these tokens, i64 `[layers, p]`.
     expected_lp: Tensor,
-    /// f64 `[e + 2]` of each layer that has run.
+    /// Counts of each layer that has run, f64 `[e + 2]`.
     layers: RefCell<Vec<Option<Tensor>>>,
 }
 
@@ -42,7 +42,7 @@ impl DeviceWatch {
         }
     }
 
-    /// Counts the choices of the layer with experts `place`.
+    /// Counts the choices of the layer with experts `place`, the number of such layers before it.
     pub(super) fn observe(&self, place: usize, num_experts: usize, routes: &DeviceRoutes) {
         let counts = no_grad(|| {
             let chosen = routes.choices_tk.index_select(0, &self.positions_p).to_kind(Kind::Int64).view(-1);
@@ -60,7 +60,7 @@ impl DeviceWatch {
         }
     }
 
-    /// The counts, f64 `[layers, e + 2]`; `None` where no layer has run.
+    /// The counts, f64 `[layers, e + 2]`; `None` if no layer has run.
     pub(super) fn counts(self) -> Option<Tensor> {
         let layers = self.layers.into_inner();
         let zeros = layers.iter().flatten().next()?.zeros_like();

@@ -1,5 +1,6 @@
-//! Attention of a tower: patches of a span, a frame or a window, see each other and nothing else, in both
-//! directions. Rotary embeddings turn half of a head's pairs by the patch's row and half by its column.
+//! Attention of a vision tower: the patches of a span, which is a frame or a window, attend only to each
+//! other, in both directions. Rotary embeddings rotate half of a head's pairs by the patch's row and half by
+//! its column.
 //!
 //! Shapes: p patches, h heads, w width of a head.
 
@@ -15,7 +16,7 @@ pub(super) struct Rotary {
 }
 
 impl Rotary {
-    /// Of heads `w` wide, for patches at `rows` and `columns` of their frame, i64 `[p]`.
+    /// Tables for heads of width `width` and patches at `rows` and `columns` of their frame, i64 `[p]`.
     pub(super) fn new([rows, columns]: [&Tensor; 2], width: i64) -> Self {
         const THETA: f64 = 10_000.0;
         let numbers = (Kind::Float, rows.device());
@@ -28,7 +29,7 @@ impl Rotary {
         Self { cos: whole.cos(), sin: whole.sin() }
     }
 
-    /// Turns heads `[p, h, w]`, in fp32 as transformers does.
+    /// Rotates heads `[p, h, w]`, in f32 as transformers does.
     pub(super) fn turn(&self, x_phw: &Tensor) -> Tensor {
         let wide =
             if x_phw.kind() == Kind::Double { x_phw.shallow_clone() } else { x_phw.to_kind(Kind::Float) };
@@ -38,20 +39,20 @@ impl Rotary {
     }
 }
 
-/// Stretches of patches that see each other, by their length: those of one length are computed together.
+/// Spans of patches that attend to each other, grouped by length: those of one length are computed together.
 #[derive(Debug)]
 pub(super) struct Spans {
-    /// The patches of all spans of a length, i64 `[spans * length]`, and that length.
+    /// Patch indices of all spans of a length, i64 `[spans * length]`, and that length.
     by_length: Vec<(Tensor, i64)>,
 }
 
 impl Spans {
-    /// Of patches that [`Self::patches_by_length`] gives, as tensors.
+    /// The spans of [`Self::patches_by_length`], uploaded as tensors.
     pub(super) fn new(by_length: impl Iterator<Item = (Tensor, i64)>) -> Self {
         Self { by_length: by_length.collect() }
     }
 
-    /// The patches of all stretches of a length, for stretches of `lengths` end to end.
+    /// Groups adjacent spans of `lengths` patches by length: the patch indices of all spans of each length.
     pub(super) fn patches_by_length(lengths: &[usize]) -> BTreeMap<usize, Vec<i64>> {
         let mut patches: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
         let mut start = 0;
@@ -63,7 +64,7 @@ impl Spans {
     }
 }
 
-/// Attention of queries, keys and values `[p, h, w]` within `spans`: `[p, h, w]`.
+/// Attention of queries, keys and values `[p, h, w]` within `spans`, to `[p, h, w]`.
 pub(super) fn attend([q, k, v]: [&Tensor; 3], spans: &Spans) -> Tensor {
     let mut attended = q.zeros_like();
     for (patches, length) in &spans.by_length {

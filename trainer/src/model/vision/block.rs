@@ -1,5 +1,5 @@
-//! One block of a tower: attention and feed-forward block, each behind a norm and added to the residual
-//! stream.
+//! One block of a vision tower: attention and feed-forward block, each behind a norm and added to the
+//! residual stream.
 
 use rlt_api::plan::model_config::VisionBlocks;
 use tch::Tensor;
@@ -7,14 +7,14 @@ use tch::Tensor;
 use super::attention::{Rotary, Spans, attend};
 use super::forward::Forward;
 
-/// A block by its number.
+/// A block of a tower, by its index.
 pub(super) struct Block<'a> {
     pub(super) pass: Forward<'a>,
     pub(super) block_idx: usize,
 }
 
 impl Block<'_> {
-    /// From `[p, d]` to `[p, d]`; patches see those of their own span.
+    /// Runs the block, `[p, d]` to `[p, d]`; patches attend to those of their span.
     pub(super) fn forward(&self, hidden_pd: &Tensor, rotary: &Rotary, spans: &Spans) -> Tensor {
         let pass = &self.pass;
         let normed_pd = pass.norm(&self.name("norm1"), hidden_pd);
@@ -32,7 +32,7 @@ impl Block<'_> {
         match self.pass.tower.config.blocks {
             VisionBlocks::Plain => {
                 let inner = linear("fc1", x);
-                // The quick GELU.
+                // This activation is the quick GELU.
                 linear("fc2", &(&inner * (&inner * 1.702).sigmoid()))
             }
             VisionBlocks::Positioned => linear("linear_fc2", &linear("linear_fc1", x).gelu("tanh")),

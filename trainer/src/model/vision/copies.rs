@@ -1,5 +1,5 @@
-//! Towers with another tower's weights: those of other roles, of the rollout's policy version, and of a pass
-//! in another dtype.
+//! Vision towers that share or copy another tower's weights: for other roles, for the rollout's policy
+//! version, and for a pass in another dtype.
 
 use std::rc::Rc;
 
@@ -11,8 +11,7 @@ use crate::model::lora::{dora, peft_names};
 use crate::model::projection::{LoraPair, Projection};
 
 impl VisionTower {
-    /// The tower of another role: where its weights are parameters each as `of` makes it, else
-    /// [`Self::base`].
+    /// The tower of another role: a copy made by `of` if the weights are parameters, else [`Self::base`].
     pub(in crate::model) fn of_role(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
         match self.is_own {
             true => Self {
@@ -24,29 +23,29 @@ impl VisionTower {
         }
     }
 
-    /// The same that computes in `compute`, where its weights are parameters. A frozen tower computes the
-    /// same features for all roles.
+    /// Sets the compute dtype to `compute` if the weights are parameters. A frozen tower keeps its dtype,
+    /// because it computes the same features for all roles.
     pub(in crate::model) fn computing_in(self, compute: Kind) -> Self {
         let compute = if self.is_own { compute } else { self.options.compute };
         Self { options: LoadOptions { compute, ..self.options }, ..self }
     }
 
-    /// Trained weights in the compute dtype, with the graph of their cast, for all images of a pass; `None`
-    /// where linear layers have nothing to cast but an adapter.
+    /// A copy of trained weights in the compute dtype, with the graph of the cast, for all images of a pass;
+    /// `None` if the weights are frozen.
     pub(super) fn cast(&self) -> Option<Self> {
         let compute = self.options.compute;
         self.is_own.then(|| self.mapped(&|_: &str, own: &Tensor| own.to_kind(compute)))
     }
 
-    /// The frozen weights without an adapter, for another role: the very tensors, with the features that
-    /// either role keeps.
+    /// A tower for another role that shares the frozen weights and the cache of their features, without
+    /// adapter.
     pub(crate) fn base(&self) -> Self {
         let kept = if self.is_snapshot { Rc::default() } else { Rc::clone(&self.kept) };
         Self { kept, is_snapshot: false, ..self.with(Projection::without_adapter) }
     }
 
-    /// The tower with the present numbers of what is trained, each as `of` makes it of its name and tensor,
-    /// for an engine that reads them until they change. It keeps features of its own.
+    /// A tower with the present values of weights or adapters that are trained, for an engine that uses it
+    /// until they change. `of` copies each by name and tensor. Its cache of features is its own.
     pub(crate) fn snapshot(&self, of: impl Fn(&str, &Tensor) -> Tensor) -> Self {
         if self.is_own {
             return Self { kept: Rc::default(), is_snapshot: true, ..self.mapped(&of) };
@@ -66,7 +65,7 @@ impl VisionTower {
         self.with_tensors(self.projections.iter().map(of).collect(), others.collect())
     }
 
-    /// The same of tensors as `of` makes them of their names, without an adapter.
+    /// A copy without adapters, with the weights that `of` makes of names and tensors.
     fn mapped(&self, of: &impl Fn(&str, &Tensor) -> Tensor) -> Self {
         let linear = |own: &Projection| {
             let weight = |weight: &Tensor| of(&format!("{}.weight", own.name), weight);
@@ -96,7 +95,8 @@ impl VisionTower {
 }
 
 impl LoraPair {
-    /// The same pair of the projection `name`, whose tensors are as `of` makes them of PEFT's names.
+    /// A copy of the pair of projection `name`, with the matrices that `of` makes of PEFT's names and
+    /// tensors.
     fn map(&self, name: &str, of: impl Fn(&str, &Tensor) -> Tensor) -> Self {
         let [name_a, name_b] = peft_names(name);
         let magnitudes = self.magnitudes.as_ref();

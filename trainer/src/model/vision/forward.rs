@@ -1,4 +1,4 @@
-//! What a tower computes of one image.
+//! Forward pass of a vision tower over one image.
 //!
 //! Shapes as in [`super`].
 
@@ -11,17 +11,17 @@ use super::order::{PatchOrder, Units};
 use crate::model::projection::{Adapter, Dropout};
 use rlt_api::plan::model_config::TOWER;
 
-/// A pass of a tower.
+/// Settings of a forward pass over images.
 #[derive(Clone, Copy)]
 pub(super) struct Forward<'a> {
     pub(super) tower: &'a VisionTower,
     pub(super) adapter: Adapter,
-    /// Of adapters; `None` drops nothing.
+    /// Dropout of the adapters; `None` drops nothing.
     pub(super) dropout: Option<Dropout>,
 }
 
 impl Forward<'_> {
-    /// The features of an image, `[n, k * hidden]`.
+    /// Computes the features of an image, `[n, k * hidden]`.
     pub(super) fn compute(&self, image: &PromptImage) -> Tensor {
         let VisionTower { config, options, .. } = self.tower;
         let order = PatchOrder::new(config, image.grid);
@@ -42,13 +42,13 @@ impl Forward<'_> {
         units.restore(&Tensor::cat(&added, 1))
     }
 
-    /// Patches `[p, pixels]` to `[p, d]`.
+    /// Embeds patches, `[p, pixels]` to `[p, d]`.
     fn embed(&self, patches: &Tensor) -> Tensor {
         let weight = self.tensor("patch_embed.proj.weight").flatten(1, -1);
         patches.linear(&weight, self.find("patch_embed.proj.bias"))
     }
 
-    /// Adds the positions of patches, where the tower has a table of them.
+    /// Adds position embeddings, if the tower has a table of them.
     fn with_positions(&self, hidden_pd: Tensor, units: &Units) -> Tensor {
         match self.tower.config.position_side {
             Some(side) => {
@@ -59,8 +59,8 @@ impl Forward<'_> {
         }
     }
 
-    /// Patches of a token side by side through two linear layers: `[p, d]` to `[n, hidden]`. The mergers of
-    /// inner blocks normalise the patches of a token together.
+    /// Merges the patches of each token by two linear layers, `[p, d]` to `[n, hidden]`. The mergers of inner
+    /// blocks normalise the patches of a token together.
     fn merge(&self, merger: &str, hidden_pd: &Tensor) -> Tensor {
         let config = &self.tower.config;
         let names = config.blocks.names();
@@ -74,7 +74,7 @@ impl Forward<'_> {
         self.linear(&second, &self.linear(&first, &merged).gelu("none"))
     }
 
-    /// The linear layer of a name. The names are those of the configuration, all of which were read.
+    /// Applies the linear layer `name`, a name of the configuration: all of those were read.
     pub(super) fn linear(&self, name: &str, x: &Tensor) -> Tensor {
         let is_it = |full: &str| full.strip_prefix(TOWER) == Some(name);
         let found = self.tower.projections.iter().find(|projection| is_it(&projection.name));
@@ -82,14 +82,14 @@ impl Forward<'_> {
         found.unwrap_or_else(|| x.narrow(-1, 0, 0))
     }
 
-    /// A layer norm where the tower has biases of norms, else an RMS norm.
+    /// Applies a layer norm if norms of the tower have biases, else an RMS norm.
     pub(super) fn norm(&self, name: &str, x: &Tensor) -> Tensor {
         const EPS: f64 = 1e-6;
         let weight = self.tensor(&format!("{name}.weight"));
         match self.find(&format!("{name}.bias")) {
             Some(bias) => x.layer_norm(weight.size(), Some(&weight), Some(&bias), EPS, false),
             None => {
-                // As transformers rounds: normalised in fp32, then times the weight in the dtype of `x`.
+                // Rounds as transformers does: normalised in f32, then times the weight in the dtype of `x`.
                 let wide = if x.kind() == Kind::Double { x.shallow_clone() } else { x.to_kind(Kind::Float) };
                 let mean = wide.square().mean_dim([-1i64].as_slice(), true, None);
                 weight * (&wide * (mean + EPS).rsqrt()).to_kind(x.kind())
@@ -97,7 +97,7 @@ impl Forward<'_> {
         }
     }
 
-    /// A weight in the compute dtype. The names are those of the configuration, all of which were read.
+    /// The weight `name`, a name of the configuration, in the compute dtype: all of those were read.
     fn tensor(&self, name: &str) -> Tensor {
         let options = &self.tower.options;
         self.find(name).unwrap_or_else(|| Tensor::empty([0], (options.compute, options.device)))

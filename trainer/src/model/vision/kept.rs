@@ -1,21 +1,21 @@
-//! A cache of image features by digest, up to a size, of a tower whose numbers do not change.
+//! A bounded cache of image features by digest, for a tower whose weights do not change.
 
 use std::collections::{HashMap, VecDeque};
 
 use rlt_api::plan::KEPT_FEATURES_BYTES;
 use tch::Tensor;
 
-/// The cache of features.
+/// A cache of features that evicts the least recently used.
 #[derive(Debug, Default)]
 pub(super) struct KeptFeatures {
     features: HashMap<u64, Tensor>,
-    /// Digests, the one that was requested the longest time ago first.
+    /// Digests in the order of their last use, oldest first.
     order: VecDeque<u64>,
     bytes: u64,
 }
 
 impl KeptFeatures {
-    /// The features of an image, where they are kept.
+    /// The cached features of an image.
     pub(super) fn get(&mut self, digest: u64) -> Option<Tensor> {
         let features = self.features.get(&digest)?.shallow_clone();
         self.order.retain(|kept| *kept != digest);
@@ -23,7 +23,7 @@ impl KeptFeatures {
         Some(features)
     }
 
-    /// Keeps features, and drops those that were requested the longest time ago until all fit.
+    /// Adds features, and evicts the least recently used until all fit in [`KEPT_FEATURES_BYTES`].
     pub(super) fn insert(&mut self, digest: u64, features: &Tensor) {
         self.bytes += bytes(features);
         self.features.insert(digest, features.shallow_clone());

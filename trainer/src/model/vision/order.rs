@@ -1,7 +1,7 @@
-//! The order in which a tower computes the patches of an image: tokens window by window, so that tokens of a
-//! window are neighbours, and the inverse.
+//! Order in which a tower computes the patches of an image: window by window, so that a window's tokens are
+//! adjacent, and the inverse.
 //!
-//! The patches of a token are neighbours all along; what is moved are tokens.
+//! The patches of a token are always adjacent, so only tokens are permuted.
 
 use rlt_api::plan::model_config::VisionConfig;
 use rlt_core::images::ImageGrid;
@@ -9,25 +9,25 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Rotary, Spans};
 
-/// Where the patches of an image are computed.
+/// Permutation of an image's tokens, with the windows and frames of their patches.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PatchOrder {
-    /// The token that is computed at each place.
+    /// Token index at each position of the order.
     tokens: Vec<i64>,
-    /// Patches of each window.
+    /// Number of patches of each window.
     windows: Vec<usize>,
-    /// Patches of each frame.
+    /// Number of patches of each frame.
     frames: Vec<usize>,
-    /// Row and column of each patch, in the order in which they are computed.
+    /// Row and column of each patch, in the computed order.
     places: [Vec<i64>; 2],
-    /// Rows and columns of patches.
+    /// Number of rows and columns of patches.
     size: [usize; 2],
     patches_per_token: i64,
 }
 
 impl PatchOrder {
-    /// Of an image of `grid`. Windows begin at the first row and column of tokens; those at the other edges
-    /// have what is left.
+    /// The order for an image of `grid`. Windows begin at the first row and column of tokens; those at the
+    /// opposite edges may be smaller.
     pub(super) fn new(config: &VisionConfig, grid: ImageGrid) -> Self {
         let merge = config.spatial_merge_size;
         let (rows, columns) = (grid.rows / merge, grid.columns / merge);
@@ -52,14 +52,14 @@ impl PatchOrder {
         Self { tokens, windows, frames, places, size, patches_per_token: (merge * merge) as i64 }
     }
 
-    /// The same as tensors, by one copy.
+    /// Uploads the order to a device, by one copy.
     pub(super) fn to_device(&self, device: Device) -> Units {
         let [windows, frames] = [&self.windows, &self.frames].map(|spans| Spans::patches_by_length(spans));
         let first = [&self.tokens, &self.places[0], &self.places[1]].into_iter();
         let arrays: Vec<&[i64]> =
             first.chain(windows.values()).chain(frames.values()).map(Vec::as_slice).collect();
         let mut uploaded = rlt_torch::upload(&arrays, device).into_iter();
-        // As many tensors as arrays.
+        // There are as many tensors as arrays.
         let mut next = || uploaded.next().unwrap_or_else(|| Tensor::empty([0], (Kind::Int64, device)));
         let tokens = next();
         Units {
@@ -74,7 +74,7 @@ impl PatchOrder {
     }
 }
 
-/// Row and column of each patch of `tokens`.
+/// Row and column of each patch of `tokens`, in their order.
 fn places(tokens: &[i64], (rows, columns): (usize, usize), merge: usize) -> [Vec<i64>; 2] {
     let mut places = [Vec::new(), Vec::new()];
     for token in tokens {
@@ -101,14 +101,14 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// A table of `side` times `side` positions, `[side * side, d]`, interpolated to the patches of the
-    /// image, `[p, d]`: bilinear, the corners of both on each other.
+    /// Interpolates a table of `side` times `side` position embeddings, `[side * side, d]`, to the patches of
+    /// the image, `[p, d]`: bilinear, with aligned corners.
     pub(super) fn positions(&self, table: &Tensor, side: i64) -> Tensor {
         let [rows, columns] = [0, 1].map(|axis| neighbours(&self.places[axis], self.size[axis], side));
         let mut sum = None::<Tensor>;
         for (row, row_weight) in &rows {
             for (column, column_weight) in &columns {
-                // Its gradient adds up in the same order in every run.
+                // The gradient of an embedding is summed in the same order in every run.
                 let found = Tensor::embedding(table, &(row * side + column), -1, false, false);
                 let part = found * (row_weight * column_weight).unsqueeze(1);
                 sum = Some(sum.map_or_else(|| part.shallow_clone(), |sum| sum + &part));
@@ -117,24 +117,24 @@ impl Units {
         sum.unwrap_or_else(|| table.narrow(0, 0, 0))
     }
 
-    /// Patches `[p, d]` in the order in which they are computed. Frames are not split.
+    /// Permutes patches `[p, d]` from image order to the computed order. Frames are not split.
     pub(super) fn sort(&self, hidden_pd: &Tensor) -> Tensor {
         hidden_pd.unflatten(0, [-1, self.patches_per_token]).index_select(0, &self.tokens).flatten(0, 1)
     }
 
-    /// Tokens `[n, hidden]` in the order of the prompt.
+    /// Permutes tokens `[n, hidden]` back to the order of the prompt.
     pub(super) fn restore(&self, features: &Tensor) -> Tensor {
         features.index_select(0, &self.inverse)
     }
 
-    /// The rotary embedding of queries and keys.
+    /// Rotary embedding of queries and keys for the patches in the computed order.
     pub(super) fn rotary(&self, config: &VisionConfig) -> Rotary {
         let [rows, columns] = &self.places;
         Rotary::new([rows, columns], (config.hidden_size / config.num_heads) as i64)
     }
 }
 
-/// The two entries of an axis of `side` positions between which patches at `places` of an axis of `size` lie,
+/// For patches at `places` of an axis of `size`, the two neighbouring entries of an axis of `side` positions,
 /// i64 `[p]`, each with its weight, f32 `[p]`.
 fn neighbours(places: &Tensor, size: i64, side: i64) -> [(Tensor, Tensor); 2] {
     let at = places.to_kind(Kind::Float) * (side - 1) / (size - 1).max(1);

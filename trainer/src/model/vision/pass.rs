@@ -1,8 +1,8 @@
-//! The features of a micro-batch's images in a pass that trains the tower or its adapters: forward, and
-//! backward from the gradient of the features. Images are computed one by one, so that the backward pass may
-//! compute each again and keep no graph but its own.
+//! Features of a micro-batch's images in a pass that trains the tower or its adapters: forward, and backward
+//! from the gradient of the features. Images are computed one by one, so that the backward pass may recompute
+//! each and keep only one graph at a time.
 //!
-//! Shapes: n tokens of images, k rows of features of a token, d hidden size, t tokens of the micro-batch.
+//! Shapes: n placeholder tokens of images, k features of a token, d hidden size, t tokens of the micro-batch.
 
 use std::sync::Arc;
 
@@ -18,42 +18,42 @@ use crate::model::packed::{PackedImages, PackedInput};
 use crate::model::placed::PlacedFeatures;
 use crate::model::projection::{Adapter, Dropout};
 
-/// A forward pass of images whose features want a gradient.
+/// A forward pass over images whose features need a gradient.
 #[derive(Debug)]
 pub(crate) struct TowerPass {
     images: Vec<Arc<PromptImage>>,
-    /// i64 [n].
+    /// Index of each placeholder token among the tokens, i64 [n].
     places_n: Tensor,
-    /// A leaf, [n, k d].
+    /// The features, a leaf, [n, k d].
     features: Tensor,
-    /// The features of each image with their graph; empty where the backward pass computes them again.
+    /// The features of each image with their graphs; empty if the backward pass recomputes them.
     graphs: Vec<Tensor>,
     dropout_seed: Option<u64>,
 }
 
 impl Decoder {
-    /// Whether passes carry gradients into the vision tower.
+    /// Whether training passes need gradients in the vision tower.
     pub(crate) fn trains_tower(&self) -> bool {
         self.vision.as_ref().is_some_and(VisionTower::is_trained)
     }
 
-    /// Drops features of images that are kept, after weights have changed.
+    /// Clears cached features of images, after weights have changed.
     pub(crate) fn forget_images(&self) {
         self.vision.iter().filter(|tower| tower.is_own).for_each(VisionTower::forget);
     }
 
-    /// The features of a micro-batch's images in a pass without gradients; `None` where it has none.
+    /// The features of a micro-batch's images in a pass without gradients; `None` if it has no images.
     ///
     /// # Panics
-    /// When there are images and the tower was never read ([`Self::read_vision`]).
+    /// If there are images and the tower was never read ([`Self::read_vision`]).
     pub(crate) fn placed_features(&self, input: &PackedInput, adapter: Adapter) -> Option<PlacedFeatures> {
         let PackedImages { images, places } = input.images.as_ref()?;
         let features = self.image_features(images, adapter);
         Some(PlacedFeatures::new(places.shallow_clone(), &features, self.config.hidden_size))
     }
 
-    /// The same in a pass with gradients, and where the tower is trained what its backward pass needs:
-    /// everything, or with `recomputes` the images alone.
+    /// The features of a micro-batch's images in a pass with gradients. If the tower is trained, also the
+    /// pass for [`TowerPass::backward`], with the images' graphs, or without them if it `recomputes`.
     ///
     /// # Panics
     /// As [`Self::placed_features`].
@@ -83,8 +83,8 @@ impl Decoder {
     }
 }
 
-/// The tower of a decoder for several images of a pass: weights that are trained in another dtype are cast
-/// once, not once for each graph.
+/// The tower of a decoder for the images of one pass. Trained weights of another dtype are cast once, not
+/// once for each image.
 struct PassTower<'a> {
     own: Option<&'a VisionTower>,
     cast: Option<VisionTower>,
@@ -97,7 +97,7 @@ impl<'a> PassTower<'a> {
         Self { own, cast: own.and_then(VisionTower::cast), dropout_seed }
     }
 
-    /// The features of an image with their graph. Dropout of a patch depends on seed, image and place.
+    /// The features of an image with their graph. Dropout depends on seed, image and position.
     fn features(&self, image: &PromptImage) -> Tensor {
         let dropout = self.dropout_seed.map(|seed| Dropout { seed: seed ^ image.digest, first_token: 0 });
         let of_tower = |tower| Forward { tower, adapter: Adapter::On, dropout }.compute(image);
@@ -107,8 +107,8 @@ impl<'a> PassTower<'a> {
 }
 
 impl TowerPass {
-    /// Carries the gradient back into the tower: that of the embedded tokens, [t, d], which
-    /// features replaced, and what layers have added to the gradient of the features.
+    /// Runs the backward pass of the tower. The gradient of the features has two parts: that of the embedded
+    /// tokens `grad_td`, [t, d], which features replaced, and what layers have accumulated.
     pub(crate) fn backward(self, decoder: &Decoder, grad_td: Option<&Tensor>) {
         let Self { images, places_n, features, graphs, dropout_seed } = self;
         let added = features.grad();

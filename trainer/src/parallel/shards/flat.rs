@@ -1,20 +1,20 @@
-//! The parameters of one FSDP unit as a flat buffer, of which this rank keeps a shard.
+//! The parameters of one FSDP unit as a flat buffer, of which this rank holds a shard.
 //!
 //! ```text
-//! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
+//! parameters   |  a  |    b    | c |        each a view of `whole`, also while its memory is freed
 //! whole        [.....|.........|...]pad
-//! shards       [   0   |   1   |   2   ]    of one length; a piece is a parameter's part in a shard
+//! shards       [   0   |   1   |   2   ]    of equal length; a piece is a parameter's range in a shard
 //! ```
-//! The whole is gathered in the compute dtype, or in the master dtype of the shards. Gradients are always in
-//! the master dtype.
+//! The buffer `whole` is gathered in the compute dtype, or in the master dtype of the shards. Gradients are
+//! always in the master dtype.
 //!
-//! With `dp_shard` 1 the shard is the whole buffer. Parameters then begin at aligned addresses, so that
+//! With `dp_shard` 1 the shard is the full buffer. Parameters then begin at aligned addresses, so that
 //! products have the bits of separate tensors.
 //!
-//! With expert parallelism the whole of experts' weights are those of this rank's experts, sharded over the
-//! ranks that have the same, and with tensor parallelism the whole of a weight that is cut is this rank's
-//! part of it, sharded over the ranks of its place. All experts, and all of a weight, are gathered only where
-//! a role reads the model, see [`Flat::gather_others`].
+//! With expert parallelism the buffer of experts' weights holds only this rank's experts, and is sharded over
+//! the ranks that hold the same. With tensor parallelism the buffer holds this rank's tensor-parallel shard
+//! of each weight, and is sharded over the ranks with its index. All experts, and full weights, are gathered
+//! only where a role reads the model, see [`Flat::gather_others`].
 
 mod copies;
 mod gradients;
@@ -40,27 +40,27 @@ use crate::parallel::{EpGroup, MeshRanks, RankError, TpGroup};
 pub(super) struct Flat {
     parameters: Vec<Parameter>,
     layout: Shards,
-    /// The range of this rank's shard in the whole.
+    /// Range of this rank's shard in the buffer.
     own: Range<usize>,
     /// This rank's shard, `[shard_len]`; padding is zero.
     shard: OwnShard,
     master: Whole,
-    /// `None` if the compute dtype is the master dtype.
+    /// Buffer in the compute dtype; `None` if that is the master dtype.
     compute: Option<Whole>,
     state: RefCell<UnshardState>,
     gradients: RefCell<Gradients>,
-    /// Whether these are weights of experts, of which other ranks have others.
+    /// Whether these are weights of experts, and other ranks hold other experts'.
     is_of_experts: bool,
-    /// Whether other ranks of the tensor-parallel group have other parts of these.
+    /// Whether other ranks of the tensor-parallel group hold other shards of these weights.
     is_cut: bool,
-    /// Whether leaves are those of all experts, or all of each weight.
+    /// Whether the leaves hold all experts, or full weights, at present.
     has_others: Cell<bool>,
 }
 
 #[derive(Debug)]
 struct Parameter {
     name: String,
-    /// The decoder's own tensor.
+    /// The decoder's tensor.
     leaf: Tensor,
     place: Place,
     /// The parameter's piece of the shard, `[len]`: a separate leaf, which the optimizer updates.
@@ -68,8 +68,9 @@ struct Parameter {
 }
 
 impl Flat {
-    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The
-    /// shard is offloaded to `place` where there is one. Of `share` leaves hold all, or what is here.
+    /// Takes the named leaves, all of one dtype, which layers use in `compute`; `None` if there are none. The
+    /// shard is offloaded to `place` if there is one. The leaves hold full tensors or this rank's local
+    /// values, as `share` says.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         (ranks, share): (&MeshRanks, Share<'_>),
@@ -120,27 +121,27 @@ impl Flat {
         ranks.experts().filter(|_| is_of_experts).map_or(ranks, |experts| &experts.mesh)
     }
 
-    /// The ranks over which the buffer is sharded, of those of its role.
+    /// The ranks among `ranks` over which the buffer is sharded.
     pub(super) fn own_ranks<'a>(&self, ranks: &'a MeshRanks) -> &'a MeshRanks {
         Self::ranks_of(ranks, self.is_of_experts)
     }
 
-    /// The ranks that have all experts together; `None` for other parameters.
+    /// The group whose ranks together hold all experts; `None` for other parameters.
     fn ep_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a EpGroup> {
         ranks.experts().filter(|_| self.is_of_experts).map(|experts| &experts.group)
     }
 
-    /// Whether these are weights of experts, of which other ranks have others.
+    /// Whether these are weights of experts, and other ranks hold other experts'.
     pub(super) fn is_of_experts(&self) -> bool {
         self.is_of_experts
     }
 
-    /// The ranks that have the other parts of weights that are cut; `None` for other parameters.
+    /// The group whose ranks hold the other tensor-parallel shards; `None` for other parameters.
     fn tp_group<'a>(&self, ranks: &'a MeshRanks) -> Option<&'a TpGroup> {
         ranks.tp_group().filter(|_| self.is_cut).map(|group| group.as_ref())
     }
 
-    /// Whether other ranks of the tensor-parallel group have other parts of these.
+    /// Whether other ranks of the tensor-parallel group hold other shards of these weights.
     pub(super) fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -154,12 +155,13 @@ impl Flat {
         self.shard.offloaded().is_some()
     }
 
-    /// Whether this rank's shard is the whole buffer (`dp_shard` 1).
+    /// Whether this rank's shard is the full buffer (`dp_shard` 1).
     fn is_whole(&self) -> bool {
         self.own.len() == self.layout.padded_len()
     }
 
-    /// Lets `change` read and write this rank's pieces.
+    /// Lets `change` read and write this rank's pieces, which are fetched and written back if they are
+    /// offloaded.
     pub(super) fn change<E: From<rlt_torch::Error>>(
         &self,
         change: impl FnOnce() -> Result<(), E>,
@@ -171,7 +173,7 @@ impl Flat {
         self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.piece.shallow_clone()))
     }
 
-    /// Lets `fill` write the pieces in this rank's shard.
+    /// Lets `fill` write the pieces in this rank's shard, run by run.
     pub(super) fn fill<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
@@ -200,7 +202,7 @@ impl Flat {
         self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty())
     }
 
-    /// Lets the shard of frozen parameters be `shard`, which holds the same numbers elsewhere.
+    /// Rebinds the shard of frozen parameters to `shard`, other memory with the same values.
     pub(super) fn lie_in(&mut self, shard: Tensor) {
         for Parameter { place, piece, .. } in &mut self.parameters {
             *piece = place.in_shard(&shard, &self.own);
@@ -208,7 +210,7 @@ impl Flat {
         self.shard = OwnShard::Here(shard);
     }
 
-    /// The decoder's own tensor of this name, to be read while the unit is unsharded.
+    /// The decoder's tensor of this name, which can be read while the unit is unsharded.
     pub(super) fn leaf(&self, name: &str) -> Option<&Tensor> {
         self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.leaf)
     }
@@ -221,7 +223,7 @@ impl Flat {
         self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.place)
     }
 
-    /// Bytes of parameters and gradients that are there now.
+    /// Bytes of parameters and gradients that are allocated at present.
     pub(super) fn num_bytes(&self) -> usize {
         let gradients = self.gradients.borrow();
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
@@ -243,7 +245,7 @@ impl Flat {
 }
 
 impl Parameter {
-    /// Takes a leaf, which becomes a view of the whole, and copies this rank's part of its values to its
+    /// Takes a leaf, which becomes a view of the buffer, and copies its values in this rank's shard to
     /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
         place.copy_piece(&name, &leaf, &piece);

@@ -1,5 +1,5 @@
-//! Gradients of sharded parameters: gathered in whole buffers, reduce-scattered, and summed over all ranks.
-//! What the optimizer does with them is not known here.
+//! Gradients of sharded parameters: accumulated in unsharded buffers, reduce-scattered, and summed over all
+//! ranks. The optimizer is elsewhere.
 
 use rlt_torch::collectives::Pending;
 use tch::{Tensor, no_grad};
@@ -12,7 +12,7 @@ use crate::parallel::RankError;
 #[derive(Debug)]
 pub(super) struct Scattering {
     unit: FsdpUnit,
-    /// The index of the buffer among the unit's trained ones.
+    /// Index of the buffer among the unit's trained ones.
     flat_idx: usize,
     /// This rank's shard of the result, `[n / dp_shard]`.
     own: Tensor,
@@ -20,7 +20,7 @@ pub(super) struct Scattering {
 }
 
 impl ShardedParameters {
-    /// Gives the trained parameters of a unit gradients of zero, for a backward pass to add to.
+    /// Allocates zero gradients of a unit's trained parameters, to which a backward pass adds.
     pub fn begin_gradient(&self, unit: FsdpUnit) {
         self.held(unit).trained.iter().for_each(Flat::begin_gradient);
     }
@@ -40,14 +40,14 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Waits for all gradients and all-reduces them over the replicas: the pieces' gradients are then those
-    /// of all ranks.
+    /// Waits for all gradients and all-reduces them over the replicas: the pieces' gradients are then sums
+    /// over all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.settle()?;
-        // Rows of all ranks reach an expert, so that its gradient is that of the whole group.
+        // An expert receives rows from all ranks, so its gradient is that of the whole group.
         let (of_experts, others): (Vec<&Flat>, Vec<&Flat>) =
             self.trained().partition(|flat| flat.is_of_experts());
         for flats in [others, of_experts] {
@@ -60,8 +60,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// All-reduces the gradients of whole parameters of which each rank of the tensor-parallel group has a
-    /// summand, in one call. They have the same places on all of its ranks.
+    /// All-reduces, in one call, the gradients of full parameters for which each rank of the tensor-parallel
+    /// group has a summand. They have the same places on all of its ranks.
     fn sum_over_tensor_parallel(&self) -> Result<(), RankError> {
         let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else { return Ok(()) };
         let whole = self.trained().filter(|flat| !flat.is_cut());

@@ -3,7 +3,7 @@
 use rlt_torch::{Error, FlatBuffer, OffloadStorage, Offloaded};
 use tch::Tensor;
 
-/// The numbers of a shard, `[shard_len]`, with views of them that stay.
+/// Values of this rank's shard, `[shard_len]`; views of them stay valid.
 #[derive(Debug)]
 pub(super) enum OwnShard {
     Here(Tensor),
@@ -11,7 +11,7 @@ pub(super) enum OwnShard {
 }
 
 impl OwnShard {
-    /// Takes a filled buffer, whose numbers are offloaded to `storage` where there is one.
+    /// Takes a filled buffer, and offloads its values to `storage` if there is one.
     pub(super) fn new(buffer: FlatBuffer, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
         let Some(storage) = storage else { return Ok(Self::Here(buffer.tensor().shallow_clone())) };
         let offloaded = storage.offload(buffer.tensor())?;
@@ -27,7 +27,7 @@ impl OwnShard {
         }
     }
 
-    /// The offloaded values; `None` where they stay on the device.
+    /// The offloaded values; `None` if they stay on the device.
     pub(super) fn offloaded(&self) -> Option<&Offloaded> {
         match self {
             Self::Here(_) => None,
@@ -35,7 +35,7 @@ impl OwnShard {
         }
     }
 
-    /// The values, to be read.
+    /// The values on the device, fetched if they are offloaded.
     pub(super) fn values(&self) -> Result<Tensor, Error> {
         match self {
             Self::Here(shard) => Ok(shard.shallow_clone()),
@@ -43,8 +43,8 @@ impl OwnShard {
         }
     }
 
-    /// The values to be read where they are: offloaded ones take memory of the host as they are read, and
-    /// change with the next write.
+    /// The values in place: offloaded ones take memory of the host while they are read, and change with the
+    /// next write.
     pub(super) fn in_place(&self) -> Result<Tensor, Error> {
         match self {
             Self::Here(shard) => Ok(shard.shallow_clone()),
@@ -52,7 +52,8 @@ impl OwnShard {
         }
     }
 
-    /// Lets `change` read and write the values through the tensor and its views.
+    /// Lets `change` read and write the values through the tensor and its views; offloaded ones are fetched
+    /// first and written back.
     pub(super) fn change<E: From<Error>>(&self, change: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let Self::Offloaded { buffer, offloaded } = self else { return change() };
         buffer.take()?;

@@ -1,4 +1,4 @@
-//! The offsets of parameters in a flat buffer, and the part of each that is in one rank's shard.
+//! Offsets of parameters in a flat buffer, and the piece of each in one rank's shard.
 
 use std::ops::Range;
 
@@ -9,26 +9,26 @@ use tch::{Tensor, no_grad};
 
 use crate::model::tp_cuts::{ParameterCuts, PlaceCuts, part_of};
 
-/// Bytes between places where memory is read fastest.
+/// Alignment in bytes at which memory is read fastest.
 const CACHE_LINE: usize = 64;
 
-/// A parameter's range in the buffer, and its piece in this rank's shard.
+/// Range of a parameter in the buffer, and its piece in this rank's shard.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) range: Range<usize>,
-    /// That of the parameter here: with expert parallelism of this rank's experts, with tensor parallelism of
-    /// its part.
+    /// Local size of the parameter: of this rank's experts with expert parallelism, of its shard with tensor
+    /// parallelism, else the full size.
     pub(super) size: Vec<i64>,
-    /// The size of the whole parameter, and where the part here begins in it.
+    /// Full size of the parameter, and the index in it, in row-major order, at which the local values begin.
     pub(super) whole_size: Vec<i64>,
     pub(super) offset: usize,
     pub(super) part: Range<usize>,
-    /// How the whole parameter is cut where the part here does not lie in one stretch of it.
+    /// Tensor-parallel shards of the parameter, if the local values are not contiguous in the full one.
     pub(super) cuts: Option<PlaceCuts>,
 }
 
 impl Place {
-    /// The piece in the shard of the whole parameter.
+    /// The piece as a range of the full parameter.
     pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> CutShard<'a> {
         let Range { start, end } = self.shard_here(name).range;
         let range = self.offset + start..self.offset + end;
@@ -36,7 +36,7 @@ impl Place {
         CutShard { shard, cut: self.cuts.as_ref().map(PlaceCuts::own) }
     }
 
-    /// Copies the piece of the parameter `leaf`, which is whole or as it is here.
+    /// Copies the piece of the parameter `leaf`, which has its full or its local size.
     pub(super) fn copy_piece(&self, name: &str, leaf: &Tensor, piece: &Tensor) {
         let is_whole = leaf.size() == self.whole_size;
         match &self.cuts {
@@ -48,48 +48,48 @@ impl Place {
         }
     }
 
-    /// The same piece of the parameter as it is here.
+    /// The piece as a range of the local parameter.
     pub(super) fn shard_here<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
         // An empty piece may be beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
         TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
     }
 
-    /// The parameter in all of the buffer, `[padded_len]`, in its own size.
+    /// A view of the local parameter in the unsharded buffer `whole`, `[padded_len]`.
     pub(super) fn in_whole(&self, whole: &Tensor) -> Tensor {
         whole.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
     }
 
-    /// The parameter's part of a shard at `own`, `[len]`.
+    /// A view of the parameter's piece in a `shard` whose range in the buffer is `own`, `[len]`.
     pub(super) fn in_shard(&self, shard: &Tensor, own: &Range<usize>) -> Tensor {
         shard.narrow(0, (self.part.start - own.start) as i64, self.part.len() as i64)
     }
 }
 
-/// The experts that are here of tensors of all experts, `[e, ..]`.
+/// This rank's experts among all experts of a tensor, `[e, ..]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnExperts {
     pub(crate) shard: EpShard,
-    /// Those of the model, e.
+    /// Number of experts of the model, e.
     pub(crate) num_experts: usize,
 }
 
 impl OwnExperts {
-    /// The size of a leaf here: one that was taken before has it already.
+    /// The local size of a leaf, which has its full size, or already its local one.
     fn size_here(self, leaf: &[i64]) -> Vec<i64> {
         let num_own = self.shard.experts(self.num_experts).len() as i64;
         std::iter::once(num_own).chain(leaf.iter().skip(1).copied()).collect()
     }
 }
 
-/// What the parameters of a buffer are on this rank.
+/// Local values of a buffer's parameters on this rank, before FSDP shards them.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Share<'a> {
-    /// All of each.
+    /// All of each parameter.
     Whole,
-    /// Those of some experts.
+    /// The values of some experts.
     Experts(OwnExperts),
-    /// A part of each, by tensor parallelism.
+    /// A tensor-parallel shard of each parameter.
     Cut(&'a ParameterCuts),
 }
 
@@ -113,7 +113,7 @@ impl Share<'_> {
 /// A named tensor of a decoder.
 type Leaf = (String, Tensor);
 
-/// The sizes of leaves as they are here.
+/// Local sizes of the leaves.
 pub(super) fn sizes(leaves: &[(String, Tensor)], share: Share<'_>) -> Vec<Vec<i64>> {
     let size = |(name, leaf): &(String, Tensor)| match share {
         Share::Experts(experts) => experts.size_here(&leaf.size()),
@@ -126,8 +126,8 @@ pub(super) fn sizes(leaves: &[(String, Tensor)], share: Share<'_>) -> Vec<Vec<i6
     leaves.iter().map(size).collect()
 }
 
-/// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`: contiguous, or with one shard
-/// aligned to cache lines, for numbers of `width` bytes.
+/// The ranges of consecutive parameters of `sizes` in a buffer of `num_shards`. They are contiguous, but with
+/// one shard aligned to cache lines, for values of `width` bytes.
 pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec<Range<usize>> {
     let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
     let mut end = 0_usize;
@@ -139,7 +139,7 @@ pub(super) fn ranges(sizes: &[Vec<i64>], num_shards: usize, width: usize) -> Vec
     sizes.iter().map(range).collect()
 }
 
-/// The places of the leaves, of sizes here, at their ranges, with the piece of each in shard `shard` of
+/// The places of leaves, whose local sizes and ranges are `at`, with the piece of each in shard `shard` of
 /// `layout`.
 pub(super) fn places(
     leaves: &[Leaf],
@@ -162,8 +162,8 @@ pub(super) fn places(
     leaves.iter().zip(at).map(place).collect()
 }
 
-/// Copies a shard of the whole tensor over `values`, `[len]`. A tensor that is not contiguous, such as an
-/// expanded one, is copied chunk by chunk.
+/// Copies a shard of the full tensor `whole` to `values`, `[len]`. A tensor that is not contiguous, such as
+/// an expanded one, is copied chunk by chunk.
 pub(crate) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
     let chunks = tensor_shard.chunks(READ_CHUNK_NUMBERS as usize);

@@ -1,5 +1,4 @@
-//! FSDP units: the parameters of a decoder that are gathered together, in buffers by what layers make of
-//! them.
+//! FSDP units: the parameters of a decoder that are gathered together, in buffers by dtype and layout.
 
 use std::rc::Rc;
 
@@ -32,18 +31,18 @@ impl FsdpUnit {
     }
 }
 
-/// The parameters of one unit: matrices, which are gathered in the compute dtype, and vectors, such as a
-/// norm's weights, which layers use in the master dtype. If both dtypes are equal there is one buffer.
+/// Parameters of one unit: matrices, which are gathered in the compute dtype, and vectors, such as a norm's
+/// weights, which layers use in the master dtype. If both dtypes are equal they share a buffer.
 #[derive(Debug)]
 pub(super) struct UnitParameters {
     pub(super) trained: Vec<Flat>,
-    /// Several roles may compute with the same frozen parameters.
+    /// Frozen parameters; several roles may compute with the same ones.
     pub(super) frozen: Vec<Rc<Flat>>,
 }
 
 impl UnitParameters {
-    /// Takes parameters that layers use in the dtype `compute`, offloaded to `place` if there is one; of
-    /// experts' weights those of `experts`, and of weights that are cut the rank's part.
+    /// Shards parameters that layers use in the dtype `compute`, offloaded to `place` if there is one. Of
+    /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
     pub(super) fn new(
         parameters: NamedTensors,
         (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
@@ -56,7 +55,7 @@ impl UnitParameters {
             let (cut, parameters): (NamedTensors, NamedTensors) = parameters
                 .into_iter()
                 .partition(|(name, _)| cuts.is_some_and(|cuts| cuts.of(name).is_some()));
-            // Codes of quantized weights are gathered as they are.
+            // Codes of quantized weights are gathered in their own dtype.
             let (codes, parameters): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| !tensor.is_floating_point());
             let [matrices, vectors] = by_use(parameters, compute);
@@ -85,14 +84,15 @@ impl UnitParameters {
     }
 }
 
-/// Matrices, which layers use in the dtype `compute`, and vectors, of which they make exact use.
+/// Splits parameters into matrices, which layers use in the dtype `compute`, and vectors, which they use
+/// unrounded.
 fn by_use(parameters: NamedTensors, compute: Kind) -> [NamedTensors; 2] {
     let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
     let (matrices, vectors) = parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
     [matrices, vectors]
 }
 
-/// The experts of a decoder that this rank has; `None` without expert parallelism, or without experts.
+/// The experts of a decoder that this rank holds; `None` without expert parallelism, or without experts.
 pub(super) fn own_experts(decoder: &Decoder, ranks: &MeshRanks) -> Result<Option<OwnExperts>, RankError> {
     let Some((ranks, experts)) = ranks.experts().zip(decoder.config.experts.as_ref()) else {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! Units while they are whole: prefetched, unsharded, compared with the shards that they come from, and
-//! resharded. The schedule decides when.
+//! Unsharding of units: prefetch, unshard, verification against the shards, and reshard. The schedule decides
+//! when.
 
 use tch::Tensor;
 
@@ -8,8 +8,8 @@ use super::{FsdpUnit, ShardedParameters, WeightDtype};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
-    /// Calls `read` for every unit while it is unsharded in `dtype`, all of it, in the order of
-    /// [`Self::units`]; the next one is prefetched meanwhile. Collective.
+    /// Calls `read` for every unit in the order of [`Self::units`], while it is unsharded in `dtype` with all
+    /// experts and full weights; the next one is prefetched meanwhile. Collective.
     ///
     /// # Errors
     /// The error of `read`, or [`RankError`] when a rank is lost or memory is short.
@@ -62,7 +62,7 @@ impl ShardedParameters {
         self.unshard_as(unit, WeightDtype::Compute)
     }
 
-    /// Waits until a unit is unsharded in the master dtype of the shards, all of it.
+    /// Waits until a unit is unsharded in the master dtype of the shards, with all experts and full weights.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
@@ -87,7 +87,7 @@ impl ShardedParameters {
     /// Frees the unsharded parameters of a unit.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when libtorch cannot.
+    /// [`RankError::Shards`] if libtorch fails.
     pub fn reshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
         self.held(unit).flats().try_for_each(Flat::reshard)
     }

@@ -1,5 +1,5 @@
-//! The source of shards' values, and the storage of a frozen model's: each rank requests only its own pieces,
-//! so that no rank ever loads the whole model. The meaning of values is not known here.
+//! Values of shards, and the storage of a frozen model's shards. Each rank requests only its own pieces, so
+//! that no rank ever loads the full model. What the values mean is the caller's business.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,8 +16,8 @@ use crate::model::{Decoder, ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
-    /// Lets `fill` write every piece that this rank has, `[len]`, from the whole tensor of which it is a
-    /// shard: stretch by stretch where the tensor is cut.
+    /// Lets `fill` write every piece of this rank, `[len]`, from the full tensor's range. A tensor-parallel
+    /// shard that is not contiguous in the full tensor is filled run by run.
     ///
     /// # Errors
     /// The error of `fill`, or when an offloaded piece cannot be fetched or put back.
@@ -28,7 +28,7 @@ impl ShardedParameters {
         self.units().try_for_each(|unit| self.fill_unit(unit, &mut fill))
     }
 
-    /// The same of the trained parameters alone.
+    /// [`Self::fill`] for the trained parameters only.
     ///
     /// # Errors
     /// As [`Self::fill`].
@@ -39,8 +39,8 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.fill(&mut fill))
     }
 
-    /// Shows `see` every piece that this rank has, `[len]`, where it is: an offloaded one is on the host, and
-    /// takes memory while it is read. It may be kept, but not beyond the next change of the parameters.
+    /// Shows `see` every piece of this rank, `[len]`, in place: an offloaded one is on the host, and takes
+    /// memory while it is read. It may be kept only until the parameters change.
     ///
     /// # Errors
     /// The error of `see`, or when an offloaded piece cannot be read.
@@ -52,7 +52,7 @@ impl ShardedParameters {
         flats.try_for_each(|flat| flat.show(&mut see))
     }
 
-    /// The same of the trained parameters alone.
+    /// [`Self::show`] for the trained parameters only.
     ///
     /// # Errors
     /// As [`Self::show`].
@@ -63,7 +63,7 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.show(&mut see))
     }
 
-    /// Reads the weights of this rank's pieces of a model's parameters; an adapter is not changed.
+    /// Reads this rank's pieces of a model's weights; an adapter is not changed.
     ///
     /// # Errors
     /// As [`Weights::fill`].
@@ -82,8 +82,8 @@ impl ShardedParameters {
         self.held(unit).flats().try_for_each(|flat| flat.fill(fill))
     }
 
-    /// Lets `fill` write a moment for this rank's piece of the trained parameter `name`, `[len]`. An empty
-    /// piece requests nothing.
+    /// Lets `fill` write a moment of this rank's piece of the trained parameter `name` into `values`,
+    /// `[len]`. An empty piece requests nothing.
     ///
     /// # Errors
     /// The error of `fill`.
@@ -99,8 +99,8 @@ impl ShardedParameters {
             .try_for_each(|(run, own)| fill(&run, &values.narrow(0, own.start as i64, own.len() as i64)))
     }
 
-    /// Copies the values of another role's parameters, unit by unit: those with the names that `name_there`
-    /// returns. Parameters that the other role does not have are not changed.
+    /// Copies the values of another role's parameters, unit by unit; `name_there` gives a parameter's name in
+    /// the other role. Parameters that the other role does not have are not changed.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -111,9 +111,9 @@ impl ShardedParameters {
         })
     }
 
-    /// Lets `fill` write every piece that this rank has, `[len]`, with the gathered tensor of another role of
-    /// the name that `name_there` returns, in the master dtype, unit by unit. Parameters that the other role
-    /// does not have are left out. Collective.
+    /// Calls `fill` with every piece of this rank, `[len]`, and the other role's full tensor in the master
+    /// dtype, unit by unit; `name_there` gives its name in the other role. Parameters that the other role
+    /// does not have are skipped. Collective.
     ///
     /// # Errors
     /// The error of `fill`, or [`RankError`] when a rank is lost.
@@ -135,13 +135,13 @@ impl ShardedParameters {
         })
     }
 
-    /// The file that the shards of a frozen model are in; `None` where they can be written to.
+    /// File with the shards of a frozen model; `None` where shards can be written.
     pub(crate) fn file(&self) -> Option<&TensorFile> {
         self.offload_file.as_ref()
     }
 
-    /// Initializes the parameters of a fresh adapter that depend on the base weights, unit by unit;
-    /// `name_there` returns the decoder's name of a parameter. Collective.
+    /// Initializes the parameters of a fresh adapter that follow from the base weights, unit by unit;
+    /// `name_there` gives the decoder's name of a parameter. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
@@ -166,14 +166,14 @@ impl ShardedParameters {
         })
     }
 
-    /// All parameters of a unit by name, to be read while it is unsharded.
+    /// All parameters of a unit by name. They can be read while the unit is unsharded.
     pub(crate) fn parameters_of(&self, unit: FsdpUnit) -> NamedTensors {
         self.held(unit).flats().flat_map(Flat::leaves).collect()
     }
 
-    /// Moves the shards of a frozen model on the CPU into an unlinked file of `folder`, from where they are
-    /// gathered in place: after [`Self::release_pages`] they take none of the process's memory.
-    /// Elsewhere than on the CPU nothing happens, nor where they are offloaded.
+    /// Moves the shards of a frozen model on the CPU into an unlinked file of `folder` that is mapped into
+    /// memory and gathered from there. After [`Self::release_pages`] they take none of the process's memory.
+    /// Nothing happens on a GPU, or if shards are offloaded.
     ///
     /// # Errors
     /// When the file cannot be written; the shards then stay where they are.
@@ -197,8 +197,7 @@ impl ShardedParameters {
         self.units().flat_map(|unit| self.held(unit).flats()).any(Flat::is_offloaded)
     }
 
-    /// Gives the memory of shards that are in a file back until they are read again; nothing changes
-    /// otherwise.
+    /// Releases the memory of shards in a file until they are read again.
     pub(crate) fn release_pages(&self) {
         if let Some(file) = &self.offload_file {
             file.release();

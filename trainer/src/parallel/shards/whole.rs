@@ -1,5 +1,5 @@
-//! The unsharded parameters of a flat buffer: their memory, and the all-gather or prefetch that fills it.
-//! The schedule decides when.
+//! Memory of a flat buffer's unsharded parameters, and the all-gather or prefetch that fills it. The schedule
+//! decides when.
 
 use rlt_core::mesh::Shards;
 use rlt_torch::collectives::Pending;
@@ -9,7 +9,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 use super::place::Place;
 use crate::parallel::RankError;
 
-/// In which dtype a unit is unsharded; the later covers the earlier.
+/// Dtype in which a unit is unsharded. A unit in the master dtype need not be gathered again in the compute
+/// dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightDtype {
     /// The dtype that layers compute in.
@@ -18,16 +19,16 @@ pub enum WeightDtype {
     Master,
 }
 
-/// Memory for all parameters.
+/// Memory of all parameters of a buffer in one dtype, `[padded_len]`.
 #[derive(Debug)]
 pub(super) struct Whole {
     pub(super) buffer: FlatBuffer,
-    /// Of each parameter.
+    /// View of each parameter.
     pub(super) views: Vec<Tensor>,
 }
 
 impl Whole {
-    /// Without memory until it is taken.
+    /// Makes the buffer without memory, which is allocated when the unit is prefetched.
     pub(super) fn new(
         layout: Shards,
         places: &[Place],
@@ -39,7 +40,7 @@ impl Whole {
         Ok(Self { buffer, views })
     }
 
-    /// Bytes that it takes while it is unsharded.
+    /// Bytes that the buffer takes while it is allocated.
     pub(super) fn num_bytes(&self) -> usize {
         let tensor = self.buffer.tensor();
         tensor.numel() * tensor.kind().elt_size_in_bytes()
@@ -55,7 +56,7 @@ pub(super) enum UnshardState {
 }
 
 impl UnshardState {
-    /// The dtype in which it is, or will be, unsharded.
+    /// The dtype in which the buffer is, or will be, unsharded.
     pub(super) fn dtype(&self) -> Option<WeightDtype> {
         match self {
             Self::Resharded => None,
@@ -64,17 +65,17 @@ impl UnshardState {
     }
 }
 
-/// The operation that fills the whole.
+/// The operation that fills the buffer.
 #[derive(Debug)]
 pub(super) enum PendingFill {
-    /// From the shards of all ranks.
+    /// An all-gather of the shards.
     Gathered(Pending),
-    /// From offload storage, to be cast where dtypes differ.
+    /// A prefetch from offload storage; values are cast if dtypes differ.
     Fetched(Prefetch),
 }
 
 impl PendingFill {
-    /// Returns when the numbers are in `whole`.
+    /// Waits until the values are in `whole`.
     pub(super) fn complete(self, whole: &Tensor) -> Result<(), RankError> {
         match self {
             Self::Gathered(pending) => pending.wait()?,

@@ -1,20 +1,19 @@
 //! The routers' auxiliary loss in an update: choices are counted in a separate pass, over all ranks, before
-//! the first backward pass. The loss itself is in [`crate::model::RouterLoad`].
+//! the first backward pass. The loss is computed by [`crate::model::RouterLoad`].
 
 use super::layer_schedule;
 use super::{Actor, ActorError, MicroBatch};
 use crate::model::{Adapter, RouterLoad, RouterTap};
 
 impl Actor {
-    /// The same, whose updates add `coefficient` times the auxiliary loss of its routers; `None` adds
-    /// nothing.
+    /// Sets the `coefficient` of the routers' auxiliary loss in updates; `None` omits the loss.
     #[must_use]
     pub fn with_router_loss(self, coefficient: Option<f64>) -> Self {
         Self { router_loss: coefficient.filter(|coefficient| *coefficient != 0.0), ..self }
     }
 
-    /// Counts what routers choose for the micro-batches of an update, on all ranks together, for the passes
-    /// that follow; `None` where updates have no such loss.
+    /// Counts the routers' choices in the micro-batches of an update, on all ranks together, for the passes
+    /// that follow; `None` if updates have no auxiliary loss.
     ///
     /// # Errors
     /// When a rank is lost.
@@ -32,7 +31,7 @@ impl Actor {
         Ok(Some(load))
     }
 
-    /// This rank's share of the tokens.
+    /// Counts the routers' choices for this rank's share of the tokens.
     fn count_routes(
         &self,
         passes: &[Option<MicroBatch>],

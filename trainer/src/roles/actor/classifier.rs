@@ -1,10 +1,10 @@
-//! The trained model as a classifier: numbers of labels instead of log-probs, and one update by their
-//! derivatives. Reward models are trained by it.
+//! The trained model as a classifier: values of labels instead of log-probs, and one update from their
+//! derivatives. Reward models are trained with it.
 //!
-//! The head is linear, so its gradient follows from the derivatives alone: a loss of several completions is
-//! evaluated once all of them are computed, in any micro-batches.
+//! The head is linear, so its gradient follows from the derivatives alone. A loss over several completions
+//! can therefore be evaluated once all of them are computed, in any micro-batches.
 //!
-//! Legend of shapes: k labels, c positions of a micro-batch that are read or could be, d hidden size.
+//! Legend of shapes: k labels, c positions of a micro-batch that can be read, d hidden size.
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
@@ -19,10 +19,10 @@ use crate::roles::StepError;
 use crate::roles::learner::{Learner, UpdateCounts, update_once};
 
 impl Actor {
-    /// The `K` numbers of the head at every position of `batch`, see [`Batch::to_read`].
+    /// The head's values of `K` labels at every position of `batch`, see [`Batch::to_read`].
     ///
     /// # Errors
-    /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
+    /// If a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn labels<const K: usize>(
         &self,
         batch: &Batch,
@@ -34,8 +34,8 @@ impl Actor {
         of_batch(self.scoring_model(), &self.scoring_ranks, batch, (Adapter::On, None), max_tokens, of_hidden)
     }
 
-    /// Adds the gradient of a loss, of which `derivatives` are those by each label's number at the positions
-    /// of the micro-batch's rows.
+    /// Adds the gradient of a loss, whose `derivatives` with respect to each label's value are given at the
+    /// positions of the micro-batch's rows.
     ///
     /// # Errors
     /// When a rank is lost.
@@ -45,7 +45,7 @@ impl Actor {
         derivatives: &[Vec<f64>],
     ) -> Result<(), ActorError> {
         let factor = self.loss_scale.factor();
-        // By rows: a rank of a sequence-parallel group may have no position at all.
+        // The tensor is built row by row: a rank of a sequence-parallel group may have no position at all.
         let own: Vec<_> = derivatives
             .iter()
             .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), factor)))
@@ -60,8 +60,9 @@ impl Actor {
         })
     }
 
-    /// One update by the `derivatives` of a loss, as [`Self::accumulate_labels`] but of the whole batch, in
-    /// micro-batches of at most `max_tokens` tokens; how it ended, and the micro-batches of all ranks.
+    /// Makes one update from the `derivatives` of a loss on the whole batch, see [`Self::accumulate_labels`],
+    /// in micro-batches of at most `max_tokens` tokens. Returns its outcome, and the number of micro-batches
+    /// of all ranks.
     fn descend_labels(
         &mut self,
         batch: &Batch,
@@ -88,12 +89,12 @@ impl Actor {
 }
 
 impl ActorRole {
-    /// The token that fills batches of a classifier: none of its numbers is read after it.
+    /// The token that pads a classifier's batches: no value is read after it.
     pub fn pad(&self) -> Option<u32> {
         self.actor.decoder.config.pad_token_id
     }
 
-    /// The `K` numbers of the head at the positions of `batch` that are read, see [`Batch::to_read`].
+    /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -104,11 +105,11 @@ impl ActorRole {
         Ok(numbers.map(|numbers| batch.read(&numbers)))
     }
 
-    /// Moves the numbers of the head against their `derivatives` of some loss, one vector a label with a
-    /// number for each position that is read, in one update: the gradient is that of the loss.
+    /// Makes one update with the gradient of a loss. `derivatives` has a vector for each label, with the
+    /// loss's derivative with respect to each value that is read.
     ///
     /// # Errors
-    /// [`StepError::Actor`]; weights are then as they were.
+    /// [`StepError::Actor`]; the weights are then unchanged.
     pub fn descend_labels(&mut self, batch: &Batch, derivatives: &[Vec<f64>]) -> Result<(), StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);

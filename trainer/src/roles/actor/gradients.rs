@@ -1,8 +1,8 @@
-//! Gradients that autograd does not compute: those of the embedding and of the head.
+//! Gradients that autograd does not compute: those of embedding and head.
 //!
-//! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's own gradient,
-//! so that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes
-//! memory. Nothing here changes a parameter.
+//! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's gradient, so
+//! that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes memory.
+//! Nothing here changes a parameter.
 //!
 //! Legend of shapes: t tokens, d hidden size, v vocabulary, k labels of a classifier, c positions that it
 //! reads.
@@ -13,19 +13,19 @@ use tch::{Kind, Tensor, no_grad};
 use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{ADAPTED_MODEL, Decoder, OutputHead};
 
-/// The leaves whose gradients are filled by hand; `None` where the weight is frozen.
+/// Leaves whose gradients are filled by hand; `None` if the weight is frozen.
 #[derive(Debug)]
 pub struct OuterGradients {
-    /// The embedding, `[v, d]`; with tied weights the head too.
+    /// Embedding, `[v, d]`; with tied weights it is the head, too.
     embedding_vd: Option<Tensor>,
-    /// A head with weights of its own, `[v, d]`; of a classifier `[k, d]`.
+    /// Head that is not tied, `[v, d]`; that of a classifier is `[k, d]`.
     head_vd: Option<Tensor>,
-    /// The bias of a classifier's head, `[k]`.
+    /// Bias of a classifier's head, `[k]`.
     bias_k: Option<Tensor>,
     is_tied: bool,
 }
 
-/// The gradient of a leaf, which exists while an update accumulates: its own, else zeros.
+/// The gradient of a leaf, which exists while an update accumulates; created as zeros.
 fn gradient(leaf: &Tensor) -> Tensor {
     if !leaf.grad().defined() {
         rlt_torch::set_grad(leaf, Some(&leaf.detach().zeros_like()));
@@ -34,11 +34,11 @@ fn gradient(leaf: &Tensor) -> Tensor {
 }
 
 impl OuterGradients {
-    /// The weights that `decoder` trains outside of its layers.
+    /// The weights outside of the layers that `decoder` trains.
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();
         let leaf = |wanted: &str| {
-            // Beside an adapter it is a copy under PEFT's name.
+            // With an adapter it is a trained copy under PEFT's name.
             let is_it = |name: &str| name.strip_prefix(ADAPTED_MODEL).unwrap_or(name) == wanted;
             let (_, weight) = parameters.iter().find(|(name, _)| is_it(name))?;
             Some(weight.shallow_clone())
@@ -51,19 +51,19 @@ impl OuterGradients {
         }
     }
 
-    /// Whether the embedding is trained, so that the first layer's input gradient is wanted.
+    /// Whether the embedding is trained, so that the first layer needs an input gradient.
     pub fn wants_embedding(&self) -> bool {
         self.embedding_vd.is_some()
     }
 
-    /// The gradient that the loss head adds to, if the head is trained.
+    /// The gradient of the head, to which the loss head adds; `None` if the head is frozen.
     pub fn head(&self) -> Option<Tensor> {
         let leaf = if self.is_tied { &self.embedding_vd } else { &self.head_vd };
         leaf.as_ref().map(gradient)
     }
 
-    /// Adds the gradient of a classifier's head, from the loss's derivatives by its numbers, f32 `[k, c]`,
-    /// and the hidden states that they are of, `[c, d]`.
+    /// Adds the gradient of a classifier's head, from the loss's derivatives with respect to its values, f32
+    /// `[k, c]`, and the hidden states at these positions, `[c, d]`.
     pub fn add_labels(&self, derivative_kc: &Tensor, hidden_cd: &Tensor) {
         no_grad(|| {
             if let Some(mut grad_kd) = self.head_vd.as_ref().map(gradient) {
@@ -78,8 +78,8 @@ impl OuterGradients {
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.
-    /// The row of the padding token gets none, as in transformers. With `cuts` the embedding has the rows of
-    /// this rank's tokens alone.
+    /// The row of the padding token gets none, as in transformers. With `cuts` the embedding has only the
+    /// rows of this rank's tokens.
     pub(crate) fn scatter_embedding(
         &self,
         decoder: &Decoder,

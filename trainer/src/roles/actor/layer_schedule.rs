@@ -5,9 +5,9 @@
 //!                 '-- autograd graph --'                            '-- autograd graph --'
 //! ```
 //! Each layer is an autograd graph of its own: its input is a detached leaf, and its backward pass takes an
-//! explicit gradient and returns one. This is what activation checkpointing, FSDP and offload use instead of
-//! hooks: what is kept, recomputed, gathered or offloaded is decided between layers, by the lines of this
-//! schedule, and never inside a model. Nothing here knows a loss.
+//! explicit gradient and returns one. Activation checkpointing, FSDP and offload use this instead of hooks:
+//! what is kept, recomputed, gathered or offloaded is decided between layers, by this schedule, and never
+//! inside a model. Losses are defined elsewhere.
 //!
 //! ```text
 //! FSDP         the outer unit is unsharded for the whole pass
@@ -15,18 +15,18 @@
 //!   backward   unshard layer, prefetch the previous, compute, reduce-scatter its gradient, reshard
 //! ```
 //! The layers that stay unsharded between forward and backward pass are the last one, the last
-//! `training.unshardedLayers`, or all with `training.reshardAfterForward: false`. They are the last because
-//! the backward pass begins there.
+//! `training.unshardedLayers`, or all with `training.reshardAfterForward: false`. They are the last layers
+//! because the backward pass begins there.
 //!
 //! ```text
 //! offload      with activation checkpointing: layer inputs alone are kept, in offload storage
 //!   forward    compute, offload the input
 //!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
-//! A rank without a micro-batch still takes part in every all-gather: collectives need all ranks. In a
-//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`], and so it has in an
-//! expert-parallel group, see [`experts`], where such a rank computes its experts for the others. The ranks
-//! of a tensor-parallel group have the same micro-batches, see [`tensor`].
+//! A rank without a micro-batch still takes part in every all-gather, because collectives need all ranks. In
+//! a sequence-parallel group a layer has all-to-alls of its own, see [`pass`]. It also has them in an
+//! expert-parallel group, see [`experts`], where a rank without a micro-batch computes its experts for the
+//! others. The ranks of a tensor-parallel group have the same micro-batches, see [`tensor`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
@@ -46,24 +46,24 @@ use self::pass::LayerPass;
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput, TowerPass};
 use crate::parallel::{EpGroup, FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup, TensorParallel};
 
-/// A decoder for one pass: whole on this rank, or sharded.
+/// A decoder with its shards and sequence-parallel group, as passes need it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
     pub decoder: &'a Decoder,
-    /// `None` if every rank has the whole model.
+    /// This rank's shards; `None` if the decoder is not sharded.
     pub shards: Option<&'a ShardedParameters>,
     /// The sequence-parallel group; `None` without sequence parallelism.
     pub sp_group: Option<&'a SpGroup>,
 }
 
-/// The ranks with which a layer exchanges tokens.
+/// Groups of ranks with which a layer exchanges tokens.
 #[derive(Clone, Copy, Debug)]
 struct Groups<'a> {
-    /// `None` without sequence parallelism.
+    /// Sequence-parallel group; `None` without sequence parallelism.
     sp: Option<&'a SpGroup>,
-    /// `None` where this rank has all experts.
+    /// Expert-parallel group; `None` if this rank has all experts.
     ep: Option<&'a EpGroup>,
-    /// `None` where this rank has all of each weight.
+    /// Tensor-parallel group; `None` if this rank has all of each weight.
     tp: Option<TensorParallel<'a>>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// The ranks that compute the same tokens with other parts of every weight; `None` without tensor
+    /// The group whose ranks compute the same tokens with other shards of every weight; `None` without tensor
     /// parallelism.
     pub(crate) fn tensor_parallel(&self) -> Option<TensorParallel<'a>> {
         self.shards.and_then(ShardedParameters::tensor_parallel)
@@ -90,8 +90,8 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// The passes of this rank: its `own`, then `None` up to the number of the rank with the most
-    /// micro-batches. Without FSDP ranks need not make the same number of passes.
+    /// The passes of this rank: its `own` micro-batches, padded with `None` to the number of the rank with
+    /// the most. Without FSDP nothing is padded, because ranks need not make the same number of passes.
     pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
         let num_own = own.len();
         let num_passes =
@@ -114,7 +114,7 @@ impl<'a> Model<'a> {
         self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Outer))
     }
 
-    /// Allocates gradients of the outer unit, to add to.
+    /// Allocates gradients of the outer unit, to which a backward pass adds.
     pub(crate) fn begin_outer_gradient(&self) {
         self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Outer));
     }
@@ -145,7 +145,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Calls `compute` for every layer's backward pass while it is unsharded, last to first.
+    /// Calls `compute` for every layer's backward pass while the layer is unsharded, last to first.
     fn backward(
         &self,
         mut compute: impl FnMut(&DecoderLayer) -> Result<(), RankError>,
@@ -177,8 +177,8 @@ impl<'a> Model<'a> {
         self.leave()
     }
 
-    /// Takes part in the collectives of a forward and backward pass without a micro-batch, with gradients of
-    /// zero but for those of its experts. `recomputes` is whether layers run again in the backward pass.
+    /// Takes part in the collectives of a forward and backward pass without a micro-batch. Gradients are zero
+    /// except those of this rank's experts. `recomputes` says whether layers run again in the backward pass.
     pub(crate) fn join_forward_backward(&self, recomputes: bool) -> Result<(), RankError> {
         let join = |layer: &DecoderLayer| RemoteExperts::join(*self, layer, Adapter::On);
         let mut kept = Vec::new();
@@ -199,14 +199,14 @@ impl<'a> Model<'a> {
     }
 }
 
-/// What a forward pass keeps for its backward pass.
+/// Settings of what a forward pass keeps for its backward pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep<'a> {
-    /// Activation checkpointing: keep layer inputs only, and recompute the rest.
+    /// Whether only layer inputs are kept, and the rest is recomputed (activation checkpointing).
     pub inputs_only: bool,
-    /// The embedding is trained: the first layer's input needs a gradient.
+    /// Whether the embedding is trained, so that the first layer's input needs a gradient.
     pub embedding_gradient: bool,
-    /// The folder of the offload storage for layer inputs; `None` if they stay on the device.
+    /// Folder of the offload storage for layer inputs; `None` if they stay on the device.
     pub offload_to: Option<&'a Path>,
 }
 
@@ -214,15 +214,15 @@ pub(crate) struct Keep<'a> {
 #[derive(Debug)]
 pub(crate) struct Tape {
     layers: Vec<SavedLayer>,
-    /// Of images whose features want a gradient.
+    /// Pass over images whose features need a gradient; `None` without one.
     tower: Option<TowerPass>,
     norm_input_td: Tensor,
-    /// Hidden states after the final norm, `[t, d]`, with the final norm's graph behind them.
+    /// Hidden states after the final norm, `[t, d]`, with the final norm's graph.
     pub normed_td: Tensor,
 }
 
-/// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass lasts until
-/// [`Model::leave`]. `context` gets the features of images.
+/// Runs the decoder without gradients, and returns hidden states after the final norm, `[t, d]`. The pass
+/// lasts until [`Model::leave`]. Image features are stored in `context`.
 pub(crate) fn infer(
     model: Model<'_>,
     input: &PackedInput,
@@ -241,8 +241,8 @@ pub(crate) fn infer(
     })
 }
 
-/// Runs the decoder and keeps what the backward pass needs: every layer's graph or only its input. The pass
-/// lasts until [`Model::leave`]. `context` gets the features of images.
+/// Runs the decoder and keeps what the backward pass needs: every layer's graph, or only its input. The pass
+/// lasts until [`Model::leave`]. Image features are stored in `context`.
 pub(crate) fn forward(
     model: Model<'_>,
     input: &PackedInput,
@@ -257,8 +257,7 @@ pub(crate) fn forward(
     let mut layers = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
-    // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not
-    // make it.
+    // The embedding of a model with frozen weights needs no gradient, so the first layer need not compute it.
     let mut wants_input_gradient = keep.embedding_gradient || tower.is_some();
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
@@ -279,9 +278,9 @@ pub(crate) fn forward(
     Ok(Tape { layers, tower, norm_input_td, normed_td })
 }
 
-/// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
-/// parameters accumulate theirs, and so do those of a vision tower; the gradient of the embedded tokens is
-/// returned where the first layer's input wants one.
+/// Propagates the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
+/// parameters accumulate their gradients, and so do a vision tower's. Returns the gradient of the embedded
+/// tokens, if the first layer's input needs one.
 pub(crate) fn backward_through(
     model: Model<'_>,
     tape: Tape,

@@ -1,5 +1,5 @@
-//! The start of an adapter from the error of quantization. Ranks divide the modules and exchange the
-//! matrices: decompositions take long, and LAPACK's signs may differ from one machine to another.
+//! LoftQ: initialization of an adapter from the quantization error. Ranks divide the modules and exchange the
+//! matrices, because decompositions take long, and LAPACK's signs may differ from one machine to another.
 
 use super::Actor;
 use crate::model::{ModelError, NamedTensors, Weights};
@@ -7,12 +7,11 @@ use crate::parallel::RankError;
 use crate::roles::learner::Learner;
 
 impl Actor {
-    /// Gives a fresh adapter that starts from the error of quantization its matrices; `weights` are those
-    /// that were quantized. Collective.
+    /// Sets the matrices of a fresh adapter that starts from the quantization error of `weights`. Collective.
     ///
     /// # Errors
-    /// [`ModelError`] when they cannot be read, [`RankError`] when a rank is lost or an offloaded parameter
-    /// cannot be written.
+    /// [`ModelError`] if the weights cannot be read, [`RankError`] when a rank is lost or an offloaded
+    /// parameter cannot be written.
     pub(crate) fn start_from_error<E: From<ModelError> + From<RankError>>(
         &mut self,
         weights: &Weights,

@@ -1,10 +1,10 @@
-//! A micro-batch as tensors: packed sequences, and which positions predict which completion tokens.
+//! A micro-batch as tensors: packed sequences, and the positions that predict completion tokens.
 //!
 //! ```text
 //! rows of one group     prompt | completion 1 | completion 2 | ...   each continues the prompt's segment
 //! a single row          prompt and completion
 //! ```
-//! The last token of a completion is left out: nothing is predicted from it.
+//! The last token of a completion is left out, because nothing is predicted from it.
 //!
 //! Ranks of a sequence-parallel group pack the same tokens, and each keeps its shard of them. A target is
 //! kept with the token that predicts it, even if the target token itself is in the next rank's shard.
@@ -26,19 +26,19 @@ use crate::model::{Decoder, PackedInput};
 use crate::parallel::Ranks;
 use crate::roles::actor::placed_images::PlacedImages;
 
-/// Rows of a batch, packed into one row of tokens, the prompt of neighbours of one rollout group once.
+/// Rows of a batch, packed into one row of tokens. Adjacent rows of one rollout group share their prompt.
 #[derive(Debug)]
 pub struct MicroBatch {
-    /// The stream.
+    /// Packed tokens, or this rank's shard of them.
     pub input: PackedInput,
     /// Position among the t tokens whose hidden state predicts each completion token, i64 `[c]`: the one
     /// before it. The last position of a shared prompt predicts the first token of every completion.
     pub predictors_c: Tensor,
-    /// The completion tokens, `c` of them, in the order of the rows.
+    /// Ids of the completion tokens, `c` of them, in the order of the rows.
     pub targets: Vec<i64>,
-    /// The same on the device of the loss head, i64 `[c]`.
+    /// `targets` on the device of the loss head, i64 `[c]`.
     pub targets_c: Tensor,
-    /// Their indices among the completion tokens of all rows.
+    /// Indices of `targets` among the completion tokens of all rows.
     pub(crate) predicted: Predicted,
     /// The range of each row's completion among the completion tokens of all rows.
     pub rows: Rows,
@@ -47,11 +47,11 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// This rank's share of the rows `row_idxs` of `batch`, in micro-batches as [`Self::split`] makes them.
+    /// Packs this rank's share of the rows `row_idxs` of `batch` into micro-batches, see [`Self::split`].
     ///
     /// # Errors
-    /// When a sequence alone is longer than a micro-batch may be, or the tokens of a prompt are not those of
-    /// its images.
+    /// If a sequence alone is longer than a micro-batch may be, or the tokens of a prompt do not fit its
+    /// images.
     pub fn share(
         batch: &Batch,
         row_idxs: &[usize],
@@ -63,8 +63,8 @@ impl MicroBatch {
         Self::split(batch, &own, decoder, max_tokens, ranks.sp_shard())
     }
 
-    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the shard
-    /// `part` with at most `max_tokens` tokens: a micro-batch has so many for each rank of the
+    /// Packs the rows `row_idxs` of `batch` into micro-batches for `decoder`, of which this rank computes the
+    /// shard `part`. A shard has at most `max_tokens` tokens, a micro-batch that many for each rank of the
     /// sequence-parallel group.
     ///
     /// # Errors
@@ -88,12 +88,12 @@ impl MicroBatch {
     /// Packs the rows `row_idxs` of `batch` in that order, for `decoder`.
     ///
     /// # Errors
-    /// When the tokens of a prompt are not those of its images.
+    /// If the tokens of a prompt do not fit its images.
     pub fn new(batch: &Batch, row_idxs: &[usize], decoder: &Decoder) -> Result<Self, PackingError> {
         Self::new_shard(batch, row_idxs, SpShard::WHOLE, decoder)
     }
 
-    /// The same, of which this rank computes a shard.
+    /// Packs the rows into a micro-batch of which this rank computes the shard `part`.
     fn new_shard(
         batch: &Batch,
         row_idxs: &[usize],
@@ -138,25 +138,25 @@ impl MicroBatch {
         })
     }
 
-    /// One number for each completion token of all rows, from those of the c tokens; 0 for tokens of other
-    /// ranks.
+    /// One value for each completion token of all rows, from those of the c tokens; 0 for tokens of other
+    /// sequence-parallel ranks.
     pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
         self.predicted.spread(per_token, self.rows.num_tokens())
     }
 
-    /// The numbers of the c tokens, of one for each completion token of all rows.
+    /// The values of the c tokens, from one for each completion token of all rows.
     pub fn own(&self, per_token: &[f64]) -> Vec<f64> {
         self.predicted.own(per_token)
     }
 }
 
-/// The indices of predicted tokens among the completion tokens of all rows, ascending: all of them, or those
-/// of this rank's shard.
+/// Indices of predicted tokens among the completion tokens of all rows, ascending: all of them, or those of
+/// this rank's shard.
 #[derive(Clone, Debug)]
 pub(crate) struct Predicted(Arc<[usize]>);
 
 impl Predicted {
-    /// See [`MicroBatch::spread`]; there are `num_tokens` in all rows.
+    /// Values for all `num_tokens` completion tokens, see [`MicroBatch::spread`].
     pub(crate) fn spread(&self, per_token: &[f32], num_tokens: usize) -> Vec<f64> {
         let mut all = vec![0.0; num_tokens];
         for (place, number) in self.0.iter().zip(per_token) {
@@ -165,12 +165,12 @@ impl Predicted {
         all
     }
 
-    /// See [`MicroBatch::own`].
+    /// Values of the predicted tokens, see [`MicroBatch::own`].
     pub(crate) fn own(&self, per_token: &[f64]) -> Vec<f64> {
         self.0.iter().map(|place| per_token[*place]).collect()
     }
 
-    /// The row of each, and its index among that row's completion tokens.
+    /// The row of each predicted token, and its index among that row's completion tokens.
     pub(crate) fn in_rows<'a>(&'a self, rows: &'a Rows) -> impl Iterator<Item = (usize, usize)> + 'a {
         let mut row = 0;
         self.0.iter().map(move |place| {
@@ -181,8 +181,8 @@ impl Predicted {
         })
     }
 
-    /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows:
-    /// each by its place in the chunk, and its place among the completion tokens of all rows.
+    /// Splits `chunk`, a range of the c tokens, into runs of tokens that are consecutive in the rows. Each is
+    /// given by its range in the chunk, and its range among the completion tokens of all rows.
     pub(crate) fn stretches(
         &self,
         chunk: Range<usize>,
@@ -205,7 +205,7 @@ struct PackedTokens {
 }
 
 impl PackedTokens {
-    /// Appends rows that answer one prompt.
+    /// Appends rows with the same prompt.
     fn push_group(&mut self, batch: &Batch, rows: &[usize]) {
         let prompt = &batch.sequences[rows[0]].prompt.tokens;
         if let [row] = rows {
@@ -227,7 +227,7 @@ impl PackedTokens {
         }
     }
 
-    /// Appends a segment; its place in the stream.
+    /// Appends a segment, and returns its range in the packed row.
     fn push(&mut self, tokens: &[TokenId], prefix: Option<usize>) -> Range<usize> {
         let start = self.tokens.len();
         self.tokens.extend_from_slice(tokens);

@@ -1,5 +1,5 @@
-//! The images of a micro-batch: the packed positions of their tokens, and their rotary positions by time,
-//! height and width. Micro-batches without images have positions of one axis, as in text models.
+//! Images of a micro-batch: the packed positions of their placeholder tokens, and rotary positions of all
+//! tokens by time, height and width. Micro-batches of text models have positions in one axis.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ pub(super) struct PlacedImages<'a> {
 }
 
 impl<'a> PlacedImages<'a> {
-    /// Of no tokens yet.
+    /// An empty row.
     pub(super) fn new(config: &'a VisionConfig) -> Self {
         let (images, places, positions) = Default::default();
         Self { config, images, places, positions }
     }
 
-    /// Appends a prompt, and behind it the tokens of completions, `behind` of each.
+    /// Appends a prompt and its completions; `behind` gives the number of tokens of each completion.
     ///
     /// # Errors
-    /// [`ImageError`] when the prompt's tokens are not those of its images.
+    /// [`ImageError`] if the prompt's tokens do not fit its images.
     pub(super) fn push(
         &mut self,
         prompt: &Prompt,
@@ -52,7 +52,7 @@ impl<'a> PlacedImages<'a> {
         Ok(())
     }
 
-    /// The packed input with its images, if it has any.
+    /// Adds the images to the packed `input`, if there are any.
     pub(super) fn beside(self, input: PackedInput) -> PackedInput {
         if self.images.is_empty() {
             return input;

@@ -1,5 +1,5 @@
-//! A probe of sequence parallelism before the first step: a group's result on a few tokens must equal the
-//! result of one rank on all of them. Attention over only the own rank's tokens would train silently, as
+//! A probe of sequence parallelism before the first step: the result of a group on a few tokens must equal
+//! the result of one rank on all of them. Attention over only a rank's own tokens would silently train
 //! another model.
 
 use rlt_core::mesh::SpShard;
@@ -12,20 +12,20 @@ use super::layer_schedule::{self, Model};
 use crate::model::{Adapter, PackedInput};
 use crate::parallel::{RankError, Ranks};
 
-/// Tokens of each rank, even: enough that sequences cross the borders of shards.
+/// Number of tokens of each rank, even: enough that sequences cross the borders of shards.
 const TOKENS_PER_RANK: usize = 6;
 
-/// The rounding difference of a matrix product with fewer rows, relative to hidden states in fp32. An
-/// attention that misses tokens is off by a tenth and more.
+/// Tolerance of f32 hidden states, relative: products with fewer rows round differently. An attention that
+/// misses tokens is off by a tenth or more.
 const FP32_TOLERANCE: f64 = 1e-3;
 
-/// The same for hidden states in bf16, which has 8 bits.
+/// Tolerance of bf16 hidden states, which have 8 bits of precision.
 const REDUCED_TOLERANCE: f64 = 2e-2;
 
-/// Why a job with sequence parallelism does not start.
+/// A job with sequence parallelism cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The ranks together compute something else than one of them.
+    /// A sequence-parallel group computes something other than one rank.
     #[error(
         "{field}: hidden states of {num_tokens} tokens differ by {difference:.1e} of their size between {sp} \
          workers that share them and one that has all, expected at most {tolerance:.0e}: the model does not see beyond a \
@@ -34,22 +34,22 @@ pub enum ProbeError {
     Differs {
         /// The field of the sequence-parallel degree.
         field: &'static str,
-        /// Tokens that were tried.
+        /// Number of tokens of the probe.
         num_tokens: usize,
-        /// Ranks of a stream.
+        /// Number of ranks of a sequence-parallel group.
         sp: usize,
-        /// Norm of the difference by the norm of the hidden states.
+        /// Norm of the difference, divided by the norm of the hidden states.
         difference: f64,
-        /// The largest difference that rounding explains.
+        /// Largest difference that rounding explains.
         tolerance: f64,
     },
-    /// The ranks could not work together.
+    /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to probe sequence parallelism")]
     Ranks(#[from] RankError),
 }
 
-/// Fails on all ranks together unless `model` gives the same result with sequence parallelism as on one rank.
-/// Without sequence parallelism nothing is computed.
+/// Checks that `model` gives the same result with sequence parallelism as on one rank; otherwise all ranks
+/// fail together. Without sequence parallelism nothing is computed.
 ///
 /// # Errors
 /// [`ProbeError`].
@@ -63,14 +63,14 @@ pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Res
     sample.compare(&own_td, &whole_td, (ranks, field))
 }
 
-/// The probe's input: a prompt and its continuations, over all shards, with padding after the last token.
+/// Input of the probe: a prompt and a continuation over all shards, with padding after the last token.
 pub(crate) struct Sample {
     tokens: Vec<TokenId>,
     prompt_len: usize,
 }
 
 impl Sample {
-    /// The same tokens on every rank.
+    /// The probe's input for `num_parts` shards, the same on every rank.
     pub(crate) fn new(num_parts: usize, vocab_size: usize) -> Self {
         let num_tokens = (TOKENS_PER_RANK * num_parts - 1) as u64;
         let tokens = (0..num_tokens).map(|at| (splitmix64(0, at) % vocab_size.max(1) as u64) as TokenId);
@@ -83,7 +83,7 @@ impl Sample {
         &self.tokens
     }
 
-    /// Hidden states after the final norm of a shard of the tokens, padding included, `[t, d]`.
+    /// Hidden states after the final norm of the shard `part` of the tokens, padding included, `[t, d]`.
     pub(crate) fn hidden_states(&self, model: Model<'_>, part: SpShard) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
@@ -94,7 +94,8 @@ impl Sample {
         Ok(hidden_td)
     }
 
-    /// Compares this rank's shard of the hidden states, padding included, with the same tokens of the whole.
+    /// Compares this rank's shard of the hidden states, padding included, with the same tokens of the full
+    /// result.
     pub(crate) fn compare(
         &self,
         own_td: &Tensor,

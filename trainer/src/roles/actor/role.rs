@@ -1,4 +1,5 @@
-//! The actor as a role: batches in, log-probs and updates out, with the settings of the manifest.
+//! The actor as a role: it fills in log-probs of batches and is updated on them, with the settings of the
+//! manifest.
 
 use std::rc::Rc;
 
@@ -18,12 +19,12 @@ use crate::roles::objective::supervised_objective;
 use crate::roles::step_context::{StepContext, StepPosition};
 use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
-/// The policy that is trained.
+/// The trained policy as a role.
 pub struct ActorRole {
     pub(crate) actor: Actor,
-    /// Of updates by [`Self::update`].
+    /// Split of a batch into updates by [`Self::update`].
     pub(crate) portions: Portions,
-    /// Most tokens of a pass without gradients on one rank.
+    /// Token budget of a pass without gradients on one rank.
     pub(crate) max_logprob_tokens: usize,
     pub(crate) schedule: Schedule,
     pub(crate) cold_start_schedule: Option<Schedule>,
@@ -31,8 +32,8 @@ pub struct ActorRole {
 }
 
 impl ActorRole {
-    /// Fills in the log-probs of the actor before the update, the old policy's. How far they are from those
-    /// of the rollout is recorded.
+    /// Fills in the old policy's log-probs: those of the actor before the update. Records how far they are
+    /// from the rollout's.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -47,7 +48,7 @@ impl ActorRole {
         Ok(batch)
     }
 
-    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
+    /// The sum of the squared probabilities of the vocabulary at every completion token of `batch`.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -56,14 +57,14 @@ impl ActorRole {
         Ok(self.actor.sum_pi_squared(batch, self.max_logprob_tokens)?)
     }
 
-    /// Whether `batch` is trained on in one update, by the very weights that are its old policy. Then the
+    /// Whether `batch` is trained on in one update, by the same weights that are its old policy. Then the
     /// update computes the old log-probs itself.
     pub fn is_on_policy(&self, batch: &Batch) -> bool {
         self.portions.is_one_update(batch)
     }
 
-    /// Minimises `objective` on `batch`, whose advantages are filled in, in updates of `promptsPerUpdate`
-    /// rollout groups and `epochsPerBatch` passes.
+    /// Minimises `objective` on `batch`, whose advantages are filled in, with `epochsPerBatch` passes in
+    /// updates of `promptsPerUpdate` rollout groups.
     ///
     /// # Errors
     /// [`StepError::Update`]; weights are those after the last applied update.
@@ -91,7 +92,7 @@ impl ActorRole {
     /// weighted by its advantage, which is 1 for demonstrations.
     ///
     /// # Errors
-    /// [`StepError::Update`]; weights are then as they were.
+    /// [`StepError::Update`]; the weights are then unchanged.
     pub fn fit(&mut self, batch: &Batch) -> Result<(), StepError> {
         let StepPosition { stage, num_done } = self.context.position();
         let (schedule, seed_part) = match stage {
@@ -108,7 +109,7 @@ impl ActorRole {
         };
         let mut metrics = self.update_by(batch, &plan)?.metrics(&plan);
         let loss = metrics.remove("actor/pg_loss").unwrap_or(f64::NAN);
-        // The ratio of a policy to itself says nothing here.
+        // The ratio of a policy to itself is meaningless here.
         for name in ["actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
             metrics.remove(name);
         }
@@ -117,16 +118,16 @@ impl ActorRole {
         Ok(())
     }
 
-    /// Moves every log-prob of `batch` against its derivative of some loss, `dlogprobs`, in one update: the
-    /// gradient is that of the loss. For losses of whole completions, which are known only once all of them
-    /// are scored ([`Self::score`]).
+    /// Makes one update with the gradient of a loss whose derivatives with respect to the log-probs of
+    /// `batch` are `dlogprobs`. For losses of whole completions, which are known only once all of them are
+    /// scored ([`Self::score`]).
     ///
     /// # Errors
-    /// [`StepError::Update`]; weights are then as they were.
+    /// [`StepError::Update`]; the weights are then unchanged.
     pub fn descend(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
         let step = self.context.position().num_done;
-        // The objective is a mean over tokens, so a log-prob's derivative is minus the advantage divided by
-        // their number.
+        // The objective is a mean over tokens, so the derivative of a log-prob is minus the advantage,
+        // divided by the number of tokens.
         let num_tokens = batch.rows.num_valid_tokens() as f64;
         batch.advantages = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
         let plan = UpdatePlan {
@@ -138,7 +139,7 @@ impl ActorRole {
             seed: self.context.seed(SeedUse::Update, &[step]),
         };
         let mut metrics = self.update_by(&batch, &plan)?.metrics(&plan);
-        // The mean of derivatives times log-probs is no loss.
+        // The mean of derivatives times log-probs is not a loss.
         for name in ["actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
             metrics.remove(name);
         }
@@ -149,7 +150,7 @@ impl ActorRole {
     fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
-        // Scored batches were counted there.
+        // Routes of a scored batch were counted when it was scored.
         if batch.old_logprobs.is_none() {
             self.actor.watch_routes(self.context.routes_of(batch));
         }
@@ -159,7 +160,8 @@ impl ActorRole {
         Ok(report)
     }
 
-    /// How often routers chose the experts that they chose in the rollout, and how evenly they choose.
+    /// Records how often routers chose the same experts as in the rollout, and how balanced their choices
+    /// are.
     fn record_routes(&self) -> Result<(), StepError> {
         let Some(counts) = self.actor.take_route_counts()? else { return Ok(()) };
         let layers =
@@ -169,8 +171,8 @@ impl ActorRole {
         Ok(())
     }
 
-    /// The distance between rollout and actor over everything sampled: tokens that a correction rejects for
-    /// it later are included. Nothing is said of completions of a data set.
+    /// Records the distance between rollout and actor over all sampled tokens, including those that a
+    /// correction rejects for it later. Nothing is recorded for completions of a data set.
     fn record_mismatch(&self, batch: &Batch, actor_logprobs: &[f64]) -> Result<(), StepError> {
         if batch.rollout_logprobs.is_empty() {
             return Ok(());

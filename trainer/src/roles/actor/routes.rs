@@ -1,5 +1,5 @@
-//! Whether the actor's routers choose the experts that the rollout's chose, and how balanced the choices are:
-//! counted in the passes over a batch, at the tokens from which completion tokens are predicted.
+//! Counters of the actor's routes in the passes over a batch: whether its routers choose the same experts as
+//! the rollout's, and how balanced the choices are, at the tokens that predict completion tokens.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,14 +9,14 @@ use tch::Tensor;
 use super::{Actor, ActorError, MicroBatch};
 use crate::model::{Counted, RouteCounts, RouteWatch, RoutesOfCompletion};
 
-/// The counts of the passes over a batch.
+/// Counters of the passes over a batch.
 #[derive(Debug)]
 pub(crate) struct WatchedRoutes {
-    /// By row of the batch, where the rollout logged its completion.
+    /// Routes that the rollout logged for each row of the batch; `None` where it logged none.
     of_rows: Vec<Option<RoutesOfCompletion>>,
     num_layers: usize,
     counts: RefCell<RouteCounts>,
-    /// Those of passes on a GPU, which are read at the end.
+    /// Counts of passes on a GPU, f64 `[layers, e + 2]`, which are read at the end.
     on_device: RefCell<Option<Tensor>>,
 }
 
@@ -52,7 +52,7 @@ impl WatchedRoutes {
         }
     }
 
-    /// All counts of this rank; those of a GPU are waited for.
+    /// All counts of this rank. Waits for those of a GPU.
     fn all(&self) -> RouteCounts {
         let mut counts = self.counts.borrow().clone();
         if let Some(there) = self.on_device.take() {
@@ -63,8 +63,8 @@ impl WatchedRoutes {
 }
 
 impl Actor {
-    /// Counts, from here to [`Self::take_route_counts`], the routers' choices in passes over a batch, for
-    /// whose rows the rollout logged `of_rows`. Nothing is counted without experts.
+    /// Starts to count the routers' choices in passes over a batch, for whose rows the rollout logged
+    /// `of_rows`, until [`Self::take_route_counts`]. Nothing is counted without experts.
     pub(crate) fn watch_routes(&self, of_rows: Vec<Option<RoutesOfCompletion>>) {
         self.watched_routes.replace(self.decoder.config.experts.as_ref().map(|experts| {
             let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
@@ -74,7 +74,7 @@ impl Actor {
         }));
     }
 
-    /// The counts of all ranks.
+    /// Ends the count, and returns the counts of all ranks.
     ///
     /// # Errors
     /// When a rank is lost.

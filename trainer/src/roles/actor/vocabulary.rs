@@ -1,6 +1,5 @@
-//! The actor's head where the ranks of a tensor-parallel group have different rows of its weight: log-probs
-//! and entropies are those of the whole vocabulary on each of them, and gradients of hidden states are
-//! summed.
+//! The actor's head with tensor parallelism, where ranks hold different rows of its weight. Log-probs and
+//! entropies are those of the full vocabulary on each rank, and gradients of hidden states are summed.
 
 use rlt_torch::collectives::CollectiveError;
 use rlt_torch::{HeadWeight, VocabularyShard};
@@ -10,7 +9,7 @@ use super::layer_schedule::Model;
 use crate::parallel::{RankError, TensorParallel};
 
 impl Model<'_> {
-    /// Calls `head` with the head's weight `weight_vd`: all of it, or what this rank has.
+    /// Calls `head` with the head's weight `weight_vd`, which is full or this rank's shard.
     pub(super) fn with_head<T>(&self, weight_vd: &Tensor, head: impl FnOnce(HeadWeight<'_>) -> T) -> T {
         let Some(TensorParallel { group, cuts }) = self.tensor_parallel() else {
             return head(HeadWeight::from(weight_vd));
@@ -21,7 +20,7 @@ impl Model<'_> {
         head(HeadWeight { weight_vd, shard: Some(shard) })
     }
 
-    /// The gradient of hidden states, `[c, d]`, from the summand of each rank. Collective.
+    /// Sums the ranks' gradients of hidden states, `[c, d]`. Collective.
     pub(super) fn sum_of_head(&self, grad_cd: Tensor) -> Result<Tensor, RankError> {
         let Some(TensorParallel { group, .. }) = self.tensor_parallel() else { return Ok(grad_cd) };
         let grad_cd = grad_cd.contiguous();

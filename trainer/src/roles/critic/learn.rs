@@ -1,4 +1,4 @@
-//! The critic's updates on a batch: as many as the actor's, on the same rollout groups.
+//! Updates of the critic on a batch: as many as the actor's, on the same rollout groups.
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{Aggregation, Denominators, LossError, ValueLossInputs, value_loss};
@@ -11,7 +11,7 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{ActorError, MicroBatch};
 use crate::roles::learner::{Portions, UpdateCounts, update_once};
 
-/// Why the critic could not learn.
+/// The critic could not learn.
 #[derive(Debug, thiserror::Error)]
 pub enum CriticError {
     /// The batch has no values or no returns.
@@ -26,7 +26,7 @@ pub enum CriticError {
     /// The critic's forward or backward pass failed, or its optimizer.
     #[error("failed to compute or apply the critic's gradients")]
     Compute(#[from] ActorError),
-    /// The ranks could not work together.
+    /// A rank was lost, or ranks failed to exchange tensors.
     #[error("failed to all-reduce the critic's gradients")]
     Ranks(#[from] RankError),
 }
@@ -36,13 +36,13 @@ pub enum CriticError {
 pub struct CriticReport {
     /// Sum of the losses of all updates.
     loss: f64,
-    /// Sum of the predictions of all tokens that count, in all updates.
+    /// Sum of the predicted values of all counted tokens, in all updates.
     prediction_sum: f64,
     num_clipped: f64,
     num_tokens: f64,
-    /// Forward and backward passes.
+    /// Number of forward and backward passes.
     num_micro_batches: f64,
-    /// How they ended.
+    /// Outcomes of the updates.
     pub updates: UpdateCounts,
     learning_rate: f64,
 }
@@ -66,8 +66,8 @@ impl CriticReport {
     }
 }
 
-/// `critic/values`, `critic/returns`, and the share of the returns' variance that the values explain,
-/// `critic/vf_explained_var`, over the tokens that count.
+/// Metrics of values and returns over the counted tokens: `critic/values`, `critic/returns`, and
+/// `critic/vf_explained_var`, the share of the returns' variance that the values explain.
 pub fn value_metrics(batch: &Batch) -> Metrics {
     let mut metrics = Metrics::new();
     let (Some(values), Some(returns)) = (&batch.values, &batch.returns) else { return metrics };
@@ -80,7 +80,7 @@ pub fn value_metrics(batch: &Batch) -> Metrics {
     metrics
 }
 
-/// With Bessel's correction, as torch's; 0 for fewer than two numbers.
+/// The variance with Bessel's correction, as torch's; 0 for fewer than two numbers.
 fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = numbers.clone().count() as f64;
     if count < 2.0 {
@@ -91,7 +91,7 @@ fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 impl Critic {
-    /// Learns from `batch`, whose values and returns are filled in, in `portions`.
+    /// Updates the critic on `batch`, whose values and returns are filled in, as `portions` split it.
     ///
     /// # Errors
     /// [`CriticError`]; weights are those after the last applied update.
@@ -165,7 +165,7 @@ impl Critic {
     }
 }
 
-/// The summands of a micro-batch in the report.
+/// A micro-batch's summands of the report.
 struct MicroSums {
     loss: f64,
     num_clipped: f64,
@@ -174,7 +174,7 @@ struct MicroSums {
 }
 
 impl CriticReport {
-    /// All-reduces the sums over ranks.
+    /// All-reduces the sums of the report over ranks.
     fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
         let Self { loss, prediction_sum, num_clipped, num_tokens, num_micro_batches, .. } = self;
         let all = [loss, prediction_sum, num_clipped, num_tokens, num_micro_batches];
@@ -193,11 +193,11 @@ impl CriticReport {
     }
 }
 
-/// The targets of the critic: one number for each token of the batch.
+/// Targets of the critic, one number for each completion token of the batch.
 #[derive(Clone, Copy)]
 struct Targets<'a> {
-    /// The values before the update.
+    /// Value of each token before the update.
     values: &'a [f64],
-    /// The returns.
+    /// Return of each token, to which the values are fitted.
     returns: &'a [f64],
 }

@@ -1,5 +1,5 @@
-//! The summands of a micro-batch in the critic's report, added once its loss is known: at once, or on a GPU
-//! when the stream has passed it.
+//! Summands of a micro-batch in the critic's report. They are known at once on the CPU, and on a GPU only
+//! when the stream has evaluated the loss.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,13 +10,13 @@ use tch::Tensor;
 use super::CriticError;
 use crate::roles::actor::{ActorError, MicroBatch, scaled};
 
-/// Sums of one micro-batch.
+/// Sums of one micro-batch, which may still be computed in the stream.
 pub(super) struct PendingSums<S> {
     calls: HostCalls,
     sums: Sums<S>,
 }
 
-/// `None` until the loss was evaluated.
+/// Sums of a loss; `None` until it was evaluated.
 type Sums<S> = Arc<Mutex<Option<Result<S, LossError>>>>;
 
 impl<S> Default for PendingSums<S> {
@@ -35,13 +35,13 @@ fn keep<S>(sums: &Sums<S>, evaluated: Result<(Vec<f64>, S), LossError>) -> Vec<f
 }
 
 impl<S: Send + 'static> PendingSums<S> {
-    /// Keeps an evaluated result, and returns its derivatives.
+    /// Stores an evaluated result, and returns its derivatives.
     pub(super) fn here(&mut self, evaluated: (Vec<f64>, S)) -> Vec<f64> {
         keep(&self.sums, Ok(evaluated))
     }
 
-    /// Lets the stream call `derivative_of` with the values of a micro-batch, f32 `[c]` on a GPU; the
-    /// derivatives by them.
+    /// Makes the stream call `derivative_of` with the values of a micro-batch, f32 `[c]` on a GPU, and
+    /// returns the tensor to which the derivatives are written.
     pub(super) fn in_stream(
         &mut self,
         values_c: &Tensor,
@@ -59,7 +59,7 @@ impl<S: Send + 'static> PendingSums<S> {
         })
     }
 
-    /// The sums; waits for the stream where it is not past them.
+    /// Waits for the stream, if needed, and returns the sums.
     pub(super) fn finish(mut self) -> Result<S, CriticError> {
         self.calls.wait().map_err(ActorError::from)?;
         let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take();

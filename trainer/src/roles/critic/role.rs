@@ -1,5 +1,5 @@
-//! The critic as a role: copied from the actor before the first step, then batches in, values and updates
-//! out.
+//! The critic as a role: it is copied from the actor before the first step, then fills in values of batches
+//! and is updated on them.
 
 use std::rc::Rc;
 
@@ -14,29 +14,30 @@ use crate::roles::actor::ActorRole;
 use crate::roles::learner::Portions;
 use crate::roles::step_context::StepContext;
 
-/// The value function.
+/// The value function as a role.
 pub struct CriticRole {
-    /// `None` before the first step, and for algorithms without one.
+    /// The critic; `None` before the first step, and for algorithms without one.
     pub(crate) critic: Option<Critic>,
-    /// Its plan; `None` for algorithms without a critic.
+    /// Settings of the critic; `None` for algorithms without one.
     pub(crate) plan: Option<CriticPlan>,
     pub(crate) portions: Portions,
-    /// Most tokens of a pass without gradients on one rank.
+    /// Token budget of a pass without gradients on one rank.
     pub(crate) max_forward_tokens: usize,
     pub(crate) context: Rc<StepContext>,
 }
 
-/// The settings of a critic, which is initialized from the actor.
+/// Settings of a critic, which is initialized from the actor.
 #[derive(Clone, Debug)]
 pub(crate) struct CriticPlan {
     pub options: CriticOptions,
-    /// Its adapter, and the seed of that.
+    /// Adapter of the critic, with its seed; `None` if all weights are trained.
     pub lora: Option<(LoraSpec, u64)>,
     pub ranks: Ranks,
 }
 
 impl CriticRole {
-    /// Makes a critic of the actor's present weights, where the algorithm needs one and has none.
+    /// Makes the critic from the actor's present weights, if the algorithm needs one and it does not exist
+    /// yet.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -54,7 +55,7 @@ impl CriticRole {
         self.critic.as_ref().is_some_and(|critic| step < critic.warmup_steps())
     }
 
-    /// Fills in the value of every completion token.
+    /// Fills in the value of every completion token of `batch`.
     ///
     /// # Errors
     /// [`StepError::Actor`], [`StepError::WithoutCritic`].
@@ -66,7 +67,7 @@ impl CriticRole {
         Ok(batch)
     }
 
-    /// Fits the values to the returns of `batch`, in as many updates as the actor takes.
+    /// Fits the values to the returns of `batch`, in as many updates as the actor makes.
     ///
     /// # Errors
     /// [`StepError::Critic`]; weights are those after the last applied update.

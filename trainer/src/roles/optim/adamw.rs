@@ -16,23 +16,23 @@ use super::{OptimError, StepOutcome};
 use crate::model::ADAPTED_MODEL;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
-/// All settings but the learning rate, which is an argument of each step.
+/// Settings of AdamW, except the learning rate, which is an argument of each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWOptions {
     /// Decay rates of the first and the second moment, each in [0, 1).
     pub betas: (f64, f64),
     /// Added to the root of the second moment, > 0.
     pub epsilon: f64,
-    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient;
-    /// norms and biases are not decayed; they are recognized by name, as in transformers' `Trainer`.
+    /// Each step subtracts `learning_rate * weight_decay` of a parameter, independently of its gradient.
+    /// Norms and biases are not decayed; they are recognized by name, as in transformers' `Trainer`.
     pub weight_decay: f64,
-    /// B matrices and magnitudes of adapters, and the bias beside them, learn at so many times the learning
-    /// rate (LoRA+, arXiv:2402.12354, grouped as PEFT does).
+    /// Factor of the learning rate for B matrices, magnitudes and trained norms of adapters, and for a
+    /// classifier's bias (LoRA+, arXiv:2402.12354, grouped as PEFT does).
     pub lora_b_ratio: f64,
 }
 
 impl Default for AdamWOptions {
-    /// The values of `torch.optim.AdamW`, and one learning rate for all.
+    /// The values of `torch.optim.AdamW`, and one learning rate for all parameters.
     fn default() -> Self {
         Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01, lora_b_ratio: 1.0 }
     }
@@ -50,36 +50,37 @@ struct Parameter {
     name: String,
     leaf: Tensor,
     moments: Moments,
-    /// Whether it is decayed.
+    /// Whether weight decay applies to the parameter.
     decays: bool,
-    /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
+    /// Number of steps that updated this parameter; steps without a gradient for it do not count, as in
+    /// torch.
     num_steps: i64,
 }
 
-/// The factors of one step, the same for every parameter.
+/// Factors of one step, the same for every parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clipped {
     learning_rate: f64,
-    /// Multiplies gradients.
+    /// Factor of the gradients.
     scale: f64,
 }
 
 impl Clipped {
-    /// A step at `learning_rate` whose gradients together have the norm `grad_norm`, which is brought down to
-    /// `max_grad_norm`; `None` where it is not finite and the step must be skipped.
+    /// A step at `learning_rate` whose gradients, of norm `grad_norm`, are clipped to `max_grad_norm`; `None`
+    /// if the norm is not finite and the step must be skipped.
     pub(crate) fn at_norm(grad_norm: f64, learning_rate: f64, max_grad_norm: Option<f64>) -> Option<Self> {
         let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
         grad_norm.is_finite().then_some(Self { learning_rate, scale })
     }
 
-    /// The same for gradients that are `factor` times as large.
+    /// The step for gradients that are `factor` times as large.
     pub(crate) fn of_scaled(self, factor: f64) -> Self {
         Self { scale: self.scale / factor, ..self }
     }
 }
 
 impl AdamW {
-    /// Takes the leaves to train, with zero moments beside each on the same device.
+    /// An optimizer of the given leaves, with zero moments on the same device.
     ///
     /// # Errors
     /// Two parameters share a name, or the moments cannot be allocated.
@@ -87,11 +88,12 @@ impl AdamW {
         Self::with_moments(parameters, options, None)
     }
 
-    /// The same with offloaded moments: those of a parameter are on the device while it and the one before it
-    /// are updated, else in pinned memory of the host, or on the CPU in an unlinked file of `folder`.
+    /// [`Self::new`] with offloaded moments. Those of a parameter are on the device only while it and the one
+    /// before it are updated; otherwise in pinned memory of the host, or on the CPU in an unlinked file of
+    /// `folder`.
     ///
     /// # Errors
-    /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
+    /// As [`Self::new`], or the file cannot be written, for example on a full disk.
     pub fn with_offloaded_moments(
         parameters: Vec<(String, Tensor)>,
         options: AdamWOptions,
@@ -117,11 +119,11 @@ impl AdamW {
         Ok(Self { options, parameters })
     }
 
-    /// Applies the accumulated gradients. They are scaled together so that their L2 norm is at most
-    /// `max_grad_norm`; none clips nothing. They stay until [`clear_gradients`](Self::clear_gradients).
+    /// Applies the accumulated gradients, scaled together so that their L2 norm is at most `max_grad_norm`;
+    /// `None` clips nothing. They are kept until [`clear_gradients`](Self::clear_gradients).
     ///
     /// # Errors
-    /// A gradient cannot be read or a parameter not be updated.
+    /// A gradient cannot be read, or a parameter cannot be updated.
     pub fn step(
         &mut self,
         learning_rate: f64,
@@ -135,8 +137,8 @@ impl AdamW {
         Ok(StepOutcome::Applied { grad_norm })
     }
 
-    /// The L2 norm of the gradients of the parameters whose name is `among` those wanted together, which does
-    /// not depend on the order of parameters.
+    /// The joint L2 norm of the gradients of all parameters whose name `among` accepts. It does not depend on
+    /// the order of parameters.
     ///
     /// # Errors
     /// A gradient cannot be read.
@@ -148,8 +150,8 @@ impl AdamW {
         rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
     }
 
-    /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the
-    /// next one are prefetched meanwhile.
+    /// Updates the parameters that have a gradient and whose name `among` accepts. The moments of the next
+    /// one are prefetched meanwhile.
     ///
     /// # Errors
     /// A parameter cannot be updated.
@@ -174,14 +176,14 @@ impl AdamW {
         Ok(())
     }
 
-    /// The leaves, by name and in their order. They share memory with the optimizer's.
+    /// The leaves with their names, in order. They share memory with the optimizer's.
     pub fn parameters(&self) -> Vec<(String, Tensor)> {
         let named = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.shallow_clone());
         self.parameters.iter().map(named).collect()
     }
 
-    /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They
-    /// share memory with the leaves'.
+    /// The gradients of all parameters, in order. A parameter without a gradient gets one of zeros. They
+    /// share memory with the leaves' gradients.
     pub fn gradients(&self) -> Vec<Tensor> {
         let of_one = |parameter: &Parameter| {
             if !parameter.leaf.grad().defined() {
@@ -197,7 +199,7 @@ impl AdamW {
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
     }
 
-    /// Forgets moments and counts, as if no step had been taken.
+    /// Resets moments and counts, as if no step had been taken.
     ///
     /// # Errors
     /// Offloaded moments cannot be written.
@@ -212,7 +214,7 @@ impl AdamW {
         })
     }
 
-    /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
+    /// The moments and the step count of every parameter, for a checkpoint: `<name>.exp_avg` and
     /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
     /// `optimizer.`. They share memory with the optimizer, or are in offload storage.
     ///
@@ -228,7 +230,7 @@ impl AdamW {
         Ok(tensors)
     }
 
-    /// Loads the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    /// Loads the moments and counts that [`state_tensors`](Self::state_tensors) stored in a checkpoint.
     ///
     /// # Errors
     /// The checkpoint lacks a tensor of a parameter, or one has another shape.
@@ -236,8 +238,8 @@ impl AdamW {
         self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
     }
 
-    /// [`load`](Self::load) for leaves that are shards of the checkpoint's tensors: `load_moment` gets the
-    /// parameter's name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
+    /// [`load`](Self::load) for leaves that are shards of the checkpoint's tensors. `load_moment` gets the
+    /// parameter's name, the checkpoint's name of a moment, and the moment in the leaf's shape.
     ///
     /// # Errors
     /// The checkpoint lacks a count, or the error of `load_moment`.
@@ -294,12 +296,12 @@ impl Parameter {
         }
     }
 
-    /// The factor of the learning rate.
+    /// The parameter's factor of the learning rate (LoRA+).
     fn rate_factor(&self, options: &AdamWOptions) -> f64 {
         if is_behind_a(&self.name) { options.lora_b_ratio } else { 1.0 }
     }
 
-    /// One update with the gradient.
+    /// Applies one update with the gradient.
     fn step(
         &mut self,
         options: &AdamWOptions,
@@ -312,7 +314,7 @@ impl Parameter {
             self.num_steps = step.step;
             return self.moments.put_back(&moments).map_err(self.failed());
         }
-        // Both share memory with their original where that is float32 already.
+        // Both share memory with the original if that is float32 already.
         let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
         let (values, gradient) = wide(&self.leaf)
             .and_then(|values| Ok((values, wide(&self.leaf.grad())?)))
@@ -337,8 +339,8 @@ impl Parameter {
     }
 }
 
-/// Norms scale activations, and biases shift them: neither grows without bound, and the neutral
-/// value of a norm is 1 in most families, not 0.
+/// Whether weight decay applies to a parameter. Norms and biases are spared: they scale or shift activations
+/// and do not grow without bound, and the neutral value of a norm is 1 in most families, not 0.
 fn decays(name: &str) -> bool {
     let is_spared = |part: &str| {
         part == "bias"
@@ -350,7 +352,7 @@ fn decays(name: &str) -> bool {
     !name.split('.').any(is_spared)
 }
 
-/// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. A piece of a matrix is
+/// Whether LoRA+ gives a parameter another learning rate: B matrices and vectors. A shard of a matrix is
 /// flat, too, so the name decides.
 fn is_behind_a(name: &str) -> bool {
     let is_saved_norm = || name.contains(ADAPTED_MODEL) && name.ends_with("norm.weight");
@@ -360,8 +362,8 @@ fn is_behind_a(name: &str) -> bool {
         || is_saved_norm()
 }
 
-/// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As
-/// `torch.nn.utils.clip_grad_norm_`, the small constant in it included.
+/// The factor that reduces `grad_norm` to `max_grad_norm`, at most 1. It includes the small constant of
+/// `torch.nn.utils.clip_grad_norm_`.
 fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
     (max_grad_norm / (grad_norm + 1e-6)).min(1.0)
 }

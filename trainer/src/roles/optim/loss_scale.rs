@@ -1,29 +1,30 @@
-//! Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740): numbers of 16 bits with 5 for the exponent
-//! lose gradients below 6e-8, so the loss is multiplied by a factor before the backward pass and gradients
-//! are divided by it before they are applied. The factor is as large as gradients allow: it doubles after
-//! many updates without an overflow and is halved by each. With the constants of `torch.amp.GradScaler`.
+//! Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740). 16-bit floats with 5 bits of exponent lose
+//! gradients below 6e-8, so the loss is multiplied by a factor before the backward pass, and gradients are
+//! divided by it before they are applied. The factor is as large as gradients allow: it doubles after many
+//! updates without an overflow, and each overflow halves it. The constants are those of
+//! `torch.amp.GradScaler`.
 
 use serde::{Deserialize, Serialize};
 use tch::Kind;
 
 const FIRST_FACTOR: f64 = 65536.0;
 const MAX_FACTOR: f64 = 16_777_216.0;
-/// At a lower scale a non-finite gradient is not an overflow by scaling.
+/// Smallest factor. A gradient that is not finite at this factor is not an overflow caused by scaling.
 const MIN_FACTOR: f64 = 1.0;
-/// Updates without an overflow before the factor doubles.
+/// Number of updates without an overflow after which the factor doubles.
 const GROWTH_INTERVAL: u32 = 2000;
 
-/// The factor of a role's loss. Powers of two, so that scaling itself rounds nothing.
+/// Factor of a role's loss: a power of two, so that scaling itself rounds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LossScale {
     factor: f64,
-    /// Updates since the factor has changed; `None` where it is fixed.
+    /// Number of updates since the factor changed; `None` if it is fixed.
     num_good: Option<u32>,
 }
 
 impl LossScale {
-    /// The scale for the compute dtype `compute`: constantly 1, unless that is half precision.
+    /// The scale for the compute dtype `compute`: fixed at 1, unless that is half precision.
     pub fn of(compute: Kind) -> Self {
         match compute {
             Kind::Half => Self { factor: FIRST_FACTOR, num_good: Some(0) },
@@ -31,17 +32,17 @@ impl LossScale {
         }
     }
 
-    /// The factor of the loss's derivatives.
+    /// The factor by which the loss's derivatives are multiplied.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Whether the factor follows the gradients.
+    /// Whether the factor follows the gradients; it is fixed otherwise.
     pub fn is_dynamic(&self) -> bool {
         self.num_good.is_some()
     }
 
-    /// An update has been applied.
+    /// Counts an applied update, and raises the factor when due.
     pub(crate) fn grow(&mut self) {
         let Some(num_good) = &mut self.num_good else { return };
         *num_good += 1;
@@ -51,7 +52,7 @@ impl LossScale {
         }
     }
 
-    /// A gradient was not finite; whether a smaller factor may cure that.
+    /// Lowers the factor after a gradient that was not finite. Returns whether that may help.
     pub(crate) fn back_off(&mut self) -> bool {
         if !self.is_dynamic() || self.factor <= MIN_FACTOR {
             return false;

@@ -1,5 +1,5 @@
-//! The reference follows the actor (TR-DPO, arXiv 2404.09656): every few steps each of its weights moves
-//! towards the actor's. The role decides when.
+//! Synchronization of the reference with the actor (TR-DPO, arXiv 2404.09656): every few steps each weight
+//! moves towards the actor's. The role decides when.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::parallel::{RankError, copy_tensor_shard};
 use crate::roles::actor::Actor;
 
 impl FrozenPolicy {
-    /// Every weight becomes `alpha` times the actor's plus `1 - alpha` times its own, in the dtype in which
-    /// it is kept. With FSDP this is collective, unit by unit; the numbers do not depend on the sharding.
+    /// Sets every weight to `alpha` times the actor's plus `1 - alpha` times its own, in the dtype in which
+    /// it is stored. With FSDP this is collective, unit by unit; the result does not depend on the sharding.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or the file in which the weights are cannot be written.
+    /// [`RankError`] when a rank is lost, or the file that holds the weights cannot be written.
     pub fn follow(&self, actor: &Actor, alpha: f64) -> Result<(), RankError> {
         self.decoder.forget_images();
         if let (Some(own), Some(of_actor)) = (&self.shards, actor.shards()) {
@@ -37,8 +37,8 @@ impl FrozenPolicy {
     }
 }
 
-/// Mixes the shard `tensor_shard` of the whole tensor `theirs` into `values`, `[len]`, which may be in
-/// `file`. At most a chunk is copied at a time.
+/// Mixes the shard `tensor_shard` of the full tensor `theirs` into `values`, `[len]`, which may be in `file`.
+/// At most a chunk is copied at a time.
 fn mix(
     (tensor_shard, values): (&TensorShard<'_>, &Tensor),
     theirs: &Tensor,
@@ -51,8 +51,8 @@ fn mix(
         let mixed = no_grad(|| {
             let of_actor = place.empty_like();
             copy_tensor_shard(&chunk, theirs, &of_actor);
-            // Products and their sum, each rounded: whether libtorch fuses them depends on where a number
-            // is.
+            // Both products and their sum are rounded separately: whether libtorch fuses them depends on the
+            // position of a value in memory.
             of_actor * alpha + &place * (1.0 - alpha)
         });
         match file {

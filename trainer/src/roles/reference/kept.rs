@@ -1,12 +1,11 @@
-//! Log-probs of the reference on the completions of a data set, which are computed once: later epochs and
-//! resumed runs read them from memory and from the run folder.
+//! Cache of the reference's log-probs on completions of a data set, so that each is computed once: later
+//! epochs and resumed runs read them from memory and from the run folder.
 //!
 //! ```text
 //! reference-logprobs/<digest of the reference's weights>   records of [key 16 bytes][length u32][f32 ..]
 //! ```
-//! A record is found by a digest of its prompt and completion, so that neither the order of rows nor their
-//! place matters. The leader appends; every rank reads. Numbers are those of the first computation, bit by
-//! bit.
+//! A record is found by a digest of its prompt and completion, so the order and position of rows do not
+//! matter. The leader appends; every rank reads. Values are those of the first computation, bit by bit.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::parallel::{RankError, Ranks};
 
-/// The folder of a run that holds the records.
+/// Name of the folder with the records in a run's folder.
 pub(crate) const FOLDER: &str = "reference-logprobs";
 
 const KEY_BYTES: usize = 16;
@@ -31,24 +30,25 @@ type Key = [u8; KEY_BYTES];
 #[derive(Debug)]
 pub(crate) struct KeptLogprobs {
     known: HashMap<Key, Vec<f32>>,
-    /// Where new ones are appended; `None` on ranks other than the leader, and where that cannot be written.
+    /// File to which new records are appended; `None` on ranks other than the leader, and if it cannot be
+    /// written.
     file: Option<File>,
 }
 
 impl KeptLogprobs {
-    /// The records of earlier attempts in `folder` for a reference with this digest. Collective; all ranks
-    /// begin with the same records.
+    /// Opens the records of earlier attempts in `folder` for a reference with this digest. Collective; all
+    /// ranks begin with the same records.
     pub(crate) fn open(folder: &Path, digest: u64, ranks: &Ranks) -> Result<Self, RankError> {
         let path = folder.join(format!("{digest:016x}"));
         let file = if ranks.is_leader() { append_to(folder, &path) } else { None };
         let records = ranks.leader_first(|| Ok::<_, RankError>(read(&path)))?;
-        // A file system of several machines may show them different ends of the file.
+        // On a shared file system ranks may see different lengths of the file.
         let num_common = -ranks.all_reduce_max(-(records.len() as i64))?;
         let known = records.into_iter().take(num_common as usize).collect();
         Ok(Self { known, file })
     }
 
-    /// The log-probs of all completions of `batch`, where each of them is known.
+    /// The log-probs of all completions of `batch`, if all of them are cached.
     pub(crate) fn find(&self, batch: &Batch) -> Option<Vec<f64>> {
         let rows = batch.sequences.iter().map(|sequence| self.known.get(&key(sequence)));
         let mut logprobs = Vec::with_capacity(batch.rows.num_tokens());
@@ -59,7 +59,7 @@ impl KeptLogprobs {
         Some(logprobs)
     }
 
-    /// Takes those that are new, and returns the log-probs of all completions as they are known from now on.
+    /// Caches new log-probs, and returns those of all completions as the cache has them.
     pub(crate) fn keep(&mut self, batch: &Batch, logprobs: &[f64]) -> Vec<f64> {
         let mut records = Vec::new();
         let mut kept = Vec::with_capacity(logprobs.len());
@@ -100,7 +100,7 @@ fn append_record(records: &mut Vec<u8>, key: &Key, row: &[f32]) {
     row.iter().for_each(|logprob| records.extend_from_slice(&logprob.to_le_bytes()));
 }
 
-/// Opens the file behind its last complete record: a kill may have cut the one after it.
+/// Opens the file and removes an incomplete last record, which a killed process may have left.
 fn append_to(folder: &Path, path: &PathBuf) -> Option<File> {
     let opened = || -> io::Result<File> {
         std::fs::create_dir_all(folder)?;
@@ -118,12 +118,12 @@ fn append_to(folder: &Path, path: &PathBuf) -> Option<File> {
         .ok()
 }
 
-/// All complete records of a file; none where it cannot be read.
+/// All complete records of a file; none if it cannot be read.
 fn read(path: &Path) -> Vec<(Key, Vec<f32>)> {
     Records(&std::fs::read(path).unwrap_or_default()).collect()
 }
 
-/// The records at the beginning of bytes.
+/// Iterator over the complete records at the beginning of a byte slice.
 struct Records<'a>(&'a [u8]);
 
 impl<'a> Records<'a> {

@@ -1,4 +1,4 @@
-//! The reference as a role: its log-probs of batches, and the coefficient of the KL.
+//! The reference as a role: it fills in log-probs of batches, and has the coefficient of the KL term.
 
 use std::rc::Rc;
 
@@ -18,12 +18,12 @@ use crate::roles::actor::ActorRole;
 use crate::roles::rollout::WeightDigest;
 use crate::roles::step_context::StepContext;
 
-/// The policy that the actor is held near.
+/// The reference policy as a role, with the KL term that uses it.
 pub struct ReferenceRole {
     pub(crate) reference: Reference,
-    /// Most tokens of a pass on one rank.
+    /// Token budget of a pass on one rank.
     pub(crate) max_forward_tokens: usize,
-    /// How a frozen copy is kept, in the run folder.
+    /// How a frozen copy is stored, in the run folder.
     pub(crate) copying: Copying,
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
@@ -32,14 +32,14 @@ pub struct ReferenceRole {
     pub(crate) is_read: bool,
     /// The cache of [`Self::score_once`]; `None` until it is first called.
     pub(crate) kept: Option<KeptLogprobs>,
-    /// How it follows the actor; `None` where it stays as it is.
+    /// How the reference follows the actor; `None` if it never changes.
     pub(crate) sync: Option<ReferenceSyncSpec>,
-    /// Whether it is a copy that only this run has: made after a cold start, or moved since.
+    /// Whether the reference is a copy that only this run has: made after a cold start, or changed since.
     pub(crate) is_own: bool,
     pub(crate) context: Rc<StepContext>,
 }
 
-/// The controller that a KL term begins with.
+/// The initial controller of a KL term.
 pub(crate) fn kl_controller(kl: &Kl) -> KlController {
     match kl.term() {
         None => KlController::Fixed { coefficient: 0.0 },
@@ -65,7 +65,7 @@ impl ReferenceRole {
         matches!(self.kl, Kl::Reward(_)) || self.kl.term().is_some_and(|term| term.adaptive.is_some())
     }
 
-    /// Fills in the reference's log-probs, where the algorithm reads them.
+    /// Fills in the reference's log-probs, if the algorithm reads them.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -76,8 +76,8 @@ impl ReferenceRole {
         Ok(batch)
     }
 
-    /// The same for completions of a data set, each of which is computed once: later epochs and resumed runs
-    /// read the cache in the run folder under the digest of the reference's weights.
+    /// [`Self::score`] for completions of a data set, each of which is computed once. Later epochs and
+    /// resumed runs read the cache in the run folder, under the digest of the reference's weights.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -102,7 +102,7 @@ impl ReferenceRole {
         Ok(batch)
     }
 
-    /// One number for the weights of the reference, the same on all ranks.
+    /// Digest of the reference's weights, the same on all ranks.
     fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
         let units = match &self.reference {
             Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
@@ -115,7 +115,7 @@ impl ReferenceRole {
         let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
         let own = WeightDigest::of(units)?.combined(|name| !is_trained(name));
         self.reference.release_pages();
-        // Of shards each rank has its own; else all have the same.
+        // Each rank has shards of its own; without sharding all ranks have the same weights.
         Ok(match units.shards() {
             None => own,
             Some(_) => {
@@ -141,11 +141,11 @@ impl ReferenceRole {
         Ok(scores.logprobs)
     }
 
-    /// Takes the KL penalty off the token rewards where the term acts there, and lets the controller see the
-    /// divergence.
+    /// Subtracts the KL penalty from the token rewards if the KL term is in the reward, and passes the
+    /// divergence to the controller.
     ///
     /// # Errors
-    /// [`StepError::Rows`] or [`StepError::Other`] when log-probs are missing or do not fit.
+    /// [`StepError::Rows`] or [`StepError::Other`] if log-probs are missing or do not fit.
     pub fn penalize(&mut self, mut batch: Batch) -> Result<Batch, StepError> {
         let (Some(old), Some(reference)) = (&batch.old_logprobs, &batch.ref_logprobs) else {
             return Ok(batch);
@@ -164,12 +164,12 @@ impl ReferenceRole {
             batch.token_rewards = penalized.token_rewards;
             return Ok(batch);
         }
-        // In the loss the controller is steered by the same estimate, taken before the update.
+        // If the term is in the loss, the controller follows the same estimate, taken before the update.
         self.controller.update(mean_kl(&batch.rows, old, reference, estimator)?, num_rows);
         Ok(batch)
     }
 
-    /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
+    /// Copies the present weights as the reference, if the algorithm needs a copy and there is none.
     pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
             *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, &self.copying)?));
@@ -178,11 +178,10 @@ impl ReferenceRole {
         Ok(())
     }
 
-    /// Moves the reference towards the actor where that is due after `num_done` steps of the training. All
-    /// ranks take part.
+    /// Moves the reference towards the actor if that is due after `num_done` training steps. Collective.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost, or the file in which the reference is cannot be written.
+    /// [`RankError`] when a rank is lost, or the file that holds the reference cannot be written.
     pub(crate) fn follow(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
         let Some(ReferenceSyncSpec { every_steps, alpha }) = self.sync else { return Ok(()) };
         let Reference::Frozen(Some(copy)) = &self.reference else { return Ok(()) };
@@ -192,12 +191,13 @@ impl ReferenceRole {
         self.context.measure("update_ref", || copy.follow(&actor.actor, alpha))?;
         self.reference.release_pages();
         self.is_own = true;
-        // They belong to other weights. The run folder keeps them under those weights' digest.
+        // The cached log-probs are those of other weights. The run folder keeps them under those weights'
+        // digest.
         self.kept = None;
         Ok(())
     }
 
-    /// The copy that only this run has, which a checkpoint keeps.
+    /// The copy that a checkpoint must save, because only this run has it.
     pub(crate) fn own_copy(&self) -> Option<&FrozenPolicy> {
         match &self.reference {
             Reference::Frozen(Some(copy)) if self.is_own => Some(copy),
@@ -205,7 +205,7 @@ impl ReferenceRole {
         }
     }
 
-    /// Takes the place of a reference that a checkpoint kept.
+    /// Replaces the reference by one from a checkpoint.
     pub(crate) fn restore(&mut self, copy: FrozenPolicy) {
         self.reference = Reference::Frozen(Some(Box::new(copy)));
         self.is_own = true;

@@ -1,4 +1,4 @@
-//! How ranks exchange judged samples: each packs its own into one tensor, and all gather all of them.
+//! Exchange of judged samples: each rank packs its own into one tensor, and all ranks gather all of them.
 //!
 //! ```text
 //! nothing                                      a rank that was asked to stop
@@ -10,16 +10,16 @@ use rlt_core::packed_samples::{JudgedGroup, PackedSamplesError, pack, unpack};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::rollout::SamplingCost;
 
-/// A rank's contribution: its groups, and the cost of sampling them.
+/// Judged groups of one rank, and the cost of sampling them.
 pub(super) type OwnSamples = (Vec<JudgedGroup>, SamplingCost);
 
-/// Bytes before the samples.
+/// Number of bytes before the samples: two u64.
 const COST_BYTES: usize = 16;
 
-/// The samples of all ranks, in the order of ranks; `None` on all of them where one brings none.
+/// Gathers the samples of all ranks, in the order of ranks; `None` on all ranks if one of them has none.
 ///
 /// # Errors
-/// [`RankError::Samples`] for bytes that are no samples, [`RankError`] when a rank is lost.
+/// [`RankError::Samples`] for bytes that are not samples, [`RankError`] when a rank is lost.
 pub(super) fn all_gather(
     ranks: &Ranks,
     own: Option<OwnSamples>,

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! rollout --finished completion--> Judging::submit -> requests of a full batch -> verdicts
-//! rewards role --------------------------------------> Judging::finish (the rest, and what is missing)
+//! rewards role --------------------------------------> Judging::finish (the rest, then missing verdicts)
 //! ```
 //! A completion is sent as soon as it is sampled, so that servers judge while the rest of the batch is still
-//! being generated. Verdicts are kept by sample, so their order does not matter. [`Judging::finish`] returns
-//! in bounded time with a verdict for every sample that was submitted: a missing one is a timeout. Limits
-//! and weights of the sum are the pool's, like those of all other functions.
+//! being generated. Verdicts are stored by sample, so their order does not matter. [`Judging::finish`]
+//! returns in bounded time with a verdict for every submitted sample; a missing verdict counts as a timeout.
+//! The pool applies limits and weights, as for all functions.
 
 mod batches;
 mod budget;
@@ -40,44 +40,44 @@ pub use endpoint::EndpointError;
 use event_loop::EventLoop;
 pub use module::WasmError;
 
-/// Positions of a sample's prompt among those of the batch, and of the sample in its group.
+/// Index of a sample's prompt in the batch, and of the sample in its group.
 pub type SampleId = (usize, usize);
 
-/// How often a wait asks whether the run is to stop.
+/// Interval at which a wait checks whether the run is to stop.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Every function of a manifest that is computed elsewhere.
+/// All functions of a manifest that are computed elsewhere.
 #[derive(Clone)]
 pub struct ExternalFunctions {
     functions: Arc<[Arc<ExternalFunction>]>,
-    /// `None` where no function is computed elsewhere.
+    /// Event loop of the requests; `None` if no function is computed elsewhere.
     event_loop: Option<Arc<EventLoop>>,
     batch_timeout: Duration,
 }
 
-/// Why such a function cannot be set up.
+/// A function that is computed elsewhere cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum ExternalError {
-    /// A field that its kind needs is missing.
+    /// A field that the function's kind needs is missing.
     #[error("kind {kind:?} needs {field}")]
     MissingField {
-        /// Its kind.
+        /// The function's kind.
         kind: RewardKind,
-        /// The field.
+        /// The missing field.
         field: &'static str,
     },
-    /// Its server cannot be reached as it says.
+    /// The settings of the function's server are invalid.
     #[error("prepare its server")]
     Endpoint(#[from] EndpointError),
-    /// Its module cannot run.
+    /// The function's module cannot run.
     #[error("prepare its module")]
     Wasm(#[from] WasmError),
     /// The pattern for a judge's score is not a regular expression.
     #[error("compile judge.pattern {pattern:?}: expected a regular expression with a group")]
     Pattern {
-        /// As written in the manifest.
+        /// The pattern as it is written in the manifest.
         pattern: String,
-        /// The parser's complaint; `None` where it has no group.
+        /// The parser's error; `None` if the pattern has no group.
         #[source]
         source: Option<Box<regex::Error>>,
     },
@@ -92,7 +92,7 @@ pub enum ExternalError {
 struct ExternalFunction {
     name: String,
     data_sources: Vec<String>,
-    /// Samples in one request.
+    /// Largest number of samples in one request.
     max_batch: usize,
     backend: Backend,
 }
@@ -107,7 +107,7 @@ enum Backend {
     Wasm(wasm::WasmFunction),
 }
 
-/// The fields of a sample that are sent to an external function.
+/// Fields of a sample that an external function gets.
 #[derive(Clone, Debug)]
 struct ExternalSample {
     id: SampleId,
@@ -117,7 +117,7 @@ struct ExternalSample {
 }
 
 impl ExternalFunctions {
-    /// The functions of a manifest that are computed elsewhere.
+    /// Sets up the functions of a manifest that are computed elsewhere.
     ///
     /// # Errors
     /// [`RewardSetupError::External`].
@@ -138,7 +138,7 @@ impl ExternalFunctions {
         Ok(Self { functions, event_loop, batch_timeout })
     }
 
-    /// Begins to judge a batch; `None` where no function is computed elsewhere.
+    /// Begins to judge a batch; `None` if no function is computed elsewhere.
     pub fn begin(&self) -> Option<Judging> {
         let event_loop = self.event_loop.clone()?;
         let (sender, receiver) = channel();
@@ -157,7 +157,7 @@ impl ExternalFunctions {
     }
 }
 
-/// Whether functions of this kind are computed elsewhere, or in a sandbox.
+/// Whether functions of this kind are computed elsewhere, by a server or in a sandbox.
 fn is_external(kind: RewardKind) -> bool {
     use RewardKind::{Code, Judge, OpenRlhf, Python, Server, Wasm};
     matches!(kind, Code | Judge | OpenRlhf | Python | Server | Wasm)
@@ -197,7 +197,7 @@ impl ExternalFunction {
         Ok(Self { name, data_sources, max_batch, backend })
     }
 
-    /// One verdict for each sample, in their order.
+    /// Judges samples, and returns one verdict for each, in order.
     async fn judge(&self, samples: &[ExternalSample], budget: &judge::Spent) -> Vec<Verdict> {
         match &self.backend {
             Backend::Batches(server) => return server.judge(samples).await,
@@ -223,30 +223,30 @@ impl ExternalFunction {
     }
 }
 
-/// The samples of one batch that are being judged.
+/// Samples of one batch that are being judged.
 pub struct Judging {
     functions: Arc<[Arc<ExternalFunction>]>,
     event_loop: Arc<EventLoop>,
     batch_timeout: Duration,
-    /// One for each function.
+    /// Samples to send, for each function.
     queues: Vec<Queue>,
     verdicts: BTreeMap<SampleId, Verdicts>,
-    /// Verdicts that are not there yet.
+    /// Number of verdicts that are missing.
     num_waiting: usize,
-    /// Closed where no more verdicts are awaited. Every task sees that before it takes a permit that another
-    /// one has given back, so nothing is sent for a batch that was given up.
+    /// Closed when no more verdicts are awaited. Every task sees that before it takes a permit that another
+    /// one has returned, so nothing is sent for an abandoned batch.
     wanted: watch::Sender<()>,
     sender: Sender<Answered>,
     receiver: Receiver<Answered>,
 }
 
-/// Samples that wait until a request is full.
+/// Samples of one function that wait until a request is full.
 struct Queue {
     samples: Vec<ExternalSample>,
     budget: Arc<judge::Spent>,
 }
 
-/// Verdicts of one request, with the position of the function.
+/// Verdicts of one request, with the index of the function.
 type Answered = (usize, Vec<(SampleId, Verdict)>);
 
 impl std::fmt::Debug for Judging {
@@ -277,11 +277,11 @@ impl Judging {
         }
     }
 
-    /// The verdicts on all samples that were submitted, by sample and function, in bounded time. If
-    /// `is_stopping`, missing verdicts are timeouts at once.
+    /// Waits, in bounded time, for the verdicts on all submitted samples, by sample and function. If
+    /// `is_stopping`, missing verdicts become timeouts at once.
     pub fn finish(mut self, is_stopping: &dyn Fn() -> bool) -> BTreeMap<SampleId, Verdicts> {
         (0..self.functions.len()).for_each(|idx| self.send(idx));
-        // Without our own end the channel closes where every request has ended, even by a panic.
+        // Without this end the channel closes when every request has ended, even by a panic.
         self.sender = channel().0;
         let deadline = Instant::now() + self.batch_timeout;
         while self.num_waiting > 0 && !is_stopping() {
@@ -314,7 +314,7 @@ impl Judging {
                 verdicts = function.judge(&samples, &budget) => verdicts,
             };
             let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
-            // The receiver is closed once the batch was given up.
+            // The receiver is closed if the batch was abandoned.
             let _ = sender.send((idx, answered));
         });
     }

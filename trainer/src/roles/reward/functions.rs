@@ -1,4 +1,4 @@
-//! The reward functions of a manifest, compiled once, and the check that every row can be judged.
+//! Reward functions of a manifest, compiled once, and the check that every row can be judged.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use rlt_core::types::Prompt;
 use super::external::ExternalError;
 use crate::data::{Dataset, RowLocation};
 
-/// Named, weighted functions and how their values become one.
+/// Named, weighted reward functions, and the rule that combines their values.
 #[derive(Clone, Default)]
 pub struct RewardFunctions {
     functions: Vec<NamedFunction>,
     combiner: Combiner,
 }
 
-/// One function of the manifest.
+/// A reward function of the manifest with its weight.
 #[derive(Clone)]
 pub(super) struct NamedFunction {
     pub(super) name: String,
@@ -25,61 +25,61 @@ pub(super) struct NamedFunction {
     pub(super) function: Arc<dyn RewardFunction>,
 }
 
-/// Why completions could not be judged, found before training starts.
+/// Completions cannot be judged; found before training starts.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardSetupError {
-    /// A function's settings are impossible.
+    /// The settings of a function are invalid.
     #[error("set up reward function {name:?}")]
     Function {
-        /// Its name in the manifest.
+        /// The function's name in the manifest.
         name: String,
-        /// Why.
+        /// The invalid setting.
         #[source]
         source: RewardError,
     },
     /// A function lacks a field that its kind needs.
     #[error("set up reward function {name:?}: kind {kind:?} needs {field}")]
     MissingField {
-        /// Its name in the manifest.
+        /// The function's name in the manifest.
         name: String,
-        /// Its kind.
+        /// The function's kind.
         kind: RewardKind,
-        /// The field.
+        /// The missing field.
         field: &'static str,
     },
-    /// A function that is computed elsewhere cannot be reached.
+    /// A function that is computed elsewhere could not be set up.
     #[error("set up reward function {name:?}")]
     External {
-        /// Its name in the manifest.
+        /// The function's name in the manifest.
         name: String,
-        /// Why.
+        /// The failing server, module or setting.
         #[source]
         source: ExternalError,
     },
-    /// `rewards.clip` or `rewards.overlong` is impossible.
+    /// `rewards.clip` or `rewards.overlong` is invalid.
     #[error("set up rewards")]
     Shaping(#[source] RewardError),
-    /// No function judges a row.
+    /// No function judges a row's data source.
     #[error(
         "judge {location}: no reward function accepts data_source {data_source:?}; the functions accept \
          {accepted:?}"
     )]
     UnknownDataSource {
-        /// The row.
+        /// Location of the row.
         location: RowLocation,
-        /// Its `data_source`.
+        /// The row's `data_source`.
         data_source: String,
         /// The data sources of the functions.
         accepted: Vec<String>,
     },
-    /// A row lacks a function's ground truth.
+    /// A row's ground truth does not fit a function.
     #[error("judge {location} with reward function {name:?}")]
     Row {
-        /// The row.
+        /// Location of the row.
         location: RowLocation,
-        /// The function's name.
+        /// The function's name in the manifest.
         name: String,
-        /// Why.
+        /// How the ground truth does not fit.
         #[source]
         source: RewardError,
     },
@@ -104,14 +104,14 @@ impl RewardFunctions {
         Ok(Self { functions, combiner })
     }
 
-    /// Adds a function that no manifest can name.
+    /// Adds a function that a manifest cannot name.
     pub fn with(mut self, name: &str, weight: f64, function: Arc<dyn RewardFunction>) -> Self {
         let (name, data_sources) = (name.to_owned(), Vec::new());
         self.functions.push(NamedFunction { name, weight, data_sources, function });
         self
     }
 
-    /// Checks that every prompt has a function that judges it and the ground truth that the function needs.
+    /// Checks that every prompt has a function that judges it, and the ground truth that the function needs.
     ///
     /// # Errors
     /// [`RewardSetupError::UnknownDataSource`] and [`RewardSetupError::Row`], with file and row.
@@ -123,7 +123,7 @@ impl RewardFunctions {
         Ok(())
     }
 
-    /// The same of one prompt.
+    /// Checks one prompt, see [`Self::check`].
     pub(crate) fn check_prompt(
         &self,
         prompt: &Prompt,
@@ -157,7 +157,8 @@ impl RewardFunctions {
     }
 }
 
-/// Whether a function of these `dataSources` judges rows of a data source; one that names none judges all.
+/// Whether a function with these `dataSources` judges rows of a data source. A function without any judges
+/// all.
 pub(super) fn judges(data_sources: &[String], data_source: &str) -> bool {
     data_sources.is_empty() || data_sources.iter().any(|source| source == data_source)
 }

@@ -1,7 +1,7 @@
-//! The reward models of a manifest: the samples that each judges, and its scores for the reward functions of
-//! kind `Model`. [`reading`] builds the inputs. The pool applies weights and limits, as for all functions.
+//! Reward models of a manifest: the samples that each judges, and its scores for the reward functions of kind
+//! `Model`. [`reading`] builds the inputs. The pool applies weights and limits, as for all functions.
 //!
-//! With a sharded policy these models are sharded too: each rank scores its own samples, and all ranks take
+//! With a sharded policy these models are sharded, too: each rank scores its own samples, and all ranks take
 //! part in the passes.
 
 mod reading;
@@ -24,10 +24,10 @@ use crate::model::{Adapter, Classifier, LoadOptions, ModelError, OutputHead, Pac
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 
-/// The numbers of reward models for one sample, by the name of the function.
+/// Scores of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
 
-/// Every reward model of a manifest.
+/// All reward models of a manifest.
 #[derive(Debug)]
 pub struct RewardModels {
     models: Vec<RewardModel>,
@@ -41,120 +41,120 @@ struct RewardModel {
     data_sources: Vec<String>,
     classifier: Classifier,
     reader: Reader,
-    /// This rank's shards of it; `None` where every rank has the whole.
+    /// This rank's shards of the model; `None` if it is not sharded.
     shards: Option<ShardedParameters>,
 }
 
-/// The properties of a run's policy that its reward models must fit.
+/// Properties of the policy that reward models must fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
-    /// Its tokenizer.
+    /// Tokenizer of the policy.
     pub tokenizer: &'a Tokenizer,
-    /// Tokens of the longest prompt and completion together.
+    /// Number of tokens of the longest prompt and completion together.
     pub longest_sequence: usize,
 }
 
-/// How ranks share a model.
+/// How ranks shard a reward model.
 #[derive(Clone, Debug)]
 pub struct Sharing<'a> {
-    /// Those that have a copy of it together.
+    /// Ranks over which the model is sharded.
     pub mesh: Rc<MeshRanks>,
-    /// The folder in whose files units are offloaded between passes, see [`ShardedParameters::new`].
+    /// Folder for files of offloaded units, see [`ShardedParameters::new`].
     pub offload_to: Option<&'a Path>,
 }
 
-/// Why a reward model cannot judge.
+/// A reward model cannot judge.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardModelError {
-    /// Its repository cannot be fetched.
+    /// The model's repository could not be fetched.
     #[error("fetch the model of reward function {name:?}")]
     Hub {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// Why.
+        /// The error of the hub.
         source: Box<HubError>,
     },
-    /// It cannot be read.
+    /// The model could not be read.
     #[error("load the model of reward function {name:?} from {}", dir.display())]
     Model {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// Its folder.
+        /// Folder of the model.
         dir: PathBuf,
-        /// The error.
+        /// The failing file or tensor.
         source: Box<ModelError>,
     },
-    /// Its tokenizer cannot be read.
+    /// The model's tokenizer could not be read.
     #[error("load the tokenizer of reward function {name:?} from {}", dir.display())]
     Tokenizer {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// Its folder.
+        /// Folder of the model.
         dir: PathBuf,
-        /// The error.
+        /// The error of the tokenizer.
         source: TokenizerError,
     },
-    /// It reads other tokens than the policy writes.
+    /// The model reads other tokens than the policy writes.
     #[error(
         "the model of reward function {name:?} has another vocabulary than the policy: expected {expected}, got {got}"
     )]
     Vocabulary {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// The policy's.
+        /// Requirement of the policy's vocabulary that the model misses.
         expected: String,
-        /// Its own.
+        /// Property of the model's vocabulary that differs.
         got: String,
     },
-    /// It judges whole completions, and the manifest asks for steps.
+    /// The model judges full completions, but the manifest asks for steps.
     #[error(
         "the model of reward function {name:?} has one label: steps are judged by a token classifier with two"
     )]
     NoSteps {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
     },
-    /// It reads text and has no tokenizer.
+    /// The model reads text but has no tokenizer.
     #[error("the model of reward function {name:?} reads text, but {} has no tokenizer.json", dir.display())]
     NoTokenizer {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// Its folder.
+        /// Folder of the model.
         dir: PathBuf,
     },
-    /// A sample's text cannot be rendered for it.
+    /// A sample could not be rendered as text for the model.
     #[error("render a sample for the model of reward function {name:?}")]
     Render {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// Why.
+        /// The error of the tokenizer.
         source: TokenizerError,
     },
-    /// Sequences may become longer than it was made for.
+    /// Sequences may become longer than the model's context.
     #[error(
         "the model of reward function {name:?} reads at most {max} tokens, but prompt and completion may have {longest}"
     )]
     TooShort {
-        /// The function's name.
+        /// Name of the reward function.
         name: String,
-        /// `max_position_embeddings` of its configuration.
+        /// `max_position_embeddings` of the model's configuration.
         max: usize,
-        /// The longest sequence of the run.
+        /// Number of tokens of the longest sequence of the run.
         longest: usize,
     },
-    /// A sequence alone is longer than a pass may be.
+    /// A sequence alone is longer than the token budget of a pass.
     #[error("split a batch into passes of a reward model")]
     Packing(#[from] PackingError),
-    /// Its numbers cannot be read back.
+    /// The model's scores could not be read back from the device.
     #[error("read the numbers of a reward model")]
     Torch(#[from] rlt_torch::Error),
-    /// Ranks could not share it.
+    /// A rank was lost, or the model could not be sharded.
     #[error("share a reward model with the other ranks")]
     Ranks(#[from] RankError),
 }
 
 impl RewardModelError {
-    /// The exit code of a run that ends with this.
+    /// The exit code of a run that ends with this error.
     pub fn exit_code(&self) -> rlt_api::ExitCode {
         match self {
             Self::Hub { source, .. } => source.exit_code(),
@@ -171,12 +171,12 @@ impl RewardModelError {
 }
 
 impl RewardModels {
-    /// Whether one of the models that `functions` name is to be fetched from the hub.
+    /// Whether any model that `functions` name must be fetched from the hub.
     pub fn is_any_on_hub(functions: &[RewardFunctionSpec]) -> bool {
         functions.iter().filter_map(|function| function.model.as_ref()).any(|model| model.hub.is_some())
     }
 
-    /// The folders of the models that `functions` name, in their order; those of the hub are fetched first.
+    /// Folders of the models that `functions` name, in order. Models of the hub are fetched first.
     ///
     /// # Errors
     /// [`RewardModelError::Hub`], with the function's name.
@@ -184,9 +184,8 @@ impl RewardModels {
         named(functions).map(|(function, model)| folder(&function.name, model)).collect()
     }
 
-    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most
-    /// `max_tokens` tokens. With `sharing`, the policy's mesh, every rank keeps a shard of each; all `ranks`
-    /// do so alike.
+    /// Loads the models that `functions` name from their `folders`, for passes of at most `max_tokens`
+    /// tokens. With `sharing`, the policy's mesh, every rank holds a shard of each; this is then collective.
     ///
     /// # Errors
     /// [`RewardModelError`], with the function's name.
@@ -207,17 +206,17 @@ impl RewardModels {
         Ok(Self { models, max_tokens, ranks: ranks.clone() })
     }
 
-    /// Whether ranks make passes together, so that all must ask where one does.
+    /// Whether models are sharded, so that all ranks must ask when one does.
     pub fn are_shared(&self) -> bool {
         self.models.iter().any(|model| model.shards.is_some())
     }
 
-    /// The scores of every model for its samples, in the order of the samples. With FSDP all ranks take part,
-    /// each with its own samples.
+    /// The scores of every model for the samples that it judges, in the order of the samples. Collective with
+    /// FSDP; each rank gives its own samples.
     ///
     /// # Errors
-    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass,
-    /// [`RewardModelError::Torch`], and [`RewardModelError::Ranks`] when a rank is lost.
+    /// [`RewardModelError::Packing`] if a sequence alone is longer than a pass, [`RewardModelError::Torch`],
+    /// and [`RewardModelError::Ranks`] when a rank is lost.
     pub fn scores(
         &self,
         samples: &[(Arc<Prompt>, Completion)],
@@ -270,7 +269,7 @@ impl RewardModel {
         Ok(scores)
     }
 
-    /// The positions of a pass that are read, and how many of each sequence.
+    /// Positions of a pass at which scores are read, and the number of positions of each sequence.
     fn positions(&self, read: &[&Reading]) -> (Vec<i64>, Vec<usize>) {
         let (mut all, mut counts, mut start) = (Vec::new(), Vec::new(), 0);
         for Reading { tokens, positions } in read {
@@ -283,7 +282,8 @@ impl RewardModel {
         (all, counts)
     }
 
-    /// The reward of each sequence from the numbers `[k, n]` that are read of a pass, so many of each.
+    /// The reward of each sequence, from the values `[k, n]` that were read in a pass; `counts` says how many
+    /// of each.
     fn rewards(&self, numbers: &[f32], counts: &[usize]) -> Vec<f64> {
         let num_read: usize = counts.iter().sum();
         let number = |label: usize, at: usize| f64::from(numbers[label * num_read + at]);
@@ -302,7 +302,7 @@ impl RewardModel {
     }
 }
 
-/// A model, whole or this rank's shards of it.
+/// Loads a model: in full, or this rank's shards of it.
 fn classifier(
     name: &str,
     dir: &Path,
@@ -323,8 +323,8 @@ fn classifier(
     Ok((classifier, Some(shards)))
 }
 
-/// The reader of a model. A model that reads the policy's tokens must have its vocabulary, and a context for
-/// its longest sequence.
+/// The reader of a model. A model that reads the policy's tokens must have the policy's vocabulary, and a
+/// context for its longest sequence.
 fn reader(
     (name, model): (&str, &RewardModelSpec),
     dir: &Path,
@@ -358,12 +358,12 @@ fn own_tokenizer(name: &str, dir: &Path) -> Result<Tokenizer, RewardModelError> 
     })
 }
 
-/// The functions that a model judges for, with it.
+/// The reward functions with a model, each with its model.
 fn named(functions: &[RewardFunctionSpec]) -> impl Iterator<Item = (&RewardFunctionSpec, &RewardModelSpec)> {
     functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)))
 }
 
-/// Where a model is on this machine, fetched first where the hub has it.
+/// The folder of a model on this machine. A model of the hub is fetched first.
 fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelError> {
     match (&model.path, &model.hub) {
         (Some(path), _) => Ok(path.into()),
@@ -375,7 +375,7 @@ fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelErr
     }
 }
 
-/// Whether a model reads the tokens that the policy writes, and as many of them.
+/// Checks that a model reads the policy's tokens, and sequences as long as the policy's.
 fn fits(name: &str, dir: &Path, classifier: &Classifier, policy: Policy<'_>) -> Result<(), RewardModelError> {
     let config = &classifier.decoder().config;
     let other =

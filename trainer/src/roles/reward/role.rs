@@ -1,4 +1,4 @@
-//! Rewards as a role: samples in, rollout groups with rewards out, the same on every rank.
+//! Rewards as a role: it turns samples into rollout groups with rewards, the same on every rank.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::roles::rollout::SamplingCost;
 use crate::roles::step_context::StepContext;
 use crate::roles::{Sampled, StepError};
 
-/// Judges completions by reward models and reward functions.
+/// The role that judges completions by reward models and reward functions.
 pub struct RewardsRole {
     pub(crate) pool: RewardPool,
-    /// Asked before the pool judges.
+    /// Reward models, which score before the pool judges.
     pub(crate) models: RewardModels,
-    /// Samples whose reward has one of these statuses are left out of batches.
+    /// Statuses of rewards whose samples are left out of batches.
     pub(crate) masked: Vec<RewardStatus>,
     pub(crate) ranks: Ranks,
     pub(crate) context: Rc<StepContext>,
 }
 
 impl RewardsRole {
-    /// Judges the samples, each rank its own, and gathers all of them: the groups of the step.
+    /// Judges this rank's samples, gathers those of all ranks, and records them as the step's rollout groups.
     ///
     /// # Errors
-    /// [`StepError::Interrupted`] on all ranks when one was asked to stop, [`StepError::RewardModel`],
+    /// [`StepError::Interrupted`] on all ranks if one was asked to stop, [`StepError::RewardModel`],
     /// [`StepError::Ranks`].
     pub fn judge(&mut self, sampled: Sampled) -> Result<Vec<RolloutGroup>, StepError> {
         let (groups, cost) = self.judge_unrecorded(sampled)?;
@@ -39,13 +39,14 @@ impl RewardsRole {
         Ok(groups)
     }
 
-    /// The same for samples that are not the step's own, or not only those; and their cost.
+    /// [`Self::judge`] without recording, for samples that are not, or not all, the step's own. Also returns
+    /// their cost.
     pub(crate) fn judge_unrecorded(
         &mut self,
         sampled: Sampled,
     ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
         let Sampled { prompts, own, judging, assignment, policy_version, cost } = sampled;
-        // Ranks that share a reward model judge together or not at all.
+        // Ranks with a sharded reward model judge together or not at all.
         let is_cut_short = self.models.are_shared() && self.ranks.all_reduce_max(own.is_none().into())? > 0;
         let own = own.filter(|_| !is_cut_short);
         let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, judging)));
@@ -92,10 +93,10 @@ impl RewardsRole {
         Ok(lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect())
     }
 
-    /// The groups as a batch, without samples whose status is masked.
+    /// Builds a batch of the groups, without samples whose status is masked.
     ///
     /// # Errors
-    /// [`StepError::NoRewards`] when nothing is left.
+    /// [`StepError::NoRewards`] if no sample is left.
     pub fn batch(&self, groups: &[RolloutGroup]) -> Result<Batch, StepError> {
         let batch = Batch::from_groups(groups, &self.masked);
         if batch.sequences.is_empty() {

@@ -1,4 +1,4 @@
-//! Samples in progress: their log-probs, the text so far, and whether the last token ends them.
+//! Samples in progress: their tokens, log-probs and text, and whether the last token ends them.
 
 use rlt_core::engine::{Detokenizer, IncrementalText};
 use rlt_core::sampling::SamplingParams;
@@ -7,10 +7,10 @@ use rlt_core::types::{Completion, FinishReason, TokenId};
 use super::sampler::Drawn;
 use super::{RolloutError, RolloutRequest};
 
-/// Number of a request, and position among its samples.
+/// Index of a request, and of a sample among its samples.
 type Sample = (usize, usize);
 
-/// What is known of one sample.
+/// State of one sample.
 #[derive(Debug, Default)]
 struct Draft {
     tokens: Vec<TokenId>,
@@ -18,11 +18,11 @@ struct Draft {
     text: IncrementalText,
     end: Option<End>,
     completion: Option<Completion>,
-    /// Digests of the experts that computed what its tokens were drawn from.
+    /// Digests of the routes of the passes from which its tokens were drawn.
     routes: Vec<u16>,
 }
 
-/// Why a sample ended, and where its text does when a stop string cut it.
+/// Reason of a sample's end, and the length in bytes of its text if a stop string cut it.
 #[derive(Clone, Copy, Debug)]
 struct End {
     reason: FinishReason,
@@ -38,7 +38,7 @@ pub(super) struct Drafts<'a> {
     on_finish: &'a mut OnFinish<'a>,
 }
 
-/// Is called with each completion as soon as it is finished, with its request and its sample.
+/// Callback for each completion as soon as it is finished, with its request and sample.
 pub(super) type OnFinish<'a> = dyn FnMut(Sample, &Completion) + 'a;
 
 impl<'a> Drafts<'a> {
@@ -62,8 +62,8 @@ impl<'a> Drafts<'a> {
         self.drafts[request_idx][sample_idx].end.is_some()
     }
 
-    /// Records the token drawn for a sample, the longest that it may become with it where `is_longest`; says
-    /// whether it is the last one.
+    /// Records the token drawn for a sample, and returns whether it is the last one. `is_longest` says that
+    /// the sample has reached its token limit.
     pub(super) fn push(
         &mut self,
         sample: Sample,
@@ -73,7 +73,7 @@ impl<'a> Drafts<'a> {
         let (request_idx, sample_idx) = sample;
         let sampling = &self.requests[request_idx].sampling;
         let draft = &mut self.drafts[request_idx][sample_idx];
-        // Any NaN or positive infinity among the logits makes the whole row of log-probs NaN.
+        // NaN or positive infinity among the logits makes all log-probs of the row NaN.
         if !drawn.logprob.is_finite() {
             let position = draft.tokens.len();
             return Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position });
@@ -93,8 +93,8 @@ impl<'a> Drafts<'a> {
         Ok(reason.is_some())
     }
 
-    /// Records the experts of the pass that a sample's next token is drawn from, a digest for each layer;
-    /// those of a request's other samples than the first are not kept.
+    /// Records the routes of the pass from which a sample's next token is drawn, a digest for each layer.
+    /// Only those of each request's first sample are kept.
     pub(super) fn log_routes(
         &mut self,
         (request_idx, sample_idx): Sample,
@@ -105,7 +105,7 @@ impl<'a> Drafts<'a> {
         }
     }
 
-    /// What was recorded of each request's first sample.
+    /// Takes the recorded routes of each request's first sample.
     pub(super) fn take_routes(&mut self) -> Vec<Vec<u16>> {
         let first =
             |drafts: &mut Vec<Draft>| drafts.first_mut().map(|draft| std::mem::take(&mut draft.routes));
@@ -129,7 +129,7 @@ impl<'a> Drafts<'a> {
         Ok(())
     }
 
-    /// The completions in the order of requests and seeds.
+    /// The completions, in the order of requests and seeds.
     pub(super) fn into_completions(self) -> Vec<Vec<Completion>> {
         let completions =
             |drafts: Vec<Draft>| drafts.into_iter().filter_map(|draft| draft.completion).collect();

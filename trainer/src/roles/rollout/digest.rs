@@ -1,8 +1,8 @@
-//! The digests that trainer and engine compare before a rollout: 64 bits for each parameter, or a rank's
-//! piece of it.
+//! Digests of weights, which trainer and engine compare before a rollout: 64 bits for each parameter, or for
+//! a rank's piece of it.
 //!
-//! Frozen parameters are digested once: the digest is valid while libtorch's version counter of the tensor is
-//! unchanged. So a weight sync with LoRA reads only the adapter.
+//! The digest of a frozen parameter is cached, and stays valid while libtorch's version counter of the tensor
+//! is unchanged. A weight sync with LoRA therefore reads only the adapter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,27 +13,26 @@ use tch::{Device, Kind, Tensor};
 use super::RolloutError;
 use crate::parallel::{DecoderUnits, ShardedParameters};
 
-/// Digests of all parameters of a decoder, adapters included, at one moment; where ranks share it, of what
-/// this rank holds of them.
+/// Digests of all parameters of a decoder, adapters included, at one time. If the decoder is sharded, they
+/// are those of this rank's pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDigest {
     parameters: Vec<(String, u64)>,
 }
 
 impl WeightDigest {
-    /// Digests every parameter of `policy` that is here, bit by bit; reads each of them once and gathers
-    /// nothing.
+    /// Digests every local parameter of `policy`, bit by bit. Reads each of them once, and gathers nothing.
     ///
     /// # Errors
-    /// [`RolloutError::Tensor`] when a parameter's memory cannot be read.
+    /// [`RolloutError::Tensor`] if a parameter's memory cannot be read.
     pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, RolloutError> {
         Self::of_known(policy.into(), &mut KnownDigests::default())
     }
 
-    /// The same, of which `known` spares what cannot have changed.
+    /// [`Self::of`] with a cache `known` of digests that cannot have changed.
     pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
-        // What is offloaded lies elsewhere each time that it is read.
+        // Offloaded values are at another address each time they are read.
         let is_offloaded = policy.shards().is_some_and(ShardedParameters::is_offloaded);
         let mut of_policy = known.of_policy(trained, is_offloaded);
         let mut names = Vec::new();
@@ -53,7 +52,7 @@ impl WeightDigest {
         Ok(Self { parameters: names.into_iter().zip(digests).collect() })
     }
 
-    /// One number for the parameters whose names are `counted`, names included.
+    /// One digest of the parameters whose names `counted` accepts, names included.
     pub fn combined(&self, counted: impl Fn(&str) -> bool) -> u64 {
         let parameters = self.parameters.iter().filter(|(name, _)| counted(name));
         parameters.fold(0, |all, (name, own)| {
@@ -62,8 +61,7 @@ impl WeightDigest {
         })
     }
 
-    /// Whether both are of parameters of the same names, and of the same ones of those that are not
-    /// `trained`.
+    /// Whether both have parameters of the same names, and equal digests of all that are not `trained`.
     pub(super) fn equals_beside(&self, other: &Self, trained: impl Fn(&str) -> bool) -> bool {
         let same = |((name, own), (theirs, other)): (&(String, u64), &(String, u64))| {
             name == theirs && (own == other || trained(name))
@@ -82,25 +80,25 @@ impl WeightDigest {
     }
 }
 
-/// Digests of what nothing trained when it was last looked at.
+/// Cache of the digests of frozen parameters.
 #[derive(Debug, Default)]
 pub(super) struct KnownDigests {
     frozen: BTreeMap<String, Known>,
-    /// Tensors that were read, ever.
+    /// Number of tensors that were ever read.
     num_read: usize,
 }
 
-/// A digest, and what it was taken of.
+/// A cached digest, with the tensor and version that it is of.
 #[derive(Debug)]
 struct Known {
-    /// Holds the memory, so that no other tensor can lie there.
+    /// Keeps the memory allocated, so that no other tensor can have its address.
     tensor: Tensor,
     version: i64,
     digest: u64,
 }
 
 impl Known {
-    /// Whether `tensor` is the very one, unchanged.
+    /// Whether `tensor` is the cached one, unchanged.
     fn is_of(&self, tensor: &Tensor) -> bool {
         let place = |tensor: &Tensor| (tensor.data_ptr(), tensor.kind(), tensor.size());
         self.version == tensor.internal_version() && place(&self.tensor) == place(tensor)
@@ -114,7 +112,7 @@ impl KnownDigests {
     }
 }
 
-/// One pass over all parameters.
+/// One pass over all parameters, which takes their digests.
 struct OfPolicy<'a> {
     before: BTreeMap<String, Known>,
     trained: BTreeSet<String>,
@@ -123,16 +121,16 @@ struct OfPolicy<'a> {
     num_read: &'a mut usize,
 }
 
-/// A parameter whose digest is known, here or not yet.
+/// A parameter of the pass; the digest of one on a GPU may still be missing.
 struct Seen {
     name: String,
     digest: Option<u64>,
-    /// `None` if it is not read again.
+    /// The tensor, if its digest is missing or to be cached.
     tensor: Option<Tensor>,
 }
 
 impl OfPolicy<'_> {
-    /// Takes a parameter's digest; of one on a GPU later, with those of all others.
+    /// Takes a parameter's digest. Those of a GPU are taken later, all together.
     fn see(&mut self, name: &str, tensor: &Tensor) -> Result<(), RolloutError> {
         let known = self.before.remove(name).filter(|known| known.is_of(tensor));
         *self.num_read += usize::from(known.is_none());
@@ -147,7 +145,7 @@ impl OfPolicy<'_> {
         Ok(())
     }
 
-    /// All digests in their order, and those to know the next time.
+    /// All digests in order, and those of frozen parameters for the cache.
     fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, Known>), RolloutError> {
         let absent = |seen: &&Seen| seen.digest.is_none();
         let unread: Vec<Tensor> = self
@@ -171,7 +169,7 @@ impl OfPolicy<'_> {
     }
 }
 
-/// Digests of tensors on one GPU, made there: one word each comes to the host, all by one copy.
+/// Digests of tensors on one GPU, computed there; the digests are copied to the host by one copy.
 fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, RolloutError> {
     let failed = |source| RolloutError::Tensor { what: "the digests of weights".into(), source };
     let Some(Device::Cuda(index)) = tensors.first().map(Tensor::device) else { return Ok(Vec::new()) };
@@ -188,7 +186,8 @@ fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, RolloutError> {
     digests().map_err(failed)
 }
 
-/// What the kernel digests: codes of 8 bits four at a time, or widened where some are left over.
+/// A tensor in a form that the kernel digests: 8-bit codes are read four at a time, or widened if their
+/// number is not a multiple of four.
 fn numbers_of(tensor: &Tensor) -> Tensor {
     if !matches!(tensor.kind(), Kind::Uint8 | Kind::Int8) {
         return tensor.shallow_clone();
@@ -202,7 +201,7 @@ fn numbers_of(tensor: &Tensor) -> Tensor {
     (if is_aligned { flat } else { flat.copy() }).view_dtype(Kind::Float)
 }
 
-/// The digest of a tensor of `what`.
+/// The digest of a tensor; `what` names it in errors.
 pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError> {
     if tensor.device().is_cuda() {
         return Ok(on_device(&[tensor.detach()])?.swap_remove(0));
@@ -210,7 +209,8 @@ pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError
     let flat = tensor.detach().contiguous().view([-1]);
     let in_a_float = (size_of::<f32>() / flat.kind().elt_size_in_bytes().min(size_of::<f32>())) as i64;
     let is_viewable = flat.size1().is_ok_and(|len| len % in_a_float == 0);
-    // Narrower numbers are read several at once; where one is left over all are widened, which loses nothing.
+    // Narrower values are read several at a time. If their number does not fit, all are widened, which loses
+    // nothing.
     let values = if is_viewable { flat.view_dtype(Kind::Float) } else { flat.to_kind(Kind::Float) };
     let digest = rlt_torch::f32_slice(&values).map(digest64);
     digest.map_err(|source| RolloutError::Tensor { what: what.to_owned(), source })

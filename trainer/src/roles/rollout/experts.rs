@@ -1,8 +1,8 @@
-//! A layer's experts in the engine: each expert's gate and up fused, packed for few rows, or on a GPU side by
-//! side.
+//! A layer's experts in the engine: each expert's gate and up are fused, and packed for few rows on a CPU or
+//! stacked on a GPU.
 //!
-//! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits
-//! in any batch, the router's included, so that a sample does not depend on its batch.
+//! Each expert multiplies the rows of the tokens that chose it. On a CPU in f32 a row has the same bits in
+//! any batch, the router's included, so that a sample does not depend on its batch.
 
 use rlt_api::plan::model_config::{ExpertForm, HiddenActivation};
 use rlt_torch::{Block, PackedLinear, has_one_order};
@@ -16,12 +16,12 @@ use crate::model::{
     gated_activation_packed,
 };
 
-/// Weights of experts.
+/// Packed weights of experts.
 #[derive(Debug)]
 enum Packed {
-    /// Gate above up, and down, of each.
+    /// Gate and up, and down, of each expert, on a CPU.
     Each(Vec<[ExpertProduct; 2]>),
-    /// Those of all, on a GPU.
+    /// Stacked weights of all experts, on a GPU.
     Stacked(StackedExperts),
 }
 
@@ -32,15 +32,15 @@ pub(super) struct PackedExperts {
     choice_bias: Option<Tensor>,
     router: PackedLinear,
     experts: Packed,
-    /// The gate of what stands beside them.
+    /// Gate of the shared expert; `None` if it has none.
     pub(super) shared_gate: Option<Product>,
     activation: HiddenActivation,
     form: ExpertForm,
 }
 
 impl PackedExperts {
-    /// Packs those of `layer` in `kind`, or this rank's `cut` of each; `None` where it has none. The gate of
-    /// what stands beside them is given where its adapter is not folded in.
+    /// Packs the experts of `layer` in `kind`, or this rank's shard of each by `cut`; `None` if the layer has
+    /// none. The shared expert's gate is given if its adapter is unmerged.
     pub(super) fn pack(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,
@@ -49,14 +49,14 @@ impl PackedExperts {
         block: &mut Block,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
-        // A unit that is freed leaves nothing behind that shares its memory.
+        // The unit is resharded afterwards, so packed tensors must not alias its memory.
         let own = |weight: &Tensor, kind: Kind| {
             let cast = weight.detach().to_kind(kind).contiguous();
             if shares || cast.data_ptr() != weight.data_ptr() { cast } else { cast.copy() }
         };
         let router_kind = weights.mixture.router_kind(kind);
         let router = own(&weights.merged_router(Adapter::On), router_kind);
-        // There is no room for numbers of another width than the engine's.
+        // The block has space only for values of the engine's dtype.
         let router_block = if router_kind == kind { Some(&mut *block) } else { None };
         let bias = weights.biases.as_ref().map(|[bias, ..]| bias.detach().to_kind(router_kind).copy());
         let router = PackedLinear::new(&router, bias.as_ref(), rows_hint, router_block)?;
@@ -100,7 +100,7 @@ impl PackedExperts {
         &self.router
     }
 
-    /// The weights of all experts on a GPU.
+    /// The stacked weights of all experts on a GPU.
     pub(super) fn stacked(&self) -> Result<&StackedExperts, rlt_torch::Error> {
         match &self.experts {
             Packed::Stacked(stacked) => Ok(stacked),
@@ -124,7 +124,7 @@ impl PackedExperts {
         self.shared_gate.as_ref().map(|gate| gate.forward(normed_td))
     }
 
-    /// The weighed sum of the experts' outputs [t, d], or this rank's summand of it.
+    /// The weighted sum of the chosen experts' outputs [t, d], or this rank's summand of it.
     pub(super) fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Tensor {
         let rows_nd = routes.rows.gather(normed_td);
         let experts: &[[ExpertProduct; 2]] = match &self.experts {
@@ -148,9 +148,10 @@ impl PackedExperts {
 /// One of an expert's two products.
 #[derive(Debug)]
 struct ExpertProduct {
-    /// With the bias, unless it is apart.
+    /// The packed weight, with the bias unless that is separate.
     packed: PackedLinear,
-    /// Where rollout and training have the same bits: the actor rounds the product before it adds the bias.
+    /// Bias that is added after the product is rounded, as the actor does, where rollout and training have
+    /// the same bits.
     bias_apart: Option<Tensor>,
 }
 
@@ -164,7 +165,7 @@ impl ExpertProduct {
     }
 }
 
-/// The products of each expert, or this rank's cut of them, for a CPU.
+/// Packs the products of each expert, or this rank's shard of them, for a CPU.
 fn packed_each(
     weights: &ExpertWeights,
     cut: &TpCut<'_>,

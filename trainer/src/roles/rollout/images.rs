@@ -1,5 +1,5 @@
-//! Images of running requests, on any device: the features that replace embeddings of their tokens,
-//! and positions by time, height and width. A completion continues at the largest position of its prompt.
+//! Images of running requests, on any device: the features that replace the embeddings of placeholder tokens,
+//! and positions by time, height and width. A completion continues after the largest position of its prompt.
 
 use rlt_core::images::ImageLayout;
 use tch::Tensor;
@@ -7,29 +7,29 @@ use tch::Tensor;
 use super::{RolloutError, RolloutRequest};
 use crate::model::{Adapter, Decoder, PlacedFeatures};
 
-/// Tokens of a sequence that follow each other in a pass.
+/// A run of consecutive tokens of a sequence in one pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
-    /// Whose they are.
+    /// Index of the sequence's request.
     pub(super) request_idx: usize,
-    /// Tokens of the sequence before them.
+    /// Number of the sequence's tokens before the run.
     pub(super) first_position: usize,
-    /// How many.
+    /// Number of tokens in the run.
     pub(super) len: usize,
 }
 
-/// The images of the requests of a call, and where they are.
+/// The images of a call's requests, and the positions of their tokens.
 #[derive(Debug)]
 pub(super) struct RequestImages<'a> {
     requests: &'a [RolloutRequest],
-    /// Of each request; empty where none of them has images.
+    /// Layout of each request's prompt; empty if no request has images.
     layouts: Vec<ImageLayout>,
-    /// Patches of a token in each direction.
+    /// Number of patches of a token in each direction.
     merge: usize,
 }
 
 impl<'a> RequestImages<'a> {
-    /// Of `requests` to a decoder.
+    /// Lays out the images of `requests` for a decoder.
     ///
     /// # Errors
     /// [`RolloutError::NoVision`] and [`RolloutError::Images`].
@@ -54,8 +54,8 @@ impl<'a> RequestImages<'a> {
         Ok(Self { requests, layouts: if has_images { layouts } else { Vec::new() }, merge })
     }
 
-    /// Positions of a pass: those of its tokens in their sequences, i64 `[t]`, or by three axes, i64
-    /// `[3, t]`, where requests have images.
+    /// Position ids of a pass: `in_sequence`, i64 `[t]`, or if requests have images those of three axes, i64
+    /// `[3, t]`.
     pub(super) fn position_ids(&self, stretches: &[Stretch], in_sequence: &[i64]) -> Tensor {
         match self.positions_by_axis(stretches) {
             Some(axes) => Tensor::from_slice(&axes.concat()).view([3, -1]),
@@ -63,7 +63,7 @@ impl<'a> RequestImages<'a> {
         }
     }
 
-    /// The same by time, height and width; `None` where no request has images.
+    /// Position ids of a pass by time, height and width; `None` if no request has images.
     pub(super) fn positions_by_axis(&self, stretches: &[Stretch]) -> Option<[Vec<i64>; 3]> {
         if self.layouts.is_empty() {
             return None;
@@ -85,14 +85,14 @@ impl<'a> RequestImages<'a> {
         Some(axes)
     }
 
-    /// What is added to the number of cached tokens before a token behind a request's images for its
-    /// position, which is the same on all axes there.
+    /// Difference between the position of a token after a request's images, the same on all axes, and the
+    /// number of tokens before it.
     pub(super) fn position_offset(&self, request_idx: usize) -> i64 {
         let layout = self.layouts.get(request_idx);
         layout.map_or(0, |layout| layout.next_position - layout.positions[0].len() as i64)
     }
 
-    /// The features of images at the places of their tokens in a pass; `None` where it has none.
+    /// Features of the images in a pass, with the indices of their tokens; `None` if it has no images.
     pub(super) fn placed_features(&self, decoder: &Decoder, stretches: &[Stretch]) -> Option<PlacedFeatures> {
         let (mut places, mut features) = (Vec::new(), Vec::new());
         let mut start_of_stretch = 0;

@@ -1,22 +1,22 @@
-//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's shard of
-//! the model.
+//! Cache of the keys and values of running sequences, in blocks: of all key heads, or of those in this rank's
+//! shard of the model.
 //!
-//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]; latent attention has one of them
-//! alone, [num_blocks, block_size, 1, rank + turned keys], of which the first `rank` dims are the values.
-//! They are not initialised: the scheduler hands out no slot that is read before it was written, and on a CPU
-//! a block that was never used takes no memory.
+//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. Latent attention has only one,
+//! [num_blocks, block_size, 1, rank + turned keys], whose first `rank` dims are the values. They are not
+//! initialised: the scheduler assigns no slot that is read before it was written, and on a CPU a block that
+//! was never used takes no memory.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::engine::BlockCopy;
 use tch::{Device, Kind, Tensor};
 
-/// The caches of all layers.
+/// Caches of all layers.
 #[derive(Debug)]
 pub(super) struct KvCache {
     layers: Vec<LayerCache>,
     num_blocks: u32,
     block_size: usize,
-    /// Whether keys and values of a layer are one tensor.
+    /// Whether keys and values of a layer are one tensor (latent attention).
     is_latent: bool,
 }
 
@@ -68,8 +68,8 @@ impl KvCache {
         self.layers.iter().map(layer_bytes).sum()
     }
 
-    /// Duplicates blocks in every layer of a cache on a CPU; all sources are read before the first
-    /// destination is written.
+    /// Copies blocks in every layer of a cache on a CPU. All sources are read before the first destination is
+    /// written.
     pub(super) fn copy_blocks(&mut self, copies: &[BlockCopy]) {
         if copies.is_empty() {
             return;
@@ -81,7 +81,7 @@ impl KvCache {
         self.copy_blocks_of(&indices(|copy| copy.src), &indices(|copy| copy.dst));
     }
 
-    /// The same of blocks whose numbers, i64, are where the cache is.
+    /// Copies blocks whose indices, i64, are on the cache's device, see [`Self::copy_blocks`].
     pub(super) fn copy_blocks_of(&mut self, src: &Tensor, dst: &Tensor) {
         for layer in &mut self.layers {
             let values = Some(&mut layer.values).filter(|_| !self.is_latent);
@@ -93,7 +93,7 @@ impl KvCache {
     }
 }
 
-/// Bytes of one block over all layers.
+/// Number of bytes of one block over all layers.
 pub(super) fn block_bytes(config: &ModelConfig, block_size: usize, kind: Kind) -> usize {
     config.num_layers * block_size * config.cached_numbers() * kind.elt_size_in_bytes()
 }

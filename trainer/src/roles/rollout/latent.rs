@@ -1,5 +1,5 @@
 //! Latent attention in the engine: queries absorb the expansion of keys, so that they attend to latents
-//! directly, and attention's output is expanded to values. The cache has only latents and rotated keys.
+//! directly, and attention's output is expanded to values. The cache holds only latents and rotated keys.
 //!
 //! Each head has products of its own. On a CPU in f32 a row has the same bits in any batch.
 
@@ -10,19 +10,20 @@ use tch::{Kind, Tensor};
 use super::product::Product;
 use crate::model::{Adapter, DecoderLayer, LatentParts, LatentProducts, ProjectionWeights};
 
-/// What latent attention has besides the product of the hidden state and the output.
+/// Packed weights of latent attention, apart from the product with the hidden state and the output.
 #[derive(Debug)]
 pub(super) struct PackedLatent {
-    /// From the latent of queries; `None` where queries come of the hidden state.
+    /// Projection from the latent of queries; `None` if queries are projected from the hidden state.
     queries: Option<PackedLinear>,
-    /// Of each head: what is not turned of its queries to the latent's width, and latents to its values.
+    /// For each head, the projection of its queries without positions to the latent's width, and of latents
+    /// to its values.
     heads: Vec<[PackedLinear; 2]>,
     rank: i64,
 }
 
 impl PackedLatent {
-    /// Packs what of `weights`, the products of a layer's own heads, belongs to latents; and gives what is
-    /// multiplied with the hidden state.
+    /// Packs those of `weights`, the products of this rank's heads, that belong to latents. Also returns the
+    /// weights that are multiplied with the hidden state.
     pub(super) fn pack(
         layer: &DecoderLayer,
         latent: &LatentAttention,
@@ -31,7 +32,7 @@ impl PackedLatent {
         block: &mut Block,
     ) -> Result<(Self, Vec<ProjectionWeights>), rlt_torch::Error> {
         let mut packed = |weight: &Tensor| {
-            // Transposed and cut out, weights are copies.
+            // After transposing and slicing, the contiguous weights are copies.
             let own = weight.to_kind(kind).contiguous();
             let own = if own.data_ptr() == weight.data_ptr() { own.copy() } else { own };
             PackedLinear::new(&own, None, rows_hint, Some(block))
@@ -59,22 +60,23 @@ impl PackedLatent {
         self.heads.iter().flatten().chain(&self.queries).map(PackedLinear::num_bytes).sum()
     }
 
-    /// Most bytes of what is packed of a layer with so many heads, where the engine packs by itself.
+    /// Upper bound of the packed bytes of a layer with `num_heads` heads, where the engine packs by itself.
     pub(super) fn packed_bytes(latent: &LatentAttention, num_heads: usize) -> usize {
         let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
         num_heads * (of(latent.rank, latent.plain_dim) + of(latent.value_dim, latent.rank))
     }
 }
 
-/// The products of one layer.
+/// Products of one layer's latent attention.
 pub(super) struct RolloutLatent<'a> {
     pub(super) packed: Option<&'a PackedLatent>,
-    /// Of the hidden state.
+    /// The product with the hidden state, and the widths of its two outputs: queries or their latent, and
+    /// keys.
     pub(super) compressed: (&'a Product, [i64; 2]),
 }
 
 impl RolloutLatent<'_> {
-    /// Each head of `x_thd` [t, h, ..] times a product of its own.
+    /// Multiplies each head of `x_thd` [t, h, ..] with a product of its own.
     fn by_head(&self, x_thd: &Tensor, product: usize) -> Vec<Tensor> {
         let heads = self.packed.into_iter().flat_map(|packed| &packed.heads).zip(0..);
         heads.map(|(products, head)| products[product].forward(&x_thd.select(1, head).contiguous())).collect()

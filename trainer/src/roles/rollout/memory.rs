@@ -1,4 +1,4 @@
-//! The memory limit of the rollout's weights and cache: a share of the device's memory, or of this process's
+//! Memory limit of the rollout's weights and cache: a fraction of the device's memory, or of this process's
 //! share of the machine's.
 
 use std::fs;
@@ -6,20 +6,20 @@ use std::path::Path;
 
 use tch::Device;
 
-/// A share of the memory that a worker has.
+/// A fraction of the memory that is available to a worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryShare {
-    /// Above 0, at most 1.
+    /// Fraction, above 0 and at most 1.
     pub fraction: f64,
-    /// All that the worker has, in bytes.
+    /// Memory that is available to the worker, in bytes.
     pub total_bytes: usize,
 }
 
 impl MemoryShare {
-    /// `fraction` of the memory that one of `local_ranks` workers of this machine has on `device`.
+    /// The given fraction of the memory that one of `local_ranks` workers of this machine has on `device`.
     ///
     /// # Errors
-    /// When the device or /proc cannot be asked.
+    /// If the device's memory or /proc cannot be read.
     pub fn of(device: Device, fraction: f64, local_ranks: usize) -> Result<Self, rlt_torch::Error> {
         let total_bytes = match rlt_torch::device_memory(device)? {
             Some(memory) => memory.total_bytes,
@@ -28,24 +28,24 @@ impl MemoryShare {
         Ok(Self { fraction, total_bytes: total_bytes as usize })
     }
 
-    /// The bytes of the share.
+    /// The limit in bytes.
     pub fn bytes(&self) -> usize {
         (self.total_bytes as f64 * self.fraction) as usize
     }
 
-    /// The least fraction of four digits that holds `bytes`; above 1 where none does.
+    /// The smallest fraction of four significant digits whose limit is at least `bytes`; above 1 if none is.
     pub(super) fn fraction_of(&self, bytes: usize) -> f64 {
         let exact = bytes as f64 / self.total_bytes.max(1) as f64;
         let scale = 10f64.powi(3 - exact.log10().floor() as i32);
         let rounded_up = (exact * scale).ceil();
         let fraction = rounded_up / scale;
-        // A decimal fraction may be a hair below what it stands for.
+        // A decimal fraction may be represented by a slightly smaller number.
         let is_enough = Self { fraction, ..*self }.bytes() >= bytes;
         if is_enough { fraction } else { (rounded_up + 1.0) / scale }
     }
 }
 
-/// The least of the machine's memory and of the limits of the process's control groups.
+/// The smallest of the machine's memory and the limits of the process's control groups.
 fn allowed_bytes(machine: u64) -> u64 {
     let limits = control_group_folders().into_iter().flat_map(|folder| {
         ["memory.max", "memory.limit_in_bytes"].map(|file| limit(&Path::new(&folder).join(file)))
@@ -57,7 +57,8 @@ fn limit(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Where this process's limits stand: its own group and all around it, in a container the root alone.
+/// Folders with this process's limits: those of its control group and all groups around it. In a container
+/// this is only the root.
 fn control_group_folders() -> Vec<String> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut folders = vec!["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/memory".to_owned()];

@@ -1,8 +1,8 @@
-//! A product of a layer in the engine: packed, with its adapter folded in; or by projections, each with its
-//! adapter beside it, as in the actor.
+//! A product of a layer in the engine: packed with its adapter merged, or by projections with unmerged
+//! adapters, as in the actor.
 //!
-//! A quantized base is the trainer's own tensors, or with FSDP a copy; the product dequantizes it. Any other
-//! base is packed. A sync may bring the adapter alone. On GPUs [`on_device`] has these products.
+//! A quantized base is shared with the trainer, or with FSDP a copy; the product dequantizes it. Any other
+//! base is packed. A sync may transfer only the adapter. Such products on GPUs are in [`on_device`].
 
 mod on_device;
 
@@ -17,40 +17,40 @@ use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Adapter, BaseWeight, LoraPair, NamedTensors, Projection, peft_names};
 pub(super) use on_device::{DeviceProduct, Scratch};
 
-/// A linear layer, [rows, in] to [rows, out], without gradients.
+/// A linear layer without gradients, [rows, in] to [rows, out].
 #[derive(Debug)]
 pub(super) enum Product {
-    /// One weight.
+    /// One packed weight, with merged adapters.
     Packed(PackedLinear),
-    /// The outputs of several projections side by side, none of whose adapters is folded in.
+    /// Outputs of several projections side by side, with unmerged adapters.
     Projections(Vec<AdaptedProjection>),
-    /// The same on a device.
+    /// Outputs of several projections with unmerged adapters, on a device.
     OnDevice(DeviceProduct),
 }
 
-/// A projection, or what a rank has of some of its outputs, whose adapter is not folded in.
+/// A projection with an unmerged adapter, or a rank's shard of some of its outputs.
 #[derive(Debug)]
 pub(super) struct AdaptedProjection {
-    /// The projection's name.
+    /// Full module name of the projection.
     name: String,
     part: ProjectionShard,
     base: Base,
     lora: Option<Lora>,
-    /// What the engine holds of the base; tensors that are the trainer's are not counted.
+    /// Bytes of the base that the engine holds; tensors that are shared with the trainer do not count.
     base_bytes: usize,
 }
 
-/// The outputs of a projection that a rank computes.
+/// Outputs of a projection that a rank computes.
 #[derive(Clone, Debug)]
 pub(super) struct ProjectionShard {
-    /// Some of its outputs.
+    /// Range of the projection's outputs that belong to a product.
     pub(super) rows: Range<usize>,
-    /// This rank's shard of these.
+    /// This rank's tensor-parallel shard of these outputs.
     pub(super) kept: ShardedDim,
 }
 
 impl ProjectionShard {
-    /// What it has of a vector of all outputs.
+    /// Selects the shard's elements of a vector with all outputs.
     fn outputs(&self, all: &Tensor) -> Tensor {
         let own = all.narrow(0, self.rows.start as i64, self.rows.len() as i64);
         match &self.kept {
@@ -59,13 +59,13 @@ impl ProjectionShard {
         }
     }
 
-    /// What it has of A [rank, in] and B [out, rank].
+    /// The shard of an adapter's A [rank, in] and B [out, rank].
     fn of_adapter(&self, [a, b]: [&Tensor; 2]) -> [Tensor; 2] {
         let Range { start, end } = self.rows;
         self.kept.of_adapter([a, &b.narrow(0, start as i64, (end - start) as i64)])
     }
 
-    /// Whether it reads all of so many inputs.
+    /// Whether the shard reads all of `num_inputs` inputs.
     fn has_all_inputs(&self, num_inputs: usize) -> bool {
         match &self.kept {
             ShardedDim::Rows(_) => true,
@@ -74,14 +74,14 @@ impl ProjectionShard {
     }
 }
 
-/// Dtype, ownership and rows of products by whole projections.
+/// Settings of products by projections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PackOptions {
-    /// The compute dtype.
+    /// Compute dtype of the rollout.
     pub(super) kind: Kind,
-    /// Whether tensors that need no packing stay the trainer's own.
+    /// Whether tensors that need no packing are shared with the trainer.
     pub(super) shares: bool,
-    /// Rows of a product.
+    /// Expected number of rows of a product.
     pub(super) rows_hint: i64,
 }
 
@@ -91,17 +91,18 @@ enum Base {
     Quantized { matrix: QuantizedMatrix, bias: Option<Tensor> },
 }
 
-/// A [rank, in] and B [out, rank] in the dtype that samples.
+/// A [rank, in] and B [out, rank] in the compute dtype.
 #[derive(Debug)]
 enum Lora {
-    /// In f32 each row is multiplied by itself, as everywhere in the engine.
+    /// Packed f32 matrices, with which each row is multiplied independently of its batch.
     Packed { a: PackedLinear, b: PackedLinear, scaling: f64 },
-    /// In narrower numbers the sum is rounded where the actor rounds it.
+    /// Matrices in a narrower dtype, with which the sum is rounded where the actor rounds it.
     Plain { a: Tensor, b_ro: Tensor, scaling: f64 },
 }
 
 impl Product {
-    /// Products by projections, or by parts of them; a dense one is packed in `block` where that has room.
+    /// Makes products by projections, or by shards of them. A dense base is packed in `block` while that has
+    /// space.
     pub(super) fn of_projections(
         projections: Vec<(&Projection, ProjectionShard)>,
         cut: &TpCut<'_>,
@@ -114,8 +115,8 @@ impl Product {
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
-    /// Copies the adapters beside it: of the projections that are `of_name`, or where ranks share them of
-    /// what was `gathered`. Returns the bytes of what was copied from the trainer.
+    /// Copies the unmerged adapters of projections, which `of_name` finds; if the policy is sharded, their
+    /// matrices are in `gathered`. Returns the number of bytes copied from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
         of_name: impl Fn(&str) -> Option<&'a Projection>,
@@ -132,7 +133,7 @@ impl Product {
         }
     }
 
-    /// Frees the adapters beside it.
+    /// Frees the unmerged adapters.
     pub(super) fn drop_adapter(&mut self) {
         match self {
             Self::Packed(_) => {}
@@ -141,12 +142,12 @@ impl Product {
         }
     }
 
-    /// A product on a device whose adapters are beside it.
+    /// The product with unmerged adapters on a device; `None` for other products.
     pub(super) fn as_on_device(&self) -> Option<&DeviceProduct> {
         if let Self::OnDevice(product) = self { Some(product) } else { None }
     }
 
-    /// The product with `x` [rows, in].
+    /// Multiplies `x` [rows, in].
     ///
     /// # Panics
     /// On a device, where products write into given tensors.
@@ -165,7 +166,7 @@ impl Product {
         }
     }
 
-    /// As [`PackedLinear::forward_into`], on devices.
+    /// Multiplies `x` into `out` on a device, see [`PackedLinear::forward_into`].
     pub(super) fn forward_into(
         &self,
         x: &Tensor,
@@ -183,7 +184,7 @@ impl Product {
         }
     }
 
-    /// Bytes that the engine holds of it.
+    /// Number of bytes that the engine holds of the product.
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Packed(packed) => packed.num_bytes(),
@@ -206,7 +207,7 @@ impl AdaptedProjection {
         let (base, base_bytes) = match &projection.weight {
             BaseWeight::Dense(_) => {
                 let own = cut.keep(projection.merged(Adapter::Off).rows(&part.rows), &part.kept);
-                // In f32 what is packed is a copy.
+                // In f32 the packed weight is a copy.
                 let weight = cast(&own.weight).contiguous();
                 let weight = if kind == Kind::Float { weight } else { keep(&weight) };
                 let bias = own.bias.as_ref().map(|bias| keep(&cast(bias)));
@@ -226,8 +227,8 @@ impl AdaptedProjection {
         Ok(adapted)
     }
 
-    /// Copies the adapter of `projection`, whose matrices are among `gathered` where ranks share them;
-    /// without an adapter there is none any more. Returns the bytes of what was copied from the trainer.
+    /// Copies the adapter of `projection`, whose matrices are in `gathered` if the policy is sharded; removes
+    /// the present one if there is none. Returns the number of bytes copied from the trainer.
     fn take_adapter(
         &mut self,
         projection: &Projection,
@@ -246,7 +247,7 @@ impl AdaptedProjection {
         self.base_bytes + self.lora.as_ref().map_or(0, Lora::num_bytes)
     }
 
-    /// As [`Projection::forward`] computes it.
+    /// Multiplies `x` in the same way as [`Projection::forward`].
     fn forward(&self, x: &Tensor) -> Tensor {
         no_grad(|| {
             let output = match &self.base {
@@ -262,7 +263,7 @@ impl AdaptedProjection {
 }
 
 impl Lora {
-    /// A copy of A and B, for the next update changes them.
+    /// Copies A and B, because the next update changes them.
     fn new([a, b]: [&Tensor; 2], scaling: f64, kind: Kind, rows_hint: i64) -> Result<Self, Error> {
         if kind == Kind::Float {
             let pack = |matrix: &Tensor| PackedLinear::new(&matrix.detach(), None, rows_hint, None);
@@ -290,7 +291,7 @@ impl Lora {
     }
 }
 
-/// A and B of a projection: the trainer's own, or as they were gathered.
+/// A and B of a projection: the trainer's, or gathered ones.
 fn adapter_matrices(
     projection: &str,
     pair: &LoraPair,
@@ -308,7 +309,7 @@ fn no_projection(name: &str) -> Error {
     }
 }
 
-/// The matrix of an adapter: the trainer's own, or as it was gathered.
+/// A matrix of an adapter: the trainer's, or the gathered one.
 fn matrix((name, own): (&str, &Tensor), gathered: Option<&NamedTensors>) -> Result<Tensor, Error> {
     let Some(gathered) = gathered else { return Ok(own.detach()) };
     let found = gathered.iter().find(|(gathered, _)| gathered == name);

@@ -1,4 +1,4 @@
-//! The routers' choices in a rollout, exchanged between ranks, because any of them may train on a completion.
+//! Exchange of the rollout's routes between ranks, because any rank may train on a completion.
 //!
 //! ```text
 //! u64 key of the completion | u64 number of digests | u16 digests      for each completion
@@ -13,10 +13,10 @@ use crate::model::RoutesOfCompletion;
 use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::key_of;
 
-/// A completion by its key, with its digests.
+/// Key of a completion, and the digests of its routes.
 type Logged = (u64, Vec<u16>);
 
-/// The routes of the first completion of each request, where there are some.
+/// The routes of the first completion of each request, if they were recorded.
 pub(super) fn logged(
     requests: &[RolloutRequest],
     completions: &[Vec<Completion>],
@@ -29,7 +29,7 @@ pub(super) fn logged(
     logged.filter_map(keyed).collect()
 }
 
-/// What all ranks have logged.
+/// Gathers the routes of all ranks.
 ///
 /// # Errors
 /// [`RankError`] when a rank is lost.

@@ -1,4 +1,5 @@
-//! Runs the decoder on a CPU for the scheduler's steps: tensors here, decisions there. GPUs use `device`.
+//! The model runner on a CPU: it computes the scheduler's steps with tensors and makes no decisions. GPUs use
+//! `device`.
 
 use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_torch::Segments;
@@ -10,33 +11,33 @@ use super::weights::RolloutWeights;
 use crate::model::{Adapter, DecoderLayer, RouteLog};
 use crate::parallel::RankError;
 
-/// Packed weights and a cache to write to.
+/// Packed weights with the cache that passes write.
 pub(super) struct ModelRunner<'a> {
     pub(super) weights: &'a RolloutWeights,
     pub(super) cache: &'a mut KvCache,
-    /// The images of the requests.
+    /// Images of the running requests.
     pub(super) images: RequestImages<'a>,
-    /// What routers chose in the last decode.
+    /// Routes of the last decode step.
     pub(super) routes: RouteLog,
 }
 
 /// One pass over packed tokens.
 struct Batch {
     tokens: Vec<i64>,
-    /// Request and position of each stretch of tokens that follow each other, and their number.
+    /// Request and position of each run of consecutive tokens.
     stretches: Vec<Stretch>,
     position_ids: Vec<i64>,
-    /// Cache slot of each token.
+    /// Index of each token's slot in the cache.
     slot_mapping: Vec<i64>,
     context: Context,
 }
 
-/// What the tokens of a pass attend to.
+/// Source of the keys and values to which the tokens of a pass attend.
 enum Context {
-    /// The tokens before them in the stream, from the start of their own sequence.
+    /// Keys and values of the pass: tokens attend to those before them in their own sequence.
     Stream { cu_seqlens: Vec<i32> },
-    /// The blocks of their sequence, each token to as many of the sequence's tokens as its `context_lens`
-    /// says.
+    /// Cached keys and values: each token attends to the first `context_lens` tokens of its sequence, by the
+    /// sequence's block table.
     Cache { block_tables: Vec<Vec<i32>>, table_of_row: Vec<usize>, context_lens: Vec<i32> },
 }
 
@@ -46,7 +47,7 @@ impl ModelRunner<'_> {
         step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass), false).map(drop))
     }
 
-    /// Feeds in each sequence's last token; logits [b, v] of the next ones, f32.
+    /// Runs each sequence's last token, and returns the logits [b, v] of the next ones, f32.
     pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
         let batch = prepare_decode(sequences, self.cache.block_size());
         let hidden_bd = self.forward(&batch, true)?;
@@ -54,7 +55,7 @@ impl ModelRunner<'_> {
         Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
     }
 
-    /// Hidden states [t, d] behind the last layer.
+    /// Hidden states [t, d] after the last layer.
     fn forward(&mut self, batch: &Batch, logs_routes: bool) -> Result<Tensor, RankError> {
         let tokens = Tensor::from_slice(&batch.tokens);
         let frame = &self.weights.frame;
@@ -84,7 +85,7 @@ impl ModelRunner<'_> {
     }
 }
 
-/// Attention of one layer for queries, keys and values of the pass, all of them already in the cache.
+/// Attention of one layer for queries, keys and values of the pass, which are in the cache already.
 type Attention<'a> = Box<dyn Fn(&DecoderLayer, [&Tensor; 3], &LayerCache) -> Tensor + 'a>;
 
 impl Context {
@@ -106,8 +107,8 @@ impl Context {
     }
 }
 
-/// Whole prompts, whose tokens attend to each other; or a later piece of one, whose tokens attend to what the
-/// cache has of it, themselves included.
+/// Prepares a pass over full prompts, whose tokens attend to each other, or over a later piece of one prompt,
+/// whose tokens attend to the cache, themselves included.
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {
     let mut tokens = Vec::new();
     let mut stretches = Vec::new();

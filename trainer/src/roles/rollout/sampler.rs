@@ -1,6 +1,6 @@
-//! From logits on a CPU to tokens and their log-probs, a batch at a time.
+//! Sampling on a CPU: from logits to tokens and their log-probs, a batch at a time.
 //!
-//! Softmax and log-sum run vectorised over the whole batch; each row then needs one walk over its
+//! Softmax and log-sum run vectorised over the whole batch. Each row then needs one pass over its
 //! probabilities in [`rlt_core::sampling`], which documents the parameters.
 
 use rlt_core::engine::Sequence;
@@ -11,23 +11,22 @@ use tch::{Kind, Tensor};
 
 use super::RolloutError;
 
-/// A token and its log-prob under the untruncated distribution.
+/// A drawn token with its log-prob under the untruncated distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Drawn {
     pub(super) token: TokenId,
     pub(super) logprob: f32,
 }
 
-/// A number that differs where one of the tokens or log-probs does, and is not negative.
+/// A non-negative digest of drawn tokens and log-probs, by which ranks compare them.
 pub(super) fn digest(drawn: &[Drawn]) -> i64 {
     let word = |drawn: &Drawn| u64::from(drawn.token) << 32 | u64::from(drawn.logprob.to_bits());
     let digest = drawn.iter().fold(drawn.len() as u64, |digest, drawn| splitmix64(digest, word(drawn)));
     (digest >> 1) as i64
 }
 
-/// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters. None
-/// of the tokens `banned` is drawn; the log-probs of the others are those of the whole vocabulary all the
-/// same.
+/// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters. Tokens
+/// in `banned` are never drawn; the log-probs of the others are still those of the full vocabulary.
 pub(super) fn draw_rows(
     logits_bv: &Tensor,
     sequences: &[Sequence],
@@ -63,7 +62,7 @@ fn draw_row(probs_v: &[f32], params: &SamplingParams, sequence: &Sequence) -> To
     sampling::sample(probs_v, params, u)
 }
 
-/// Logits divided by each row's temperature; greedy rows stay as they are.
+/// Logits divided by each row's temperature; greedy rows are not divided.
 fn scaled(logits_bv: &Tensor, params: &[&SamplingParams]) -> Tensor {
     let temperatures: Vec<f32> = params.iter().map(|p| p.logprob_temperature() as f32).collect();
     if temperatures.iter().all(|&t| t == 1.0) {
@@ -72,7 +71,7 @@ fn scaled(logits_bv: &Tensor, params: &[&SamplingParams]) -> Tensor {
     logits_bv / Tensor::from_slice(&temperatures).unsqueeze(1)
 }
 
-/// Logits of which the tokens `banned` have none.
+/// Logits in which the tokens of `banned` are minus infinity.
 fn without(mut logits_bv: Tensor, banned: &[TokenId]) -> Tensor {
     if banned.is_empty() {
         return logits_bv;

@@ -1,4 +1,4 @@
-//! The weights of a layer's experts side by side, as a GPU's grouped products read them.
+//! Stacked weights of a layer's experts, as a GPU's grouped products read them.
 
 use rlt_torch::Error;
 use tch::{Kind, Tensor, no_grad};
@@ -9,15 +9,15 @@ use crate::model::{Adapter, ExpertTensor, ExpertWeights};
 /// Weights of all experts, or this rank's shard of each.
 #[derive(Debug)]
 pub(super) struct StackedExperts {
-    /// Gate above up, `[e, 2 i, d]`.
+    /// Gate and up projections, gate first, `[e, 2 i, d]`.
     pub(super) gate_up: Tensor,
-    /// `[e, d, i]`.
+    /// Down projections, `[e, d, i]`.
     pub(super) down: Tensor,
 }
 
 impl StackedExperts {
-    /// Casts the weights to `kind`, adapters folded in, one expert at a time. With `shares` weights that need
-    /// no change stay the model's own.
+    /// Casts the weights to `kind` with merged adapters, one expert at a time. With `shares`, weights that
+    /// need no change are shared with the model.
     pub(super) fn pack(
         weights: &ExpertWeights,
         cut: &TpCut<'_>,
@@ -31,7 +31,7 @@ impl StackedExperts {
         Ok(Self { gate_up: packed(ExpertTensor::GateUp)?, down: packed(ExpertTensor::Down)? })
     }
 
-    /// Memory of the weights.
+    /// Number of bytes of the weights.
     pub(super) fn num_bytes(&self) -> usize {
         [&self.gate_up, &self.down]
             .map(|weight| weight.numel() * weight.kind().elt_size_in_bytes())
@@ -40,13 +40,13 @@ impl StackedExperts {
     }
 }
 
-/// All weights at once.
+/// Casts the stacked weights of all experts at once.
 fn own(base: &Tensor, kind: Kind, shares: bool) -> Result<Tensor, tch::TchError> {
     let cast = base.f_to_kind(kind)?.f_contiguous()?;
     if shares || cast.data_ptr() != base.data_ptr() { Ok(cast) } else { Ok(cast.copy()) }
 }
 
-/// The weights of one expert after the other, so that no second set exists while adapters are folded in.
+/// Merges one expert after the other, so that no second set of weights exists.
 fn each(
     weights: &ExpertWeights,
     cut: &TpCut<'_>,

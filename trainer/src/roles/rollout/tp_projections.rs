@@ -1,5 +1,5 @@
-//! The products of a layer by its packed weights: all of them, or shards whose sums several ranks make
-//! together.
+//! Products of a layer from its packed weights, or from this rank's tensor-parallel shard of them, whose
+//! outputs are all-reduced.
 
 use tch::Tensor;
 
@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::parallel::{RankError, TpGroup};
 
-/// The products of a layer: all of them, or shards whose sums several ranks make together.
+/// Products of a layer from packed weights. With `ranks` these are shards, and outputs are all-reduced.
 pub(super) struct TpProjections<'a> {
     pub(super) layer: &'a PackedLayer,
     pub(super) ranks: Option<&'a TpGroup>,
@@ -56,7 +56,7 @@ impl Projections for TpProjections<'_> {
     }
 }
 
-/// A feed-forward block: all of it, or a shard whose sums several ranks make together.
+/// Products of a feed-forward block from packed weights, or from this rank's shard of them.
 struct TpBlock<'a> {
     packed: &'a PackedBlock,
     products: &'a TpProjections<'a>,
@@ -76,7 +76,7 @@ impl DenseProducts for TpBlock<'_> {
     }
 }
 
-/// The experts of a layer: all of each, or shards whose sums several ranks make together.
+/// Products of the experts from packed weights, or from this rank's shard of each.
 struct TpExperts<'a> {
     packed: &'a PackedExperts,
     products: &'a TpProjections<'a>,

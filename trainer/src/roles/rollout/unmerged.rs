@@ -1,12 +1,12 @@
-//! Weights whose adapter is beside its base (`spec.model.lora.merge: false`): how they are packed, and how a
-//! sync brings the adapter alone.
+//! Weights with an unmerged adapter (`spec.model.lora.merge: false`): how they are packed, and how a sync
+//! transfers only the adapter.
 //!
 //! ```text
 //! first sync    base: gathered, packed, kept until the engine ends      adapter: copied
 //! sleep         the adapter is freed                                    y = x W^T + bias
 //! next syncs    adapter: gathered, copied                                   + scaling (x A^T) B^T
 //! ```
-//! The base is kept as long as its digests are equal. `product` has the products and their arithmetic.
+//! The base is kept as long as its digests do not change. `product` has the products and their arithmetic.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ use crate::model::tp_shards::{ShardedDim, TpCut};
 use crate::model::{Decoder, DecoderLayer, FeedForward, NamedTensors, Projection, VisionTower};
 use crate::parallel::{DecoderUnits, FsdpUnit};
 
-/// Fails where an adapter cannot be beside its base.
+/// Checks that the decoder's adapter can be used unmerged.
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     let Some(lora) = decoder.lora() else { return Ok(()) };
     let device = if decoder.device() == tch::Device::Cpu { Device::Cpu } else { Device::Cuda };
@@ -43,15 +43,15 @@ pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
 }
 
 impl RolloutWeights {
-    /// Frees the adapter; the base stays.
+    /// Frees the adapter, and keeps the base.
     pub(super) fn drop_adapter(&mut self) {
         self.frame.vision = self.frame.vision.as_ref().map(VisionTower::base);
         self.layers.iter_mut().flat_map(PackedLayer::products).for_each(Product::drop_adapter);
     }
 
-    /// The same base with the adapter of `policy`, of `policy_version`, and the bytes that were copied from
-    /// the trainer; `None` where the base has changed. Where ranks share the policy all of them do so
-    /// together.
+    /// Replaces the adapter by that of `policy`, of version `policy_version`, on the same base. Also returns
+    /// the number of bytes that were copied from the trainer. `None` if the base has changed. Collective if
+    /// the policy is sharded.
     pub(super) fn with_adapter(
         mut self,
         policy: DecoderUnits<'_>,
@@ -86,7 +86,8 @@ impl RolloutWeights {
 }
 
 impl RolloutWeights {
-    /// Takes the vision tower's adapter, where it has one; the bytes that were copied from the trainer.
+    /// Copies the vision tower's adapter, if it has one, and returns the number of bytes copied from the
+    /// trainer.
     fn take_tower(&mut self, policy: DecoderUnits<'_>) -> Result<usize, RolloutError> {
         let Some(tower) = &policy.decoder().vision else { return Ok(0) };
         let unit = FsdpUnit::Outer;
@@ -131,7 +132,7 @@ fn has_base(
 }
 
 impl PackedLayer {
-    /// A layer by its projections, with their adapters beside them: all of it, or this rank's `cut`.
+    /// Packs a layer by its projections, with unmerged adapters: in full, or this rank's shard by `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
         (cut, layout): (&TpCut<'_>, &HeadLayout),
@@ -146,7 +147,7 @@ impl PackedLayer {
             (if product < 3 { own / layout.own * layout.filled } else { own }) as i64
         };
         let mut of = |range: Range<usize>| {
-            // Heads that are laid out anew are found by their product.
+            // Padded or reordered heads are found by the index of their product.
             let is_whole = cut.is_whole() && layout.keeps_order();
             let projections =
                 if is_whole { whole(&parts[range.clone()]) } else { parts[range.clone()].to_vec() };
@@ -181,7 +182,7 @@ impl PackedLayer {
         Ok(packed)
     }
 
-    /// The products, whose adapters may be beside them.
+    /// The products that may have unmerged adapters.
     fn products(&mut self) -> impl Iterator<Item = &mut Product> {
         let (block, shared_gate) = match &mut self.feed_forward {
             FeedForward::Dense(block) => (Some(block), None),
@@ -191,8 +192,8 @@ impl PackedLayer {
         [&mut self.qkv, &mut self.output].into_iter().chain(block).chain(shared_gate)
     }
 
-    /// Copies the adapter of `layer`, whose matrices are `gathered` where ranks share them; returns the bytes
-    /// of what was copied from the trainer.
+    /// Copies the adapter of `layer`, whose matrices are in `gathered` if the policy is sharded. Returns the
+    /// number of bytes copied from the trainer.
     fn take_adapter(
         &mut self,
         layer: &DecoderLayer,
@@ -205,10 +206,10 @@ impl PackedLayer {
     }
 }
 
-/// A projection and the outputs of it that a rank computes.
+/// A projection with the outputs of it that a rank computes.
 type ShardOf<'a> = (&'a Projection, ProjectionShard);
 
-/// This rank's parts of q, k, v and o, and where the layer has such a block of gate, up and down.
+/// This rank's shards of q, k, v and o, and of gate, up and down if the layer has a feed-forward block.
 fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
     let width = layer.products().get(4).map_or(0, |gate| gate.rows.len());
     let parts = layer.products().iter().zip(cut.kept(width));
@@ -218,7 +219,7 @@ fn parts<'a>(layer: &'a DecoderLayer, cut: &TpCut<'_>) -> Vec<ShardOf<'a>> {
     parts.map(part).collect()
 }
 
-/// Products that are all of one projection are its output, side by side.
+/// Merges products that together are all outputs of one projection.
 fn whole<'a>(parts: &[ShardOf<'a>]) -> Vec<ShardOf<'a>> {
     let mut projections: Vec<&Projection> = parts.iter().map(|(projection, _)| *projection).collect();
     projections.dedup_by_key(|projection| projection.name.as_str());
@@ -230,7 +231,8 @@ fn whole_of(projection: &Projection) -> ProjectionShard {
     ProjectionShard { kept: ShardedDim::Rows(rows.clone()), rows }
 }
 
-/// A layer without what each has; the model's configuration rules it out.
+/// The error that a layer has neither a feed-forward block nor experts. Unreachable for a valid
+/// configuration.
 fn no_block() -> Error {
     Error::Argument {
         act: "packing a layer by its projections",

@@ -1,12 +1,11 @@
-//! The decoder's linear layers in the engine: fused, packed for few rows, adapters folded in; or by
-//! projections with their adapters beside them (`unmerged`).
+//! The decoder's linear layers in the engine: fused and packed for few rows with merged adapters, or by
+//! projections with unmerged adapters (`unmerged`).
 //!
-//! Queries, keys and values come out of one product, gate and up out of another: five products a layer become
-//! four, each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of
-//! them. With FSDP units are gathered one after the other, each only while it is packed, and the engine has
-//! copies of embeddings, in its compute dtype, and of norms. So the packed weights are the only whole copy of
-//! the model, or with tensor parallelism a shard of it, which is cut out of each unit after the adapter was
-//! folded in.
+//! Queries, keys and values come from one product, gate and up from another, so a layer has four wider
+//! products. Norms and embeddings are shared with the trainer if it is not sharded. With FSDP units are
+//! gathered one after the other, each only while it is packed, and the engine has copies of embeddings, in
+//! its compute dtype, and of norms. The packed weights are then the only full copy of the model. With tensor
+//! parallelism they are a shard of it, which is cut out of each unit after the adapter was merged.
 
 use std::sync::Arc;
 
@@ -28,49 +27,49 @@ use crate::model::tp_shards::TpCut;
 use crate::model::{Adapter, Decoder, DecoderLayer, FeedForward, ProjectionWeights, RouteLog};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
-/// How weights are packed.
+/// Settings by which weights are packed.
 #[derive(Clone, Debug)]
 pub(super) struct Packing {
-    /// Rows of a product.
+    /// Expected number of rows of a product.
     pub(super) rows_hint: i64,
     pub(super) kind: Kind,
-    /// The ranks that multiply together.
+    /// Tensor-parallel group of the rollout; `None` without one.
     pub(super) ranks: Option<Arc<TpGroup>>,
-    /// Whether an adapter is folded in.
+    /// Whether adapters are merged.
     pub(super) merges: bool,
 }
 
 /// Packed weights of one policy version.
 #[derive(Debug)]
 pub(super) struct RolloutWeights {
-    /// Embeddings and norms.
+    /// Decoder with embeddings and norms, but without products.
     pub(super) frame: Decoder,
-    /// The model as wide as what is packed of it.
+    /// Configuration of the model with the widths of this rank's shard.
     pub(super) shard: ModelConfig,
     pub(super) head_layout: HeadLayout,
     pub(super) layers: Vec<PackedLayer>,
-    /// [vocabulary, hidden], or a shard of the rows, as many on each rank.
+    /// Head, [vocabulary, hidden], or this rank's shard of the rows, padded to the same length on each rank.
     head: PackedLinear,
     ranks: Option<Arc<TpGroup>>,
-    /// Whether all of an adapter is beside its base.
+    /// Whether the adapter is unmerged.
     pub(super) is_unmerged: bool,
     pub(super) digest: WeightDigest,
     pub(super) policy_version: u64,
 }
 
-/// The products of one layer.
+/// Packed products of one layer.
 #[derive(Debug)]
 pub(super) struct PackedLayer {
     pub(super) qkv: Product,
     /// Widths of queries, keys and values in the output of `qkv`.
     pub(super) qkv_widths: [i64; 3],
-    /// What latent attention has besides; `qkv` then makes latents.
+    /// Packed weights of latent attention; `qkv` then computes latents.
     pub(super) latent: Option<PackedLatent>,
     pub(super) output: Product,
     pub(super) feed_forward: FeedForward<PackedBlock, PackedExperts>,
 }
 
-/// The products of a feed-forward block.
+/// Packed products of a feed-forward block.
 #[derive(Debug)]
 pub(super) struct PackedBlock {
     pub(super) gate_up: Product,
@@ -80,8 +79,8 @@ pub(super) struct PackedBlock {
 }
 
 impl RolloutWeights {
-    /// Packs every linear layer of `policy`, one part of the model at a time: all of it, or this rank's shard
-    /// where ranks multiply together.
+    /// Packs every linear layer of `policy`, one FSDP unit at a time: in full, or this rank's tensor-parallel
+    /// shard.
     pub(super) fn pack(
         policy: DecoderUnits<'_>,
         policy_version: u64,
@@ -107,7 +106,7 @@ impl RolloutWeights {
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.attest(unit)?;
             if unit == FsdpUnit::Layer(0) && policy.shards().is_some() {
-                // What was gathered of what is outside of the layers has gone, and layers are smaller.
+                // Gathered tensors of the outer unit are freed by now, and layers are smaller.
                 rlt_torch::release_free_memory();
             }
             match unit {
@@ -126,8 +125,8 @@ impl RolloutWeights {
         Ok(Self { frame, shard, head_layout, layers, head, ranks, is_unmerged, digest, policy_version })
     }
 
-    /// The products of a layer, as the body of layers multiplies with them; `routes` takes what its router
-    /// chooses.
+    /// The products of a layer in the form that its forward pass takes; `routes` records the choices of its
+    /// router.
     pub(super) fn projections<'a>(
         &'a self,
         layer_idx: usize,
@@ -136,7 +135,7 @@ impl RolloutWeights {
         TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref(), routes }
     }
 
-    /// Tokens that are never sampled: a placeholder has no image in a completion.
+    /// Tokens that are never sampled: image placeholders, which would have no image in a completion.
     pub(super) fn banned(&self) -> Vec<TokenId> {
         let vision = self.frame.config.vision.as_ref();
         vision.map_or_else(Vec::new, |vision| {
@@ -145,7 +144,7 @@ impl RolloutWeights {
         })
     }
 
-    /// The ranks that have shards of the same weights.
+    /// The group whose ranks hold the other shards of the weights.
     pub(super) fn ranks(&self) -> Option<&TpGroup> {
         self.ranks.as_deref()
     }
@@ -154,13 +153,13 @@ impl RolloutWeights {
         &self.head
     }
 
-    /// The products of a layer by themselves.
+    /// The packed products of a layer.
     pub(super) fn products(&self, layer_idx: usize) -> &PackedLayer {
         &self.layers[layer_idx]
     }
 
-    /// The largest of what products on a device are asked for whose adapters are beside them; `None` where
-    /// that is nothing.
+    /// The largest value of `of` for products on a device with unmerged adapters; `None` if it is 0, or there
+    /// are no such products.
     pub(super) fn largest_beside(&self, of: impl Fn(&DeviceProduct) -> usize) -> Option<usize> {
         let products = self.layers.iter().flat_map(|layer| {
             let block = match &layer.feed_forward {
@@ -174,18 +173,18 @@ impl RolloutWeights {
         products.filter_map(Product::as_on_device).map(of).max().filter(|largest| *largest > 0)
     }
 
-    /// Scores of every token [b, v], from hidden states [b, d] after the final norm.
+    /// Logits of every token [b, v], from hidden states [b, d] after the final norm.
     pub(super) fn logits(&self, normed_bd: &Tensor) -> Result<Tensor, RankError> {
         let own = self.head.forward(normed_bd);
         let all = match &self.ranks {
             None => own,
-            // The last shards may end in rows that fill them up.
+            // The last shards may be padded with rows.
             Some(ranks) => ranks.all_gather_columns(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64),
         };
         Ok(self.frame.capped(all))
     }
 
-    /// Memory of what is packed.
+    /// Number of bytes of the packed weights.
     pub(super) fn num_bytes(&self) -> usize {
         let of_layer = |layer: &PackedLayer| {
             let latent = layer.latent.as_ref().map_or(0, PackedLatent::num_bytes);
@@ -202,7 +201,7 @@ impl RolloutWeights {
     }
 }
 
-/// Takes the parts of a policy over while they are whole.
+/// Packs one FSDP unit at a time while it is unsharded.
 struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
@@ -214,7 +213,7 @@ struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Fails unless what has been gathered of a part is what the ranks hold of it.
+    /// Verifies that the gathered values of a unit equal the ranks' shards, by their digests.
     fn attest(&self, unit: FsdpUnit) -> Result<(), RolloutError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
         match shards.matches_shards(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
@@ -223,7 +222,7 @@ impl Packer<'_> {
         }
     }
 
-    /// Embedding and final norm, and the head.
+    /// Packs the outer unit: a decoder with embedding and final norm, and the head.
     fn outer(&mut self) -> Result<(Decoder, PackedLinear), rlt_torch::Error> {
         let (decoder, kind) = (self.policy.decoder(), self.kind);
         let embedding_vd = decoder.embedding_weight(Adapter::On);
@@ -236,7 +235,7 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         let of = |_: &str, own: &Tensor| if shares { own.detach() } else { copied(own) };
         frame.vision = decoder.vision.as_ref().map(|tower| tower.snapshot(of));
-        // On the CPU fp32 is packed, and anything else was cast: either is a copy.
+        // On the CPU f32 is packed, and other dtypes were cast: both make copies.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
         let rows_vd = self.cut.head(decoder.head_weight(Adapter::On));
         let head_vd = match self.policy.shards() {
@@ -247,13 +246,13 @@ impl Packer<'_> {
         Ok((frame, head))
     }
 
-    /// A layer's norms, and its products.
+    /// Packs a layer: its norms, and its products.
     fn layer(&mut self, layer: &DecoderLayer) -> Result<(DecoderLayer, PackedLayer), rlt_torch::Error> {
         let norms = match self.policy.shards() {
             None => layer.without_projections(Adapter::On, Tensor::detach),
             Some(_) => layer.without_projections(Adapter::On, copied),
         };
-        // A part that goes again leaves nothing behind that shares its memory.
+        // The unit is resharded afterwards, so packed tensors must not alias its memory.
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
             let options = PackOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
@@ -274,13 +273,13 @@ impl Packer<'_> {
     }
 }
 
-/// The positions of output and down among the products of a layer.
+/// Indices of output and down among the products of a layer.
 pub(super) const OUTPUT: usize = 3;
 pub(super) const DOWN: usize = 6;
 
 impl Packer<'_> {
-    /// Output and down times what the residual sum scales them by, on a device, whose kernels add them up as
-    /// they are.
+    /// Multiplies output and down by the scale of the residual sum on a device, because kernels there add
+    /// them unscaled.
     fn scaled(&self, mut weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let scale = self.policy.decoder().config.residual_scale;
         if scale == 1.0 || !self.policy.decoder().device().is_cuda() {
@@ -303,14 +302,14 @@ fn copied(tensor: &Tensor) -> Tensor {
     tensor.detach().copy()
 }
 
-/// A copy in `kind`, also where it has that already.
+/// A copy in `kind`, even if the tensor has that dtype.
 fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
     if tensor.kind() == kind { copied(tensor) } else { tensor.detach().to_kind(kind) }
 }
 
 impl PackedLayer {
-    /// Packs q, k, v, o and, where there is such a block, gate, up and down in `kind`. With `shares` a weight
-    /// that is packed nowhere else and is alone in its product may be the model's own tensor.
+    /// Packs q, k, v, o and, if there is a feed-forward block, gate, up and down in `kind`. With `shares`, a
+    /// weight that needs no packing and is alone in its product may be the model's tensor.
     fn pack(
         weights: &[ProjectionWeights],
         (latent, experts): (Option<(PackedLatent, Vec<ProjectionWeights>)>, Option<PackedExperts>),
@@ -354,8 +353,8 @@ impl PackedBlock {
     }
 }
 
-/// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each
-/// product may fill its last panel up.
+/// Number of bytes for the packed projections and head, where the engine packs them itself: f32 on the CPU.
+/// It includes the padding of each product's last panel.
 fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
     if kind != Kind::Float || device != Device::Cpu {
         return 0;
@@ -381,8 +380,8 @@ fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
     (0..shard.num_layers).map(of_layer).sum::<usize>() + of(shard.vocab_size, shard.hidden_size)
 }
 
-/// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
-/// with. A part alone may share memory with the model where that `shares`.
+/// Weights and biases stacked along the output, in `kind`. A missing bias counts as zeros if another part has
+/// one. A single part may share memory with the model if `shares` is set.
 pub(super) fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
     if let ([unit], true) = (parts, shares) {
         return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));

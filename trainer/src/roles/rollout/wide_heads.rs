@@ -1,7 +1,7 @@
-//! Heads in the layout of a GPU's kernels: a width that is a multiple of eight, with the two numbers of a
-//! rotary pair half a head apart. A head of another width is filled up with zeros, in its weights, so that
-//! queries, keys and values have them in the same places and no sum changes; each half is filled up. Queries
-//! and keys whose pairs are otherwise are put in that order, in their weights as well.
+//! Layout of heads for a GPU's kernels: a width that is a multiple of eight, with the two dims of a rotary
+//! pair half a head apart. Heads of other widths are padded with zeros in their weights, each half for
+//! itself, so that the zeros of queries, keys and values are at the same dims and no sum changes. Queries and
+//! keys whose pairs are not half a head apart are reordered in their weights.
 //!
 //! ```text
 //! 10 dims    a b c d e | f g h i j
@@ -12,21 +12,20 @@ use tch::{Device, Tensor};
 
 use crate::model::ProjectionWeights;
 
-/// Numbers that kernels read of a head at once.
+/// Number of values of a head that kernels read at a time.
 const STEP: usize = 8;
 
-/// Width of heads as layers have it and as it is where they are multiplied, and the order of their dims
-/// there.
+/// Width of heads in the model and in the padded layout, and the order of their dims there.
 #[derive(Debug)]
 pub(super) struct HeadLayout {
     pub(super) own: usize,
     pub(super) filled: usize,
-    /// Which of its dims a query or key head has at each place, i64 [own]; `None`: as they are stored.
+    /// The stored dim at each position of a query or key head, i64 [own]; `None` for the stored order.
     dim_order: Option<Tensor>,
 }
 
 impl HeadLayout {
-    /// On a CPU heads stay as they are.
+    /// The layout for heads of width `own` on `device`. On a CPU heads are not changed.
     pub(super) fn on(device: Device, own: usize, dim_order: Option<&Tensor>) -> Self {
         if device.is_cuda() {
             let dim_order = dim_order.map(Tensor::shallow_clone);
@@ -35,14 +34,14 @@ impl HeadLayout {
         Self { own, filled: own, dim_order: None }
     }
 
-    /// Vectors or matrices whose first dim is that of query or key heads, one after the other.
+    /// Reorders and pads the first dim of a tensor, which is the dims of consecutive query or key heads.
     pub(super) fn turned_rows(&self, weight: &Tensor) -> Tensor {
         let Some(order) = &self.dim_order else { return self.rows(weight) };
         let heads = weight.unflatten(0, [-1, self.own as i64]);
         self.rows(&heads.index_select(1, order).flatten(0, 1))
     }
 
-    /// The same of value heads.
+    /// Pads the first dim of a tensor, which is the dims of consecutive value heads.
     fn rows(&self, weight: &Tensor) -> Tensor {
         if self.own == self.filled {
             return weight.shallow_clone();
@@ -50,13 +49,13 @@ impl HeadLayout {
         let missing = (self.filled - self.own) as i64 / 2;
         let half = self.own as i64 / 2;
         let halves = weight.unflatten(0, [weight.size()[0] / half, half]);
-        // Pairs from the last dim to the first.
+        // Padding is given in pairs from the last dim to the first.
         let mut pads = vec![0; 2 * halves.dim()];
         pads[2 * (halves.dim() - 2) + 1] = missing;
         halves.constant_pad_nd(pads).flatten(0, 1)
     }
 
-    /// Vectors or matrices whose first dim is the outputs of a product: the first three are q, k and v.
+    /// Lays out the first dim of a tensor, which is the outputs of product `product`: q, k and v are changed.
     pub(super) fn outputs(&self, product: usize, weight: &Tensor) -> Tensor {
         match product {
             0 | 1 => self.turned_rows(weight),
@@ -65,17 +64,17 @@ impl HeadLayout {
         }
     }
 
-    /// Whether heads are as they are stored.
+    /// Whether heads keep their stored width and order.
     pub(super) fn keeps_order(&self) -> bool {
         self.own == self.filled && self.dim_order.is_none()
     }
 
-    /// What each pair of a head's numbers has.
+    /// Pads a tensor that has a value for each pair of a head's dims, in its last dim.
     pub(super) fn pairs(&self, of_pairs: &Tensor) -> Tensor {
         of_pairs.constant_pad_nd([0, (self.filled - self.own) as i64 / 2]).contiguous()
     }
 
-    /// q, k, v and o of a layer, and what follows as it is.
+    /// Lays out the weights of a layer: q, k, v and o. Those after them are not changed.
     pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let fill = |(idx, ProjectionWeights { weight, bias }): (usize, ProjectionWeights)| {
             let rows = |tensor: &Tensor| self.outputs(idx, tensor);

@@ -1,5 +1,5 @@
-//! Patterns of file names, as Python's `glob` has them: `*` and `?` within a part of a path, `**` for any
-//! parts, `[a-z]` and `[!a-z]` for a character.
+//! Patterns of file names, as Python's `glob` has them: `*` and `?` match within one component of a path,
+//! `**` any components, `[a-z]` and `[!a-z]` one character.
 
 use regex::Regex;
 
@@ -11,7 +11,7 @@ pub(super) struct Glob {
 }
 
 impl Glob {
-    /// `None` where a bracket is not closed, or the pattern is too long.
+    /// Compiles a pattern; `None` if a bracket is not closed, or the pattern is too long.
     pub(super) fn new(pattern: &str) -> Option<Self> {
         let regex = Regex::new(&regex_of(pattern)?).ok()?;
         Some(Self { regex, num_hidden: num_hidden(pattern), num_special: num_special(pattern) })
@@ -24,12 +24,12 @@ impl Glob {
     }
 }
 
-/// Parts that begin with a dot.
+/// Number of path components that begin with a dot, such as `.git`.
 fn num_hidden(path: &str) -> usize {
     path.split('/').filter(|part| part.starts_with('.') && !part.chars().all(|c| c == '.')).count()
 }
 
-/// Folders that begin with two underscores.
+/// Number of folders that begin with two underscores, such as `__pycache__`.
 fn num_special(path: &str) -> usize {
     path.rsplit('/').skip(1).filter(|part| part.starts_with("__")).count()
 }
@@ -53,7 +53,7 @@ fn regex_of(pattern: &str) -> Option<String> {
             '*' => regex.push_str("[^/]*"),
             '?' => regex.push_str("[^/]"),
             '[' => {
-                // A bracket at its beginning belongs to a set.
+                // A bracket right after the opening one belongs to the set.
                 let close = rest.char_indices().skip(1).find(|(_, c)| *c == ']')?.0;
                 let (set, behind) = rest.split_at(close);
                 let (not, set) = set.strip_prefix('!').map_or(("", set), |set| ("^", set));

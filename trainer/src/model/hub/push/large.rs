@@ -1,5 +1,5 @@
-//! Large files by the protocol of Git LFS: the hub returns an upload URL for each, whole or in parts, and
-//! none for those that it already has.
+//! Uploads large files by the protocol of Git LFS: the hub returns an upload URL for each, for all of it or
+//! for its parts, and none for files that it already has.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -14,7 +14,7 @@ use super::{BRANCH, Hub, PushError, Repository, Upload, answered, bad_answer, he
 const LFS: &str = "application/vnd.git-lfs+json";
 
 impl Hub {
-    /// Brings large files to where the hub wants them.
+    /// Uploads large files to the URLs that the hub returns.
     pub(super) fn upload_large(&self, repository: &Repository, files: &[&Upload]) -> Result<(), PushError> {
         if files.is_empty() {
             return Ok(());
@@ -44,7 +44,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Brings a file to the place that `actions` names; none is named where the hub has the file.
+    /// Uploads a file to the URL in `actions`; there is none if the hub has the file already.
     fn upload(&self, file: &Upload, actions: &Value) -> Result<(), PushError> {
         let act = format!("uploading {}", file.name);
         let upload = &actions["upload"];
@@ -63,7 +63,8 @@ impl Hub {
         answered(&act, request.header(ACCEPT, LFS).header(CONTENT_TYPE, LFS).body(body)).map(drop)
     }
 
-    /// The header of `upload` has the address of each part by its number; `url` puts them together.
+    /// Uploads a file in parts. The header of `upload` has the URL of each part by its number; `url` joins
+    /// them.
     fn upload_parts(
         &self,
         file: &Upload,
@@ -98,7 +99,7 @@ impl Hub {
     }
 }
 
-/// So many bytes of a file, read while they are sent.
+/// A request body of `num_bytes` of a file from `start` on, read while it is sent.
 fn part_of(file: &Upload, start: u64, num_bytes: u64) -> Result<Body, PushError> {
     let mut content = File::open(&file.path).map_err(unread(&file.path))?;
     content.seek(SeekFrom::Start(start)).map_err(unread(&file.path))?;

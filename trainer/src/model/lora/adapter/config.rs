@@ -1,5 +1,5 @@
-//! `adapter_config.json` of PEFT: what it says of an adapter, read and written, and what a continued
-//! adapter has to have in common with the job.
+//! PEFT's `adapter_config.json`, read and written, and checks of what a continued adapter must have in common
+//! with the job.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::model::decoder::Decoder;
 use crate::model::lora::{LoraConfig, LoraError, ModuleMatch, Patterns};
 use crate::model::weights::is_label_head;
 
-/// The version of PEFT whose layout adapters are written in.
+/// Version of PEFT in whose layout adapters are written.
 const PEFT_VERSION: &str = "0.21.2";
 
 /// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
@@ -34,7 +34,8 @@ const UNSUPPORTED: [&str; 12] = [
     "velora_config",
 ];
 
-/// Reads `adapter_config.json`, refusing by name what would change the numbers and is not implemented.
+/// Reads `adapter_config.json`. Refuses settings that would change results and are not implemented, by their
+/// names.
 pub(in crate::model::lora) fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
     let path = dir.join(CONFIG_FILE);
     let document = read_json(&path)?;
@@ -62,7 +63,7 @@ pub(in crate::model::lora) fn read_adapter_config(dir: &Path) -> Result<LoraConf
         parts: VlmLora::default(),
         targets: match modules("target_modules")? {
             Some(targets) => targets,
-            // Experts alone.
+            // Only experts are adapted.
             None if is_set(&document["target_parameters"]) => ModuleMatch::Names(Vec::new()),
             None => return Err(bad("target_modules", "names or a pattern")),
         },
@@ -109,8 +110,8 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
     }
 }
 
-/// What the adapter in `dir` was stored as, which the spec's `config` continues: both have magnitudes or
-/// none, and ranks and scalings are the same unless it `is_resized`.
+/// Reads the stored configuration of the adapter in `dir`, which a job with `config` continues. Both must use
+/// DoRA or neither, and ranks and scalings must be the same unless it `is_resized`.
 pub(in crate::model::lora) fn continued(
     dir: &Path,
     config: &LoraConfig,
@@ -123,7 +124,7 @@ pub(in crate::model::lora) fn continued(
         expected,
         got,
     };
-    // A model without a vision tower says so itself.
+    // A vision tower that the model lacks is reported elsewhere.
     if let Some(parts) = adapted_parts(dir)?.filter(|parts| *parts != config.parts) {
         return Err(disagree(
             "target_modules",
@@ -154,11 +155,12 @@ pub(in crate::model::lora) fn continued(
     Ok(stored)
 }
 
-/// The adapted modules as PEFT is to find them. In a mixture of experts it takes `all-linear` and patterns
-/// for every expert, too, so that there modules are named: by their last names where these mean the same.
+/// The `target_modules` by which PEFT finds the adapted modules. In a mixture of experts PEFT applies
+/// `all-linear` and patterns to every expert, too, so modules are listed there: by their last names if these
+/// are unambiguous.
 fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
     if decoder.config.vision.is_some() {
-        // A name such as `up_proj` is the tower's, too.
+        // A name such as `up_proj` would also match modules of the tower.
         let adapted = decoder.projections().filter(|projection| projection.lora.is_some());
         return adapted.map(|projection| stored_name(decoder, &projection.name)).collect();
     }
@@ -181,7 +183,7 @@ fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
     }
 }
 
-/// What PEFT trains beside an adapter, and does not adapt, as it is to find it.
+/// The `modules_to_save` by which PEFT finds the modules that are trained without low-rank matrices.
 fn saved_modules(decoder: &Decoder, config: &LoraConfig) -> Vec<String> {
     let head = (decoder.config.head != OutputHead::Vocabulary).then(|| "score".to_owned());
     let is_tied = decoder.config.tie_word_embeddings;
@@ -189,21 +191,21 @@ fn saved_modules(decoder: &Decoder, config: &LoraConfig) -> Vec<String> {
     if decoder.config.vision.is_none() {
         return names.map(str::to_owned).chain(head).collect();
     }
-    // A name such as `norm` is the tower's, too.
+    // A name such as `norm` would also match modules of the tower.
     let all = decoder.parts().flat_map(|layer_idx| decoder.saved_by_base(layer_idx).into_keys());
     let module = |name: String| stored_name(decoder, name.strip_suffix(".weight").unwrap_or(&name));
     all.map(module).chain(head).collect()
 }
 
 impl LoraConfig {
-    /// The names of modules that are trained whole, but for a classifier's head, in the order of text.
+    /// The names in `modules_to_save` without a classifier's head, sorted.
     fn modules_beside(&self) -> BTreeSet<&str> {
         let names = self.modules_to_save.iter().map(String::as_str);
         names.filter(|name| !is_label_head(&format!("{name}.weight"))).collect()
     }
 }
 
-/// The document of an adapter as PEFT reads it.
+/// The `adapter_config.json` of an adapter.
 pub(super) fn adapter_config(
     decoder: &Decoder,
     config: &LoraConfig,
@@ -216,7 +218,7 @@ pub(super) fn adapter_config(
         ModuleMatch::Pattern(pattern) => json!(pattern),
     };
     let saved = saved_modules(decoder, config);
-    // Of tied weights PEFT trains the embedding, which the head follows.
+    // If weights are tied, PEFT trains the embedding, and the head follows it.
     let keeps_tied =
         decoder.config.tie_word_embeddings && saved.iter().any(|name| name.ends_with("embed_tokens"));
     let mut document = json!({

@@ -1,5 +1,5 @@
-//! Copies of whole parameters, and of what belongs to them, in memory of their own. The unsharded buffer is
-//! not touched.
+//! Full copies of parameters, and of tensors that belong to them, in new memory. The unsharded buffer is not
+//! touched.
 
 use tch::{Tensor, no_grad};
 
@@ -8,7 +8,7 @@ use crate::model::NamedTensors;
 use crate::parallel::{MeshRanks, RankError};
 
 impl Flat {
-    /// See [`super::super::ShardedParameters::gather`].
+    /// Gathers a tensor for each parameter, see [`super::super::ShardedParameters::gather`].
     pub(in crate::parallel::shards) fn gather(
         &self,
         ranks: &MeshRanks,
@@ -23,7 +23,7 @@ impl Flat {
         self.gather_shards(ranks, &shard)
     }
 
-    /// The parameters themselves, whole and by name, in memory of their own.
+    /// Gathers the parameters into new memory, by name.
     pub(in crate::parallel::shards) fn gather_parameters(
         &self,
         ranks: &MeshRanks,
@@ -31,7 +31,7 @@ impl Flat {
         self.gather_shards(ranks, &self.shard.values()?)
     }
 
-    /// See [`super::super::ShardedParameters::gather_verified`].
+    /// Gathers the parameters and verifies them, see [`super::super::ShardedParameters::gather_verified`].
     pub(in crate::parallel::shards) fn gather_verified<E: From<RankError>>(
         &self,
         ranks: &MeshRanks,
@@ -53,7 +53,8 @@ impl Flat {
         Ok(whole)
     }
 
-    /// The parameters in a buffer, with what other ranks have of experts and of weights that are cut.
+    /// The full parameters in an unsharded buffer, with the experts and tensor-parallel shards of other
+    /// ranks.
     fn parameters_in(&self, whole: &Tensor, ranks: &MeshRanks) -> Result<NamedTensors, RankError> {
         let one = |Parameter { name, place, .. }: &Parameter| {
             Ok((name.clone(), self.with_others(&place.in_whole(whole), place, ranks)?))

@@ -1,15 +1,15 @@
-//! The gradients of a buffer's parameters, in the master dtype.
+//! Gradients of a buffer's parameters, in the master dtype.
 
 use tch::{Tensor, no_grad};
 
 use super::{Flat, Parameter};
 
-/// Memory of gradients, which exist while an update gathers them.
+/// Memory of gradients, which exists while an update accumulates them.
 #[derive(Debug, Default)]
 pub(super) struct Gradients {
-    /// `[padded_len]`, while a backward pass adds to it.
+    /// Gradient of the unsharded buffer, `[padded_len]`, while a backward pass adds to it.
     pub(super) whole: Option<Tensor>,
-    /// `[shard_len]`, summed over all passes so far.
+    /// This rank's shard of the gradient, `[shard_len]`, summed over all passes so far.
     pub(super) shard: Option<Tensor>,
 }
 
@@ -25,14 +25,15 @@ impl Flat {
         self.gradients.borrow_mut().whole = Some(whole);
     }
 
-    /// The whole gradient, `[padded_len]`, which the leaves lose; `None` where it is this rank's own.
+    /// Takes the unsharded gradient, `[padded_len]`, from the leaves; `None` if it is this rank's own shard
+    /// already.
     pub(in crate::parallel::shards) fn take_gradient(&self) -> Option<Tensor> {
         let whole = self.gradients.borrow_mut().whole.take()?;
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
         (!self.is_whole()).then_some(whole)
     }
 
-    /// Adds `[shard_len]` to this rank's gradient.
+    /// Adds `own`, `[shard_len]`, to this rank's gradient.
     pub(in crate::parallel::shards) fn add_to_gradient(&self, own: &Tensor) {
         let mut gradients = self.gradients.borrow_mut();
         match &mut gradients.shard {
@@ -41,13 +42,13 @@ impl Flat {
         }
     }
 
-    /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
+    /// This rank's gradient, `[shard_len]`; zeros before the first pass.
     pub(in crate::parallel::shards) fn gradient_shard(&self) -> Tensor {
         let mut gradients = self.gradients.borrow_mut();
         gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
     }
 
-    /// Makes the gradient that of the pieces.
+    /// Sets the gradients of the pieces to views of this rank's gradient.
     pub(in crate::parallel::shards) fn hand_over_gradient(&self) {
         let gradient = self.gradient_shard();
         for Parameter { place, piece, .. } in &self.parameters {
@@ -59,7 +60,7 @@ impl Flat {
         *self.gradients.borrow_mut() = Gradients::default();
     }
 
-    /// This rank's gradients of the parameters that `is_wanted`, `[len]` each, as views.
+    /// Views of this rank's gradients of the parameters that `is_wanted`, `[len]` each.
     pub(in crate::parallel::shards) fn gradients_of(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<Tensor> {
         let gradient = self.gradient_shard();
         let wanted = self.own_parameters().filter(|parameter| is_wanted(&parameter.name));

@@ -1,5 +1,5 @@
-//! The whole of a buffer while parameters can be read: gathered of the shards or fetched from offload
-//! storage, and with what other ranks have of experts and of weights that are cut.
+//! The unsharded buffer while parameters can be read: gathered from the shards or fetched from offload
+//! storage, optionally with the experts and tensor-parallel shards of other ranks.
 
 use tch::{Tensor, no_grad};
 
@@ -9,8 +9,8 @@ use super::{Flat, Parameter};
 use crate::parallel::{MeshRanks, RankError};
 
 impl Flat {
-    /// Makes the leaves of an unsharded unit those of all experts, and all of each weight that is cut, until
-    /// it is resharded. Collective.
+    /// Rebinds the leaves of an unsharded unit to all experts, or full weights, until it is resharded.
+    /// Collective.
     pub(in crate::parallel::shards) fn gather_others(&self, ranks: &MeshRanks) -> Result<(), RankError> {
         if self.has_others.get() || (self.ep_group(ranks).is_none() && self.tp_group(ranks).is_none()) {
             return Ok(());
@@ -23,7 +23,7 @@ impl Flat {
         Ok(())
     }
 
-    /// All of a parameter from what this rank has of it.
+    /// The full parameter from this rank's local values.
     pub(super) fn with_others(
         &self,
         own: &Tensor,
@@ -41,7 +41,7 @@ impl Flat {
         }
     }
 
-    /// Lets the leaves be views of this rank's buffer again.
+    /// Rebinds the leaves to views of this rank's buffer.
     fn drop_others(&self, whole: &Whole) {
         if self.has_others.take() {
             for (parameter, view) in self.parameters.iter().zip(&whole.views) {
@@ -50,7 +50,7 @@ impl Flat {
         }
     }
 
-    /// Starts to gather the whole, unless it is unsharded or being gathered in at least this dtype.
+    /// Starts to gather the buffer, unless it is unsharded or being gathered in at least this dtype.
     pub(in crate::parallel::shards) fn prefetch(
         &self,
         ranks: &MeshRanks,

@@ -1,4 +1,4 @@
-//! Whether what was gathered is what the ranks hold, by digests of their shards.
+//! Verification of gathered values: whether they equal the ranks' shards, by digests of these.
 
 use std::ops::Range;
 
@@ -10,7 +10,8 @@ use crate::model::tp_cuts::{PlaceCuts, part_of};
 use crate::parallel::{MeshRanks, RankError};
 
 impl Flat {
-    /// See [`super::super::ShardedParameters::matches_shards`].
+    /// Whether the unsharded buffer equals the shards, see
+    /// [`super::super::ShardedParameters::matches_shards`].
     pub(in crate::parallel::shards) fn matches_shards<E: From<RankError>>(
         &self,
         ranks: &MeshRanks,
@@ -44,7 +45,7 @@ impl Flat {
         Ok(matches_shards && others_match)
     }
 
-    /// Whether `whole` is what the ranks hold, by the `digest` of each one's shard.
+    /// Whether `whole` equals the ranks' shards, by the `digest` of each.
     pub(super) fn equals_shards<E: From<RankError>>(
         &self,
         whole: &Tensor,

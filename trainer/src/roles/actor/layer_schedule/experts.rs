@@ -1,21 +1,21 @@
-//! The experts of a layer with expert parallelism: every rank sends the rows of its tokens to the ranks that
-//! have their experts, computes those that it receives, and returns them. The layer then is three autograd
-//! graphs with an all-to-all on either side of the experts:
+//! Experts of a layer with expert parallelism: every rank sends the rows of its tokens to the ranks that hold
+//! the chosen experts, computes the rows that it receives, and returns them. The layer is then three autograd
+//! graphs, with an all-to-all on either side of the experts:
 //!
 //! ```text
-//! own tokens      attention's output -> norm, router -> rows  |          returned -> weighed sum -> output
+//! local tokens    attention's output -> norm, router -> rows  |         returned -> weighted sum -> output
 //!                                                             |             ^
 //! all-to-all      counts, then rows                           v             |
-//! own experts                                             received -> experts -> computed
+//! local experts                                           received -> experts -> computed
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
 //! of autograd's graph, so that a lost rank is an error that names it. A rank without tokens makes the same
-//! calls: others have rows for its experts.
+//! calls, because others have rows for its experts.
 //!
-//! A token's rows are summed in fp32 in the order of its choices, on its own rank, as without expert
-//! parallelism. Only products differ, by roundings: libtorch's depend on the number of rows.
+//! A token's rows are summed in f32 in the order of its choices, on its own rank, as without expert
+//! parallelism. Only products differ, by rounding: libtorch's depend on the number of rows.
 //!
-//! Legend of shapes: t tokens, n rows of own tokens, m rows for own experts, d hidden size.
+//! Legend of shapes: t tokens, n rows of local tokens, m rows for local experts, d hidden size.
 
 use rlt_core::expert_rows::{ReceivedRows, rows_for_ranks};
 use rlt_torch::{ExpertRows, backward, backward_many, forget_values};
@@ -25,23 +25,24 @@ use super::Model;
 use crate::model::{Adapter, BeforeExperts, DecoderLayer, LayerContext};
 use crate::parallel::{EpGroup, RankError};
 
-/// Rows that were computed by the ranks that have their experts.
+/// Rows that were computed by the ranks that hold their experts.
 #[derive(Debug)]
 pub(super) struct RemoteExperts {
-    /// Rows that this rank sends to each rank, and those that it receives.
+    /// Number of rows that this rank sends to each rank; `received` is the number that it receives from each.
     sent: Vec<i64>,
     received: Vec<i64>,
-    /// A leaf, `[m, d]`, rank-major, without values.
+    /// Received rows, a leaf, `[m, d]`, rank-major, without values.
     received_md: Tensor,
-    /// The outputs of own experts for these, likewise: a graph.
+    /// Outputs of the local experts for the received rows, `[m, d]`, rank-major, without values but with a
+    /// graph.
     computed_md: Tensor,
-    /// A leaf, `[n, d]`: the outputs for the rows of own tokens, sorted by expert.
+    /// Outputs for the rows of local tokens, a leaf, `[n, d]`, sorted by expert.
     returned_nd: Tensor,
 }
 
 impl RemoteExperts {
-    /// Computes `rows_nd`, `[n, d]`, of which each expert has `counts`, on the ranks of `group`. The values
-    /// of the rows are freed. Collective.
+    /// Computes `rows_nd`, `[n, d]`, on the ranks of `group`; `counts` gives the number of rows for each
+    /// expert. The values of the rows are freed. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -61,7 +62,7 @@ impl RemoteExperts {
         forget_values(rows_nd)?;
         let rows = ExpertRows::new(&experts, 1, num_own, rows_nd.device());
         let sorted_md = rows.gather(&received_md);
-        // The products keep sorted rows, the weighed sum the returned ones.
+        // The products keep the sorted rows, the weighted sum keeps the returned ones.
         forget_values(&received_md)?;
         let computed_md = rows.ungather(&layer.experts_of_rows(&sorted_md, &rows, (shard, adapter)));
         let returned_nd = group.all_to_all(&computed_md, &received, &sent)?.set_requires_grad(true);
@@ -69,7 +70,8 @@ impl RemoteExperts {
         Ok(Self { sent, received, received_md, computed_md, returned_nd })
     }
 
-    /// The part of a rank without tokens; `None` for a layer that all ranks compute alone. Collective.
+    /// Takes part in [`Self::run`] without tokens; `None` for a layer without an exchange of experts.
+    /// Collective.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -88,8 +90,8 @@ impl RemoteExperts {
         Self::run(layer, &none, &vec![0; experts.num_experts], (group, adapter)).map(Some)
     }
 
-    /// Carries gradients back: of the outputs that this rank has received, over the experts, which add up
-    /// theirs, to the rows of own tokens, `[n, d]`. Collective.
+    /// Runs the backward pass from the gradient of the returned outputs, through the experts, which
+    /// accumulate their gradients. Returns the gradient of the rows of local tokens, `[n, d]`. Collective.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -105,18 +107,18 @@ impl RemoteExperts {
     }
 }
 
-/// The part of a layer around its experts, with its graphs.
+/// The graphs around the experts of a layer that has run.
 #[derive(Debug)]
 pub(super) struct ExpertPass {
     remote: RemoteExperts,
     /// Outputs of the first graph: residual stream, input of the experts, weights and rows.
     sources: [Tensor; 4],
-    /// The leaves with the values of the first three.
+    /// Leaves of the third graph, with the values of the first three sources.
     leaves: [Tensor; 3],
 }
 
 impl ExpertPass {
-    /// Runs a layer with experts after attention: its output, `[t, d]`.
+    /// Runs a layer after attention, with its experts; the first result is the layer's output, `[t, d]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank of the group is lost.
@@ -135,8 +137,8 @@ impl ExpertPass {
         Ok((output_td, Self { remote, sources, leaves }))
     }
 
-    /// From the gradients of the third graph's inputs on. `router_term` is a term of the loss with the first
-    /// graph behind it.
+    /// Runs the backward pass from the gradients of the third graph's inputs. `router_term` is a term of the
+    /// loss with the first graph.
     ///
     /// # Errors
     /// [`RankError`] when a rank of the group is lost.

@@ -1,4 +1,4 @@
-//! What the forward pass keeps of a layer for its backward pass: the autograd graph, or (activation
+//! State that the forward pass keeps of a layer for its backward pass: the autograd graph, or (activation
 //! checkpointing) only the layer's input, on the device or offloaded. The schedule decides when it is
 //! offloaded and prefetched.
 //!
@@ -20,9 +20,9 @@ pub(super) enum SavedLayer {
 /// A saved layer on the device.
 #[derive(Debug)]
 pub(super) enum Held {
-    /// The graph itself: nothing is computed again.
+    /// The autograd graph; nothing is recomputed.
     Graph(LayerPass),
-    /// The input alone, `[t, d]`: the layer runs again in the backward pass.
+    /// Only the input, `[t, d]`: the layer runs again in the backward pass.
     Input(Tensor),
 }
 
@@ -33,7 +33,7 @@ pub(super) enum Prefetched {
 }
 
 impl SavedLayer {
-    /// Keeps a layer's input alone, to `storage` where there is one.
+    /// Keeps only a layer's input, offloaded to `storage` if there is one.
     pub(super) fn of_input(
         input_td: Tensor,
         storage: Option<&mut OffloadStorage>,
@@ -44,7 +44,7 @@ impl SavedLayer {
         Ok(Self::Offloaded { input_td, wants_gradient })
     }
 
-    /// Starts its prefetch to the device.
+    /// Starts to prefetch the layer's input to the device.
     pub(super) fn prefetch(self) -> Result<Prefetched, RankError> {
         Ok(match self {
             Self::Here(held) => Prefetched::Here(held),
@@ -57,7 +57,7 @@ impl SavedLayer {
 }
 
 impl Prefetched {
-    /// Returns when it is at hand.
+    /// Waits for the layer's input on the device.
     pub(super) fn wait(self) -> Result<Held, RankError> {
         Ok(match self {
             Self::Here(held) => held,
@@ -70,7 +70,7 @@ impl Prefetched {
 }
 
 impl Held {
-    /// The layer's pass, with its graph: as it ran, or as `run` runs it again on the same input.
+    /// The layer's pass with its graph: the kept one, or the result of `run` on the same input.
     pub(super) fn pass(
         self,
         run: impl FnOnce(Tensor) -> Result<LayerPass, RankError>,

@@ -1,12 +1,12 @@
 //! One layer forward and backward. In a sequence-parallel group (Ulysses) attention computes all tokens of
-//! some heads, and the other operators all heads of some tokens. The layer then is three autograd graphs with
-//! an all-to-all on either side of attention:
+//! some heads, and the other operators all heads of some tokens. The layer is then three autograd graphs,
+//! with an all-to-all on either side of attention:
 //!
 //! ```text
-//! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
+//! local tokens    input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
 //!                                                 |                 ^
 //! all-to-all                                      v                 |
-//! own heads                                    gathered -> attention -> attended
+//! local heads                                  gathered -> attention -> attended
 //! ```
 //! The backward pass sends gradients through the same all-to-alls. They are calls of this schedule, not nodes
 //! of autograd's graph, so that a lost rank is an error that names it. With expert parallelism the part after
@@ -31,26 +31,26 @@ pub(super) struct LayerPass {
     input_td: Tensor,
     /// The layer's output, `[t, d]`.
     pub(super) output_td: Tensor,
-    /// The layer's term of the routers' auxiliary loss, where it has one to train.
+    /// The layer's term of the routers' auxiliary loss, if it has one to train.
     router_term: Option<Tensor>,
-    /// `None` without sequence parallelism.
+    /// Graphs around attention; `None` without sequence parallelism.
     exchanged: Option<Exchanged>,
-    /// `None` where this rank has all experts, or the layer none.
+    /// Graphs around the experts; `None` if this rank has all experts, or the layer has none.
     experts: Option<ExpertPass>,
-    /// `None` without tensor parallelism.
+    /// Graphs of a tensor-parallel layer; `None` without tensor parallelism.
     tensor: Option<Box<TensorPass>>,
 }
 
 /// Inputs and outputs of the graphs around attention.
 #[derive(Debug)]
 pub(super) struct Exchanged {
-    /// `[n, t, g + 2 j, w]`, a graph without values.
+    /// Heads of local tokens by receiving rank, `[n, t, g + 2 j, w]`, with a graph but without values.
     packed: Tensor,
-    /// A leaf, `[s, g + 2 j, w]`.
+    /// This rank's heads of all tokens, a leaf, `[s, g + 2 j, w]`.
     gathered: Tensor,
-    /// `[s, g, w]`.
+    /// Output of attention for this rank's heads, `[s, g, w]`.
     attended: Tensor,
-    /// A leaf, `[t, h, w]`.
+    /// Output of attention for local tokens, a leaf, `[t, h, w]`.
     returned: Tensor,
 }
 
@@ -101,8 +101,8 @@ impl LayerPass {
         Ok(Self { input_td, output_td, router_term, exchanged, experts, tensor: None })
     }
 
-    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
-    /// input where that wants one.
+    /// Runs the backward pass from the gradient of the output, `[t, d]`; parameters accumulate their
+    /// gradients. Returns the gradient of the input, if the input needs one.
     ///
     /// # Errors
     /// [`RankError`] when a rank of a group is lost.
@@ -127,7 +127,7 @@ impl LayerPass {
 }
 
 impl Exchanged {
-    /// Attention's output for own tokens, `[t, h, w]`, from their queries, keys and values.
+    /// Attention's output for local tokens, `[t, h, w]`, from their queries, keys and values.
     pub(super) fn run(
         layer: &DecoderLayer,
         heads: QueriesKeysValues,
@@ -148,12 +148,12 @@ impl Exchanged {
         let returned = collect_heads(&sp_group.all_to_all(&by_rank(&attended, sp_group))?);
         let returned = returned.set_requires_grad(attended.requires_grad());
         let exchanged = Self { packed, gathered, attended, returned: returned.shallow_clone() };
-        // Where nothing before attention is trained, here or on the other ranks, nothing of it is kept.
+        // If nothing before attention is trained, on this and the other ranks, nothing is kept.
         let is_kept = returned.requires_grad();
         Ok((returned, is_kept.then_some(exchanged)))
     }
 
-    /// From the gradient of `returned` on.
+    /// Runs the backward pass from the gradient of `returned`.
     pub(super) fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;
         let grads = returned.grad().unflatten(1, [sp_group.shard().num_shards as i64, -1]).transpose(0, 1);
@@ -168,10 +168,10 @@ impl Exchanged {
     }
 }
 
-/// Queries `[t, h, w]`, keys and values `[t, k, w]` of own tokens as one block for each of `num_ranks`,
-/// `[n, t, g + 2 j, w]`, and the numbers of heads in a block, g, j and j: a rank's share of the query heads
-/// with the key heads that they attend to. Where there are fewer key heads than ranks, several get the same
-/// one.
+/// Splits queries `[t, h, w]`, keys and values `[t, k, w]` of local tokens into one block for each of
+/// `num_ranks`, `[n, t, g + 2 j, w]`. The second result is the numbers of heads in a block: g, j and j. A
+/// block has a rank's share of the query heads, and the key heads that they attend to. If there are fewer key
+/// heads than ranks, several ranks get the same one.
 fn split_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {
     let shared = |heads: &Tensor| {
         let copies = (num_ranks / heads.size()[1]).max(1);
@@ -183,15 +183,15 @@ fn split_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -
     (Tensor::cat(&blocks, 2).transpose(0, 1).contiguous(), num_heads)
 }
 
-/// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded
-/// with zeros.
+/// Splits a tensor of all tokens, `[tokens, ..]`, into one block for each rank's tokens, `[n, t, ..]`. The
+/// last block is padded with zeros.
 fn by_rank(all: &Tensor, sp_group: &SpGroup) -> Tensor {
     let (num_tokens, num_ranks) = (all.size()[0], sp_group.shard().num_shards as i64);
     let padding = (-num_tokens).rem_euclid(num_ranks);
     all.detach().constant_pad_nd([0, 0, 0, 0, 0, padding]).unflatten(0, [num_ranks, -1])
 }
 
-/// Every rank's heads of own tokens, `[n, t, g, w]`, as the heads of a layer, `[t, h, w]`.
+/// Joins every rank's heads of local tokens, `[n, t, g, w]`, to the heads of a layer, `[t, h, w]`.
 fn collect_heads(blocks: &Tensor) -> Tensor {
     blocks.transpose(0, 1).contiguous().flatten(1, 2)
 }

@@ -1,16 +1,17 @@
-//! One layer with tensor parallelism: the ranks of a group have the same tokens and a part of every weight.
+//! One layer with tensor parallelism: the ranks of a group have the same tokens and a shard of every weight.
 //! The layer is five autograd graphs, with all-reduces between them (Megatron-LM, Shoeybi et al. 2019):
 //!
 //! ```text
 //! forward   input, norm | q k v, attention, o -> (+) -> residual sum, norm | gate up, down -> (+) -> output
 //! backward  <-         (+) <-                     <-                      (+) <-                  <-
 //! ```
-//! `(+)` is an all-reduce: forward of the summands that products of columns make, backward of those of the
-//! gradients of what products of rows read. Norms and residual sums are computed on every rank from the same
-//! bits by the same operations, and so are their gradients: these need no exchange. All-reduces are calls of
-//! this schedule, not nodes of autograd's graph, so that a lost rank is an error that names it.
+//! `(+)` is an all-reduce: in the forward pass of the row-parallel products' summands, in the backward pass
+//! of the gradients of the column-parallel products' input. Norms and residual sums are computed on every
+//! rank from the same bits by the same operations, and so are their gradients: these need no exchange.
+//! All-reduces are calls of this schedule, not nodes of autograd's graph, so that a lost rank is an error
+//! that names it.
 //!
-//! Sequence parallelism acts between the products and attention as without: on the heads of this rank.
+//! Sequence parallelism acts between the products and attention as usual, on the heads of this rank.
 //!
 //! Legend of shapes: t tokens of this rank, d hidden size.
 
@@ -22,7 +23,8 @@ use super::pass::Exchanged;
 use crate::model::{Adapter, Decoder, DecoderLayer, LayerContext, PackedInput};
 use crate::parallel::{RankError, TensorParallel, TpGroup};
 
-/// The embeddings of a micro-batch, `[t, d]`, of which this rank has those of its own tokens.
+/// Computes the embeddings of a micro-batch, `[t, d]`. This rank contributes those in its shard of the
+/// vocabulary.
 ///
 /// # Errors
 /// [`RankError`] when a rank of the group is lost.
@@ -37,35 +39,35 @@ pub(super) fn embed(
     Ok(hidden_td)
 }
 
-/// The end of a graph and the beginning of the next one, both `[t, d]`, with the same values or, of summands,
-/// with their sum.
+/// The output of one graph and the input of the next, both `[t, d]`. They have the same values; for summands
+/// these are the sum.
 #[derive(Debug)]
 struct Joint {
     end_td: Tensor,
-    /// A leaf.
+    /// Input of the next graph, a leaf.
     start_td: Tensor,
 }
 
 impl Joint {
-    /// Of what all ranks have alike.
+    /// A joint of values that are the same on all ranks.
     fn of_copy(end_td: Tensor) -> Self {
         let start_td = end_td.detach().set_requires_grad(end_td.requires_grad());
         Self { end_td, start_td }
     }
 
-    /// Of summands, which are added up in place: a product needs nothing of its output.
+    /// A joint of summands, which are all-reduced in place: no product needs its own output.
     fn of_sum(end_td: Tensor, group: &TpGroup) -> Result<Self, RankError> {
         group.all_reduce(&end_td.detach())?;
         Ok(Self::of_copy(end_td))
     }
 
-    /// The gradient at the beginning of the next graph; `None` where none is wanted.
+    /// The gradient of the next graph's input; `None` if it needs none.
     fn gradient(&self) -> Option<Tensor> {
         let grad_td = self.start_td.grad();
         (self.start_td.requires_grad() && grad_td.defined()).then_some(grad_td)
     }
 
-    /// The sum of the gradients of all ranks.
+    /// The gradient of the next graph's input, summed over the ranks.
     fn summed_gradient(&self, group: &TpGroup) -> Result<Option<Tensor>, RankError> {
         let Some(grad_td) = self.gradient() else { return Ok(None) };
         let grad_td = grad_td.contiguous();
@@ -78,7 +80,7 @@ impl Joint {
 #[derive(Debug)]
 pub(super) struct TensorPass {
     attention_input: Joint,
-    /// `None` without sequence parallelism.
+    /// Graphs around attention; `None` without sequence parallelism.
     exchanged: Option<Exchanged>,
     attention: Joint,
     hidden: Joint,
@@ -87,7 +89,7 @@ pub(super) struct TensorPass {
 }
 
 impl TensorPass {
-    /// Runs `layer` on `input_td`, a leaf: its output, `[t, d]`.
+    /// Runs `layer` on `input_td`, a leaf; the first result is the output, `[t, d]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank of a group is lost.
@@ -112,7 +114,7 @@ impl TensorPass {
         Ok((output_td, Self { attention_input, exchanged, attention, hidden, mlp_input, mlp }))
     }
 
-    /// From the gradients of the last graph's inputs on.
+    /// Runs the backward pass from the gradients of the last graph's inputs.
     ///
     /// # Errors
     /// [`RankError`] when a rank of a group is lost.
@@ -132,7 +134,7 @@ impl TensorPass {
     }
 }
 
-/// Carries gradients through the graphs that end in these joints.
+/// Propagates gradients through the graphs that end in these joints.
 fn carry_back(joints: &[(&Joint, Option<Tensor>)]) {
     let wanted = joints.iter().filter_map(|(joint, grad)| Some((&joint.end_td, grad.as_ref()?)));
     let (ends, grads): (Vec<&Tensor>, Vec<&Tensor>) = wanted.unzip();

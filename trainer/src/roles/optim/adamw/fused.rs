@@ -11,19 +11,20 @@ use super::moments::Moments;
 use super::{AdamWOptions, Clipped, OptimError, Parameter};
 
 impl Parameter {
-    /// Whether a launch may update it beside others: one with its moments.
+    /// Whether one launch may update the parameter together with others: its moments must be on the device.
     pub(super) fn is_fusible(&self) -> bool {
         self.has_kernel() && matches!(self.moments, Moments::Here(_))
     }
 
-    /// Whether our kernel may update it: an f32 master on a GPU.
+    /// Whether our kernel can update the parameter: a dense f32 master on a GPU.
     fn has_kernel(&self) -> bool {
         let leaf = &self.leaf;
         let is_dense = leaf.is_contiguous() && leaf.grad().is_contiguous() && leaf.numel() > 0;
         leaf.device().is_cuda() && leaf.kind() == Kind::Float && is_dense
     }
 
-    /// Its update by a separate launch, with its prefetched moments; whether there was one.
+    /// Updates the parameter by a launch of its own, with prefetched moments. Returns whether the kernel
+    /// applied.
     pub(super) fn step_by_kernel(
         &self,
         moments: &[Tensor; 2],
@@ -37,7 +38,7 @@ impl Parameter {
     }
 }
 
-/// Updates `parameters`, all of them fusible.
+/// Updates `parameters`, all of which are fusible.
 pub(super) fn update(
     options: &AdamWOptions,
     clipped: &Clipped,
@@ -53,7 +54,7 @@ pub(super) fn update(
     alike.into_iter().try_for_each(|((index, ..), parameters)| launch(index, options, clipped, parameters))
 }
 
-/// One launch for parameters whose gradients have one dtype and that have taken as many steps.
+/// Updates, in one launch, parameters with gradients of one dtype and the same step count.
 fn launch(
     index: usize,
     options: &AdamWOptions,
@@ -77,7 +78,7 @@ fn launch_together(index: usize, read: &[Operands], step: AdamWStep) -> Result<(
     FusedAdamW { table: &table, words: &words, step, device_scale: None }.launch(&kernels)
 }
 
-/// The tensors of a parameter that a launch reads and writes.
+/// Tensors of a parameter that a launch reads and writes.
 struct Operands {
     leaf: Tensor,
     gradient: Tensor,

@@ -1,26 +1,26 @@
-//! The moments of one parameter, float32 in its shape: on the device or offloaded.
+//! The two moments of one parameter, float32 in its shape, on the device or offloaded.
 
 use rlt_torch::{Error, OffloadStorage, Offloaded, Prefetch};
 use tch::{Kind, Tensor};
 
-/// Both moments, by the names that they have in a checkpoint.
+/// Names of both moments in a checkpoint.
 pub(super) const NAMES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
-/// Where the moments are.
+/// Moments of a parameter, on the device or offloaded.
 #[derive(Debug)]
 pub(super) enum Moments {
     Here([Tensor; 2]),
     Offloaded([Offloaded; 2]),
 }
 
-/// Moments that are being prefetched.
+/// Moments on the device, or being prefetched to it.
 pub(super) enum Prefetched {
     Here([Tensor; 2]),
     Prefetch([Prefetch; 2]),
 }
 
 impl Moments {
-    /// Zeros beside a parameter, laid down to `storage` where there is one.
+    /// Zero moments for a parameter, offloaded to `storage` if there is one.
     pub(super) fn zeros(leaf: &Tensor, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
         let zeros = || {
             Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
@@ -41,7 +41,7 @@ impl Moments {
         })
     }
 
-    /// Lays moments down that [`Prefetched::wait`] gave and that have changed since.
+    /// Writes moments from [`Prefetched::wait`], which have changed since, back to offload storage.
     pub(super) fn put_back(&self, changed: &[Tensor; 2]) -> Result<(), Error> {
         match self {
             Self::Here(_) => Ok(()),
@@ -51,7 +51,7 @@ impl Moments {
         }
     }
 
-    /// Lets `change` write the moments.
+    /// Lets `change` write the moments, and writes offloaded ones back.
     pub(super) fn change<E: From<Error>>(
         &self,
         change: impl FnOnce(&[Tensor; 2]) -> Result<(), E>,
@@ -61,7 +61,7 @@ impl Moments {
         Ok(self.put_back(&moments)?)
     }
 
-    /// The moments to be read: offloaded ones take memory as they are read.
+    /// The moments in place, to be read: offloaded ones take memory of the host while they are read.
     pub(super) fn in_place(&self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Here(moments) => moments.each_ref().map(Tensor::shallow_clone),
@@ -71,7 +71,7 @@ impl Moments {
 }
 
 impl Prefetched {
-    /// The moments, to be read and written.
+    /// Waits for the moments on the device, to be read and written.
     pub(super) fn wait(self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Here(moments) => moments,

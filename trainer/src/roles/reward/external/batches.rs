@@ -1,5 +1,5 @@
-//! Servers that judge several samples at once: our own protocol, in which every sample has an id and a
-//! status, and OpenRLHF's, whose answer is a list of numbers.
+//! Servers that judge several samples in one request: those of our own protocol, in which every sample has an
+//! id and a status, and those of OpenRLHF, whose answer is a list of numbers.
 
 use rlt_core::reward::Verdict;
 use serde::Deserialize;
@@ -9,10 +9,10 @@ use super::ExternalSample;
 use super::endpoint::Endpoint;
 use super::status::Status;
 
-/// A server that speaks the protocol of `docs/rewards.md`.
+/// Server with the protocol of `docs/rewards.md`.
 pub(super) struct BatchServer(pub(super) Endpoint);
 
-/// Its verdict on one sample.
+/// Verdict on one sample in the server's answer.
 #[derive(Deserialize)]
 struct Entry {
     id: String,
@@ -23,8 +23,8 @@ struct Entry {
 }
 
 impl BatchServer {
-    /// One verdict for each sample. Verdicts of an answer that lacks some of the samples are kept, and only
-    /// the others are requested again.
+    /// Judges samples, and returns one verdict for each. If an answer lacks some samples, its verdicts are
+    /// kept, and only the others are requested again.
     pub(super) async fn judge(&self, samples: &[ExternalSample]) -> Vec<Verdict> {
         let known = std::sync::Mutex::new(vec![None; samples.len()]);
         let known_now = || known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -43,7 +43,7 @@ impl BatchServer {
     }
 }
 
-/// A sample as our protocol and sandboxes see it.
+/// A sample as JSON, in the form that our protocol and sandboxes use.
 pub(super) fn sample_json(sample: &ExternalSample) -> Value {
     let ExternalSample { prompt, completion, num_tokens, .. } = sample;
     json!({
@@ -61,7 +61,7 @@ fn wire_id(sample: &ExternalSample) -> String {
     format!("{}.{}", sample.id.0, sample.id.1)
 }
 
-/// Keeps the verdicts of an answer; an error if one is missing.
+/// Stores the verdicts of an answer in `known`. Fails if a verdict is invalid, or some are missing.
 fn take_entries(
     answer: Value,
     samples: &[ExternalSample],
@@ -80,7 +80,7 @@ fn take_entries(
     }
 }
 
-/// The list `verdicts` of an answer, which may be any JSON.
+/// Takes the list `verdicts` from an answer, which may be any JSON.
 fn entries_of(answer: Value) -> Result<Vec<Value>, String> {
     let expected = |got: &str| format!("expected an object with a list `verdicts`, got {got}");
     match answer {
@@ -112,7 +112,7 @@ impl Entry {
     }
 }
 
-/// A reward server of OpenRLHF (`openrlhf/cli/serve_rm.py`).
+/// Reward server of OpenRLHF (`openrlhf/cli/serve_rm.py`).
 pub(super) struct OpenRlhfServer(pub(super) Endpoint);
 
 impl OpenRlhfServer {
@@ -137,7 +137,7 @@ impl OpenRlhfServer {
     }
 }
 
-/// Labels are texts; other values are sent as JSON.
+/// The label of a ground truth: a string is sent as it is, other values as JSON in a string.
 fn label(ground_truth: &Value) -> Value {
     match ground_truth {
         Value::String(_) | Value::Null => ground_truth.clone(),
@@ -146,7 +146,7 @@ fn label(ground_truth: &Value) -> Value {
 }
 
 fn rewards_of(answer: &Value, num_samples: usize) -> Result<Vec<f64>, String> {
-    // A model's output of shape [n, 1] is a list of lists.
+    // The output of a model with shape [n, 1] is a list of lists.
     let number = |value: &Value| value.as_f64().or_else(|| value.get(0)?.as_f64());
     let rewards: Option<Vec<f64>> =
         answer["rewards"].as_array().and_then(|rewards| rewards.iter().map(number).collect());

@@ -1,5 +1,5 @@
-//! The limits of a call in the sandbox: fuel, memory and time. Fuel is given in slices, and the clock is
-//! checked in between.
+//! Limits of a call in the sandbox: fuel, memory and time. Fuel is granted in slices, and the clock is
+//! checked between slices.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use rlt_api::spec::WasmSpec;
 use rlt_core::reward::Verdict;
 use wasmi::{Error, Store, StoreLimits, StoreLimitsBuilder, TrapCode};
 
-/// Fuel between two checks of the clock: about ten milliseconds.
+/// Fuel between two checks of the clock: about 10 ms of execution.
 const SLICE: u64 = 5_000_000;
 
-/// Entries of a module's tables.
+/// Largest number of entries in a module's tables.
 const MAX_TABLE_ELEMENTS: usize = 1 << 20;
 
 /// The limits of one call.
@@ -21,23 +21,23 @@ pub(super) struct Bounds {
     pub(super) timeout: Duration,
 }
 
-/// The use of a call so far.
+/// Fuel and time that a call may still use.
 #[derive(Debug)]
 pub(super) struct Budget {
-    /// Fuel that was given so far.
+    /// Fuel granted so far.
     granted: u64,
     fuel: u64,
     deadline: Instant,
 }
 
-/// Why a call ended without a result.
+/// A call ended without a result.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Broken {
-    /// It needs more fuel than it has: the same everywhere.
+    /// The call needs more fuel than its limit, which is so on every machine.
     Fuel,
-    /// It took longer than it may on this machine.
+    /// The call exceeded its time limit on this machine.
     Time,
-    /// It trapped, or did something that the sandbox forbids.
+    /// The call trapped, or did something that the sandbox forbids.
     Wrong(String),
 }
 
@@ -58,7 +58,7 @@ impl Bounds {
             .build()
     }
 
-    /// A message: why a call ended.
+    /// A message that says why a call ended.
     pub(super) fn reason(&self, broken: Broken) -> String {
         match broken {
             Broken::Fuel => format!("used up its fuel of {}", self.fuel),
@@ -67,7 +67,7 @@ impl Bounds {
         }
     }
 
-    /// The status of a sample whose reward function ended so.
+    /// The verdict on a sample whose call ended without a result.
     pub(super) fn verdict(&self, broken: Broken) -> Verdict {
         match broken {
             Broken::Fuel | Broken::Time => Verdict::timeout(self.reason(broken)),
@@ -77,14 +77,14 @@ impl Bounds {
 }
 
 impl Budget {
-    /// The budget of a call that begins now, whose store gets its first slice.
+    /// The budget of a call that begins now; grants the store its first slice.
     pub(super) fn begin<T>(bounds: &Bounds, store: &mut Store<T>) -> Result<Self, Error> {
         let granted = SLICE.min(bounds.fuel);
         store.set_fuel(granted)?;
         Ok(Self { granted, fuel: bounds.fuel, deadline: Instant::now() + bounds.timeout })
     }
 
-    /// Gives the next slice, `required` at least.
+    /// Grants the next slice, at least `required`.
     pub(super) fn refuel<T>(&mut self, store: &mut Store<T>, required: u64) -> Result<(), Broken> {
         if Instant::now() > self.deadline {
             return Err(Broken::Time);

@@ -1,4 +1,5 @@
-//! Unit tests of a completion's code: their score, and their runs by a SandboxFusion (`run_code`).
+//! Unit tests of a completion's code: their score, and their execution by a SandboxFusion server
+//! (`run_code`).
 
 use rlt_api::spec::{CodeRewardSpec, CodeScoring};
 use rlt_core::reward::Verdict;
@@ -8,25 +9,25 @@ use serde_json::{Value, json};
 use super::ExternalSample;
 use super::endpoint::{Endpoint, NoAnswer};
 
-/// Most characters of a program's output in a message.
+/// Number of characters of a program's output that a message quotes.
 const QUOTED: usize = 200;
 
-/// A SandboxFusion and how programs run in it.
+/// A SandboxFusion server with the limits of programs.
 pub(super) struct CodeServer {
     pub(super) endpoint: Endpoint,
     pub(super) options: CodeRewardSpec,
 }
 
-/// How one test ended.
+/// Outcome of one test.
 #[derive(Debug, PartialEq)]
 pub(super) enum Outcome {
     Passed,
     Failed(String),
-    /// No test can pass.
+    /// The code does not compile, so no test can pass.
     DoesNotCompile(String),
 }
 
-/// The programs that test a completion, or the verdict where there is nothing to run.
+/// The programs that test a completion, or the verdict if there is nothing to run.
 pub(super) fn programs_of(
     sample: &ExternalSample,
     options: &CodeRewardSpec,
@@ -40,7 +41,7 @@ pub(super) fn programs_of(
     Ok(tests.programs(code, options.max_tests as usize))
 }
 
-/// The counts of a completion's tests by outcome.
+/// Counts of a completion's tests by outcome.
 pub(super) struct Tally {
     scoring: CodeScoring,
     num_programs: usize,
@@ -54,7 +55,7 @@ impl Tally {
         Self { scoring, num_programs: programs.len(), num_run: 0, num_passed: 0, fault: None }
     }
 
-    /// Counts the next test; the verdict where the others cannot change it.
+    /// Counts the next test. Returns the verdict if further tests cannot change it.
     pub(super) fn add(&mut self, outcome: Outcome) -> Option<Verdict> {
         self.num_run += 1;
         match outcome {
@@ -124,7 +125,7 @@ impl CodeServer {
     }
 }
 
-/// Reads an answer; an error where it is none or the sandbox itself failed.
+/// Reads an answer. Fails if it is invalid, or the sandbox itself failed.
 fn read(answer: &Value, expected: Option<&str>) -> Result<Outcome, String> {
     let (compiled, ran) = (&answer["compile_result"], &answer["run_result"]);
     match answer["status"].as_str() {
@@ -157,7 +158,7 @@ fn how_it_ended(result: &Value) -> String {
         Some("TimeLimitExceeded") => "it ran out of time".to_owned(),
         _ => {
             let stderr = result["stderr"].as_str().unwrap_or_default().trim_end();
-            // The error is at the end of a trace.
+            // The error is at the end of a stack trace.
             let skipped = stderr.chars().count().saturating_sub(QUOTED);
             format!(
                 "exit code {}: {}",

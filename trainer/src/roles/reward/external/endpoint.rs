@@ -1,4 +1,4 @@
-//! One HTTP server with requests and responses in JSON, limits of time, size and concurrency, and retries.
+//! An HTTP server with JSON requests and responses, limits of time, size and concurrency, and retries.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use rlt_core::reward::Verdict;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-/// The first pause before a request is repeated; each further one is twice as long.
+/// Pause before the first retry; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest of these pauses, also if the server requests more.
+/// Longest pause before a retry, even if the server asks for more.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Characters of an answer that an error quotes.
+/// Number of characters of an answer that an error quotes.
 const QUOTED: usize = 200;
 
-/// A server and how it is asked.
+/// A server with the limits of its requests.
 pub(super) struct Endpoint {
     client: Client,
     url: Url,
@@ -31,50 +31,50 @@ pub(super) struct Endpoint {
     permits: Semaphore,
 }
 
-/// Why a server cannot be asked.
+/// A server cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// The address is none.
+    /// The address is not a valid HTTP URL.
     #[error("read url {url:?}: expected http:// or https:// with a host")]
     Url {
-        /// As written in the manifest.
+        /// The address as it is written in the manifest.
         url: String,
     },
-    /// The variable with a header's value is not there.
+    /// The environment variable with a header's value is not set.
     #[error("read the header {header:?}: the environment has no variable {variable:?}")]
     Variable {
-        /// The header.
+        /// Name of the header.
         header: String,
-        /// The variable.
+        /// Name of the environment variable.
         variable: String,
     },
-    /// A header that cannot be sent. Its value may be secret and is not shown.
+    /// A header cannot be sent. Its value may be secret and is not shown.
     #[error(
         "read the header {header:?}: expected a name of letters, digits and '-', and a value of visible ASCII"
     )]
     Header {
-        /// The header.
+        /// Name of the header.
         header: String,
     },
-    /// The file with authorities is unreadable.
+    /// The file with certificate authorities cannot be read.
     #[error("read caFile {}", path.display())]
     CaFile {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file holds no certificates.
+    /// The file with certificate authorities holds no certificates.
     #[error("read caFile {}: expected certificates in PEM", path.display())]
     Certificates {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why; `None` where there is none in it.
+        /// The parser's error; `None` if the file has no certificate.
         #[source]
         source: Option<reqwest::Error>,
     },
-    /// The client could not be made.
+    /// The HTTP client could not be made.
     #[error("make a client for HTTP")]
     Client(#[source] reqwest::Error),
 }
@@ -82,9 +82,9 @@ pub enum EndpointError {
 /// The server gave no usable answer, after all attempts.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum NoAnswer {
-    /// The last attempt took too long.
+    /// The last attempt exceeded its time limit.
     Timeout(String),
-    /// Anything else.
+    /// The last attempt failed for another reason.
     Infra(String),
 }
 
@@ -97,13 +97,13 @@ impl NoAnswer {
     }
 }
 
-/// Why one attempt failed.
+/// A failed attempt.
 struct Failure {
     message: String,
     is_timeout: bool,
-    /// Asking again would not help.
+    /// Whether retries would not help.
     is_final: bool,
-    /// How long the server asks to wait (`Retry-After`).
+    /// Pause that the server asks for (`Retry-After`).
     pause: Option<Duration>,
 }
 
@@ -133,13 +133,13 @@ impl Endpoint {
         })
     }
 
-    /// Longest time of one attempt.
+    /// Time limit of one attempt.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Sends the request of `question` until `take` accepts an answer; an error of `question` ends it. Both
-    /// may differ between attempts.
+    /// Sends the request of `question` until `take` accepts an answer. An error of `question` ends it. Both
+    /// may depend on the attempt.
     pub(super) async fn ask(
         &self,
         mut question: impl FnMut() -> Result<Value, String>,
@@ -242,7 +242,7 @@ fn headers(specs: &[HeaderSpec]) -> Result<HeaderMap, EndpointError> {
     Ok(headers)
 }
 
-/// Whether a server that answers so may answer otherwise later.
+/// Whether a server with this response status may answer differently later.
 fn may_pass(status: StatusCode) -> bool {
     let too_early = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_EARLY, StatusCode::TOO_MANY_REQUESTS];
     status.is_server_error() || too_early.contains(&status)
@@ -253,7 +253,7 @@ fn pause_asked_for(response: &Response) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// The error with its causes, without the address, whose query may hold a secret.
+/// The error with its causes, without the URL, whose query may hold a secret.
 fn in_words(error: reqwest::Error) -> String {
     let error = error.without_url();
     let mut words = error.to_string();
@@ -266,7 +266,7 @@ fn in_words(error: reqwest::Error) -> String {
 }
 
 fn quoted(bytes: &[u8]) -> String {
-    // A character has at most four bytes.
+    // A UTF-8 character has at most four bytes.
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * QUOTED)]);
     format!("{:?}", text.chars().take(QUOTED).collect::<String>())
 }

@@ -1,11 +1,11 @@
-//! The thread that all requests to reward servers share.
+//! The thread on which all requests to reward servers run.
 
 use std::{io, thread};
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with an asynchronous runtime; it ends with its owner, and drops running tasks.
+/// A thread with an asynchronous runtime. It ends when its owner is dropped, and drops running tasks.
 pub(super) struct EventLoop {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
@@ -17,7 +17,7 @@ impl EventLoop {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         thread::Builder::new().name("reward-servers".to_owned()).spawn(move || {
-            // An owner that is gone stops it just as well.
+            // An owner that was dropped stops the runtime, too.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         })?;

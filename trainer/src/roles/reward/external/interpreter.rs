@@ -6,10 +6,10 @@
 //! Interpreter::start that memory in a fresh instance -> driver.py answers one message -> the process ends
 //! ```
 //! Starting CPython takes some hundred million instructions, a copy of its memory a few milliseconds. A copy
-//! is taken while the interpreter reads a clock; its native stack is not part of it, so a process resumes by
-//! a call of a C function that calls `resume` of driver.py, as if it was called back from there. Where that
-//! does not work (another interpreter, other objects) every process boots on its own: slower, with the same
-//! verdicts, because limits count from the first message.
+//! is taken while the interpreter reads a clock. Its native stack is not part of the copy, so a process
+//! resumes by a call of a C function that calls `resume` of driver.py, as if it was called back from there.
+//! If that does not work (another interpreter, other objects), every process boots on its own. This is
+//! slower, with the same verdicts, because limits count from the first message.
 
 mod exports;
 mod process;
@@ -26,52 +26,53 @@ use super::module::WasmError;
 pub(super) use process::{Process, State};
 use wasi::Host;
 
-/// The driver inside of the interpreter.
+/// Source of the driver, which runs inside the interpreter.
 const DRIVER: &str = include_str!("interpreter/driver.py");
 
-/// Calls of functions of the module inside of one another, and bytes of their values.
+/// Limits of nested calls in the module, and of bytes of their values.
 const MAX_CALLS: usize = 30_000;
 const MAX_STACK_BYTES: usize = 64 << 20;
 
-/// Fuel and time until the interpreter is ready: it loads modules of its standard library, not code of
-/// samples.
+/// Limits of fuel and time until the interpreter is ready. Only modules of its standard library run by then,
+/// no code of samples.
 const BOOT_FUEL: u64 = 100_000_000_000;
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Bytes of a page of memory.
+/// Number of bytes of a WebAssembly memory page.
 const PAGE: usize = 65_536;
 
-/// An interpreter that is ready for samples.
+/// A booted interpreter, from which processes are started.
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct Interpreter {
     linker: Linker<Host>,
     module: Module,
     bounds: Bounds,
-    /// The first message of every process: the imports and files that all samples need.
+    /// First message of every process: the imports and files that all samples need.
     preparation: Vec<u8>,
     snapshot: Option<Arc<Snapshot>>,
 }
 
-/// The state of a booted interpreter.
+/// State of a booted interpreter, from which processes are restored.
 struct Snapshot {
     num_pages: usize,
-    /// The pages that are not all zero, by their number.
+    /// Pages that are not all zero, by their index.
     pages: Vec<(usize, Box<[u8]>)>,
     globals: Vec<Val>,
     clock_ns: u64,
-    /// The function that continues, by its place in the table, and the object that it is a method of.
+    /// Index in the table of the function by which a process resumes, and address of the object that it is a
+    /// method of.
     function: u64,
     receiver: i32,
 }
 
 impl Interpreter {
-    /// Compiles a module, boots it, and lets it load the imports and the file of reward functions that all
-    /// samples need.
+    /// Compiles a module, boots it, and loads the imports and the file of reward functions that all samples
+    /// need.
     pub(super) fn new(bytes: &[u8], bounds: Bounds, preparation: &Value) -> Result<Self, WasmError> {
         Self::with_snapshots(bytes, bounds, preparation, true)
     }
 
-    /// The same, where `is_copied` decides whether processes begin as copies.
+    /// [`Self::new`] with a choice: `is_copied` says whether processes are restored from a copy.
     pub(super) fn with_snapshots(
         bytes: &[u8],
         bounds: Bounds,
@@ -115,8 +116,8 @@ impl Interpreter {
         Ok(own)
     }
 
-    /// A process that got its message, and runs until it waits for more or ends. With `stdin` that is its
-    /// standard input, to its end.
+    /// Starts a process on a message, and runs it until it waits for more input or ends. `stdin`, if given,
+    /// is its complete standard input.
     pub(super) fn start(&self, message: &Value, stdin: Option<&str>) -> Result<(Process, State), Broken> {
         self.start_within(&self.bounds, message, stdin)
     }
@@ -151,19 +152,19 @@ impl Interpreter {
         &self.bounds
     }
 
-    /// The same interpreter with other bounds.
+    /// The interpreter with other limits.
     #[cfg(test)]
     pub(super) fn with_bounds(&self, fuel: u64, timeout: Duration) -> Self {
         Self { bounds: Bounds { fuel, timeout, ..self.bounds }, ..self.clone() }
     }
 
-    /// Whether processes begin as copies.
+    /// Whether processes are restored from a copy.
     #[cfg(test)]
     pub(super) fn is_copied(&self) -> bool {
         self.snapshot.is_some()
     }
 
-    /// Whether a process reaches its message.
+    /// Checks that a process reaches its message.
     fn ping(&self) -> Result<(), String> {
         let bounds = Bounds { timeout: BOOT_TIMEOUT, ..self.bounds };
         let state = self.start_within(&bounds, &json!({"run": "ping"}), None).map(|(_, state)| state);
@@ -181,7 +182,7 @@ impl Interpreter {
         store
     }
 
-    /// A process at the point where its memory is copied, or at its end where it does not get there.
+    /// Boots a process up to the point where its memory is copied, or to its end if it does not get there.
     fn boot(&self) -> Result<Process, Broken> {
         let bounds = Bounds { fuel: BOOT_FUEL, timeout: BOOT_TIMEOUT, ..self.bounds };
         let mut store = self.store(&bounds);
@@ -196,7 +197,7 @@ impl Interpreter {
         Ok(process)
     }
 
-    /// A process that waits for its message.
+    /// Boots a process until it waits for its message.
     fn waiting(&self) -> Result<Process, Broken> {
         let mut process = self.boot()?;
         process.take_output();
@@ -206,7 +207,7 @@ impl Interpreter {
         }
     }
 
-    /// A fresh instance with the memory of the copy.
+    /// Restores a process from the copy in a fresh instance.
     fn restored(&self, snapshot: &Snapshot) -> Result<Process, Broken> {
         let mut store = self.store(&self.bounds);
         store.set_fuel(BOOT_FUEL)?;
@@ -218,12 +219,12 @@ impl Interpreter {
 }
 
 impl Process {
-    /// Gives the first message and continues to the read of the clock that follows its answer.
+    /// Sends the first message, and runs the process up to the read of the clock after its answer.
     fn stop_at_clock_after(&mut self, preparation: &[u8]) -> Result<(), Broken> {
         self.push(preparation);
         self.store.data_mut().stops_at_clock = true;
         let mut state = self.proceed()?;
-        // Modules that are loaded may read the clock, too.
+        // Modules may read the clock while they are loaded, too.
         while state == State::AtClock && self.store.data().stdout.is_empty() {
             self.store.data_mut().stops_at_clock = true;
             state = self.proceed()?;
@@ -234,10 +235,10 @@ impl Process {
 }
 
 impl Snapshot {
-    /// The state of a process that stopped at the clock. `resume` holds the ids of a C function of CPython
-    /// without parameters, and of its module.
+    /// Copies the state of a process that stopped at the clock. `resume` holds the addresses of a C function
+    /// of CPython without parameters, and of its module.
     fn of(process: &Process, resume: &Value, num_globals: usize) -> Option<Self> {
-        // `PyCFunctionObject.m_ml`, behind the object's head; `PyMethodDef.ml_meth` and `ml_flags` in that.
+        // `PyCFunctionObject.m_ml`, after the object's header; `PyMethodDef.ml_meth` and `ml_flags` in it.
         const M_ML: usize = 8;
         const ML_METH: usize = 4;
         const ML_FLAGS: usize = 8;
@@ -269,7 +270,7 @@ impl Snapshot {
         })
     }
 
-    /// Gives a fresh instance this state.
+    /// Restores this state in a fresh instance.
     fn restore(&self, process: &mut Process) -> Result<(), Broken> {
         let wrong =
             |what: &dyn std::fmt::Display| Broken::Wrong(format!("copy the interpreter's memory: {what}"));
@@ -278,7 +279,7 @@ impl Snapshot {
         let more = self.num_pages.saturating_sub(num_pages);
         memory.grow(&mut *store, more as u64).map_err(|error| wrong(&error))?;
         let data = memory.data_mut(&mut *store);
-        // The module's initial data must not remain where the copy is zero.
+        // The module's initial data must be cleared where the copy is zero.
         data[..num_pages * PAGE].fill(0);
         for (idx, page) in &self.pages {
             data[idx * PAGE..][..page.len()].copy_from_slice(page);
@@ -292,7 +293,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Calls the function that continues.
+    /// Calls the function by which the process resumes.
     fn resume(&self, process: &mut Process) -> Result<State, Broken> {
         let table = process.instance.get_table(&process.store, exports::TABLE);
         let function = match table.and_then(|table| table.get(&process.store, self.function)) {
@@ -316,7 +317,7 @@ fn check_exports(module: &Module) -> Result<(), WasmError> {
     }
 }
 
-/// A message as driver.py reads it.
+/// A message as a line, which driver.py reads.
 pub(super) fn line(message: &Value) -> Vec<u8> {
     format!("{message}\n").into_bytes()
 }

@@ -1,5 +1,5 @@
-//! A language model as judge, behind a server with OpenAI's chat completions: a rubric is sent, and a pattern
-//! finds the score in the answer.
+//! A language model as judge, on a server with OpenAI's chat completions: it gets a rubric, and a pattern
+//! finds the score in its answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use super::endpoint::Endpoint;
 use super::{ExternalError, ExternalSample};
 
-/// The rubric's name among templates: it has no extension that would turn on escaping.
+/// Name of the rubric among templates: without an extension that would enable escaping.
 const RUBRIC: &str = "rubric";
 
-/// Steps that a rubric may take to render.
+/// Limit of steps in which a rubric is rendered.
 const RENDER_FUEL: u64 = 1_000_000;
 
-/// The cost of a batch so far.
+/// Requests and tokens that a batch has used so far.
 #[derive(Debug, Default)]
 pub(super) struct Spent {
     requests: AtomicU64,
     tokens: AtomicU64,
 }
 
-/// A model and how it is asked.
+/// A judge model with its rubric and pattern.
 pub(super) struct JudgeServer {
     endpoint: Endpoint,
     spec: JudgeSpec,
@@ -76,7 +76,7 @@ impl JudgeServer {
         }
     }
 
-    /// Counts a request; an error if the batch has used its budget.
+    /// Counts a request. Fails if the batch has used up its requests or tokens.
     fn spend(&self, spent: &Spent) -> Result<(), String> {
         let JudgeSpec { max_requests_per_batch, max_tokens_per_batch, .. } = &self.spec;
         let (requests, tokens) =

@@ -1,4 +1,4 @@
-//! The source of a WebAssembly module, and why one is refused.
+//! Loading of a WebAssembly module from a file or URL, and the errors of modules.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,87 +9,87 @@ use wasmi::Error;
 
 use super::event_loop::EventLoop;
 
-/// Longest module in bytes.
+/// Size limit of a module in bytes.
 const MAX_MODULE_BYTES: u64 = 64 << 20;
 
-/// Longest time to fetch a module.
+/// Time limit of fetching a module.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Why a module cannot judge.
+/// A module cannot judge.
 #[derive(Debug, thiserror::Error)]
 pub enum WasmError {
-    /// The file is unreadable.
+    /// The file of the module cannot be read.
     #[error("read wasm.path {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The address gives no module.
+    /// The module could not be fetched.
     #[error("fetch wasm.url {url:?}")]
     Fetch {
-        /// As written in the manifest.
+        /// The URL as it is written in the manifest.
         url: String,
-        /// Why.
+        /// The error of the request.
         #[source]
         source: reqwest::Error,
     },
-    /// It is longer than any module may be.
+    /// The module exceeds the size limit.
     #[error("the module has more than {MAX_MODULE_BYTES} bytes")]
     TooLong,
-    /// It is another module than the manifest means.
+    /// The module's digest differs from the manifest's.
     #[error("the module's SHA-256 is {got}, wasm.sha256 says {expected}")]
     Digest {
-        /// As written in the manifest.
+        /// SHA-256 as it is written in the manifest.
         expected: String,
-        /// The module's.
+        /// SHA-256 of the module.
         got: String,
     },
-    /// It is no module, or uses unsupported features.
+    /// The module is invalid, or uses unsupported features.
     #[error("compile the module")]
     Module(#[source] Error),
-    /// It requests something from outside.
+    /// The module imports something that the sandbox does not provide.
     #[error("the module imports {module:?} {name:?}; a sandbox gives nothing, so it must import nothing")]
     Import {
-        /// The import's module.
+        /// The module name of the import.
         module: String,
-        /// The import's name.
+        /// The name of the import.
         name: String,
     },
-    /// It lacks a function or its memory.
+    /// The module lacks a required function or its memory.
     #[error("the module exports no {expected}")]
     Export {
-        /// The required export.
+        /// The missing export.
         expected: &'static str,
     },
-    /// It is no interpreter, or does not reach its request for a sample.
+    /// The interpreter does not start, or does not ask for a sample.
     #[error("start the interpreter: {message}")]
     Start {
-        /// Its output, or what stopped it.
+        /// Output of the interpreter, or what stopped it.
         message: String,
     },
-    /// The file with the reward function is unreadable.
+    /// The file with the reward function cannot be read.
     #[error("read python.path {}", path.display())]
     Source {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file with the reward function does not load.
+    /// The file with the reward function fails to load.
     #[error("load python.path {path}: {message}")]
     Load {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The exception.
+        /// The Python exception.
         message: String,
     },
 }
 
-/// The module of a manifest, as it was meant.
+/// Loads the module of a manifest and checks its digest.
 pub(super) fn load(spec: &WasmSpec, event_loop: &EventLoop) -> Result<Vec<u8>, WasmError> {
     let bytes = match (&spec.path, &spec.url) {
         (Some(path), _) => read(path.as_ref())?,

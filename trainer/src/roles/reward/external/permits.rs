@@ -1,11 +1,11 @@
-//! Calls of interpreters beside the event loop, as many at the same time as there are processors.
+//! Limit on concurrent calls of interpreters outside of the event loop: the number of processors.
 
 use std::sync::Arc;
 
 use rlt_core::reward::Verdict;
 use tokio::sync::Semaphore;
 
-/// The processors that calls of one function share.
+/// Permits of one function's calls, one for each processor.
 pub(super) struct Permits(Arc<Semaphore>);
 
 impl Permits {
@@ -14,7 +14,7 @@ impl Permits {
         Self(Arc::new(Semaphore::new(num_processors)))
     }
 
-    /// The verdict of a call that takes long, once a processor is free.
+    /// Runs a long call on a thread of its own once a processor is free, and returns its verdict.
     pub(super) async fn run(&self, call: impl FnOnce() -> Verdict + Send + 'static) -> Verdict {
         let Ok(permit) = Arc::clone(&self.0).acquire_owned().await else {
             return Verdict::infra("the queue of calls is closed");

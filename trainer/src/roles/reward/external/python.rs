@@ -1,4 +1,4 @@
-//! Reward functions that are written in Python and run in the sandbox, by an interpreter that the user gives.
+//! Reward functions in Python, run in the sandbox by an interpreter that the user provides.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use super::module::{self, WasmError};
 use super::permits::Permits;
 use super::status::Status;
 
-/// Most characters of a program's output in a message.
+/// Number of characters of a program's output that a message quotes.
 const QUOTED: usize = 500;
 
-/// A reward function in an interpreter, whose calls share the processors.
+/// A reward function in an interpreter, whose concurrent calls are limited to the number of processors.
 pub(super) struct PythonFunction {
     interpreter: Arc<Interpreter>,
     permits: Permits,
 }
 
-/// The result of a reward function for a sample.
+/// Result of a reward function for a sample, as JSON.
 #[derive(Deserialize)]
 struct Said {
     #[serde(default)]
@@ -53,7 +53,7 @@ impl PythonFunction {
     }
 }
 
-/// The interpreter with the file of a reward function loaded.
+/// Loads the file of a reward function into an interpreter.
 pub(super) fn load(
     module: &[u8],
     wasm: &WasmSpec,
@@ -65,10 +65,10 @@ pub(super) fn load(
     Interpreter::new(module, Bounds::of(wasm), &preparation)
 }
 
-/// The function's verdict on a sample, which has the fields of the protocol of `Server`.
+/// Calls the function for a sample, which has the fields of the protocol of `Server`.
 pub(super) fn judge(interpreter: &Interpreter, mut sample: Value) -> Verdict {
     sample["run"] = json!("reward");
-    // verl's name of it.
+    // verl's name of the completion.
     sample["solution_str"] = sample["completion"].clone();
     match said(interpreter, &sample) {
         Ok(verdict) => verdict,

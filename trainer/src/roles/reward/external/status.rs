@@ -1,10 +1,9 @@
-//! The status of a sample as servers and functions report it, and the verdict that follows. Protocols are
-//! elsewhere.
+//! Status of a sample as servers and functions report it, and the resulting verdict. Protocols are elsewhere.
 
 use rlt_core::reward::Verdict;
 use serde::Deserialize;
 
-/// The status of a sample in words.
+/// Status of a sample in an answer.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Status {
@@ -16,8 +15,8 @@ pub(super) enum Status {
 }
 
 impl Status {
-    /// The verdict of `judge`, such as `the server`, with its own message where it has one. `None` where a
-    /// value is missing that `Ok` needs.
+    /// The verdict with this status and the message of the answer; without one the message is about `judge`,
+    /// for example `the server`. `None` if `Ok` comes without a value.
     pub(super) fn verdict(self, value: Option<f64>, message: Option<String>, judge: &str) -> Option<Verdict> {
         let words = |message: Option<String>, otherwise: &str| {
             message.unwrap_or_else(|| format!("{judge} {otherwise}"))

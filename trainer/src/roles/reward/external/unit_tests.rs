@@ -1,4 +1,4 @@
-//! Unit tests of a completion's code, run in the sandbox by an interpreter that the user gives.
+//! Unit tests of a completion's code, run in the sandbox by an interpreter that the user provides.
 //!
 //! The code under test cannot reach what decides whether it passes. A program's output is compared outside of
 //! the sandbox with an expected output that the program does not get. An assertion runs in an interpreter
@@ -20,7 +20,7 @@ use super::interpreter::{Interpreter, Process, State};
 use super::module::{self, WasmError};
 use super::permits::Permits;
 
-/// Modules that the code of completions uses most, loaded once.
+/// Modules that the code of completions uses most, imported once.
 const IMPORTS: [&str; 16] = [
     "bisect",
     "collections",
@@ -40,16 +40,16 @@ const IMPORTS: [&str; 16] = [
     "typing",
 ];
 
-/// Most characters of a program's output in a message.
+/// Number of characters of a program's output that a message quotes.
 const QUOTED: usize = 300;
 
-/// Tests in an interpreter, whose runs share the processors.
+/// Tests in an interpreter, whose concurrent runs are limited to the number of processors.
 pub(super) struct SandboxedTests {
     runner: Arc<Runner>,
     permits: Permits,
 }
 
-/// An interpreter and how programs run in it.
+/// An interpreter with the limits of programs.
 pub(super) struct Runner {
     pub(super) interpreter: Interpreter,
     pub(super) options: CodeRewardSpec,
@@ -75,7 +75,7 @@ impl SandboxedTests {
     }
 }
 
-/// The test could not be run to its end in the time: no verdict.
+/// A test exceeded its time limit, so there is no verdict.
 struct Late;
 
 impl Runner {
@@ -87,7 +87,7 @@ impl Runner {
         Ok(Self { interpreter, options })
     }
 
-    /// The verdict of the programs that test a completion.
+    /// Runs the programs that test a completion, until their verdict is certain.
     pub(super) fn verdict(&self, programs: &[Program]) -> Verdict {
         let mut tally = Tally::of(programs, self.options.scoring);
         for program in programs {
@@ -104,7 +104,7 @@ impl Runner {
         tally.verdict()
     }
 
-    /// A program that reads and writes.
+    /// Runs a program on its input, and compares its output with the expected one.
     fn run(&self, program: &Program) -> Result<Outcome, Late> {
         let message = json!({"run": "program", "code": program.code});
         let (mut process, state) = match self.interpreter.start(&message, Some(&program.stdin)) {
@@ -126,7 +126,7 @@ impl Runner {
         })
     }
 
-    /// An assertion in an interpreter of its own, beside the one with the code.
+    /// Runs an assertion in an interpreter of its own, separate from that of the code.
     fn assert(&self, code: &str, assertion: &str) -> Result<Outcome, Late> {
         match self.exchange(code, assertion) {
             Ok(outcome) => Ok(outcome),
@@ -139,7 +139,7 @@ impl Runner {
         let (mut test, mut state) =
             self.interpreter.start(&json!({"run": "test", "test": assertion}), None)?;
         loop {
-            // The code's output is only an answer, also if it imitates the driver's messages.
+            // The code's output is only taken as an answer, even if it imitates the driver's messages.
             let answer = code.take_output();
             if answer.is_empty() {
                 return Ok(Outcome::Failed("the code ends or waits where it should answer".into()));
@@ -152,7 +152,7 @@ impl Runner {
             match state {
                 State::Exited(0) => return Ok(Outcome::Passed),
                 State::Waits if !question.is_empty() => code.push(question),
-                // The answer was not whole.
+                // The answer is incomplete so far.
                 State::Waits => {}
                 State::Exited(_) | State::AtClock => return Ok(Outcome::Failed(fault(&question))),
             }
@@ -160,7 +160,7 @@ impl Runner {
         }
     }
 
-    /// A program that exceeds a machine-independent limit fails its test.
+    /// The outcome of a program that exceeds a limit: a failed test, unless the limit depends on the machine.
     fn failed(&self, broken: Broken) -> Result<Outcome, Late> {
         match broken {
             Broken::Time => Err(Late),
@@ -169,12 +169,12 @@ impl Runner {
     }
 }
 
-/// Lets the code answer, where it has not ended.
+/// Lets the code answer, unless it has ended.
 fn answer_of(code: &mut Process) -> Result<(), Broken> {
     if code.is_suspended() { code.proceed().map(drop) } else { Ok(()) }
 }
 
-/// Why a test says that it failed: the last line that it wrote.
+/// The reason that a failed test gives in the last line of its output.
 fn fault(output: &[u8]) -> String {
     let text = String::from_utf8_lossy(output);
     let said = text.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
@@ -182,7 +182,7 @@ fn fault(output: &[u8]) -> String {
     end_of(message)
 }
 
-/// The error is at the end of a trace.
+/// The end of an error text: the error is at the end of a stack trace.
 fn end_of(text: &str) -> String {
     let text = text.trim_end();
     text.chars().skip(text.chars().count().saturating_sub(QUOTED)).collect()

@@ -1,5 +1,5 @@
-//! Reward functions in a sandbox: a WebAssembly module without imports, run by an interpreter that bounds its
-//! instructions, memory and time. The same module gives the same verdict on the same sample everywhere.
+//! Reward functions in a sandbox: a WebAssembly module without imports, run by an interpreter with limits of
+//! fuel, memory and time. The same module gives the same verdict on the same sample everywhere.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use super::event_loop::EventLoop;
 use super::module::{self, WasmError};
 use super::permits::Permits;
 
-/// A module and its bounds.
+/// A compiled module with its limits.
 pub(super) struct Sandbox {
     engine: Engine,
     module: Module,
     bounds: Bounds,
 }
 
-/// A sandbox whose calls share the processors.
+/// A sandbox whose concurrent calls are limited to the number of processors.
 pub(super) struct WasmFunction {
     sandbox: Arc<Sandbox>,
     permits: Permits,
@@ -71,7 +71,7 @@ impl Sandbox {
         Ok(Self { engine, module, bounds: Bounds::of(spec) })
     }
 
-    /// The verdict on a sample, given as JSON. Every call has a fresh instance.
+    /// Judges a sample, given as JSON, in a fresh instance.
     pub(super) fn judge(&self, input: &[u8]) -> Verdict {
         match self.run(input) {
             Ok(value) if value.is_nan() => Verdict::infra("the module says that it cannot judge (NaN)"),
@@ -97,7 +97,7 @@ impl Sandbox {
     }
 }
 
-/// One active call.
+/// An active call with its budget.
 struct Call {
     store: Store<StoreLimits>,
     budget: Budget,
@@ -108,7 +108,7 @@ fn missing(name: &str) -> Broken {
 }
 
 impl Call {
-    /// Calls an exported function, a slice of fuel at a time.
+    /// Calls an exported function, granting fuel a slice at a time.
     fn function<P: WasmParams, R: WasmResults>(
         &mut self,
         instance: &Instance,

@@ -1,4 +1,4 @@
-//! The input of a reward model for a sample: tokens, and the positions of its scores.
+//! Input of a reward model for a sample: tokens, and the positions of its scores.
 
 use rlt_api::spec::{RewardModelInput, StepAggregation, StepRewardSpec};
 use rlt_core::types::{Completion, FinishReason, Prompt, TokenId};
@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 use crate::data::steps::encode_steps;
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
-/// Builds the inputs of a model.
+/// Builder of a reward model's inputs.
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     pub input: RewardModelInput,
-    /// The model's own tokenizer where it reads text, else the policy's.
+    /// The model's tokenizer if it reads text, else the policy's.
     pub tokenizer: Tokenizer,
-    /// Of a process reward model.
+    /// How a process reward model splits completions into steps; `None` for a model of full completions.
     pub steps: Option<StepRewardSpec>,
-    /// Tokens that the model can read at once; of longer texts the last ones count.
+    /// Largest number of tokens of an input. Longer inputs are cut at their beginning.
     pub max_tokens: usize,
 }
 
-/// A sequence, and the positions at which numbers are read; `None` for its end.
+/// Tokens of a sequence, and the positions at which scores are read; `None` for its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reading {
     pub tokens: Vec<TokenId>,
@@ -30,7 +30,7 @@ impl Reader {
     /// The model's input for a sample.
     ///
     /// # Errors
-    /// The text cannot be rendered or tokenized.
+    /// If the text cannot be rendered or tokenized.
     pub(super) fn read(&self, prompt: &Prompt, completion: &Completion) -> Result<Reading, TokenizerError> {
         let Some(StepRewardSpec { separator, .. }) = &self.steps else {
             let tokens = match self.input {
@@ -50,7 +50,7 @@ impl Reader {
         Ok(self.cut(Reading { tokens, positions: Some(positions) }))
     }
 
-    /// Prompt and completion in the model's own tokens: a conversation by its template.
+    /// Prompt and completion in the model's tokens: a conversation is rendered by its template.
     fn text(&self, prompt: &Prompt, completion: &Completion) -> Result<Vec<TokenId>, TokenizerError> {
         if let Some(messages) = self.conversation(prompt) {
             let answer = json!({ "role": "assistant", "content": completion.text });
@@ -71,7 +71,7 @@ impl Reader {
         }
     }
 
-    /// The prompt's messages, where there are some and the model has a template for them.
+    /// The prompt's messages, if there are any and the model has a chat template.
     fn conversation<'p>(&self, prompt: &'p Prompt) -> Option<&'p Vec<Value>> {
         prompt.messages.as_array().filter(|_| self.tokenizer.has_chat_template())
     }
@@ -81,7 +81,7 @@ impl Reader {
         self.tokenizer.render_chat(&request)
     }
 
-    /// Keeps only the last tokens of an input that exceeds the model's context.
+    /// Removes the first tokens of an input that exceeds the model's context.
     fn cut(&self, reading: Reading) -> Reading {
         let Reading { mut tokens, positions } = reading;
         let num_cut = tokens.len().saturating_sub(self.max_tokens);
@@ -93,13 +93,13 @@ impl Reader {
     }
 }
 
-/// The steps of a completion; one that is empty where there is no other.
+/// The non-empty steps of a completion; a single empty one if there are none.
 fn steps_of<'t>(text: &'t str, separator: &str) -> Vec<&'t str> {
     let steps: Vec<&str> = text.split(separator).filter(|step| !step.trim().is_empty()).collect();
     if steps.is_empty() { vec![""] } else { steps }
 }
 
-/// One reward from the probabilities that steps are right.
+/// Combines the probabilities that steps are right to one reward.
 pub(super) fn aggregate(verdicts: &[f64], aggregation: StepAggregation) -> f64 {
     match aggregation {
         StepAggregation::Min => verdicts.iter().copied().fold(1.0, f64::min),

@@ -1,11 +1,11 @@
-//! A mixture of experts as kernels into given buffers: seven launches, whatever rows an expert has, and four
-//! more for a feed-forward block beside the experts.
+//! A mixture of experts as kernels that write into given buffers: seven launches, however rows are
+//! distributed over experts, and four more with a shared expert.
 //!
 //! ```text
-//! router, choice, rows sorted by expert, gate and up of rows, gate, down of rows, sum with what is beside
+//! router, choice, rows sorted by expert, gate and up of rows, gate, down of rows, sum with shared expert
 //! ```
-//! With tensor parallelism ranks have shards of each expert; the all-reduce of the sums is the caller's.
-//! Shapes: k experts a token, n = rows * k.
+//! With tensor parallelism ranks have shards of each expert; the caller all-reduces the sums. Shapes: k
+//! experts a token, n = rows * k.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_torch::cuda::{CombineRows, GroupedLinear, Kernels, RouteExperts, SortRows, SwiGlu};
@@ -16,42 +16,43 @@ use crate::roles::rollout::experts::PackedExperts;
 use crate::roles::rollout::product::Scratch;
 use crate::roles::rollout::weights::PackedBlock;
 
-/// What the layers with experts write, for a number of rows.
+/// Output buffers of the layers with experts, for a number of rows.
 #[derive(Debug)]
 pub(super) struct ExpertBuffers {
-    /// `[rows, e]`.
+    /// Logits of the router, `[rows, e]`.
     logits: Tensor,
-    /// i32 `[rows, k]`.
+    /// Chosen experts, i32 `[rows, k]`.
     choices: Tensor,
-    /// f32 `[rows, k]`.
+    /// Weights of the chosen experts, f32 `[rows, k]`.
     weights: Tensor,
-    /// i32 `[n]`.
+    /// The (token, choice) pair of each row sorted by expert, i32 `[n]`; `inverse` is the row of each pair.
     order: Tensor,
     inverse: Tensor,
-    /// i32 `[e]`.
+    /// End of each expert's rows in `order`, i32 `[e]`.
     ends: Tensor,
-    /// `[n, 2 i]`.
+    /// Gate and up of the sorted rows, `[n, 2 i]`.
     gate_up: Tensor,
-    /// `[n, i]`.
+    /// Activations of the sorted rows, `[n, i]`.
     activated: Tensor,
-    /// `[n, d]`.
+    /// Outputs of the sorted rows, `[n, d]`.
     outputs: Tensor,
     beside: Option<Beside>,
 }
 
-/// What the block beside experts writes.
+/// Output buffers of the shared expert.
 #[derive(Debug)]
 struct Beside {
     gate_up: Tensor,
     activated: Tensor,
-    /// `[rows, d]`.
+    /// Output of the shared expert, `[rows, d]`.
     output: Tensor,
-    /// `[rows, 1]`.
+    /// Gate logits of the shared expert, `[rows, 1]`.
     gate: Tensor,
 }
 
 impl ExpertBuffers {
-    /// For at most `rows` rows of a model as wide as `shard`; `None` without experts.
+    /// Allocates buffers for at most `rows` rows of a model with the widths of `shard`; `None` without
+    /// experts.
     pub(super) fn new(rows: usize, shard: &ModelConfig, (kind, device): (Kind, Device)) -> Option<Self> {
         let experts = shard.experts.as_ref()?;
         let (hidden, width) = (shard.hidden_size, experts.intermediate_size);
@@ -79,7 +80,7 @@ impl ExpertBuffers {
         })
     }
 
-    /// The same memory for fewer rows.
+    /// Views of the buffers for fewer rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor, len: usize| tensor.narrow(0, 0, len as i64);
         let n = rows * self.choices.size()[1] as usize;
@@ -103,19 +104,19 @@ impl ExpertBuffers {
     }
 }
 
-/// The packed weights of a layer with experts, and how it is computed.
+/// The packed weights of a layer with experts, and the settings of its kernels.
 pub(super) struct Mix<'a> {
     pub(super) kernels: &'a Kernels,
     pub(super) activation: Activation,
     pub(super) experts: &'a PackedExperts,
-    /// The block beside them.
+    /// The shared expert; `None` without one.
     pub(super) block: Option<&'a PackedBlock>,
-    /// For products whose adapters are beside them.
+    /// Buffers of products with unmerged adapters.
     pub(super) scratch: &'a Scratch,
 }
 
 impl Mix<'_> {
-    /// Writes the output of the experts for `input`, `[rows, d]`, and of the block beside them to `out`;
+    /// Writes the output of the experts for `input`, `[rows, d]`, including the shared expert, to `out`, and
     /// digests of the choices to `digests`, i32 `[rows]`.
     pub(super) fn launch(
         &self,

@@ -1,5 +1,5 @@
 //! Tensor-parallel rollout on GPUs. Partial sums, logits and drawn tokens are exchanged by collectives on the
-//! decoder's stream; by the tokens all ranks verify that they drew the same, and learn of stop requests.
+//! decoder's stream. From the tokens all ranks verify that they drew the same, and learn of stop requests.
 
 use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use crate::parallel::{RankError, TpGroup};
 
-/// The ranks of which this is one.
+/// The tensor-parallel group of this rank, in the decoder's stream.
 #[derive(Debug)]
 pub(super) struct Peers {
     group: StreamGroup,
@@ -24,12 +24,12 @@ impl Peers {
         self.shard.num_shards
     }
 
-    /// The longest shard of `len`.
+    /// Length of the longest rank's shard of `len` elements.
     pub(super) fn longest(&self, len: usize) -> usize {
         self.shard.longest(len)
     }
 
-    /// Notes that a step begins; returns its number.
+    /// Records the begin of a step, and returns its number.
     pub(super) fn begin(&self) -> u64 {
         self.group.begin()
     }
@@ -39,12 +39,12 @@ impl Peers {
         self.group.all_reduce(tensor, Reduction::Sum)
     }
 
-    /// All-gathers what each rank has, end to end.
+    /// All-gathers each rank's tensor `own` into `of_all`, in the order of ranks.
     pub(super) fn all_gather(&self, of_all: &Tensor, own: &Tensor) -> Result<(), CollectiveError> {
         self.group.all_gather(of_all, own)
     }
 
-    /// Waits for an event behind the step of that number.
+    /// Waits for an event that follows the step with this number.
     pub(super) fn wait(&self, sequence: u64, event: &Event) -> Result<(), CollectiveError> {
         self.group.wait("a rollout step", sequence, event)
     }
@@ -53,7 +53,7 @@ impl Peers {
         self.group.traffic()
     }
 
-    /// Counts a graph's exchanges once more.
+    /// Counts the exchanges of a replayed graph.
     pub(super) fn count_again(&self, traffic: Traffic) {
         self.group.count_again(traffic);
     }

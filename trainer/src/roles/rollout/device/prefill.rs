@@ -1,5 +1,5 @@
-//! Prompts on a device: keys and values of many tokens in one pass, whose launches do not depend on how many
-//! sequences they belong to; and copies of blocks.
+//! Prompts on a device: keys and values of many tokens in one pass, whose number of launches does not depend
+//! on the number of sequences; and copies of blocks.
 
 use rlt_core::engine::{BlockCopy, Prefill, Step};
 use rlt_torch::cuda::pinned;
@@ -11,7 +11,7 @@ use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
 use crate::roles::rollout::images::Stretch;
 
 impl DeviceDecoder<'_> {
-    /// Stores keys and values of a step's prompts, and copies its blocks.
+    /// Stores keys and values of a step's prompts, and copies the step's blocks.
     pub(in crate::roles::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
         let _on_stream = self.stream.enter()?;
         for pass in step.prefill_passes() {
@@ -22,7 +22,7 @@ impl DeviceDecoder<'_> {
         Ok(self.copy_blocks(&step.copies)?)
     }
 
-    /// The tokens of a pass, a row each, and the cached tokens of its sequences, all by one copy.
+    /// Uploads the tokens of a pass, a row each, and the cached tokens of its sequences, by one copy.
     fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<Inputs, Error> {
         let mut words = Words::of(prefills, self.layout.block_size);
         let stretches: Vec<Stretch> = prefills.iter().map(stretch).collect();
@@ -64,7 +64,7 @@ impl DeviceDecoder<'_> {
         Ok(())
     }
 
-    /// Words on the device, by one copy that the host does not wait for.
+    /// Uploads words by one copy, for which the host does not wait.
     fn send(&mut self, words: &[i32]) -> Result<Tensor, Error> {
         let size = [words.len() as i64];
         let mut staged = pinned(&size, Kind::Int)?;
@@ -72,7 +72,7 @@ impl DeviceDecoder<'_> {
         let on_device = Tensor::empty(size, (Kind::Int, self.model.device()));
         self.stream.copy_to_device(&on_device, &staged)?;
         self.staged.push_back((self.num_steps, staged));
-        // What went with a step that has been read has been copied.
+        // Copies of a step that has been read are complete.
         let num_read = self.num_steps.saturating_sub(STEPS_UNDER_WAY);
         while self.staged.front().is_some_and(|(step, _)| *step < num_read) {
             self.staged.pop_front();
@@ -86,17 +86,17 @@ fn stretch(prefill: &Prefill) -> Stretch {
     Stretch { request_idx, first_position, len: tokens.len() }
 }
 
-/// A pass as the device gets it.
+/// Inputs of a pass as i32 words.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Words {
     tokens: Vec<i32>,
     positions: Vec<i32>,
     slots: Vec<i32>,
-    /// Where the rows of each sequence begin, and the number of all.
+    /// First row of each sequence, and the number of all rows.
     cu_queries: Vec<i32>,
-    /// The same of the cached tokens that they see.
+    /// First entry of each sequence in `seen_slots`, and the number of all entries.
     cu_keys: Vec<i32>,
-    /// The slots of these.
+    /// Slots of the cached tokens to which the sequences attend.
     seen_slots: Vec<i32>,
     max_queries: usize,
     max_keys: usize,

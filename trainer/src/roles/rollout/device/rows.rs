@@ -1,8 +1,8 @@
-//! The assignment of sequences to rows of the batch on the device, and the changes between two steps.
+//! Assignment of sequences to rows of the batch on the device, and the changes between two steps.
 //!
-//! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device itself
-//! moves every row that continues by one token; the host writes what it alone knows: rows that begin, move or
-//! end, and new blocks. No tensor here.
+//! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device
+//! advances every continuing row by one token. The host writes what only it knows: rows that begin, move or
+//! end, and new blocks. No tensors here.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,55 +10,59 @@ use rlt_core::engine::Sequence;
 use rlt_core::types::TokenId;
 use rlt_torch::cuda::SAMPLING_ROW_WORDS;
 
-/// Words (i32) of a row's sampling parameters.
+/// Number of words (i32) of a row's sampling parameters.
 const PARAMETER_WORDS: usize = 2 * SAMPLING_ROW_WORDS;
 
-/// Where what is in the state.
+/// Sizes of the state's arrays, from which their offsets follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) max_rows: usize,
-    /// Blocks of the longest sequence.
+    /// Number of blocks of the longest sequence.
     pub(super) max_blocks: usize,
-    /// Words of a row's seen tokens, a bit for each token of the vocabulary; 0 where nothing is penalised.
+    /// Number of words of a row's seen tokens, a bit for each token of the vocabulary; 0 if no request has a
+    /// repetition penalty.
     pub(super) seen_words: usize,
     pub(super) block_size: usize,
-    /// Layers whose routers' choices a step leaves to be read.
+    /// Number of layers whose routers' choices a step writes to be read.
     pub(super) route_layers: usize,
 }
 
 /// Arrays of the state with one word a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PerRow {
-    /// The token that the next step feeds in.
+    /// Input token of the next step.
     Token,
-    /// Its position, which counts less than tokens do behind an image; negative for a row of no sequence.
+    /// Position of the input token, which is smaller than the number of tokens before it after an image;
+    /// negative for an empty row.
     Position,
-    /// The cache slot of its keys and values.
+    /// Cache slot of the input token's keys and values.
     Slot,
-    /// Tokens that it sees.
+    /// Number of tokens to which the input token attends.
     ContextLen,
-    /// Tokens of the completion so far; negative for a row of no sequence.
+    /// Number of tokens of the completion so far; negative for an empty row.
     Step,
 }
 
 impl Layout {
-    /// First word of an array with one word a row. Parameters come first: they are read in pairs of words.
+    /// Offset of an array with one word a row. Parameters come first, because they are read in pairs of
+    /// words.
     pub(super) fn start_of(&self, array: PerRow) -> usize {
         self.max_rows * (PARAMETER_WORDS + array as usize)
     }
 
-    /// First word of the block tables `[max_rows, max_blocks]`.
+    /// Offset of the block tables `[max_rows, max_blocks]`.
     pub(super) fn tables(&self) -> usize {
         self.max_rows * (PARAMETER_WORDS + 5)
     }
 
-    /// First word of the seen tokens `[max_rows, seen_words]`.
+    /// Offset of the seen tokens `[max_rows, seen_words]`.
     pub(super) fn seen(&self) -> usize {
         self.tables() + self.max_rows * self.max_blocks
     }
 
-    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, a word that is
-    /// not 0 once this rank wants the end, and a digest of each row's experts for each layer with some.
+    /// Offset of the words that a step writes to be read: drawn tokens, the bits of their log-probs, a word
+    /// that is not 0 once this rank wants to end, and for each layer with experts a digest of each row's
+    /// choices.
     pub(super) fn drawn(&self) -> usize {
         self.seen() + self.max_rows * self.seen_words
     }
@@ -67,12 +71,12 @@ impl Layout {
         self.routes() + self.route_layers * self.max_rows
     }
 
-    /// The word behind the drawn tokens and log-probs.
+    /// Index, in the words from [`Self::drawn`] on, of the word by which a rank asks for the end.
     pub(super) fn end_word(&self) -> usize {
         2 * self.max_rows
     }
 
-    /// First of the digests `[route_layers, max_rows]`, from [`Self::drawn`] on.
+    /// Index, in the words from [`Self::drawn`] on, of the digests `[route_layers, max_rows]`.
     pub(super) fn routes(&self) -> usize {
         self.end_word() + 1
     }
@@ -81,12 +85,13 @@ impl Layout {
         self.drawn() + self.num_drawn_words()
     }
 
-    /// Words of the changes of a step at most: their number, and every word of every row once.
+    /// Upper bound of the words of a step's changes: their number, and every word of every row once.
     pub(super) fn max_change_words(&self) -> usize {
         1 + 2 * self.num_words()
     }
 
-    /// Rows that a step of `num_running` sequences computes: a power of two, within the most there are.
+    /// Number of rows that a step of `num_running` sequences computes: the next power of two, at most
+    /// `max_rows`.
     pub(super) fn bucket(&self, num_running: usize) -> usize {
         num_running.next_power_of_two().min(self.max_rows)
     }
@@ -113,7 +118,7 @@ impl Changes {
         self.words.extend([-1 - at as i32, from as i32]);
     }
 
-    /// Lets all ranks know, with what this step draws, that this one wants the end.
+    /// Tells all ranks, with the tokens of this step, that this rank wants to end.
     pub(super) fn ask_for_end(&mut self, layout: &Layout) {
         self.write(layout.drawn() + layout.end_word(), 1);
     }
@@ -123,14 +128,14 @@ impl Changes {
     }
 }
 
-/// A row's sequence.
+/// The sequence in a row.
 #[derive(Clone, Copy, Debug)]
 struct Occupant {
     sample: (usize, usize),
     num_blocks: usize,
 }
 
-/// The rows of the batch as the device will have them behind the changes so far.
+/// Rows of the batch as they are on the device after the changes so far.
 #[derive(Debug)]
 pub(super) struct Rows {
     layout: Layout,
@@ -138,19 +143,19 @@ pub(super) struct Rows {
     row_of: HashMap<(usize, usize), usize>,
 }
 
-/// What a row has of its sequence's request.
+/// Settings of a row that follow from its sequence's request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfRequest {
-    /// Sampling parameters as words.
+    /// Sampling parameters, as words.
     pub(super) sampling: [i64; SAMPLING_ROW_WORDS],
-    /// Added to the number of tokens before a token for its position.
+    /// Difference between the position of a token and the number of tokens before it.
     pub(super) position_offset: i64,
 }
 
-/// The token that a row is fed next.
+/// Source of a row's input token.
 enum Fed {
     Known(TokenId),
-    /// It is on the device, in another row.
+    /// The token is only on the device, in another row.
     In(usize),
 }
 
@@ -159,12 +164,12 @@ impl Rows {
         Self { layout, rows: vec![None; layout.max_rows], row_of: HashMap::new() }
     }
 
-    /// The row of each of `running`.
+    /// The row of each sequence in `running`.
     pub(super) fn rows_of(&self, running: &[Sequence]) -> Vec<usize> {
         running.iter().map(|sequence| self.row_of[&sequence.sample()]).collect()
     }
 
-    /// Makes the rows those of `running`, the lowest ones; returns what the state must change for it.
+    /// Assigns the lowest rows to the sequences `running`, and returns the changes of the state.
     pub(super) fn follow(
         &mut self,
         running: &[Sequence],
@@ -180,7 +185,7 @@ impl Rows {
                 self.append_blocks(row, sequence, &mut changes);
                 continue;
             }
-            // There are no more sequences than rows of the bucket.
+            // There are at most as many sequences as rows of the bucket.
             let Some(row) = free.next() else { continue };
             let fed = before.map_or(Fed::Known(sequence.last_token()), Fed::In);
             if let Some(before) = before {
@@ -196,7 +201,7 @@ impl Rows {
         changes
     }
 
-    /// Frees the rows of sequences that do not run any more.
+    /// Frees the rows of sequences that no longer run.
     fn vacate(&mut self, running: &[Sequence]) -> HashSet<usize> {
         let running: HashSet<_> = running.iter().map(Sequence::sample).collect();
         let gone = |occupant: &Option<Occupant>| occupant.is_some_and(|one| !running.contains(&one.sample));
@@ -254,7 +259,7 @@ impl Rows {
         self.row_of.insert(sequence.sample(), row);
     }
 
-    /// Blocks that the sequence has got since the last step, and the slot of its last token in the newest.
+    /// Writes blocks that the sequence got since the last step, and the slot of its last token in the newest.
     fn append_blocks(&mut self, row: usize, sequence: &Sequence, changes: &mut Changes) {
         let layout = self.layout;
         let slot = self.at(PerRow::Slot, row);
@@ -268,7 +273,7 @@ impl Rows {
         }
     }
 
-    /// What every kernel leaves alone.
+    /// Empties a row: kernels skip rows with these values.
     fn clear(&self, row: usize, changes: &mut Changes) {
         for (array, value) in
             [(PerRow::Position, -1), (PerRow::Slot, -1), (PerRow::ContextLen, 0), (PerRow::Step, -1)]
@@ -277,7 +282,7 @@ impl Rows {
         }
     }
 
-    /// The state with all rows empty.
+    /// The state in which all rows are empty.
     pub(super) fn empty_state(&self) -> Vec<i32> {
         let mut state = vec![0; self.layout.num_words()];
         let mut changes = Changes::new();
@@ -289,7 +294,7 @@ impl Rows {
     }
 }
 
-/// A bit for each token that occurs.
+/// A bit set of the tokens that occur, 32 tokens a word.
 fn seen_words(tokens: &[TokenId], num_words: usize) -> Vec<i32> {
     let mut words = vec![0u32; num_words];
     for &token in tokens {

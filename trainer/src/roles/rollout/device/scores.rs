@@ -1,4 +1,4 @@
-//! Scores of every token of the vocabulary: one product, or the gathered shards of several ranks.
+//! Logits of every token of the vocabulary: from one product, or gathered from the shards of several ranks.
 
 use rlt_torch::collectives::CollectiveError;
 use tch::{Kind, Tensor};
@@ -7,25 +7,25 @@ use super::Failure;
 use super::layers::Model;
 use super::peers::Peers;
 
-/// Memory for the scores of a number of rows.
+/// Buffers of logits for a number of rows.
 pub(super) struct Scores {
-    /// `[rows, vocabulary]`.
+    /// Logits, `[rows, vocabulary]`.
     pub(super) of_all_tokens: Tensor,
     shards: Option<TpScores>,
 }
 
-/// Scores of the tokens of shards, which are as long as the first.
+/// Buffers of tensor-parallel logits. All shards are as long as the longest.
 struct TpScores {
-    /// This rank's, `[rows, longest]`.
+    /// Logits of this rank's shard, `[rows, longest]`.
     own: Tensor,
-    /// Numbers of all ranks, of as many rows as there are.
+    /// Logits of all ranks, concatenated, `[num * rows * longest]`.
     of_all_ranks: Tensor,
     num: usize,
     longest: usize,
 }
 
 impl Model<'_> {
-    /// Memory for the scores of at most `max_rows` rows.
+    /// Allocates buffers for the logits of at most `max_rows` rows.
     pub(super) fn scores(&self, max_rows: usize, kind: Kind) -> Scores {
         let empty = |size: &[i64]| Tensor::empty(size, (kind, self.device()));
         let (rows, vocab_size) = (max_rows as i64, self.vocab_size());
@@ -37,7 +37,7 @@ impl Model<'_> {
         Scores { of_all_tokens: empty(&[rows, vocab_size as i64]), shards }
     }
 
-    /// Scores of hidden states behind the final norm.
+    /// Computes the logits of hidden states after the final norm.
     pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), Failure> {
         match (&scores.shards, &self.peers) {
             (Some(shards), Some(peers)) => {
@@ -50,7 +50,7 @@ impl Model<'_> {
 }
 
 impl Scores {
-    /// The same memory for fewer rows.
+    /// Views of the buffers for fewer rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
         let shards = self.shards.as_ref().map(|shards| TpScores {
@@ -63,7 +63,7 @@ impl Scores {
 }
 
 impl TpScores {
-    /// Lays the scores of all ranks side by side, without the rows that fill the last shards up.
+    /// Joins the logits of all ranks side by side, without the padding of the last shards.
     fn all_gather_columns(&self, peers: &Peers, of_all_tokens: &Tensor) -> Result<(), CollectiveError> {
         peers.all_gather(&self.of_all_ranks, &self.own)?;
         let (rows, vocab_size) = (of_all_tokens.size()[0], of_all_tokens.size()[1]);

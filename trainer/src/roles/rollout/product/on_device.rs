@@ -1,17 +1,17 @@
-//! A product on a device whose adapters are beside it, into given tensors.
+//! Products on a device with unmerged adapters, which write into given tensors.
 //!
 //! ```text
 //! base       dense weights side by side as one product; quantized ones as one kernel for few rows, else
 //!            dequantized side by side and multiplied
-//! adapters   x A^T, A of all one below the other; + (x A^T) B^T, each B in its own columns and rows:
+//! adapters   x A^T, all A stacked; + (x A^T) B^T, each B in the rows and columns of its adapter:
 //!
 //!              B_q  0   0                two launches, however many projections are fused; s is folded into
 //!              0    B_k 0                B before it is rounded
 //!              0    0   B_v
 //! ```
-//! Quantized weights are the trainer's own tensors, or with FSDP copies. Rows of heads that kernels need in
-//! another order, or padded, are found by a list of rows; columns of padded heads are left out of what is
-//! multiplied.
+//! Quantized weights are shared with the trainer, or with FSDP copies. Rows of heads that kernels need in
+//! another order, or padded, are found by a list of rows; columns of padded heads are left out of the
+//! product.
 
 use rlt_torch::cuda::{Dequantize, Kernels, QUANTIZED_FEW_ROWS, QuantizedLinear, QuantizedRows};
 use rlt_torch::{Error, PackedLinear, QuantizedMatrix};
@@ -28,50 +28,51 @@ use crate::roles::rollout::wide_heads::HeadLayout;
 pub(in crate::roles::rollout) struct DeviceProduct {
     parts: Vec<Part>,
     bases: Vec<Base>,
-    /// A [ranks of all, in] and B [ranks of all, outputs of all] in the dtype that samples.
+    /// A `[r, in]` and B `[r, all outputs]` of all adapters, in the compute dtype; r is the sum of the
+    /// adapters' ranks.
     adapter: Option<[Tensor; 2]>,
-    /// Multiplies the output.
+    /// Factor of the output.
     scale: f64,
-    /// Width of the heads that it reads, and of these as they are padded.
+    /// Width of the input's heads, unpadded and padded; `None` if the input has no padded heads.
     input_heads: Option<[i64; 2]>,
     base_bytes: usize,
 }
 
-/// The outputs of one projection.
+/// Outputs of one projection.
 #[derive(Debug)]
 struct Part {
     projection: String,
     shard: ProjectionShard,
-    /// The position among q, k, v, o, gate, up and down.
+    /// Index among q, k, v, o, gate, up and down.
     product: usize,
-    /// Outputs, heads padded.
+    /// Number of outputs, with padded heads.
     outputs: i64,
 }
 
-/// Weights side by side.
+/// Base weights side by side.
 #[derive(Debug)]
 enum Base {
     Dense(PackedLinear),
-    /// Of one layout.
+    /// Quantized weights of one layout, each with the rows that are outputs.
     Quantized {
         weights: Vec<(QuantizedMatrix, Option<Tensor>)>,
         bias: Option<Tensor>,
     },
 }
 
-/// Memory that products share, one after the other.
+/// Buffers that products share, one after the other.
 #[derive(Debug)]
 pub(in crate::roles::rollout) struct Scratch {
-    /// For dequantized weights that are side by side.
+    /// Buffer for weights that are dequantized side by side.
     pub(in crate::roles::rollout) numbers: Option<Tensor>,
-    /// [rows, most ranks of adapters that are side by side].
+    /// Buffer for the output of A, [rows, most adapter ranks side by side].
     pub(in crate::roles::rollout) inner: Option<Tensor>,
-    /// [rows, inputs] without what pads heads.
+    /// Buffer for inputs without the padding of heads, [rows, inputs].
     pub(in crate::roles::rollout) heads: Option<Tensor>,
 }
 
 impl DeviceProduct {
-    /// The outputs `shards` of projections, with their positions among q, k, v, o, gate, up and down.
+    /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
         shards: Vec<(usize, &Projection, ProjectionShard)>,
         (cut, layout): (&TpCut<'_>, &HeadLayout),
@@ -132,7 +133,8 @@ impl DeviceProduct {
         Ok(())
     }
 
-    /// Adds a weight to those before it, where they have one layout. Returns its outputs.
+    /// Adds a quantized weight, to those before it if they have the same layout. Returns the number of its
+    /// outputs.
     fn push_quantized(
         &mut self,
         (matrix, rows): (&QuantizedMatrix, Option<Tensor>),
@@ -162,8 +164,9 @@ impl DeviceProduct {
         outputs
     }
 
-    /// Copies the adapters of the projections, which are `of_name` or, where ranks share them, `gathered`;
-    /// without one there is none any more. Returns the bytes of what was copied from the trainer.
+    /// Copies the adapters of the projections, which `of_name` finds; if the policy is sharded, their
+    /// matrices are in `gathered`. Adapters that are gone are removed. Returns the number of bytes copied
+    /// from the trainer.
     pub(super) fn take_adapter<'a>(
         &mut self,
         of_name: &impl Fn(&str) -> Option<&'a Projection>,
@@ -210,12 +213,12 @@ impl DeviceProduct {
         self.adapter = None;
     }
 
-    /// Ranks of all adapters together.
+    /// Sum of the ranks of all adapters.
     pub(in crate::roles::rollout) fn num_ranks(&self) -> usize {
         self.adapter.as_ref().map_or(0, |[a, _]| a.size()[0] as usize)
     }
 
-    /// Numbers of weights that are dequantized side by side.
+    /// Number of values of weights that are dequantized side by side.
     pub(in crate::roles::rollout) fn dequantized_numbers(&self) -> usize {
         let of_base = |base: &Base| match base {
             Base::Dense(_) => 0,
@@ -232,10 +235,10 @@ impl DeviceProduct {
         self.base_bytes + of_adapter
     }
 
-    /// Writes the product with `x` [rows, in] to `out` [rows, outputs of all].
+    /// Multiplies `x` [rows, in] into `out` [rows, all outputs].
     ///
     /// # Errors
-    /// When shapes or dtypes do not fit.
+    /// If shapes or dtypes do not fit.
     pub(super) fn forward_into(
         &self,
         x: &Tensor,
@@ -274,7 +277,7 @@ impl DeviceProduct {
 }
 
 const ADAPTER: &str = "a linear layer with its adapter beside it";
-/// The position of the product that reads heads.
+/// Index of the product whose inputs are heads.
 const OUTPUT: usize = 3;
 
 impl Base {
@@ -310,8 +313,8 @@ fn outputs_of((matrix, rows): &(QuantizedMatrix, Option<Tensor>)) -> i64 {
     rows.as_ref().map_or(matrix.size()[0], |rows| rows.size()[0])
 }
 
-/// Which rows of a weight the outputs are, i32, -1 where a head is padded; `None` where they are all, in
-/// their order.
+/// Indices of the weight's rows that are outputs, i32, -1 where a head is padded; `None` if they are all rows
+/// in order.
 fn stored_rows(
     matrix: &QuantizedMatrix,
     (product, shard): (usize, &ProjectionShard),
@@ -328,7 +331,7 @@ fn stored_rows(
     Ok((!is_all).then(|| rows.to_kind(Kind::Int).contiguous()))
 }
 
-/// What is at the beginning of a buffer, of this size.
+/// A view of the beginning of a buffer, with this size.
 fn first_numbers(buffer: &Option<Tensor>, size: [i64; 2]) -> Result<Tensor, Error> {
     let len = size[0] * size[1];
     match buffer {
@@ -341,7 +344,8 @@ fn first_numbers(buffer: &Option<Tensor>, size: [i64; 2]) -> Result<Tensor, Erro
     }
 }
 
-/// Heads [rows, heads * padded] as [rows, heads * own], in the memory of `heads`: each half is padded.
+/// Removes the padding of heads, [rows, heads * padded] to [rows, heads * own], in the memory of `heads`.
+/// Each half of a head is padded.
 fn without_padding(x: &Tensor, [own, padded]: [i64; 2], heads: &Tensor) -> Tensor {
     let halves = x.unflatten(1, [-1, padded / 2]).narrow(2, 0, own / 2);
     let dense = heads.narrow(0, 0, x.size()[0]);

@@ -1,29 +1,29 @@
-//! A module that lets its state be copied: one whose mutable globals and first table are exported, too. The
-//! copy of an interpreter's state needs them beside its memory, and compilers keep them to themselves.
+//! Rewriting of a module so that its state can be copied: its mutable globals and first table are exported,
+//! too. A copy needs them besides the memory, and compilers do not export them.
 
-/// The name by which the table is exported.
+/// Name of the table's export.
 pub(super) const TABLE: &str = "rlt.table";
 
-/// The name by which the mutable global of this number is exported.
+/// Name of the export of the mutable global with this index.
 pub(super) fn global(idx: usize) -> String {
     format!("rlt.global.{idx}")
 }
 
-/// Sections of a module by their numbers.
+/// Ids of sections of a module.
 const CUSTOM: u8 = 0;
 const IMPORT: u8 = 2;
 const TABLES: u8 = 4;
 const GLOBALS: u8 = 6;
 const EXPORT: u8 = 7;
 
-/// A module and the number of its mutable globals.
+/// A rewritten module, and the number of its mutable globals.
 pub(super) struct Exposed {
     pub(super) module: Vec<u8>,
     pub(super) num_globals: usize,
 }
 
-/// The module with these exports, and without custom sections. `None` where it imports anything but
-/// functions, has no table or no exports, or cannot be read: then its state cannot be copied.
+/// Adds the exports to a module, and removes custom sections. `None` if it imports anything but functions,
+/// has no table or no exports, or cannot be parsed: then its state cannot be copied.
 pub(super) fn exposed(module: &[u8]) -> Option<Exposed> {
     let mut reader = Reader(module.get(8..)?);
     let (mut sections, mut mutable, mut has_table) = (Vec::new(), Vec::new(), false);
@@ -68,7 +68,7 @@ fn only_functions(body: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// The numbers of the globals that can change.
+/// Indices of the mutable globals.
 fn mutable_globals(body: &[u8]) -> Option<Vec<usize>> {
     let mut reader = Reader(body);
     let mut found = Vec::new();
@@ -103,7 +103,7 @@ fn with_exports(body: &[u8], mutable: &[usize]) -> Option<Vec<u8>> {
     Some(written)
 }
 
-/// Bytes that are read from their begin.
+/// A parser of bytes, which it consumes from the beginning.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// A number in LEB128, of 32 bits at most.
+    /// Parses a number in LEB128 of at most 32 bits.
     fn number(&mut self) -> Option<usize> {
         let mut number = 0;
         for shift in (0..35).step_by(7) {
@@ -132,16 +132,17 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// The instructions of a constant, up to `end`.
+    /// Skips the instructions of a constant expression, `end` included.
     fn skip_constant(&mut self) -> Option<()> {
         loop {
             match self.byte()? {
                 0x0b => return Some(()),
-                // i32.const and i64.const, global.get, ref.func and ref.null: a number of up to ten bytes.
+                // i32.const and i64.const, global.get, ref.null and ref.func have a number of up to ten
+                // bytes.
                 0x41 | 0x42 | 0x23 | 0xd0 | 0xd2 => while self.byte()? >= 0x80 {},
                 0x43 => drop(self.take(4)?),
                 0x44 => drop(self.take(8)?),
-                // Arithmetic of constants.
+                // Arithmetic instructions of extended constant expressions have no operand.
                 0x6a..=0x6c | 0x7c..=0x7e => {}
                 _ => return None,
             }

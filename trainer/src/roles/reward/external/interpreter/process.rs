@@ -1,29 +1,29 @@
-//! A running interpreter: it continues until it waits for input, ends, or is stopped.
+//! A running interpreter, which runs until it waits for input, ends, or is stopped.
 
 use wasmi::{Error, Func, Memory, ResumableCall, ResumableCallHostTrap, Store, Val};
 
 use super::super::budget::{Bounds, Broken, Budget};
 use super::wasi::{Host, Stop};
 
-/// An instance of the module with its WASI host.
+/// An instance of the interpreter's module with its WASI host.
 pub(in super::super) struct Process {
     pub(super) store: Store<Host>,
     pub(super) memory: Memory,
     pub(super) instance: wasmi::Instance,
     budget: Budget,
-    /// The results of a stopped call.
+    /// Results of the suspended call.
     results: Vec<Val>,
     suspended: Option<ResumableCallHostTrap>,
 }
 
-/// The state of a process that is not broken.
+/// State in which a process stopped, unless it broke a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in super::super) enum State {
-    /// It reads from its standard input.
+    /// The process waits for standard input.
     Waits,
-    /// It read the clock while that stops it.
+    /// The process read the clock while such reads stop it.
     AtClock,
-    /// It ended.
+    /// The process ended with this exit code.
     Exited(i32),
 }
 
@@ -39,7 +39,7 @@ impl Process {
         Ok(Self { store, memory, instance, budget, results: Vec::new(), suspended: None })
     }
 
-    /// Calls a function of the module.
+    /// Calls a function of the module, until the process stops.
     pub(super) fn call(&mut self, function: Func, parameters: &[Val]) -> Result<State, Broken> {
         let num_results = function.ty(&self.store).results().len();
         self.results = vec![Val::I32(0); num_results];
@@ -47,7 +47,7 @@ impl Process {
         self.advance(called)
     }
 
-    /// Its samples begin: bounds count from here, and random bytes follow from `input`.
+    /// Begins to count limits, and seeds random bytes from `input`: the code of a sample runs from here on.
     pub(super) fn begin(&mut self, input: &[u8], bounds: &Bounds) -> Result<(), Broken> {
         self.store.data_mut().begin(input, bounds.fuel);
         self.budget = Budget::begin(bounds, &mut self.store)?;
@@ -62,7 +62,7 @@ impl Process {
         self.store.data_mut().close_input();
     }
 
-    /// Lets it continue where it was stopped.
+    /// Continues the process where it stopped.
     pub(in super::super) fn proceed(&mut self) -> Result<State, Broken> {
         let Some(suspended) = self.suspended.take() else {
             return Err(Broken::Wrong("it has ended".into()));
@@ -85,17 +85,17 @@ impl Process {
         self.advance(called)
     }
 
-    /// Whether it can continue.
+    /// Whether the process can continue.
     pub(in super::super) fn is_suspended(&self) -> bool {
         self.suspended.is_some()
     }
 
-    /// Its standard output since the last call.
+    /// Takes the standard output since the last call.
     pub(in super::super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.store.data_mut().stdout)
     }
 
-    /// Its standard error.
+    /// The standard error of the process.
     pub(in super::super) fn errors(&self) -> String {
         String::from_utf8_lossy(&self.store.data().stderr).into_owned()
     }

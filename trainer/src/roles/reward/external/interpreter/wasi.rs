@@ -1,6 +1,6 @@
-//! WASI preview 1 as the sandbox gives it: arguments, three streams of bytes in memory, a clock that moves
-//! when it is read, and random bytes that follow from the input. There are no files, no sockets and no
-//! processes: such calls get the error of a descriptor that is not open.
+//! WASI preview 1 as the sandbox implements it: arguments, three byte streams in memory, a clock that
+//! advances only when it is read or waited for, and random bytes that follow from the input. There are no
+//! files, sockets or processes: such calls return the error of a descriptor that is not open.
 
 use std::collections::VecDeque;
 
@@ -10,32 +10,32 @@ use wasmi::{Caller, Error, Extern, FuncType, Linker, Module, StoreLimits, Val, V
 
 use super::super::module::WasmError;
 
-/// The module name of every import.
+/// Module name of every import.
 const WASI: &str = "wasi_snapshot_preview1";
 
-/// Bytes that one process may write to its outputs.
+/// Limit of bytes that one process may write to its outputs.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
 
-/// The fuel of a call from the sandbox, beside its bytes.
+/// Fuel that a call from the sandbox costs, apart from its bytes.
 const CALL_FUEL: u64 = 64;
 
-/// The time that every process begins at: 2000-01-01 in nanoseconds since 1970.
+/// Time at which every process begins: 2000-01-01 in nanoseconds since 1970.
 const EPOCH_NS: u64 = 946_684_800_000_000_000;
 
-/// The clock's advance at each read, in nanoseconds.
+/// Nanoseconds by which the clock advances at each read.
 const TICK_NS: u64 = 1000;
 
-/// Errors of WASI.
+/// Error codes of WASI.
 const BAD_DESCRIPTOR: i32 = 8;
 const BAD_ADDRESS: i32 = 21;
 const NO_SYSTEM_CALL: i32 = 52;
 const NO_SEEK: i32 = 70;
 
-/// The WASI host of a process.
+/// WASI host of one process.
 pub(super) struct Host {
     pub(super) limits: StoreLimits,
     arguments: Vec<String>,
-    /// Chunks that are read one by one.
+    /// Chunks of standard input; a read never joins two chunks.
     stdin: VecDeque<Vec<u8>>,
     is_stdin_closed: bool,
     pub(super) stdout: Vec<u8>,
@@ -44,27 +44,28 @@ pub(super) struct Host {
     /// Nanoseconds since the process began, by its own clock.
     clock_ns: u64,
     random: u64,
-    /// Fuel that calls from the sandbox may cost, and have cost.
+    /// Fuel that calls from the sandbox may cost; `work` is what they have cost.
     max_work: u64,
     work: u64,
-    /// The read that waits for input: its buffers, their number, and where the number of bytes goes.
+    /// The read that waits for input: address and number of its buffers, and the address for the number of
+    /// bytes.
     waiting: Option<[u32; 3]>,
     /// Whether the next read of a clock stops the process.
     pub(super) stops_at_clock: bool,
 }
 
-/// Why a process is stopped.
+/// A call stopped the process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Stop {
-    /// It reads, and there is no input.
+    /// The process reads, and there is no input.
     Waits,
-    /// It read the clock while that stops it.
+    /// The process read the clock while such reads stop it.
     Clock,
-    /// It ended itself.
+    /// The process ended with this exit code.
     Exit(i32),
-    /// It wrote more than it may.
+    /// The process wrote more than its limit.
     Output,
-    /// Its calls cost more than it may use.
+    /// The process's calls cost more than their limit.
     Work,
 }
 
@@ -82,7 +83,7 @@ impl std::fmt::Display for Stop {
 
 impl HostError for Stop {}
 
-/// Why a call gives no success: an error for the process, or its end.
+/// A call failed: with an error code for the process, or by stopping it.
 enum Refusal {
     Errno(i32),
     Stop(Stop),
@@ -109,7 +110,7 @@ impl Host {
         }
     }
 
-    /// From here on random bytes follow from `input`, and calls may cost `max_work`.
+    /// Seeds random bytes from `input`, and allows calls to cost `max_work` from here on.
     pub(super) fn begin(&mut self, input: &[u8], max_work: u64) {
         let digest = Sha256::digest(input);
         self.random = digest.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
@@ -132,7 +133,7 @@ impl Host {
         self.is_stdin_closed = true;
     }
 
-    /// Does the read that waited; the number that its caller gets.
+    /// Completes the waiting read, and returns the error code for its caller.
     pub(super) fn finish_read(&mut self, memory: &mut [u8]) -> Result<i32, Stop> {
         let Some([buffers, len, at]) = self.waiting.take() else { return Ok(BAD_DESCRIPTOR) };
         errno(self.fd_read(memory, 0, [buffers, len, at]))
@@ -201,7 +202,7 @@ impl Host {
         if std::mem::take(&mut self.stops_at_clock) { Err(Refusal::Stop(Stop::Clock)) } else { Ok(()) }
     }
 
-    /// Waits by moving the clock; streams are always ready.
+    /// Waits for subscriptions by advancing the clock; streams are always ready.
     fn poll(&mut self, memory: &mut [u8], [subscriptions, events, len, at]: [u32; 4]) -> Answer {
         const SUBSCRIPTION: u32 = 48;
         const EVENT: u32 = 32;
@@ -231,7 +232,7 @@ impl Host {
         let target = memory.get_mut(address as usize..).and_then(|rest| rest.get_mut(..len as usize));
         let target = target.ok_or(Refusal::Errno(BAD_ADDRESS))?;
         for chunk in target.chunks_mut(8) {
-            // SplitMix64.
+            // The generator is SplitMix64.
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut bits = self.random;
             bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -241,7 +242,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes consecutive NUL-terminated texts, and their offsets.
+    /// Writes the arguments as consecutive NUL-terminated strings, and their addresses.
     fn put_arguments(&mut self, memory: &mut [u8], places: u32, mut at: u32) -> Answer {
         for (idx, argument) in self.arguments.iter().enumerate() {
             put(memory, places.wrapping_add(4 * idx as u32), &at.to_le_bytes())?;
@@ -253,7 +254,7 @@ impl Host {
     }
 }
 
-/// A stream is a character device that can be sought, by its rights: so that it is no terminal.
+/// Describes a stream as a seekable character device, so that it is not taken for a terminal.
 fn describe(memory: &mut [u8], fd: i32, at: u32, len: usize) -> Answer {
     const CHARACTER_DEVICE: u8 = 2;
     if !(0..=2).contains(&fd) {
@@ -290,7 +291,7 @@ fn put(memory: &mut [u8], address: u32, bytes: &[u8]) -> Answer {
     Ok(())
 }
 
-/// Address and length of one of the buffers of a read or write.
+/// Address and length of buffer `idx` of a read or write.
 fn buffer(memory: &[u8], buffers: u32, idx: u32) -> Answer<(u32, usize)> {
     let at = buffers.wrapping_add(idx.wrapping_mul(8));
     let len = u32::from_le_bytes(get(memory, at.wrapping_add(4))?);
@@ -305,7 +306,7 @@ fn errno(answer: Answer) -> Result<i32, Stop> {
     }
 }
 
-/// Runs a call with the caller's memory.
+/// Runs a call with the caller's memory and host.
 fn with(
     caller: &mut Caller<'_, Host>,
     call: impl FnOnce(&mut [u8], &mut Host) -> Answer,
@@ -316,10 +317,10 @@ fn with(
     errno(call(memory, host)).map_err(Error::host)
 }
 
-/// The implementations of a module's imports.
+/// Links the implementations of a module's imports.
 ///
 /// # Errors
-/// [`WasmError::Import`] for one that is not of WASI.
+/// [`WasmError::Import`] for an import that WASI does not have.
 pub(super) fn linker(engine: &wasmi::Engine, module: &Module) -> Result<Linker<Host>, WasmError> {
     let mut linker = Linker::new(engine);
     define_streams(&mut linker)
@@ -340,7 +341,7 @@ pub(super) fn linker(engine: &wasmi::Engine, module: &Module) -> Result<Linker<H
 
 type Absent = Box<dyn Fn(Caller<'_, Host>, &[Val], &mut [Val]) -> Result<(), Error> + Send + Sync>;
 
-/// A function that only fails.
+/// A function that always fails with an error code.
 fn absent(name: &str, ty: &FuncType) -> Option<Absent> {
     let code =
         if name.starts_with("fd_") || name.starts_with("path_") { BAD_DESCRIPTOR } else { NO_SYSTEM_CALL };
