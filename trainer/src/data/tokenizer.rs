@@ -33,11 +33,11 @@ use crate::data::images::{ImageError, ImageProcessor};
 /// Special tokens that chat templates and stopping depend on, by role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Beginning-of-sequence token.
+    /// Token that begins a sequence.
     pub bos: Option<String>,
-    /// End-of-sequence token.
+    /// Token that ends a sequence.
     pub eos: Option<String>,
-    /// Padding token. Batches here are packed and never padded.
+    /// Token that pads batches. Batches here are packed and never padded.
     pub pad: Option<String>,
     /// Token for text outside the vocabulary.
     pub unk: Option<String>,
@@ -69,7 +69,7 @@ pub struct ConversationDefaults {
 enum Origin {
     /// Files of a folder, possibly with another chat template.
     Folder { dir: PathBuf, replaced_template: bool },
-    /// An alphabet.
+    /// Characters of an alphabet.
     Memory,
 }
 
