@@ -1,4 +1,4 @@
-//! The training step of `update.rs` on two FSDP ranks of this machine; and the memory of a rank with few
+//! The training step of `update.rs` on two FSDP ranks of this machine, and the memory of a rank with few
 //! activations, compared with the expected saving.
 //!
 //! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
@@ -55,7 +55,7 @@ fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::
     }))
 }
 
-/// This rank's part of an actor of which it never has the whole.
+/// Builds this rank's shard of an actor, of which it never holds the full model.
 fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let weights = Weights::fresh(&shape::config()?, 0);
@@ -66,8 +66,8 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
 }
 
-/// Bytes of a rank: its shard of weights, gradients and two moments, and weights and gradients of the two
-/// largest unsharded units, a layer and the unit outside of the layers.
+/// Expected memory of a rank in bytes: its shard of weights, gradients and two moments, and weights and
+/// gradients of the two largest unsharded units, a layer and the unit outside of the layers.
 fn formula(decoder: &Decoder) -> f64 {
     const NUMBER: f64 = 4.0;
     let (mut outer, mut layer, mut all) = (0, 0, 0);
