@@ -24,7 +24,7 @@ use rlt_trainer::roles::update::update;
 use serde_json::{Value, json};
 
 const NUM_RANKS: usize = 2;
-/// Sequences whose activations weigh nothing beside the model, one for each rank.
+/// Sequences with few activations compared with the model, one for each rank.
 const SHORT: [usize; NUM_RANKS] = [8; NUM_RANKS];
 const MIB: f64 = (1 << 20) as f64;
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> outcome
-//!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
+//!        all ranks on this machine, retryable failure -> another attempt from the last complete checkpoint
 //! ```
 //! The launcher is the first process of a pod, and `rlctl run` executes it. A job of one rank runs in this
 //! process. If the environment assigns ranks (`WORLD_SIZE`), whoever set it restarts them; on a cluster that

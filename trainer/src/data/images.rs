@@ -103,7 +103,7 @@ pub enum ImageError {
              so that images come before the first answer of a row"
     )]
     BehindAnswer,
-    /// The row is a preference pair, for which images are not supported.
+    /// The row is a preference example, for which images are not supported.
     #[error(
         "use the {images} images of the row: images are read in prompts and demonstrations, not in pairs"
     )]

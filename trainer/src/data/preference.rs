@@ -238,8 +238,8 @@ impl<'a> PreferenceReader<'a> {
         Ok(Texts { prompt, completions })
     }
 
-    /// Tokens of a completion, up to its end-of-sequence token. What a template writes after that token, such
-    /// as a line break, is not the assistant's.
+    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text. What a
+    /// chat template writes after it, such as a line break, is not the assistant's.
     fn completion(
         &self,
         row: &Row,

@@ -35,9 +35,9 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Starts to listen for SIGTERM and SIGINT, on a separate thread. The main thread has to call this before
-    /// it starts threads that compute. A second signal ends the process at once, so that the user can always
-    /// stop it.
+    /// Starts to listen for SIGTERM and SIGINT, on a separate thread. The thread that starts the computing
+    /// threads has to call this before it does. A second signal ends the process at once, so that the user
+    /// can always stop it.
     ///
     /// # Errors
     /// When the operating system refuses the handlers or the thread.

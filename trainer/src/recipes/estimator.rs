@@ -35,7 +35,7 @@ impl Estimator {
     /// Fills in the rewards of greedy completions, where the estimator uses them as a baseline (ReMax).
     ///
     /// # Errors
-    /// As rollout and rewards.
+    /// The errors of rollout and rewards.
     pub fn greedy_baseline(
         &self,
         roles: &mut Roles,

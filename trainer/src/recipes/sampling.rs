@@ -34,7 +34,7 @@ impl GroupSampling {
     /// sampling reaches its maximum of batches.
     ///
     /// # Errors
-    /// [`StepError::Interrupted`] when a rank was asked to stop, and as rollout and rewards.
+    /// [`StepError::Interrupted`] when a rank was asked to stop, and the errors of rollout and rewards.
     pub fn groups(&self, roles: &mut Roles, data: &mut Data) -> Result<Vec<RolloutGroup>, StepError> {
         let max_batches = self.dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
         let mut groups: Vec<RolloutGroup> = Vec::new();

@@ -60,7 +60,7 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
 fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);
-    // The next step samples under the same weights: they stay packed.
+    // The next step samples with the same weights, so the packed weights are kept.
     roles.rollout.free_cache();
     let groups = match judged {
         Err(StepError::Interrupted) => return Ok(None),

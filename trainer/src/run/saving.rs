@@ -6,8 +6,9 @@
 //!           continues
 //! settle    the files of all are complete -> the leader commits -> all know the result
 //! ```
-//! Every rank writes if all ranks have access to the leader's folder; otherwise the others send their shards
-//! to the leader. At most one save is in flight. The content of a checkpoint is not known here.
+//! Every rank writes its shard if all ranks have access to the leader's folder; otherwise the others send
+//! their shards to the leader. At most one save is in flight. This module does not interpret the content of a
+//! checkpoint.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};

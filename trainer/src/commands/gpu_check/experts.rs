@@ -10,8 +10,7 @@ const EXPERTS: i64 = 8;
 const PER_TOKEN: i64 = 2;
 const OUTPUTS: i64 = 16;
 
-/// Computes the mixture from rows, the weights of the experts `[8, 16, 64]` and the router's logits `[24,
-/// 8]`.
+/// Computes the mixture from rows, expert weights `[8, 16, 64]` and the router's logits `[24, 8]`.
 type Mix = fn(&Tensor, &Tensor, &Tensor) -> Tensor;
 
 /// Computes the mixture as the trainer does: routing, sorting, grouped products and weighted sums.

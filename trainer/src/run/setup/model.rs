@@ -176,8 +176,8 @@ fn shards(
     Ok(shards)
 }
 
-/// Builds the reference that the algorithm needs. Without a cold start it is the model as loaded, copied at
-/// once, before a checkpoint overwrites the actor.
+/// Builds the reference that the algorithm needs. With LoRA it is the base of the adapter. Otherwise it is a
+/// copy of the loaded model, made before a checkpoint overwrites the actor, or after the cold start.
 pub(super) fn reference(
     spec: &ResolvedSpec,
     actor: &Actor,
@@ -232,7 +232,7 @@ impl RoleMeshes {
             critic: of_degree(mesh.dp_shard_of_critic())?,
             reward_models: match actor.ranks().tp_group() {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
-                // Each rank judges samples of its own, with layers of which it gathers all.
+                // Each rank scores different samples, so reward models are sharded over all ranks.
                 Some(_) => {
                     let all = actor.ranks().of_all_places();
                     Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
@@ -297,7 +297,7 @@ pub(super) fn reward_models(
     let numbers = kind_of(spec.training.reward_model_precision());
     let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
-    // Every rank judges whole sequences, also where it shares the tokens of other passes.
+    // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! each process    write: its shard file, into the page cache          training waits
-//!                 complete: synced, read again and digested           beside the training
-//! the first one   write_manifest: state, and what all have written
+//!                 complete: synced, read again and digested           training continues
+//! the leader      write_manifest: state, and the files of all
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
