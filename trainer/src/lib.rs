@@ -4,8 +4,8 @@
 //! manifest -> setup -> train -> recipe: sample -> judge -> score -> estimate -> update
 //! ```
 //! Every rank runs the same step and computes its share (`parallel`). Roles (actor, reference, critic,
-//! rollout) are views of the same weights, not processes. This crate contains neither Kubernetes nor unsafe
-//! code; the latter is in `rlt-torch`.
+//! rollout) are objects within each rank, not processes. This crate contains neither Kubernetes nor unsafe
+//! code; unsafe code is in `rlt-torch`.
 
 pub mod commands;
 pub mod data;

@@ -9,7 +9,7 @@
 //! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head
 //! ```
 //! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
-//! [tokens, heads, head_dim]. Losses, optimizers and sampling are in `roles`.
+//! [tokens, heads, head_dim]. Losses, optimizers and sampling are in `roles` and `rlt-core`.
 
 mod balance;
 mod base_weight;
