@@ -1,5 +1,5 @@
-//! The time to save a checkpoint of one gibibyte by one process and by four, the time that training waits for
-//! it, and the time to verify it, compared with plain writes and syncs of the same bytes.
+//! Measures the time to save a checkpoint of one gibibyte by one process and by four, the time that training
+//! waits for it, and the time to verify it, compared with plain writes and syncs of the same bytes.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints and may panic")]
 
 use std::io::Write;
@@ -52,8 +52,8 @@ fn write_plainly(path: &Path) -> Duration {
     duration
 }
 
-/// Saves on so many threads; how long the slowest of them kept its tensors, how long all took, and where it
-/// is.
+/// Saves on `num_writers` threads. Returns how long the slowest of them used its tensors, how long the save
+/// took, and the path of the checkpoint.
 fn save(
     folder: &Path,
     step: u64,

@@ -1,4 +1,4 @@
-//! One whole GRPO step on a 135M-parameter Llama shape with random weights: 2 prompts of 64 tokens, 8 samples
+//! One full GRPO step on a 135M-parameter Llama shape with random weights: 2 prompts of 64 tokens, 8 samples
 //! of 64 tokens each, KL term of 0.04 against a reference, one update. Rewards are random, as no model learns
 //! here.
 //!
@@ -16,14 +16,14 @@ use rlt_trainer::commands::gpu_check::workload::{GrpoLoad, GrpoWorkload};
 use rlt_trainer::roles::reference::{Copying, FrozenPolicy};
 use serde_json::json;
 
-/// The micro-batch of a job of this size by default: one group.
+/// Load of one step. Its micro-batch is the default of a job of this size: one group.
 const LOAD: GrpoLoad =
     GrpoLoad { num_prompts: 2, samples_per_prompt: 8, prompt_len: 64, new_tokens: 64, max_tokens: 1024 };
 
 fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let actor = subject::actor()?;
-    // As a job on the CPU keeps it: in a file.
+    // A job on the CPU keeps the reference in a file, too.
     let in_file = || FrozenPolicy::copy_of(&actor, &Copying::to(&std::env::temp_dir(), false));
     let reference = (!measure::has("--lora")).then(in_file).transpose()?;
     let mut workload = GrpoWorkload::new(actor, reference, LOAD);

@@ -1,7 +1,7 @@
-//! Rollout throughput on a 135M-parameter Llama shape with random weights; `--1b` takes one of 1.1 billion,
-//! whose head is a smaller part of it.
+//! Rollout throughput on a 135M-parameter Llama shape with random weights; `--1b` uses 1.1 billion
+//! parameters, of which the head is a smaller part.
 //!
-//! Alone it runs every load and prints where the time goes. The peers on the same loads are
+//! Without options it runs every load and prints the time of each phase. The peers on the same loads are
 //! `peers/generate.py` and `peers/generate_ctranslate2.py`; all answer `--serve` to `peers/compare.py`.
 
 #[path = "training/measure.rs"]
@@ -22,14 +22,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
 
-/// The load; the peer reads the same file.
+/// A load; the peers read the same file.
 #[derive(Deserialize)]
 struct Load {
     name: String,
     prompt_len: usize,
     samples_per_prompt: usize,
     max_concurrent: usize,
-    /// New tokens of each sample, exactly; the samples of a prompt follow each other.
+    /// Number of new tokens of each sample; all samples of a prompt are adjacent and have the same number.
     new_tokens: Vec<usize>,
 }
 
@@ -63,7 +63,7 @@ fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
     let options = RolloutOptions { max_concurrent: load.max_concurrent, ..RolloutOptions::default() };
     let mut engine = RolloutEngine::new(options);
     let requests = requests(decoder, load);
-    // Packing of weights counts: a job packs them anew after each update.
+    // Packing the weights is measured, too, because a job repeats it after each update.
     measure::measured(|| {
         let started = Instant::now();
         engine.sync_weights(decoder, 0)?;
@@ -84,7 +84,7 @@ fn answer(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
     })
 }
 
-/// Every sample its own length, so a prompt's samples are requests of one sample unless their lengths agree.
+/// Creates one request per prompt, whose samples all have the length of the longest.
 fn requests(decoder: &Decoder, load: &Load) -> Vec<RolloutRequest> {
     let vocab_size = decoder.config.vocab_size as f64;
     let groups = load.new_tokens.chunks(load.samples_per_prompt).enumerate();

@@ -1,4 +1,4 @@
-//! The training step of `update.rs` on two FSDP ranks of this machine; and the memory of a rank with few
+//! The training step of `update.rs` on two FSDP ranks of this machine, and the memory of a rank with few
 //! activations, compared with the expected saving.
 //!
 //! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
@@ -24,7 +24,7 @@ use rlt_trainer::roles::update::update;
 use serde_json::{Value, json};
 
 const NUM_RANKS: usize = 2;
-/// Sequences whose activations weigh nothing beside the model, one for each rank.
+/// Sequences with few activations compared with the model, one for each rank.
 const SHORT: [usize; NUM_RANKS] = [8; NUM_RANKS];
 const MIB: f64 = (1 << 20) as f64;
 
@@ -55,7 +55,7 @@ fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::
     }))
 }
 
-/// This rank's part of an actor of which it never has the whole.
+/// Builds this rank's shard of an actor, of which it never holds the full model.
 fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let weights = Weights::fresh(&shape::config()?, 0);
@@ -66,8 +66,8 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
 }
 
-/// Bytes of a rank: its shard of weights, gradients and two moments, and weights and gradients of the two
-/// largest unsharded units, a layer and the unit outside of the layers.
+/// Expected memory of a rank in bytes: its shard of weights, gradients and two moments, and weights and
+/// gradients of the two largest unsharded units, a layer and the unit outside of the layers.
 fn formula(decoder: &Decoder) -> f64 {
     const NUMBER: f64 = 4.0;
     let (mut outer, mut layer, mut all) = (0, 0, 0);

@@ -1,5 +1,5 @@
-//! The command line of the trainer: arguments in, exit code out. A third-party binary has the same, with
-//! recipes of its own.
+//! The command line of the trainer: parses arguments, runs a command and returns an exit code. A third-party
+//! binary uses the same one with its own recipes.
 
 pub mod data;
 pub mod device;
@@ -38,7 +38,7 @@ Exit codes:
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone";
 
-/// Most bytes that Kubernetes keeps of a termination message.
+/// Maximum length of a termination message that Kubernetes keeps, in bytes.
 const MAX_LAST_WORDS_BYTES: usize = 4096;
 
 /// Train language models by reinforcement learning, and use them.
@@ -83,10 +83,10 @@ enum Command {
     },
 }
 
-/// Runs the process's command line; a training by the recipes that `choose` makes of its manifest,
+/// Runs the command line of the process. A training uses the recipes that `choose` creates from its manifest,
 /// [`crate::recipes::of`] unless a crate brings its own.
 pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
-    // An error in the arguments ends the process here, with code 2 and the usage.
+    // Invalid arguments end the process here, with code 2 and the usage.
     let cli = Cli::parse();
     let traces = start_logging(matches!(cli.command, Command::Launch(_) | Command::Worker(_)));
     let code = run(cli.command, choose);
@@ -159,11 +159,12 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
     }
 }
 
-/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat the first one's lines; lines are
-/// written to standard error, beside the progress. A training is also traced, if the environment says so.
+/// Starts logging to standard error, beside the progress. Levels are set by `RUST_LOG`; the default is
+/// `info`, or `warn` for ranks that would repeat the lines of rank 0. A training is also traced if the
+/// environment requests it.
 fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
-    // A failing store is reported by its users, once.
+    // Errors of an object store are reported once, by its users.
     let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -171,8 +172,8 @@ fn start_logging(is_training: bool) -> Option<Traces> {
     rlt_traces::start(lines, filter, is_training.then_some("rlt-trainer"))
 }
 
-/// Prints the whole chain of causes, once, and the meaning of the exit code. A launcher does so for its
-/// workers.
+/// Prints the error with its chain of causes, and the meaning of the exit code. For a launched worker the
+/// launcher does so.
 #[expect(clippy::print_stderr, reason = "the one place where the process prints its final error")]
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
     leave_last_words(error);

@@ -1,5 +1,5 @@
-//! From files and generated tasks to tokenized prompts, demonstrations and preferences, in an order that can
-//! be resumed.
+//! Converts files and generated tasks to tokenized prompts, demonstrations and preferences, in an order that
+//! can be resumed.
 //!
 //! ```text
 //! DataSpec -> rows (JSONL, parquet, task) -> Dataset of prompts ------> PromptLoader -> batches
@@ -7,9 +7,10 @@
 //!                                         -> Dataset of preferences ---> PreferenceLoader -> batches
 //!          -> rows, block by block -------> Stream of any of them -----> the same loaders
 //! ```
-//! Everything is read and checked before training starts: a bad row ends the run with its file and number,
-//! not a step in the middle of the night. Only what is streamed (`data.streaming`) is read and checked block
-//! by block. Rewards and rollouts live elsewhere, and so does the hub: its data sets are files here by now.
+//! All data are read and checked before the training starts: a bad row ends the run at once with its file and
+//! number, instead of during a step at night. Only streamed data (`data.streaming`) are read and checked
+//! block by block. Rewards and rollouts are in `roles`. Data sets of the hub have been downloaded to files
+//! before this module reads them.
 
 mod demonstration;
 mod error;
@@ -65,29 +66,30 @@ pub struct Dataset<T> {
     weighted: Arc<[(u64, f64)]>,
 }
 
-/// What a row of a data set of this specification becomes.
+/// Reads a row, given the specification of its data set and its index, as an item.
 type ReadRow<T> = Box<dyn Fn(&DataSpec, u64, &rows::Row) -> Result<Fitted<T>, DataError>>;
 
-/// What rows of preferences are.
+/// Format of preference rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PreferenceRows {
-    /// Whole completions: TRL's columns `prompt`, `chosen` and `rejected`, or `completion` and `label`.
+    /// One or two completions with labels: TRL's columns `prompt`, `chosen` and `rejected`, or `completion`
+    /// and `label`.
     Completions(PreferenceFormat, PreferenceLimits),
-    /// Completions of several steps: TRL's columns `prompt`, `completions` and `labels`.
+    /// Completions with labelled steps: TRL's columns `prompt`, `completions` and `labels`.
     Steps(StepFormat),
 }
 
-/// Whether an item can be used, with the place of its row.
+/// Checks whether an item can be used; gets the location of its row for the error.
 pub type CheckItem<T> = Box<dyn Fn(&T, &RowLocation) -> Result<(), DataError>>;
 
-/// What became of the rows.
+/// Numbers of rows by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DatasetCounts {
-    /// Rows that were read.
+    /// Number of rows that were read.
     pub num_rows: u64,
-    /// Rows left out because they were longer than allowed.
+    /// Number of rows that were left out because they are too long.
     pub num_filtered: u64,
-    /// Rows that were cut to the allowed length.
+    /// Number of rows that were truncated to the maximum length.
     pub num_truncated: u64,
 }
 
@@ -116,11 +118,11 @@ fn preference_reader(tokenizer: &Tokenizer, rows: &PreferenceRows) -> ReadRow<Pr
 }
 
 impl Dataset<Prompt> {
-    /// Reads, renders and tokenizes the prompts of a split; `data.maxTrainPrompts` and
-    /// `data.maxHeldOutPrompts` count rows as they are read, before the filter.
+    /// Reads, renders and tokenizes the prompts of a split. `data.maxTrainPrompts` and
+    /// `data.maxHeldOutPrompts` limit the rows that are read, before the length filter.
     ///
     /// # Errors
-    /// [`DataError`]. A split without files is an empty data set only when it is the held-out one.
+    /// [`DataError`]. A held-out split without files is an empty data set, not an error.
     pub fn prompts(spec: &DataSpec, split: Split, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::collect(spec, split, &prompt_reader(tokenizer))
     }
@@ -144,8 +146,8 @@ impl Dataset<Demonstration> {
 }
 
 impl Dataset<PreferenceExample> {
-    /// Reads the preferences of a split, in the format of `rows`. A row with a completion that is longer than
-    /// that allows is left out and counted, or an error where `data.overlongPrompts` says so.
+    /// Reads the preferences of a split, in the format of `rows`. A row with a completion that is too long is
+    /// left out and counted, or an error if `data.overlongPrompts` is `Error`.
     ///
     /// # Errors
     /// [`DataError`].
@@ -158,7 +160,7 @@ impl Dataset<PreferenceExample> {
         Self::collect(spec, split, &preference_reader(tokenizer, rows))
     }
 
-    /// The prompts alone.
+    /// Returns the prompts without the completions.
     pub fn to_prompts(&self) -> Dataset<Prompt> {
         Dataset {
             items: self.items.iter().map(|example| Arc::clone(&example.prompt)).collect(),
@@ -210,12 +212,12 @@ impl<T> Dataset<T> {
         Ok(Self { items, locations, counts, digest: digest.finish(), weighted })
     }
 
-    /// The items in the order of their files.
+    /// Items in the order of their files.
     pub fn items(&self) -> &Arc<[Arc<T>]> {
         &self.items
     }
 
-    /// Where item `idx` was read from.
+    /// Location of the row that item `idx` was read from.
     pub fn location(&self, idx: usize) -> Option<&RowLocation> {
         self.locations.get(idx)
     }
@@ -230,24 +232,24 @@ impl<T> Dataset<T> {
         self.items.len()
     }
 
-    /// Whether there is nothing, which only a held-out split can be.
+    /// Whether there are no items; only a held-out split can be empty.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// What became of the rows.
+    /// Numbers of rows by outcome.
     pub fn counts(&self) -> DatasetCounts {
         self.counts
     }
 
-    /// SHA-256 over the rows that were read, as lines of compact JSON, and weights: equal for equal data,
-    /// whatever the file format or compression.
+    /// SHA-256 over the rows that were read, as lines of compact JSON, and over the weights. It is the same
+    /// for equal data, whatever the file format or compression.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 }
 
-/// An item after the length rule.
+/// Item after the length limit was applied.
 enum Fitted<T> {
     Whole(T),
     Truncated(T),

@@ -3,9 +3,9 @@
 //! ```text
 //! manifest -> setup -> train -> recipe: sample -> judge -> score -> estimate -> update
 //! ```
-//! Every rank runs the same step and computes its share (`parallel`). Roles (actor, reference,
-//! critic, rollout) are capabilities on the same weights, not processes. There is no Kubernetes and no unsafe
-//! code here (`rlt-torch` has that).
+//! Every rank runs the same step and computes its share (`parallel`). Roles (actor, reference, critic,
+//! rollout) are objects within each rank, not processes. This crate contains neither Kubernetes nor unsafe
+//! code; unsafe code is in `rlt-torch`.
 
 pub mod commands;
 pub mod data;

@@ -1,4 +1,4 @@
-//! The trainer's binary.
+//! Binary of the trainer.
 
 use std::process::ExitCode;
 

@@ -1,15 +1,15 @@
-//! Decoder models: loaded from Hugging Face folders or initialized, run on packed tokens, exported.
+//! Decoder models: loaded from Hugging Face folders or initialized, run on packed tokens, and exported.
 //!
-//! There is one decoder body for every family; what differs is data in [`ModelConfig`]. Each layer is an
-//! autograd graph of its own: it takes a hidden state, returns one and reads no other layer, so its caller
-//! can checkpoint, shard or offload it. Training and rollout run the same [`DecoderLayer::forward_with`] and
-//! differ only in the [`Projections`] and the attention they pass in.
+//! One decoder implements all families; [`ModelConfig`] holds their differences as data. Each layer is a
+//! separate autograd graph: it takes a hidden state, returns one and reads no other layer, so its caller can
+//! checkpoint, shard or offload it. Training and rollout run the same [`DecoderLayer::forward_with`] and
+//! differ only in the [`Projections`] and the attention that they pass.
 //!
 //! ```text
 //! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head
 //! ```
 //! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
-//! [tokens, heads, head_dim]. Never here: losses, optimizers, sampling.
+//! [tokens, heads, head_dim]. Losses, optimizers and sampling are in `roles` and `rlt-core`.
 
 mod balance;
 mod base_weight;

@@ -6,13 +6,13 @@
 //! rows     -> every rank scores its share         -> all-reduce: all ranks have all log-probs
 //! rows     -> gradients of every rank's share     -> all-reduce: all ranks apply the same update
 //! ```
-//! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank and
-//! need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard of
-//! one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a shard
-//! of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send each other
-//! the rows of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the same tokens with
-//! different parts of every weight, or in the rollout sample the same prompts. The transport of tensors is in
-//! `rlt_torch::collectives`; `launch` starts ranks.
+//! Advantages, controllers, data positions and decisions are computed from the same values on every rank and
+//! need no communication. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
+//! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each with
+//! a shard of the tokens. Ranks of an expert-parallel group ([`EpGroup`]) have different experts and send
+//! each other the hidden states of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the
+//! same tokens with different shards of every weight, or in the rollout sample the same prompts. The
+//! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
 
 mod environment;
 mod ep_group;
@@ -45,36 +45,38 @@ use tensor_parallel::TensorParallelRanks;
 pub use tp_group::TpGroup;
 pub use units::DecoderUnits;
 
-/// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
+/// Maximum time that a rank waits for the others to start: a cluster may need minutes to resolve their names.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// This rank among all ranks. Clones share one group, in which all ranks do the same in the same order.
+/// This rank and its group. Clones share the group, in which all ranks call the same operations in the same
+/// order.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     rank: usize,
     size: usize,
-    /// Ranks on this machine.
+    /// Number of ranks on this machine.
     local_size: usize,
-    /// How rows are assigned to ranks.
+    /// Balancing rule by which rows are assigned to ranks.
     balance: Balance,
     link: Arc<Mutex<Link>>,
-    /// The sequence-parallel group; `None` where each rank has tokens of its own.
+    /// Sequence-parallel group; `None` if each rank has different tokens.
     sp_group: Option<Arc<SpGroup>>,
-    /// Ranks over which the experts of a layer are distributed.
+    /// Expert-parallel degree: number of ranks over which the experts of a layer are distributed.
     ep: usize,
-    /// Of which tensor-parallel groups these are the ranks of one place; `None` for all ranks.
+    /// Tensor-parallel group of this rank, if `rank` and `size` count only the ranks with the same shard
+    /// index in all tensor-parallel groups; `None` if they count all ranks.
     tensor_parallel: Option<Arc<TensorParallelRanks>>,
 }
 
 #[derive(Debug)]
 struct Link {
     group: Box<dyn Collectives>,
-    /// `None` for a rank that is alone.
+    /// Rendezvous of all ranks; `None` for a single rank.
     rendezvous: Option<Rendezvous>,
 }
 
 impl Link {
-    /// Connects this rank with the other `members`.
+    /// Connects this rank with the other `members` of a new group.
     fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
         let group = match &self.rendezvous {
             Some(rendezvous) => rendezvous.group(name, members)?,
@@ -85,7 +87,7 @@ impl Link {
 }
 
 impl Ranks {
-    /// One rank, which exchanges nothing.
+    /// Creates a single rank, which exchanges nothing.
     pub fn alone() -> Self {
         let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
         Self {
@@ -132,52 +134,52 @@ impl Ranks {
         })
     }
 
-    /// The same ranks, to which rows are assigned by `balance`. All ranks say the same.
+    /// Sets the rule by which rows are assigned to ranks; it must be the same on all ranks.
     pub fn balanced_by(self, balance: Balance) -> Self {
         Self { balance, ..self }
     }
 
-    /// This rank's number, from 0.
+    /// Number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Ranks in all.
+    /// Number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Whether this rank is the leader: it alone writes the run folder, the terminal and trackers.
+    /// Whether this rank is the leader, which alone writes the run folder, the terminal and the trackers.
     pub fn is_leader(&self) -> bool {
         self.world_rank() == 0
     }
 
-    /// This rank's number among those of its machine, from 0.
+    /// Number of this rank on its machine, from 0.
     pub fn local_rank(&self) -> usize {
-        // A machine's ranks follow each other.
+        // Ranks of a machine have consecutive numbers.
         self.world_rank() % self.local_size
     }
 
-    /// Ranks on this rank's machine.
+    /// Number of ranks on this machine.
     pub fn local_size(&self) -> usize {
         self.local_size
     }
 
-    /// Bytes of tensors that this rank has exchanged with others so far.
+    /// Bytes of tensors that this rank has sent and received so far.
     pub fn traffic(&self) -> Traffic {
         self.lock().rendezvous.as_ref().map_or_else(Traffic::default, Rendezvous::traffic)
     }
 
-    /// The share of this machine's cores that belongs to this rank, at least one.
+    /// Number of this machine's cores that this rank may use, at least one.
     pub fn cores(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         (cores / self.local_size).max(1)
     }
 
-    /// The rows of `row_idxs` of `batch` that are assigned to this rank's sequence-parallel group: whole runs
-    /// of one rollout group where there are enough of them, balanced as [`Self::balanced_by`] says by the
-    /// work of a decoder of `hidden_size`. Every rank computes the same assignment; a group that is alone has
-    /// all rows, in order.
+    /// Returns the rows of `row_idxs` that are assigned to this rank's sequence-parallel group. They are full
+    /// runs of rollout groups if there are enough runs, else single rows, balanced by the rule of
+    /// [`Self::balanced_by`] on the work of a decoder of `hidden_size`. Every rank computes the same
+    /// assignment. A single sequence-parallel group gets all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
         let sp = self.sp_shard().num_shards;
         let (num_sp_groups, sp_group) = (self.size / sp, self.rank / sp);
@@ -195,7 +197,7 @@ impl Ranks {
         own.into_iter().flat_map(|part| parts[part]).copied().collect()
     }
 
-    /// All-reduces vectors element by element; all ranks get the same bits.
+    /// All-reduces vectors by element-wise sum; all ranks get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -212,7 +214,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// All-reduces tensors in place; all ranks get the same bits.
+    /// All-reduces tensors in place by sum; all ranks get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -234,8 +236,8 @@ impl Ranks {
         Ok(tensor.int64_value(&[0]))
     }
 
-    /// All-gathers bytes, as many as each rank has, in the order of ranks. Lengths are exchanged first, so
-    /// that nothing is padded.
+    /// All-gathers bytes, in the order of ranks. Each rank may have a different number of them: lengths are
+    /// exchanged first, so that nothing is padded.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -272,7 +274,7 @@ impl Ranks {
         values.collect::<Result<_, _>>().map_err(RankError::Decode)
     }
 
-    /// Broadcasts the leader's value; the other ranks give `None`.
+    /// Broadcasts the leader's value; the other ranks pass `None`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -282,10 +284,11 @@ impl Ranks {
         self.all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
     }
 
-    /// Runs `work` on the leader before the other ranks, with a barrier between: they find what it made.
+    /// Runs `work` on the leader, then on the other ranks, with a barrier in between: they find what the
+    /// leader created.
     ///
     /// # Errors
-    /// What `work` fails with, or [`RankError`] when a rank is lost.
+    /// The error of `work`, or [`RankError`] when a rank is lost.
     pub fn leader_first<T, E: From<RankError>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         if self.is_leader() {
             let result = work()?;
@@ -296,7 +299,7 @@ impl Ranks {
         work()
     }
 
-    /// Reports to the other ranks why this one fails; returns the report of the first rank that failed.
+    /// Reports the error of this rank to the others; returns the report of the first rank that failed.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
         let link = self.lock();
         link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
@@ -318,7 +321,7 @@ impl Ranks {
         }
     }
 
-    /// Connects this rank with the other `members` of these ranks.
+    /// Connects this rank with the other `members`, numbered as these ranks are.
     fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
         match &self.tensor_parallel {
             Some(ranks) => ranks.connect(&self.lock(), name, members),

@@ -1,5 +1,5 @@
-//! The recipes: each file is one algorithm, in the terms of its paper. Shared parts are here too: dynamic
-//! sampling, the rollout correction, the advantage estimator.
+//! Recipes: each file implements one algorithm, in the terms of its paper. Shared components are here, too:
+//! dynamic sampling, the rollout correction, the advantage estimator.
 //!
 //! Another crate adds a recipe by implementing [`Recipe`] and passing [`crate::commands::main`] a function
 //! like [`of`]; `examples/recipe` does.
@@ -37,7 +37,7 @@ pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
 pub use crate::run::recipe::{Recipe, Recipes};
 
-/// The recipes that a manifest requests.
+/// Creates the recipes that a manifest requests.
 pub fn of(spec: &ResolvedSpec) -> Recipes {
     let supervised =
         |batch_size: u32| -> Box<dyn Recipe> { Box::new(Supervised { batch_size: batch_size as usize }) };

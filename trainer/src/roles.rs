@@ -1,11 +1,11 @@
-//! The roles of a training: capabilities on the same ranks, which compute samples of prompts, rewards of
-//! samples, log-probs and values of batches, and updates.
+//! Roles of a training, on all ranks: they compute samples of prompts, rewards of samples, log-probs and
+//! values of batches, and updates.
 //!
 //! ```text
 //! rollout.sample -> rewards.judge -> {actor, reference}.score, critic.value -> {critic, actor}.update
 //! ```
 //! Every method is collective: all ranks call it with the same arguments, each computes its share, and all
-//! get the same result. Roles time and record what they do in the [`StepContext`]; a recipe calls them in
+//! get the same result. Roles time and record their work in the [`StepContext`]; a recipe calls them in
 //! order.
 
 pub mod actor;
@@ -32,24 +32,24 @@ pub use crate::roles::reward::RewardsRole;
 pub use crate::roles::rollout::{RolloutRole, Sampled};
 use crate::roles::step_context::StepContext;
 
-/// Everything that computes.
+/// Roles that a recipe combines into a step.
 pub struct Roles {
-    /// Samples completions with the actor's weights.
+    /// Role that samples completions with the actor's weights.
     pub rollout: RolloutRole,
-    /// Judges completions.
+    /// Role that scores completions.
     pub rewards: RewardsRole,
-    /// The policy that is trained.
+    /// Policy that is trained.
     pub actor: ActorRole,
-    /// The policy that the actor is held near.
+    /// Policy that the actor is regularized towards.
     pub reference: ReferenceRole,
-    /// The value function.
+    /// Value function of PPO.
     pub critic: CriticRole,
-    /// What all of them share.
+    /// State of the current step, shared by all roles.
     pub(crate) context: Rc<StepContext>,
 }
 
 impl Roles {
-    /// The present step, as the roles see it.
+    /// State of the current step, shared by all roles.
     pub fn context(&self) -> &StepContext {
         &self.context
     }

@@ -1,5 +1,5 @@
-//! The protocol of benchmarks that alternate with peers: one line of standard input, one JSON object as the
-//! answer.
+//! Protocol of benchmarks that alternate with peers: each line of standard input is answered by one JSON
+//! object.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -7,13 +7,13 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-/// Whether an argument was given.
+/// Whether an argument was given on the command line.
 pub(crate) fn has(name: &str) -> bool {
     std::env::args().skip(1).any(|argument| argument == name)
 }
 
-/// With `--serve` answers each line of standard input, which names one of `loads`; alone a warm-up and a
-/// measurement of each load that is named on the command line, or of all.
+/// With `--serve`, answers each line of standard input, which names one of `loads`. Otherwise runs a warm-up
+/// and a measurement of each load that is named on the command line, or of all.
 pub(crate) fn serve(
     loads: &[&str],
     mut answer: impl FnMut(&str) -> anyhow::Result<Value>,
@@ -36,10 +36,10 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// The figures that `work` returns, `tokens` among them, with its time, its processor time and its peak of
-/// memory.
+/// Runs `work` and adds its time, processor time and peak memory to the figures that it returns, which must
+/// contain `tokens`.
 pub(crate) fn measured(work: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::Result<Value> {
-    // Without the kernel's counter the peak is that of the whole life of the process.
+    // Without the kernel's counter, the peak is that of the whole lifetime of the process.
     rlt_torch::reset_peak_rss().ok();
     let (started, cpu_before) = (Instant::now(), cpu_seconds()?);
     let mut result = work()?;
@@ -52,7 +52,8 @@ pub(crate) fn measured(work: impl FnOnce() -> anyhow::Result<Value>) -> anyhow::
     Ok(result)
 }
 
-/// Processor time of all threads so far: what stays comparable while other processes run.
+/// Processor time of all threads so far, in seconds; unlike elapsed time it stays comparable under other
+/// load.
 fn cpu_seconds() -> anyhow::Result<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").context("reading processor time")?;
     let after_name = stat.rsplit(')').next().unwrap_or_default();

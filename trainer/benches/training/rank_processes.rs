@@ -1,4 +1,4 @@
-//! The ranks of a benchmark: the first process, and those that it starts with the same work.
+//! Ranks of a benchmark: the first process, and the processes that it starts for the other ranks.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 
 use crate::measure;
 
-/// How long a rank waits for another one.
+/// Maximum time that a rank waits for another one.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The ranks of a benchmark, seen from one of them.
+/// Ranks of a benchmark, from the perspective of one of them.
 pub(crate) struct RankProcesses {
     pub(crate) ranks: Ranks,
-    /// Those that this one has started.
+    /// Processes of the other ranks, which this one has started.
     others: Vec<RankProcess>,
     _store: Option<Store>,
 }
 
-/// A rank in a process of its own.
+/// A rank in a separate process.
 struct RankProcess {
     child: Child,
     asked: Option<ChildStdin>,
@@ -30,7 +30,7 @@ struct RankProcess {
 }
 
 impl RankProcesses {
-    /// Starts the other ranks, or joins those that have started this one.
+    /// Starts the other ranks, or joins the ranks of the process that has started this one.
     pub(crate) fn start(size: usize) -> anyhow::Result<Self> {
         if let Some(environment) = RankEnvironment::of_process()? {
             let ranks = Ranks::join(&environment, PATIENCE)?;
@@ -51,8 +51,8 @@ impl RankProcesses {
         Ok(Self { ranks, others, _store: Some(store) })
     }
 
-    /// Runs `load` on all ranks, of which this one's share is `work`: the processor time of all, the highest
-    /// peak of memory of any rank, and this rank's own figures.
+    /// Runs `load` on all ranks; `work` is the share of this one. Returns the total processor time, the
+    /// highest peak memory of any rank, and this rank's other figures.
     pub(crate) fn measured(
         &mut self,
         load: &str,
@@ -76,7 +76,7 @@ impl RankProcesses {
 impl Drop for RankProcesses {
     fn drop(&mut self) {
         for process in &mut self.others {
-            // Its input ends, and so does it.
+            // The process ends when its input ends.
             process.asked = None;
             process.child.wait().ok();
         }
@@ -99,7 +99,7 @@ impl RankProcess {
         Ok(())
     }
 
-    /// The next measurement.
+    /// Reads the next measurement of the rank.
     fn answer(&mut self) -> anyhow::Result<Value> {
         loop {
             let mut line = String::new();

@@ -1,15 +1,15 @@
-//! Sequences that benchmarks of the update learn from.
+//! Sequences for the benchmarks of the update.
 
 use rlt_core::batch::Batch;
 use rlt_trainer::roles::objective::supervised_objective;
 use rlt_trainer::roles::update::UpdatePlan;
 
-/// 16 lengths with a long tail.
+/// Lengths of 16 sequences, with a long tail.
 pub(crate) fn long_tailed() -> anyhow::Result<Vec<usize>> {
     Ok(serde_json::from_str(include_str!("lens.json"))?)
 }
 
-/// One update on all of `batch`.
+/// Plan of one update on all of `batch`.
 pub(crate) fn plan(batch: &Batch) -> UpdatePlan {
     UpdatePlan {
         objective: supervised_objective(),

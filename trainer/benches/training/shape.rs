@@ -1,12 +1,12 @@
-//! The 135M-parameter Llama that benchmarks of training share: its shape, how an actor of it computes, and
-//! the arithmetic that a job runs with.
+//! The 135M-parameter Llama that benchmarks of training share: its shape, the options of its actor, and the
+//! arithmetic of a job.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_trainer::roles::actor::ActorOptions;
 
 use crate::measure::has;
 
-/// The arithmetic of a job that sets nothing: full fp32 by the fastest library.
+/// Sets the default arithmetic of a job: full fp32 by the fastest library.
 pub(crate) fn prepare() -> anyhow::Result<()> {
     rlt_torch::reuse_large_buffers();
     let precision = match rlt_torch::cpu_has_amx() {
@@ -17,12 +17,12 @@ pub(crate) fn prepare() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The shape of the 135M-parameter Llama.
+/// Configuration of the 135M-parameter Llama.
 pub(crate) fn config() -> anyhow::Result<ModelConfig> {
     Ok(ModelConfig::from_json(&serde_json::from_str(include_str!("../rollout/model.json"))?)?)
 }
 
-/// How an actor computes.
+/// Options of the actor; `--checkpointing` recomputes activations.
 pub(crate) fn actor_options() -> ActorOptions {
     ActorOptions {
         temperature: 1.0,

@@ -1,4 +1,4 @@
-//! The subject of training benchmarks on one rank: an actor with the whole model.
+//! Subject of training benchmarks on one rank: an actor with the full model.
 
 use rlt_api::spec::LoraInit;
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
@@ -11,12 +11,12 @@ use tch::Kind;
 use crate::measure::has;
 use crate::shape::{actor_options, config};
 
-/// Random weights, all of them trained, or with `--lora` an adapter of rank 16 on every linear layer.
-/// Activations are kept, or recomputed with `--checkpointing`; `--bf16` computes in bfloat16.
+/// Builds an actor with random weights, all of them trained, or with `--lora` an adapter of rank 16 on every
+/// linear layer. Activations are kept, or recomputed with `--checkpointing`; `--bf16` computes in bfloat16.
 pub(crate) fn actor() -> anyhow::Result<Actor> {
     let config = config()?;
     let compute = if has("--bf16") { Kind::BFloat16 } else { Kind::Float };
-    // A frozen base is kept as it computes, as a job keeps it; trained weights stay in fp32.
+    // A frozen base is stored in the compute dtype, as in a job; trained weights stay in fp32.
     let storage = if has("--lora") { compute } else { Kind::Float };
     let options = LoadOptions { trainable: !has("--lora"), storage, compute, ..LoadOptions::default() };
     let mut decoder = Decoder::from_config(&config, 0, &options)?;

@@ -1,5 +1,5 @@
-//! `rlt-trainer data`: the first rows of a job's data as the training reads them: rendered by the chat
-//! template, counted in tokens, and the rows that are left out, with the reason. `rlctl data` executes it.
+//! `rlt-trainer data`: shows the first rows of a job's data as the training reads them, rendered by the chat
+//! template, counted in tokens, and with the reason for each row that is left out. `rlctl data` executes it.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub struct DataArgs {
     pub held_out: bool,
 }
 
-/// The numbers of rows by outcome.
+/// Numbers of rows by outcome.
 #[derive(Debug, Default)]
 struct Counts {
     kept: usize,
@@ -43,10 +43,10 @@ struct Counts {
     broken: usize,
 }
 
-/// Shows rows; [`ExitCode::BadConfig`] where a training would end at one of them.
+/// Shows rows; returns [`ExitCode::BadConfig`] if a training would end at one of them.
 ///
 /// # Errors
-/// [`TrainError`] where no row can be shown.
+/// [`TrainError`] if no row can be shown.
 pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let job = read_manifest(&args.manifest)?;
     let spec = job.spec();
@@ -72,12 +72,12 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
             describe_prompt((location, prompt), &functions, spec)
         })
     };
-    // A reader that has seen enough, such as `head`, is no error.
+    // A reader that closes the output early, such as `head`, is no error.
     let counts = written.unwrap_or_default();
     Ok(if counts.broken > 0 { ExitCode::BadConfig } else { ExitCode::Success })
 }
 
-/// Headings of data sets; none for plain files and tasks.
+/// Headings of the data sets; empty for plain files and tasks.
 fn headings(located: &Located, held_out: bool) -> Vec<String> {
     let DataSpec { datasets, .. } = &located.spec;
     let sets: Vec<_> = datasets.iter().enumerate().filter(|(_, set)| set.held_out == held_out).collect();
@@ -103,14 +103,14 @@ fn headings(located: &Located, held_out: bool) -> Vec<String> {
 fn tokenizer(spec: &ResolvedSpec) -> Result<Tokenizer, TrainError> {
     let dir = match &spec.model.source {
         ModelSource::Path(path) => Some(path.into()),
-        // As the training would fetch it.
+        // The training would fetch the same files.
         ModelSource::Hub(source) => Some(hub::fetch(source, None)?.dir),
         ModelSource::Architecture(_) => None,
     };
     load_tokenizer(spec, dir.as_deref())
 }
 
-/// A line about an item, its text, and its problem.
+/// One-line description of an item, its text, and its problem, if any.
 struct Description {
     line: String,
     text: String,
@@ -162,8 +162,8 @@ fn describe_preference(example: &PreferenceExample, tokenizer: &Tokenizer) -> De
     Description { line, text, problem: None }
 }
 
-/// A completion of several steps, each with its verdict. Steps before the last have none where that alone is
-/// learned.
+/// Describes a completion of several steps, each with its label. If only the last step has a label, the text
+/// before it is shown as a part of it.
 fn describe_steps(example: &PreferenceExample, tokenizer: &Tokenizer) -> Description {
     let (tokens, mut text) = (example.completions.concat(), example.prompt.text.clone());
     let mut start = 0;
@@ -183,7 +183,7 @@ fn describe_steps(example: &PreferenceExample, tokenizer: &Tokenizer) -> Descrip
     Description { line, text, problem: None }
 }
 
-/// The rows of each data set, and the numbers of all rows by outcome.
+/// Writes the rows of each data set, and the numbers of all rows by outcome.
 fn write_sets<T>(
     output: &mut impl Write,
     headings: &[String],
@@ -252,7 +252,7 @@ fn causes(error: &dyn std::error::Error) -> String {
     words
 }
 
-/// With control characters escaped.
+/// Escapes control characters other than tabs.
 fn escaped(line: &str) -> String {
     line.chars()
         .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })

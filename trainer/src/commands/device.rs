@@ -1,4 +1,4 @@
-//! `rlt-trainer device`: the CUDA devices that this process finds, and why others cannot be used.
+//! `rlt-trainer device`: shows the CUDA devices that this process can use, and why others cannot be used.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -9,7 +9,7 @@ use rlt_torch::cuda::{
 };
 use serde_json::{Value, json};
 
-/// Width of the column of names.
+/// Width of the column of names, in characters.
 const NAME_WIDTH: usize = 14;
 
 /// Shows CUDA on this machine.
@@ -29,29 +29,29 @@ pub enum Format {
     Json,
 }
 
-/// All that is seen.
+/// Everything that was detected: driver, libraries, GPUs and their links.
 struct Sight {
     search: &'static CudaSearch,
-    /// The newest CUDA that the driver serves.
+    /// Newest version of CUDA that the driver supports.
     driver: Option<cuda::CudaVersion>,
     libraries: Vec<CudaLibrary>,
     gpus: Vec<SeenGpu>,
-    /// Pairs of GPUs, each once.
+    /// Link of each pair of GPUs.
     links: Vec<(usize, usize, GpuLink)>,
-    /// The error of the detection.
+    /// Error of the detection, if it failed.
     problem: Option<String>,
 }
 
 struct SeenGpu {
     gpu: Gpu,
-    /// Why our own kernels do not run on it; `None` where they do.
+    /// Error of loading our own kernels on this GPU; `None` if they were loaded.
     kernels: Option<String>,
 }
 
-/// Detects and prints devices. A machine without a GPU is no failure.
+/// Detects and prints devices. A machine without a GPU is not an error.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// If standard output cannot be written.
 pub fn run(args: &DeviceArgs) -> std::io::Result<()> {
     let sight = Sight::take();
     let text = match args.output {

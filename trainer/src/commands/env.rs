@@ -1,6 +1,6 @@
-//! `rlt-trainer env`: another command of this program, with the variables of a file. So the variables that
-//! all workers of a job share are stored once, and not in each pod. Variables are documented where they are
-//! read.
+//! `rlt-trainer env`: runs another command of this program with the variables of a file. The variables that
+//! all workers of a job share are thus stored once instead of in each pod. The modules that read the
+//! variables document them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -23,32 +23,32 @@ pub struct EnvArgs {
     pub command: Vec<OsString>,
 }
 
-/// Why the command was not run.
+/// The command could not be executed.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvError {
-    /// The file can not be read.
+    /// The file cannot be read.
     #[error("failed to read variables from `{}`", file.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The file holds something else.
+    /// The file is not a JSON object of strings.
     #[error("`{}` is no JSON object of strings", file.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
-        /// Where it is not.
+        /// Error of the JSON parser, with the position.
         source: serde_json::Error,
     },
-    /// The system refuses to start this program again.
+    /// The operating system refused to execute this program again.
     #[error("failed to start this program again")]
     Start(#[source] std::io::Error),
 }
 
 impl EnvError {
-    /// The exit code by which the launcher and the operator react.
+    /// Exit code, to which the launcher and the operator react.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Malformed { .. } => ExitCode::Usage,
@@ -57,10 +57,10 @@ impl EnvError {
     }
 }
 
-/// Executes the command in this process (exec), so that the parent keeps the same child.
+/// Replaces this process by the command (exec), so that the parent keeps the same child.
 ///
 /// # Errors
-/// [`EnvError`] when it does not.
+/// [`EnvError`], if the process was not replaced.
 pub fn run(args: &EnvArgs) -> Result<Infallible, EnvError> {
     let file = &args.file;
     let text =

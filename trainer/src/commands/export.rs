@@ -1,6 +1,6 @@
-//! `rlt-trainer export`: a checkpoint of a run as a folder that `transformers` or PEFT loads, and on request
-//! on the Hugging Face hub. The run may be active; it is not changed. A checkpoint has the offset of each
-//! tensor's pieces, so the number of ranks that wrote it does not matter.
+//! `rlt-trainer export`: writes a checkpoint of a run as a folder that `transformers` or PEFT loads, and on
+//! request pushes it to the Hugging Face hub. The run may be active; it is not changed. A checkpoint holds
+//! the offset of each tensor's pieces, so the number of ranks that wrote it does not matter.
 
 mod choose;
 
@@ -79,63 +79,63 @@ impl FromStr for HubTarget {
     }
 }
 
-/// Why a checkpoint could not be exported.
+/// A checkpoint could not be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The run's manifest, model or checkpoint cannot be used, or the files not be written.
+    /// The run's manifest, model or checkpoint cannot be used, or the files cannot be written.
     #[error(transparent)]
     Run(#[from] Box<TrainError>),
-    /// There is no run.
+    /// The path is neither a run folder nor the name of a run.
     #[error("expected a run folder with a manifest.yaml, got {path}", path = .0.display())]
     NoRun(PathBuf),
-    /// The run has saved nothing.
+    /// The run has no checkpoint.
     #[error("{path} has no checkpoint: the first one is saved after checkpoint.everySteps steps", path = .0.display())]
     NoCheckpoint(PathBuf),
-    /// The step has no checkpoint.
+    /// The requested step has no checkpoint.
     #[error(
         "--step: expected a step with a checkpoint, {}, got {step}: checkpoint.keep says how many are kept",
         choose::listed(there)
     )]
     NoStep {
-        /// The requested step.
+        /// Step that was requested.
         step: u64,
-        /// Steps that have one.
+        /// Steps that have a checkpoint.
         there: Vec<u64>,
     },
-    /// No checkpoint was evaluated.
+    /// No checkpoint is of a step with an evaluation.
     #[error(
         "--step best: no checkpoint ({}) is of a step with an evaluation on held-out prompts: checkpoint.keepBest \
          saves and keeps one",
         choose::listed(there)
     )]
     NoBest {
-        /// Steps that have one.
+        /// Steps that have a checkpoint.
         there: Vec<u64>,
     },
-    /// The job trains no adapter.
+    /// The job does not train an adapter.
     #[error("--layout peft: the job has no model.lora, and so no adapter: export it as hugging-face")]
     NoAdapter,
-    /// The adapter's base is nowhere.
+    /// The base model of the adapter exists only in the run, or is merged from adapters.
     #[error(
         "--layout peft: the adapter's base is a model that the run itself made: export it as hugging-face"
     )]
     NoBase,
-    /// Nothing can be pushed; nothing was exported either.
+    /// Pushing is not possible in this environment; nothing was exported either.
     #[error("--push-to hub:{repository}: nothing was exported")]
     CannotPush {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repository: String,
-        /// Why.
+        /// Error of the hub.
         source: push::PushError,
     },
-    /// The hub did not take it.
+    /// The push failed after the export.
     #[error("failed to push to hub:{repository}; the export is in {folder}", folder = folder.display())]
     Push {
-        /// Owner and name.
+        /// Repository as `owner/name`.
         repository: String,
-        /// Where the files are.
+        /// Folder of the exported files.
         folder: PathBuf,
-        /// Why.
+        /// Error of the hub.
         source: push::PushError,
     },
 }
@@ -147,7 +147,7 @@ impl From<TrainError> for ExportError {
 }
 
 impl ExportError {
-    /// The exit code of a process that ends with this.
+    /// Exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Run(error) => error.exit_code(),
@@ -158,7 +158,7 @@ impl ExportError {
     }
 }
 
-/// Exports the checkpoint of `args`.
+/// Exports the checkpoint that `args` selects.
 ///
 /// # Errors
 /// [`ExportError`].
@@ -183,18 +183,18 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     Ok(())
 }
 
-/// The hub to push to. It is needed before anything is exported.
+/// Returns the hub to push to. It is checked before anything is exported.
 fn hub_of_environment(target: &HubTarget) -> Result<push::Hub, ExportError> {
     push::Hub::of_environment()
         .map_err(|source| ExportError::CannotPush { repository: target.0.to_string(), source })
 }
 
-/// The error for a failed push of `folder`.
+/// Returns the conversion to the error of a failed push of `folder`.
 fn failed<'a>(target: &'a HubTarget, folder: &'a Path) -> impl FnOnce(push::PushError) -> ExportError + 'a {
     move |source| ExportError::Push { repository: target.0.to_string(), folder: folder.to_owned(), source }
 }
 
-/// The folder of a run that is named by it, or by the job's name.
+/// Finds the folder of a run, given by its path or by the job's name.
 fn find_run(run: &Path) -> Result<PathBuf, ExportError> {
     let candidates = [run.to_path_buf(), Path::new("runs").join(run)];
     let found = candidates.into_iter().find(|folder| RunFolder::follow(folder).manifest().is_file());
@@ -230,7 +230,7 @@ fn write(
     Ok(tokenizer.save(output).map_err(TrainError::from)?)
 }
 
-/// Reads over the weights of `decoder` those that the run trained.
+/// Replaces the trained weights of `decoder` by those of the checkpoint.
 fn read_trained(decoder: &Decoder, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     for (name, weight) in decoder.trainable_parameters() {
         checkpoint.load_into(&name, &weight.detach())?;

@@ -1,8 +1,9 @@
-//! `rlt-trainer generate`: completions for a file of prompts, by the engine that training uses.
+//! `rlt-trainer generate`: completes the prompts of a file with the engine that training uses.
 //!
-//! In: one object a line with `id` and one of `prompt` (text), `messages` (a conversation for the model's
-//! chat template) or `tokens`. Out: one line a sample with `id`, `tokens` (the new ones), `text`, `logprobs`
-//! and `finish_reason`, and `sample` when several are asked for. Other fields of an input line are not read.
+//! Each input line is an object with `id` and one of `prompt` (text), `messages` (a conversation for the
+//! model's chat template) or `tokens`; other fields are ignored. Each output line is a sample with `id`,
+//! `tokens` (the new ones), `text`, `logprobs` and `finish_reason`, and with `sample` if several are
+//! requested per prompt.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -79,43 +80,43 @@ pub struct GenerateArgs {
     pub no_graphs: bool,
 }
 
-/// Why completions could not be made.
+/// Completions could not be generated.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// The input cannot be read or the output not written.
+    /// The input cannot be read, or the output cannot be written.
     #[error(transparent)]
     Lines(#[from] JsonlError),
-    /// The model cannot be used.
+    /// The model cannot be loaded.
     #[error(transparent)]
     Model(#[from] ModelArgsError),
-    /// Its tokenizer cannot be used.
+    /// The tokenizer of the model cannot be loaded.
     #[error("load the tokenizer of {}", dir.display())]
     Tokenizer {
-        /// The model's folder.
+        /// Folder of the model.
         dir: PathBuf,
-        /// The error.
+        /// Error of the tokenizer.
         source: TokenizerError,
     },
     /// A sampling option is out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// The model gives no numbers for a line.
+    /// The model's logits for a line are not finite.
     #[error("completing {}, line {line}", path.display())]
     NotFinite {
-        /// The input.
+        /// Path of the input.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// Where in the completion.
+        /// Error of the engine, with the position in the completion.
         source: Box<RolloutError>,
     },
-    /// The engine failed for no one line's fault.
+    /// The engine failed for a reason that is not specific to a line.
     #[error("generate completions")]
     Rollout(#[source] RolloutError),
 }
 
 impl GenerateError {
-    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    /// Exit code of a process that ends with this error, the same as that of a job with this model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Lines(error) => error.exit_code(),
@@ -128,7 +129,7 @@ impl GenerateError {
     }
 }
 
-/// An error in one line of the input.
+/// A line of the input is invalid.
 #[derive(Debug, thiserror::Error)]
 enum PromptError {
     #[error("expected exactly one of `prompt`, `messages` and `tokens`, got {0} of them")]
@@ -141,16 +142,16 @@ enum PromptError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The summary of a call.
+/// Summary of a call.
 #[derive(Clone, Copy, Debug)]
 pub struct GenerateReport {
-    /// Completions written.
+    /// Number of completions written.
     pub num_completions: usize,
-    /// New tokens in them.
+    /// Number of new tokens in them.
     pub num_tokens: usize,
-    /// Tokens of the prompts, each counted once for all of its completions.
+    /// Number of prompt tokens; each prompt is counted once for all of its completions.
     pub num_prompt_tokens: usize,
-    /// Time of the rollout alone, loading excluded.
+    /// Time of the rollout, without loading.
     pub elapsed: Duration,
 }
 
@@ -168,7 +169,7 @@ impl fmt::Display for GenerateReport {
     }
 }
 
-/// One line of the input.
+/// A line of the input.
 #[derive(Debug, Deserialize)]
 struct PromptLine {
     id: Value,
@@ -177,7 +178,7 @@ struct PromptLine {
     tokens: Option<Vec<TokenId>>,
 }
 
-/// One line of the output.
+/// A line of the output.
 #[derive(Debug, Serialize)]
 struct CompletionLine<'a> {
     id: &'a Value,
@@ -189,10 +190,10 @@ struct CompletionLine<'a> {
     finish_reason: FinishReason,
 }
 
-/// Reads the prompts, writes the completions.
+/// Generates completions for the prompts of a file and writes them to another.
 ///
 /// # Errors
-/// [`GenerateError`]; a line at fault is named by file and number. Then no output is written.
+/// [`GenerateError`], which names the file and number of an invalid line. No output is written then.
 pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     sampling(args).validate()?;
     let lines: Vec<(usize, PromptLine)> = jsonl::read(&args.input)?;
@@ -230,7 +231,8 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     })
 }
 
-/// The tokenizer of the model's folder; `None` when it has none, which is fine for prompts given as tokens.
+/// Loads the tokenizer of the model's folder; `None` if it has none, which suffices for prompts given as
+/// tokens.
 fn load_tokenizer(model: &ModelArgs) -> Result<Option<Tokenizer>, GenerateError> {
     if !model.model.join("tokenizer.json").exists() {
         return Ok(None);
@@ -319,7 +321,7 @@ fn output_lines<'a>(
     })
 }
 
-/// The tokenizer's text, or none where there is no tokenizer.
+/// A detokenizer that returns empty texts if there is no tokenizer.
 struct Text<'a>(Option<&'a Tokenizer>);
 
 impl Detokenizer for Text<'_> {

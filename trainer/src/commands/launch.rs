@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> outcome
-//!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
+//!        all ranks on this machine, retryable failure -> another attempt from the last complete checkpoint
 //! ```
-//! It is the first process of a pod, and `rlctl run` executes it. A job of one rank runs in this process. If
-//! the environment assigns ranks (`WORLD_SIZE`), its owner restarts them, on a cluster the operator; a pod
-//! that runs all ranks may first restart them in place (`in_place`), and if the operator keeps pods for the
-//! next attempt they poll it for what to run (`follow`). Without `WORLD_SIZE` all ranks are on this machine,
-//! and the launcher obeys `runPolicy.retries`. The code of a rank is in [`crate::commands::worker`].
+//! The launcher is the first process of a pod, and `rlctl run` executes it. A job of one rank runs in this
+//! process. If the environment assigns ranks (`WORLD_SIZE`), whoever set it restarts them; on a cluster that
+//! is the operator. A pod that runs all ranks may first restart them in place (`in_place`). If the operator
+//! keeps pods for the next attempt, their launchers poll it for what to run (`follow`). Without `WORLD_SIZE`
+//! all ranks are on this machine, and the launcher obeys `runPolicy.retries`. The code of a rank is in
+//! [`crate::commands::worker`].
 
 mod attempts;
 mod budget;
@@ -33,60 +34,61 @@ use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
 use crate::parallel::{RankEnvironment, RankError};
 use crate::run::error::TrainError;
 
-/// Set for the workers of a launcher: its process id.
+/// Variable with the launcher's process id, set for the workers of a launcher.
 const LAUNCHER_VARIABLE: &str = "RLT_LAUNCHER";
-/// Set for the workers of a launcher: seconds that earlier attempts took, which count for the job's deadline.
+/// Variable with the seconds that earlier attempts took, set for the workers of a launcher. They count
+/// towards the job's deadline.
 const SPENT_VARIABLE: &str = "RLT_SPENT_SECONDS";
 
-/// Why a launch failed.
+/// A launch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The job failed in this process.
     #[error(transparent)]
     Train(#[from] Box<TrainError>),
-    /// The environment names no place among the ranks.
+    /// The environment assigns no valid ranks to this machine.
     #[error("failed to read this machine's ranks from the environment")]
     Place(#[from] RankError),
-    /// The rendezvous can not be served.
+    /// The rendezvous cannot be served.
     #[error("failed to serve the rendezvous at port {port}")]
     Serve {
-        /// The port.
+        /// Port of the rendezvous.
         port: u16,
-        /// The store's error.
+        /// Error of the store.
         source: RendezvousError,
     },
-    /// A system call around the ranks failed.
+    /// A system call for the ranks failed.
     #[error("failed to {act}")]
     Process {
-        /// The operation.
+        /// Operation that failed.
         act: &'static str,
-        /// Why it failed.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// A rank failed, and the others ended with it.
+    /// A rank failed, and the others were ended with it.
     #[error("{failed}{hint}")]
     Rank {
-        /// The failure, with the launcher's exit code.
+        /// Failure of the rank, with the launcher's exit code.
         failed: Box<Failed>,
-        /// Why it was not tried again; may be empty.
+        /// Reason why it was not retried; may be empty.
         hint: String,
     },
     /// Another attempt of the job has started, but processes of this one could not be killed.
     #[error("processes of attempt {attempt} still run, and another attempt has begun")]
     Remains {
-        /// The attempt.
+        /// Number of the attempt whose processes remain.
         attempt: u64,
     },
     /// The launcher of this worker died while the worker was being started.
     #[error("the launcher (process {launcher}) that started this worker is gone")]
     Orphan {
-        /// Its process id.
+        /// Process id of the launcher.
         launcher: i32,
     },
 }
 
 impl LaunchError {
-    /// The exit code by which the operator reacts.
+    /// Exit code, to which the operator reacts.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Train(error) => error.exit_code(),
@@ -98,10 +100,10 @@ impl LaunchError {
     }
 }
 
-/// Runs the ranks of this machine to their end; a rank in this process by the recipes of `choose`.
+/// Runs the ranks of this machine until they end. A rank in this process uses the recipes of `choose`.
 ///
 /// # Errors
-/// [`LaunchError`], which names its exit code.
+/// [`LaunchError`], which determines the exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
     match (worker::read_manifest(&args.manifest), place) {
@@ -110,20 +112,20 @@ pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchE
         }
         (Ok(job), None) if job.spec().workers.num_ranks() > 1 => follow(&job, || attempts::run(args, &job)),
         (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
-        // One rank, or none: nothing to start.
+        // With at most one rank there is nothing to start.
         (job, _) => Ok(worker::run_as_read(args, job, choose).map_err(Box::new)?),
     }
 }
 
-/// Runs `work` as a span of which the ranks' runs are parts.
+/// Runs `work` in a trace span that is the parent of the spans of the ranks.
 fn follow<T>(job: &ValidatedJob, work: impl FnOnce() -> T) -> T {
     let span = tracing::info_span!(target: rlt_traces::TARGET, "launch", job = job.name());
     rlt_traces::follow_environment(&span);
     span.in_scope(work)
 }
 
-/// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the
-/// rendezvous.
+/// Runs one attempt of the ranks that the environment assigns to this machine; the machine with rank 0 serves
+/// the rendezvous.
 fn run_placed(
     args: &WorkerArgs,
     job: &ValidatedJob,
@@ -143,7 +145,7 @@ fn run_placed(
     }
 }
 
-/// Checks that the world has all ranks of this machine.
+/// Checks that the ranks of this machine are within the world size.
 fn check(place: &RankEnvironment) -> Result<(), LaunchError> {
     if place.rank + place.local_world_size <= place.world_size {
         return Ok(());
@@ -167,7 +169,7 @@ fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
     Ok(job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
 }
 
-/// Whether a launcher has started this process, and reports its result.
+/// Whether a launcher has started this process and reports its result.
 pub fn is_launched() -> bool {
     std::env::var_os(LAUNCHER_VARIABLE).is_some()
 }
@@ -178,10 +180,10 @@ pub(crate) fn spent_before() -> Duration {
     Duration::from_secs(seconds.unwrap_or(0))
 }
 
-/// Lets the system kill this process when its launcher dies, for any reason.
+/// Asks the kernel to kill this process when its launcher dies for any reason.
 ///
 /// # Errors
-/// [`LaunchError::Orphan`] when the launcher has died before the system knew.
+/// [`LaunchError::Orphan`] if the launcher died before that took effect.
 pub fn end_with_launcher() -> Result<(), LaunchError> {
     let Ok(text) = std::env::var(LAUNCHER_VARIABLE) else { return Ok(()) };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
@@ -194,7 +196,7 @@ pub fn end_with_launcher() -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Where the ranks of this machine leave their last words.
+/// Path of the termination message of rank `rank`.
 fn last_words(folder: &std::path::Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}"))
 }

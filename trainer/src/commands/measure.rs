@@ -1,6 +1,6 @@
-//! `rlt-trainer measure`: this machine's limits, in the figures that a plan uses: matrix products, memory
-//! bandwidth, copies between device and host, launch overhead. The efficiency of training is not measured
-//! here.
+//! `rlt-trainer measure`: measures this machine's limits, as the figures that a plan uses: matrix products,
+//! memory bandwidth, copies between device and host, launch overhead. It does not measure the efficiency of
+//! training.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -10,16 +10,17 @@ use rlt_api::plan::{Flops, Machine};
 use rlt_api::{ExitCode, spec};
 use tch::{Device, Kind, Tensor};
 
-/// Rows, inputs and outputs of the products: those of a large layer, and on a CPU of a small one.
+/// Rows, inputs and outputs of the measured products: those of a large layer on a GPU, of a small one on a
+/// CPU.
 const LARGE: [i64; 3] = [4096, 4096, 4096];
 const SMALL: [i64; 3] = [1024, 576, 3072];
-/// Numbers of 4 bytes that are read, far more than any cache holds.
+/// Number of fp32 values that are read, far more than any cache holds.
 const READ_NUMBERS: i64 = 64 << 20;
-/// The least number of trials and their total time; the best counts. Shorter trials may all coincide with
-/// other load on the machine.
+/// Minimum number of trials, and minimum of their total time; the fastest trial counts. A shorter series may
+/// coincide with other load on the machine.
 const REPEATS: usize = 12;
 const SHORTEST_TRIAL: Duration = Duration::from_millis(400);
-/// Consecutive operations.
+/// Number of consecutive operations.
 const NUM_OPERATIONS: usize = 2000;
 
 /// The devices that can be measured.
@@ -42,30 +43,30 @@ pub struct MeasureArgs {
     pub threads: Option<usize>,
 }
 
-/// Why nothing was measured.
+/// The measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
-    /// There is no GPU.
+    /// libtorch finds no GPU.
     #[error("measure a GPU: libtorch sees none here")]
     NoGpu,
-    /// libtorch refused an operation.
+    /// An operation of libtorch failed.
     #[error("failed to measure {act}")]
     Tensor {
-        /// The measured operation.
+        /// Operation that was measured.
         act: &'static str,
-        /// libtorch's error.
+        /// Error of libtorch.
         source: tch::TchError,
     },
-    /// A setting was refused.
+    /// A setting of libtorch failed.
     #[error("failed to prepare the machine")]
     Setting(#[from] rlt_torch::Error),
-    /// Standard output is gone.
+    /// Standard output cannot be written.
     #[error("failed to write the measurements")]
     Output(#[from] std::io::Error),
 }
 
 impl MeasureError {
-    /// The process's end.
+    /// Exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoGpu => ExitCode::BadConfig,
@@ -75,7 +76,7 @@ impl MeasureError {
     }
 }
 
-/// Measures, and prints a [`Machine`] as JSON.
+/// Measures this machine and prints a [`Machine`] as JSON.
 ///
 /// # Errors
 /// [`MeasureError`].
@@ -114,14 +115,14 @@ fn measured(device: Device) -> Result<Machine, MeasureError> {
         memory_bytes: None,
         memory_bytes_per_second: read,
         flops: Flops { bf16, fp16, tf32, fp32 },
-        // Workers of one machine reach each other by its memory: sent, received, added.
+        // Workers of one machine exchange tensors through its memory: they are sent, received and added.
         peer_bytes_per_second: if device.is_cuda() { copy_rate(device)? } else { read / 3.0 },
         host_bytes_per_second: copy_rate(device)?,
         launch_seconds: launch_seconds(device)?,
     })
 }
 
-/// Seconds of the fastest of several runs of `work`.
+/// Returns the seconds of the fastest of several runs of `work`.
 pub(crate) fn fastest(
     (act, device): (&'static str, Device),
     mut work: impl FnMut() -> Result<(), tch::TchError>,
@@ -140,14 +141,14 @@ pub(crate) fn fastest(
     Ok(best)
 }
 
-/// Waits until a GPU has finished its work.
+/// Blocks until the GPU has finished its work; returns at once on a CPU.
 pub(crate) fn wait(device: Device) {
     if let Device::Cuda(idx) = device {
         tch::Cuda::synchronize(idx as i64);
     }
 }
 
-/// FLOP/s of a product.
+/// Rate of a matrix product, in FLOP/s.
 fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     let [rows, inputs, outputs] = if device.is_cuda() { LARGE } else { SMALL };
     let x = Tensor::ones([rows, inputs], (kind, device));
@@ -157,14 +158,14 @@ fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     Ok(2.0 * (rows * inputs * outputs) as f64 / seconds)
 }
 
-/// Bytes read in a second.
+/// Bandwidth of memory reads, in bytes per second.
 fn read_rate(device: Device) -> Result<f64, MeasureError> {
     let numbers = Tensor::ones([READ_NUMBERS], (Kind::Float, device));
     let seconds = fastest(("reading memory", device), || numbers.f_sum(Kind::Float).map(drop))?;
     Ok(4.0 * READ_NUMBERS as f64 / seconds)
 }
 
-/// Bytes copied from the host in a second.
+/// Bandwidth of copies from the host, in bytes per second.
 fn copy_rate(device: Device) -> Result<f64, MeasureError> {
     let on_host = Tensor::ones([READ_NUMBERS / 4], (Kind::Float, Device::Cpu));
     let on_host = if device.is_cuda() { on_host.pin_memory(device) } else { on_host };
@@ -173,7 +174,7 @@ fn copy_rate(device: Device) -> Result<f64, MeasureError> {
     Ok(READ_NUMBERS as f64 / seconds)
 }
 
-/// Seconds of the host for one operation on next to nothing.
+/// Host time of one operation on a tiny tensor, in seconds.
 fn launch_seconds(device: Device) -> Result<f64, MeasureError> {
     let small = Tensor::ones([16], (Kind::Float, device));
     let seconds = fastest(("starting operations", device), || {

@@ -1,4 +1,4 @@
-//! The command-line options by which `score` and `generate` name a model, and how they load it.
+//! Command-line options by which `score` and `generate` name and load a model.
 
 use std::path::PathBuf;
 
@@ -48,32 +48,32 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// Why the named model cannot be used.
+/// The named model cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelArgsError {
-    /// A GPU was asked for and there is none.
+    /// A GPU was requested, but none is usable.
     #[error("choosing the device: expected a CUDA device, got none: {0}")]
     NoCuda(&'static CudaSearch),
-    /// The folder is no model.
+    /// The model cannot be loaded.
     #[error("loading the model {dir}", dir = dir.display())]
     Model {
-        /// The folder.
+        /// Folder of the model.
         dir: PathBuf,
-        /// The error.
+        /// Error of the model.
         source: Box<ModelError>,
     },
-    /// The adapter does not fit.
+    /// The adapter cannot be loaded, or does not fit the model.
     #[error("loading the adapter {dir}", dir = dir.display())]
     Adapter {
-        /// The folder.
+        /// Folder of the adapter.
         dir: PathBuf,
-        /// The error.
+        /// Error of the adapter.
         source: Box<LoraError>,
     },
 }
 
 impl ModelArgsError {
-    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    /// Exit code of a process that ends with this error, the same as that of a job with this model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoCuda(_) => ExitCode::BadConfig,
@@ -84,7 +84,7 @@ impl ModelArgsError {
 }
 
 impl ModelArgs {
-    /// Loads the model, frozen, with its adapter.
+    /// Loads the model with its adapter, frozen.
     ///
     /// # Errors
     /// [`ModelArgsError`].

@@ -1,9 +1,9 @@
-//! `rlt-trainer score`: log-probs of given sequences, token by token, by the code of training.
+//! `rlt-trainer score`: computes the log-prob of every token of given sequences, with the code of training.
 //!
 //! ```text
 //! {"id", "tokens" | "text"} -> packed micro-batches -> {"id", "tokens", "logprobs", "entropies"} a line
 //! ```
-//! Sequences are packed under a token budget and scored in any order; output lines have the order of the
+//! Sequences are packed within a token budget and scored in any order; output lines have the order of the
 //! input.
 
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::{Adapter, Decoder, ModelError, PackedInput};
 use crate::storage::jsonl::{self, JsonlError};
 
-/// Tokens of a micro-batch when none are asked for: enough to keep the products large.
+/// Default number of tokens of a micro-batch: enough to keep the matrix products large.
 const DEFAULT_MAX_TOKENS: usize = 8192;
-/// Numbers of logits that exist at once.
+/// Maximum number of logits in memory at once.
 const LOGITS_AT_ONCE: usize = 16 << 20;
 
 /// Options of `score`.
@@ -45,7 +45,7 @@ pub struct ScoreArgs {
     pub max_tokens: Option<usize>,
 }
 
-/// One line of input.
+/// A line of the input.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct InputLine {
@@ -54,63 +54,63 @@ struct InputLine {
     text: Option<String>,
 }
 
-/// One line of output.
+/// A line of the output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scored {
-    /// The line's own.
+    /// Id of the input line.
     pub id: Value,
-    /// The whole sequence.
+    /// Tokens of the full sequence.
     pub tokens: Vec<TokenId>,
-    /// Natural-log probability of each token but the first, given those before it.
+    /// Log-probs, in nats, of each token but the first, given those before it.
     pub logprobs: Vec<f32>,
-    /// Entropy, in nats, of the distribution that each token but the first was scored under.
+    /// Entropies, in nats, of the distributions under which the tokens but the first were scored.
     pub entropies: Vec<f32>,
 }
 
-/// A model's scores of one sequence: a value for each token but the first.
+/// Scores of one sequence: a value for each token but the first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SequenceScores {
-    /// Natural-log probability of the token, given those before it.
+    /// Log-probs, in nats, of each token, given those before it.
     pub logprobs: Vec<f32>,
-    /// Entropy, in nats, of the distribution that the token was scored under.
+    /// Entropies, in nats, of the distributions under which the tokens were scored.
     pub entropies: Vec<f32>,
 }
 
-/// Why scoring failed.
+/// The scoring of the sequences failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoreError {
-    /// The model cannot be used.
+    /// The model cannot be loaded.
     #[error(transparent)]
     Load(#[from] ModelArgsError),
     /// Input or output cannot be read or written, or a line is malformed.
     #[error(transparent)]
     Jsonl(#[from] JsonlError),
-    /// Texts need the model's tokenizer, and it cannot be read.
+    /// The tokenizer, which texts need, cannot be loaded.
     #[error("loading the tokenizer of {dir} for the texts to score", dir = dir.display())]
     Tokenizer {
-        /// The model's folder.
+        /// Folder of the model.
         dir: PathBuf,
-        /// The error.
+        /// Error of the tokenizer.
         source: TokenizerError,
     },
-    /// Tokenizer and model do not belong together.
+    /// The tokenizer has token ids beyond the model's vocabulary.
     #[error(transparent)]
     Vocabulary(Box<ModelError>),
-    /// Sequences do not fit the budget.
+    /// A sequence exceeds the token budget.
     #[error("packing sequences under a budget of {max_tokens} tokens")]
     Packing {
-        /// The budget.
+        /// Maximum number of tokens of a micro-batch.
         max_tokens: usize,
-        /// Which does not fit.
+        /// Error of packing, which names the sequence.
         source: PackingError,
     },
-    /// The head failed.
+    /// The computation of log-probs failed in libtorch.
     #[error("computing log-probs")]
     Head(#[from] rlt_torch::Error),
-    /// The model gives no numbers for a line.
+    /// The model's log-probs or entropies for a line are not finite.
     #[error("scoring {}, line {line}: expected finite log-probs and entropies, got others", path.display())]
     NotFinite {
-        /// The input.
+        /// Path of the input.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
@@ -118,7 +118,7 @@ pub enum ScoreError {
 }
 
 impl ScoreError {
-    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    /// Exit code of a process that ends with this error, the same as that of a job with this model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Load(error) => error.exit_code(),
@@ -132,7 +132,7 @@ impl ScoreError {
     }
 }
 
-/// An error in one line of input.
+/// A line of the input is invalid.
 #[derive(Debug, thiserror::Error)]
 enum LineError {
     #[error("expected either \"tokens\" or \"text\", got {got}")]
@@ -145,10 +145,10 @@ enum LineError {
     Tokenizer(TokenizerError),
 }
 
-/// Scores the lines of `args.input` and writes those of `args.output`, all or none.
+/// Scores the lines of `args.input` and writes the results to `args.output`, all or none.
 ///
 /// # Errors
-/// [`ScoreError`]; a malformed line is named by file and number.
+/// [`ScoreError`], which names the file and number of a malformed line.
 pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
     let lines: Vec<(usize, InputLine)> = jsonl::read(&args.input)?;
     let decoder = args.model.load()?;
@@ -167,11 +167,11 @@ pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
     Ok(jsonl::write(&args.output, scored)?)
 }
 
-/// Log-probs and entropies of every token but the first of each sequence, in micro-batches of at most
-/// `max_tokens`.
+/// Computes log-probs and entropies of every token but the first of each sequence, in micro-batches of at
+/// most `max_tokens` tokens.
 ///
 /// # Errors
-/// [`ScoreError::Packing`] when a sequence alone is longer, [`ScoreError::Head`] when libtorch fails.
+/// [`ScoreError::Packing`] if a sequence is longer than that, [`ScoreError::Head`] if libtorch fails.
 pub fn score(
     decoder: &Decoder,
     sequences: &[Vec<TokenId>],
@@ -198,7 +198,7 @@ pub fn score(
     Ok(scores)
 }
 
-/// One value a token of the stream, about the token after it; zero at the end of each sequence.
+/// Returns one value per packed token, about the token after it; zero at the end of each sequence.
 fn score_packed(
     decoder: &Decoder,
     sequences: &[&[TokenId]],
@@ -217,7 +217,7 @@ fn score_packed(
     })
 }
 
-/// The token sequences of all lines, texts tokenised as the model's tokenizer does.
+/// Returns the tokens of all lines; texts are tokenized by the model's tokenizer.
 fn sequences(
     args: &ScoreArgs,
     decoder: &Decoder,

@@ -1,4 +1,4 @@
-//! One row as a supervised example: which tokens the assistant wrote.
+//! Reads one row as a supervised example, with a mask of the tokens that the assistant wrote.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use super::rows::Row;
 use super::{DataError, Fitted, images};
 use crate::data::tokenizer::Tokenizer;
 
-/// Columns that may hold the answer to the prompt column.
+/// Columns that may hold the response to the prompt column.
 const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
 
-/// Reads supervised examples as `spec.data` describes them.
+/// Reader of supervised examples as `spec.data` describes them.
 pub(super) struct DemonstrationReader<'a> {
     messages_key: &'a str,
     images_key: &'a str,
@@ -66,8 +66,8 @@ impl<'a> DemonstrationReader<'a> {
         let Some(key) = key else { return Err(self.missing_column(row)) };
         let (prompt, response) = (row.column(self.prompt_key)?, row.column(key)?);
         let asked = match prompt {
-            // With a system prompt a text is the user's message, and with images, whose tokens the chat
-            // template writes.
+            // A text becomes a user's message if there is a system prompt, or if there are images, whose
+            // tokens the chat template writes.
             Value::String(text) if self.tokenizer.has_system_prompt() || !images.is_empty() => {
                 Some(json!([{ "role": "user", "content": text }]))
             }
@@ -79,7 +79,7 @@ impl<'a> DemonstrationReader<'a> {
                 let answer = [json!({ "role": "assistant", "content": text })];
                 self.conversation(row, self.prompt_key, &asked, (&answer, images))
             }
-            // TRL's conversational form: the completion is messages, too.
+            // TRL's conversational form: the completion is a list of messages, too.
             (Some(asked), Value::Array(answer)) => {
                 self.conversation(row, self.prompt_key, &asked, (answer, images))
             }
@@ -97,7 +97,7 @@ impl<'a> DemonstrationReader<'a> {
         }
     }
 
-    /// The prompt's tokens, then the response's, then the ending token.
+    /// Builds an example of plain texts: the prompt's tokens, the response's, then the end-of-sequence token.
     fn plain(&self, row: &Row, response: &str) -> Result<Demonstration, DataError> {
         let rendered = render(self.tokenizer, row, self.prompt_key)?;
         let failed = |source| tokenize_error(row, source);
@@ -142,7 +142,7 @@ impl<'a> DemonstrationReader<'a> {
         Ok(Demonstration { tokens, loss_mask, images: Vec::new() })
     }
 
-    /// Refuses an image behind the first token to learn: positions are laid out for what comes before it.
+    /// Refuses an image after the first token to learn: positions are computed only for images before it.
     fn check_images_are_asked_about(&self, row: &Row, masked: &[(TokenId, bool)]) -> Result<(), DataError> {
         let Some(processor) = self.tokenizer.image_processor() else { return Ok(()) };
         let first_learned = masked.iter().position(|(_, is_learned)| *is_learned).unwrap_or(masked.len());
@@ -153,8 +153,8 @@ impl<'a> DemonstrationReader<'a> {
         Ok(())
     }
 
-    /// Bytes of `text` that the assistant wrote: for each of its messages, what the template adds to the
-    /// conversation before it with the assistant's turn already opened.
+    /// Byte ranges of `text` that the assistant wrote. Each is what the template adds for an assistant's
+    /// message to the conversation before it, rendered with the assistant's turn opened.
     fn assistant_spans(
         &self,
         row: &Row,
@@ -177,8 +177,8 @@ impl<'a> DemonstrationReader<'a> {
         Ok(spans)
     }
 
-    /// Tokens that begin inside a span, up to the span's last ending token: what a template writes behind it
-    /// (a line break) is not the assistant's.
+    /// Marks the tokens that begin inside a span, up to the span's last end-of-sequence token. What a
+    /// template writes after that token, such as a line break, is not the assistant's.
     fn loss_mask(&self, encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
         let mut mask = vec![false; encoded.len()];
         let is_eos = |idx: &usize| self.tokenizer.eos_ids().contains(&encoded[*idx].0);
@@ -203,7 +203,7 @@ impl<'a> DemonstrationReader<'a> {
                 let location = row.location.clone();
                 return Err(DataError::TooLong { location, num_tokens, num_image_tokens, max_tokens });
             }
-            // An image is whole or not there.
+            // An image cannot be truncated.
             _ if !whole.images.is_empty() => return Ok(Fitted::TooLong),
             OverlongPrompts::TruncateLeft => {
                 whole.tokens.drain(..num_tokens - max_tokens);

@@ -1,4 +1,4 @@
-//! What can be wrong with data, always with the place.
+//! Errors of the data, with the row where they occurred.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use super::Split;
 use super::images::ImageError;
 use crate::data::tokenizer::TokenizerError;
 
-/// A row of a file, or a problem of a generated task.
+/// Location of a row of a file, or of a problem of a generated task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowLocation {
-    /// The file; `None` for a generated task.
+    /// Path of the file; `None` for a generated task.
     pub file: Option<Arc<Path>>,
-    /// Line (JSONL) or row (parquet, JSON array, task), from 1.
+    /// Number of the line (JSONL) or row (parquet, JSON array, task), from 1.
     pub number: u64,
 }
 
@@ -27,12 +27,12 @@ impl fmt::Display for RowLocation {
 }
 
 impl DataError {
-    /// Whether a file could not be read, which may pass.
+    /// Whether a file could not be opened or read, which may be temporary.
     pub fn is_io(&self) -> bool {
         matches!(self, Self::Open { .. } | Self::Read { .. })
     }
 
-    /// The row that is wrong, where it is one.
+    /// Location of the invalid row, where the error has one.
     pub fn location(&self) -> Option<&RowLocation> {
         match self {
             Self::Read { location, .. }
@@ -51,184 +51,184 @@ impl DataError {
     }
 }
 
-/// Why data cannot be used.
+/// Data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A file is missing or unreadable.
     #[error("open data file {}", path.display())]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The name says no known format.
+    /// The file's name has an unknown extension.
     #[error("read {}: expected a name that ends in .jsonl, .json or .parquet", path.display())]
     UnknownFormat {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The file ended or broke while it was read.
+    /// A file could not be read to its end.
     #[error("read {location}")]
     Read {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
     /// A line is not a JSON object.
     #[error("parse {location}: expected one JSON object")]
     Json {
-        /// Where.
+        /// Location of the line.
         location: RowLocation,
-        /// Why.
+        /// Error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
     /// The parquet file or one of its rows cannot be decoded.
     #[error("decode {location}")]
     Parquet {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Why.
+        /// Error of the parquet decoder.
         #[source]
         source: ::parquet::errors::ParquetError,
     },
-    /// A column is not there.
+    /// A column is missing.
     #[error("read {location}: expected a column {column:?}, found {found:?}")]
     MissingColumn {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// The column, a dotted path for a nested field.
+        /// Name of the column; a dotted path for a nested field.
         column: String,
-        /// The columns that are there.
+        /// Names of the columns that the row has.
         found: Vec<String>,
     },
-    /// A column has another type than it must have.
+    /// A column has the wrong type.
     #[error("read {location}: column {column:?} is {got}, expected {expected}")]
     WrongType {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// The column.
+        /// Name of the column.
         column: String,
-        /// The value, shortened.
+        /// Value that was found, shortened.
         got: String,
-        /// What it has to be.
+        /// Description of the expected value.
         expected: &'static str,
     },
     /// A row could not be rendered or tokenized.
     #[error("tokenize {location}")]
     Tokenize {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Why.
+        /// Error of the tokenizer.
         #[source]
         source: TokenizerError,
     },
     /// The prompt has no tokens.
     #[error("tokenize {location}: the prompt is empty")]
     EmptyPrompt {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
     },
-    /// A prompt is too long and `overlongPrompts` is `Error`.
+    /// A prompt or demonstration is too long and `overlongPrompts` is `Error`.
     #[error(
         "tokenize {location}: {num_tokens} tokens{}, expected at most {max_tokens}", of_images(*num_image_tokens)
     )]
     TooLong {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Tokens it has.
+        /// Number of tokens of the row.
         num_tokens: usize,
-        /// Those of images among them.
+        /// Number of image tokens among them.
         num_image_tokens: usize,
-        /// Tokens it may have.
+        /// Maximum number of tokens.
         max_tokens: usize,
     },
-    /// A part of a row is too long and `overlongPrompts` is `Error`.
+    /// A column of a row is too long and `overlongPrompts` is `Error`.
     #[error("tokenize {location}: column {column:?} has {num_tokens} tokens, expected at most {max_tokens}")]
     ColumnTooLong {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// The column.
+        /// Name of the column.
         column: &'static str,
-        /// Tokens it has.
+        /// Number of tokens of the column.
         num_tokens: usize,
-        /// Tokens it may have.
+        /// Maximum number of tokens of the column.
         max_tokens: usize,
     },
     /// A completion has no tokens.
     #[error("tokenize {location}: the completion in column {column:?} is empty")]
     EmptyCompletion {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// The column.
+        /// Name of the column.
         column: &'static str,
     },
-    /// The chat template writes earlier turns differently once later ones follow.
+    /// The chat template renders earlier turns differently once later ones follow.
     #[error(
         "mask {location}: the chat template does not extend its own text at message {message_idx}, so the \
          assistant's part cannot be told apart; use one row per answer or another template"
     )]
     UnstableTemplate {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Position of the assistant's message.
+        /// Index of the assistant's message.
         message_idx: usize,
     },
     /// The images of a row cannot be used.
     #[error("read the images of {location}")]
     Images {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
-        /// Why.
+        /// Error of the images.
         #[source]
         source: ImageError,
     },
-    /// A supervised example teaches nothing.
+    /// A supervised example has no token to learn.
     #[error("mask {location}: no token of the assistant's remains to learn from")]
     NothingToLearn {
-        /// Where.
+        /// Location of the row.
         location: RowLocation,
     },
-    /// A file that is to be read row by row is one array.
+    /// A file to be streamed is one JSON array, which can only be read as a whole.
     #[error(
         "stream {}: expected one JSON object a line, found an array, which is read whole; write lines, or leave \
          out data.streaming", path.display()
     )]
     ArrayInStream {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A row cannot be used for what it is read for.
+    /// A row does not pass the check of its use, such as that of the reward functions.
     #[error("check the rows")]
     Check(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A generated task's options are impossible.
+    /// The options of a generated task are invalid.
     #[error("generate data")]
     Task(#[from] rlt_core::task::TaskError),
-    /// Nothing is left of a data set with a weight.
+    /// A data set with a weight has no rows, possibly because all were filtered out.
     #[error(
         "read the {split} data: no rows remain of data set {set_idx} (counted from 0), which has a weight"
     )]
     EmptySet {
-        /// Which data.
+        /// Split of the data.
         split: Split,
-        /// Which of its data sets.
+        /// Index of the data set in the split, from 0.
         set_idx: usize,
     },
-    /// Nothing is left to train on.
+    /// A split has no rows, possibly because all were filtered out.
     #[error("read the {split} data: no rows remain ({num_filtered} were longer than allowed)")]
     Empty {
-        /// Which data.
+        /// Split of the data.
         split: Split,
-        /// Rows that the length filter took.
+        /// Number of rows that the length filter has removed.
         num_filtered: u64,
     },
 }
 
-/// Says how many of a row's tokens are those of images.
+/// Formats how many of a row's tokens are image tokens; empty for none.
 fn of_images(num_tokens: usize) -> String {
     match num_tokens {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! What a training is fed with: prompts, demonstrations, preferences, held-out rows, and where each stands.
+//! The data of a training: prompts, demonstrations, preferences and held-out rows, with the position in each.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use rlt_core::types::Prompt;
 
 use super::{DataError, Dataset, Demonstration, Loader, LoaderError, LoaderState};
 
-/// Gives prompts and demonstrations in an order that can be resumed.
+/// Training and held-out data, in an order that can be resumed.
 pub struct Data {
-    /// Prompts to train on; `None` for training on a data set alone.
+    /// Prompts to train on; `None` for algorithms that do not sample.
     pub(crate) prompts: Option<Loader<Prompt>>,
     /// Demonstrations of the cold start or of supervised training.
     pub(crate) demonstrations: Option<Loader<Demonstration>>,
-    /// Preferences to train on.
+    /// Preferences to train on; `None` for algorithms without a preference data set.
     pub(crate) preferences: Option<Loader<PreferenceExample>>,
     pub(crate) held_out: Dataset<Prompt>,
     pub(crate) held_out_preferences: Option<Dataset<PreferenceExample>>,
 }
 
-/// Where all orders stand.
+/// Positions of all loaders, as stored in checkpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct DataPosition {
     pub prompts: Option<LoaderState>,
@@ -28,7 +28,7 @@ pub(crate) struct DataPosition {
 }
 
 impl Data {
-    /// The next prompts to sample from; `None` in supervised training.
+    /// Returns the next prompts to sample from; `None` for algorithms that do not sample.
     ///
     /// # Errors
     /// [`DataError`] of a row that is read during the training.
@@ -36,7 +36,7 @@ impl Data {
         self.prompts.as_mut().map(|loader| loader.next_batch(num_prompts)).transpose()
     }
 
-    /// The next demonstrations; `None` where the job has none.
+    /// Returns the next demonstrations; `None` if the job has none.
     ///
     /// # Errors
     /// As [`Self::next_prompts`].
@@ -47,7 +47,7 @@ impl Data {
         self.demonstrations.as_mut().map(|loader| loader.next_batch(num_demonstrations)).transpose()
     }
 
-    /// The next prompts with completions whose worth is known; `None` where the job has none.
+    /// Returns the next prompts with their labelled completions; `None` if the job has none.
     ///
     /// # Errors
     /// As [`Self::next_prompts`].
@@ -58,17 +58,17 @@ impl Data {
         self.preferences.as_mut().map(|loader| loader.next_batch(num_examples)).transpose()
     }
 
-    /// Preferences that nothing is learned from.
+    /// Preferences for evaluation; empty if there are none.
     pub fn held_out_preferences(&self) -> &[Arc<PreferenceExample>] {
         self.held_out_preferences.as_ref().map_or(&[], |held_out| held_out.items())
     }
 
-    /// Prompts that nothing is learned from.
+    /// Prompts for evaluation.
     pub fn held_out(&self) -> &[Arc<Prompt>] {
         self.held_out.items()
     }
 
-    /// Passes over the data that are complete.
+    /// Number of completed epochs of the data trained on.
     pub(crate) fn epoch(&self) -> u64 {
         let demonstrations = || self.demonstrations.as_ref().map(Loader::epoch);
         let preferences = || self.preferences.as_ref().map(Loader::epoch);
@@ -84,7 +84,7 @@ impl Data {
         }
     }
 
-    /// Continues exactly where `position` was taken.
+    /// Continues from `position`.
     ///
     /// # Errors
     /// [`LoaderError::OtherData`].

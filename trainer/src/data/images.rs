@@ -1,10 +1,10 @@
-//! Images of rows: read where a row has or names them, and made patches as the model's preprocessor does it.
+//! Images of rows: loads them from a column and turns them into patches as the model's preprocessor does.
 //!
 //! ```text
 //! column -> bytes -> RGB pixels -> resized to whole patches -> normalised -> PromptImage
 //! ```
-//! The numbers are those of transformers' `Qwen2VLImageProcessor`. Placeholders in text and tokens are put in
-//! by `placeholders`; what a tower makes of patches is the model's.
+//! The values are those of transformers' `Qwen2VLImageProcessor`. `placeholders` inserts the image tokens
+//! into text and tokens. The vision tower that reads the patches is in `model`.
 
 mod pixels;
 pub(super) mod placeholders;
@@ -28,101 +28,101 @@ pub(crate) use processor::ImageProcessor;
 use super::DataError;
 use super::rows::Row;
 
-/// Why the images of a row cannot be used.
+/// The images of a row cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// A preprocessor's settings are missing or make no sense.
+    /// The settings of an image processor are missing or invalid.
     #[error("read the image processor of {file}: {message}")]
     Processor {
-        /// The file.
+        /// Path of the file.
         file: String,
-        /// What is wrong with it.
+        /// Description of the fault.
         message: String,
     },
-    /// The column holds something else than images.
+    /// The image column holds something else than images.
     #[error("read image {image}: expected a path, or an object with `bytes` or `path`, found {found}")]
     NoImage {
-        /// Which one of the row, from 1.
+        /// Number of the image in the row, from 1.
         image: usize,
-        /// Its JSON, cut short.
+        /// JSON of the value that was found, shortened.
         found: String,
     },
-    /// Its file cannot be read.
+    /// The file of an image cannot be read.
     #[error("read image {image} from {path}")]
     Read {
-        /// Which one of the row, from 1.
+        /// Number of the image in the row, from 1.
         image: usize,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// Its bytes are no image of a known format, are damaged, or would take too much memory.
+    /// The bytes of an image are of no known format, are damaged, or would take too much memory.
     #[error("decode image {image}")]
     Decode {
-        /// Which one of the row, from 1.
+        /// Number of the image in the row, from 1.
         image: usize,
-        /// What the decoder says.
+        /// Error of the decoder.
         #[source]
         source: image::ImageError,
     },
-    /// A generated picture could not be written.
+    /// A generated picture could not be encoded.
     #[error("encode a picture of {side} x {side} pixels")]
     Encode {
-        /// Its height and width in pixels.
+        /// Height and width of the picture in pixels.
         side: usize,
-        /// What the encoder says.
+        /// Error of the encoder.
         #[source]
         source: Box<image::ImageError>,
     },
-    /// It is too long for its width, or the other way round.
+    /// One side of an image is too long relative to the other.
     #[error("resize image {image} of {width} x {height} pixels: one side may be at most 200 times the other")]
     Aspect {
-        /// Which one of the row, from 1.
+        /// Number of the image in the row, from 1.
         image: usize,
-        /// Its width in pixels.
+        /// Width of the image in pixels.
         width: usize,
-        /// Its height in pixels.
+        /// Height of the image in pixels.
         height: usize,
     },
-    /// Placeholders and images are not as many.
+    /// The numbers of placeholders and images differ.
     #[error(
         "place {images} images of the row: its messages have {placeholders} placeholders (`<image>` in a text, \
              or parts of type image); data.imagesKey names the column of images"
     )]
     Count {
-        /// Images of the row.
+        /// Number of images of the row.
         images: usize,
-        /// Placeholders in its messages.
+        /// Number of placeholders in its messages.
         placeholders: usize,
     },
-    /// An image follows what is learned.
+    /// An image follows the first token to learn.
     #[error(
         "use the images of the row: one of them stands behind the assistant's first answer; split the conversation \
              so that images come before the first answer of a row"
     )]
     BehindAnswer,
-    /// The row is a pair.
+    /// The row is a preference example, for which images are not supported.
     #[error(
         "use the {images} images of the row: images are read in prompts and demonstrations, not in pairs"
     )]
     NoPrompt {
-        /// Images of the row.
+        /// Number of images of the row.
         images: usize,
     },
-    /// The model reads text alone.
+    /// The model has no vision tower.
     #[error("use the {images} images of the row: the model has no vision tower")]
     NoVision {
-        /// Images of the row.
+        /// Number of images of the row.
         images: usize,
     },
 }
 
-/// The images of a row in their order, none where the column `key` is absent or empty.
+/// Reads the images of a row in order; empty if the column `key` is absent or empty.
 ///
 /// # Errors
-/// [`DataError::Images`] with the place of the row.
+/// [`DataError::Images`] with the location of the row.
 pub(super) fn read(
     row: &Row,
     key: &str,
@@ -144,10 +144,10 @@ pub(super) fn read(
     }
 }
 
-/// Refuses images where none are read.
+/// Refuses a row with images, for readers that support none.
 ///
 /// # Errors
-/// [`DataError::Images`] where the column `key` has some.
+/// [`DataError::Images`] if the column `key` has images.
 pub(super) fn refuse(row: &Row, key: &str) -> Result<(), DataError> {
     match items(row, key).len() {
         0 => Ok(()),
@@ -158,7 +158,7 @@ pub(super) fn refuse(row: &Row, key: &str) -> Result<(), DataError> {
     }
 }
 
-/// A square picture of RGB pixels as a PNG file.
+/// Encodes a square picture of RGB pixels as a PNG file.
 ///
 /// # Errors
 /// [`ImageError::Encode`] unless `rgb` has `side * side` pixels.

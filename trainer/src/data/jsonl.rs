@@ -1,4 +1,4 @@
-//! Rows of JSON files: one object a line, or one array of objects.
+//! Rows of JSON files: one object per line, or one array of objects.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -15,13 +15,13 @@ fn open(path: &Path) -> Result<BufReader<File>, DataError> {
     opened.map(BufReader::new).map_err(|source| DataError::Open { path: path.to_owned(), source })
 }
 
-/// One object a line; empty lines are skipped and counted in line numbers.
+/// Reads one object per line; empty lines are skipped but counted in line numbers.
 pub(super) fn lines(path: Arc<Path>) -> Result<Rows, DataError> {
     let reader = open(&path)?;
     Ok(Box::new(LinesFrom { reader, path, place: Place::default() }))
 }
 
-/// The lines of a file from a place on.
+/// Lines of a file, from a place on.
 pub(super) struct LinesFrom {
     reader: BufReader<File>,
     path: Arc<Path>,
@@ -77,7 +77,7 @@ fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
     }
 }
 
-/// A `.json` file is an array when it begins with a bracket, else lines.
+/// Reads a `.json` file: an array if it begins with a bracket, else one object per line.
 pub(super) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
     let mut reader = open(&path)?;
     let failed = |source| DataError::Open { path: path.to_path_buf(), source };

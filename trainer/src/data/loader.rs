@@ -3,12 +3,11 @@
 //! Epoch `e` visits item `Permutation::new(len, seed, e).get(i)` at position `i` (see
 //! [`rlt_core::permutation`]), or item `i` without shuffling; with weights that is a draw of the
 //! [mixture](super::mixture). A batch never spans two epochs: when fewer items are left in an epoch than
-//! requested, they are skipped and the next epoch begins, as a data loader with `drop_last` does; only a data
-//! set smaller than the batch is run through several times within one. The state is four numbers and a
-//! digest.
+//! requested, they are skipped and the next epoch begins, as in a data loader with `drop_last`. Only a data
+//! set smaller than the batch is repeated within one. The state is four numbers and a digest.
 //!
-//! The length of a [stream](super::stream) is not known before its end: its batches span passes, and its
-//! state is where each of its lanes stands.
+//! The length of a [stream](super::stream) is not known before its end, so its batches span passes. Its state
+//! is the position of each of its lanes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,17 +22,17 @@ use super::mixture::Mixture;
 use super::stream::{LanePosition, Stream};
 use super::{CheckItem, DataError, Dataset, Demonstration, ReadRow};
 
-/// Batches of items.
+/// Batches of items, without end.
 pub struct Loader<T> {
     source: Source<T>,
     state: LoaderState,
 }
 
-/// Where items come from.
+/// Source of the items.
 enum Source<T> {
-    /// From memory.
+    /// Items in memory.
     Kept { items: Arc<[Arc<T>]>, order: Option<Permutation>, mixture: Option<Mixture> },
-    /// From files, when they are wanted.
+    /// Items that are read from files on demand.
     Streamed(Stream<T>),
 }
 
@@ -43,56 +42,56 @@ pub type PromptLoader = Loader<Prompt>;
 /// Batches of supervised examples.
 pub type DemonstrationLoader = Loader<Demonstration>;
 
-/// Batches of prompts with completions whose worth is known.
+/// Batches of prompts with labelled completions.
 pub type PreferenceLoader = Loader<PreferenceExample>;
 
-/// Where a loader stands; stored in checkpoints.
+/// Position of a loader; stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderState {
-    /// Digest of the rows behind the items.
+    /// Digest of the data behind the items, in hexadecimal digits.
     pub data_digest: String,
-    /// Number of items.
+    /// Number of items; 0 for a stream.
     pub num_items: u64,
-    /// Whether and how items are shuffled.
+    /// Seed of the order; `None` without shuffling.
     pub shuffle_seed: Option<u64>,
-    /// The epoch being read, from 0.
+    /// Current epoch, from 0.
     pub epoch: u64,
-    /// Items of this epoch that were handed out.
+    /// Number of items of this epoch that were returned.
     pub position: u64,
-    /// Where each lane of a stream stands; empty where items are in memory.
+    /// Position of each lane of a stream; empty if the items are in memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lanes: Vec<LanePosition>,
 }
 
-/// How rows are streamed: `data.streaming`.
+/// Options of streamed rows: `data.streaming`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Items of a block.
+    /// Number of items per block.
     pub block_rows: usize,
-    /// Of the order; `None` for that of the files.
+    /// Seed of the order; `None` for the order of the files.
     pub seed: Option<u64>,
 }
 
-/// Why a loader cannot be made or resumed.
+/// A loader cannot be created or resumed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoaderError {
-    /// There is nothing to load.
+    /// The data set has no items.
     #[error("load batches: the data set is empty")]
     Empty,
-    /// The state belongs to other data or another order.
+    /// The state was saved with other data or another order.
     #[error("resume the data position: {field} was {saved} when it was saved and is {current} now")]
     OtherData {
-        /// What differs.
+        /// Description of the value that differs.
         field: &'static str,
-        /// In the state.
+        /// Value in the saved state.
         saved: String,
-        /// In this run.
+        /// Value in this run.
         current: String,
     },
 }
 
 impl<T> Loader<T> {
-    /// Starts at the first item of epoch 0.
+    /// Creates a loader at the first item of epoch 0.
     ///
     /// # Errors
     /// [`LoaderError::Empty`].
@@ -117,10 +116,10 @@ impl<T> Loader<T> {
         Ok(loader)
     }
 
-    /// The next `num_items` items.
+    /// Returns the next `num_items` items.
     ///
     /// # Errors
-    /// [`DataError`] of a row that is read now, which only streams do.
+    /// [`DataError`] of a row that is read now, which happens only for streams.
     pub fn next_batch(&mut self, num_items: usize) -> Result<Vec<Arc<T>>, DataError> {
         if let Source::Streamed(stream) = &mut self.source {
             return (0..num_items).map(|_| stream.next()).collect();
@@ -176,7 +175,7 @@ impl<T> Loader<T> {
         Ok(Self { source: Source::Streamed(stream), state })
     }
 
-    /// Passes over the data that are complete; of a stream with weights those of all its data sets.
+    /// Number of completed passes over the data; for a stream with weights, over all of its data sets.
     pub fn epoch(&self) -> u64 {
         match &self.source {
             Source::Kept { .. } => self.state.epoch,
@@ -184,7 +183,7 @@ impl<T> Loader<T> {
         }
     }
 
-    /// Where the loader stands.
+    /// Position of the loader.
     pub fn state(&self) -> LoaderState {
         match &self.source {
             Source::Kept { .. } => self.state.clone(),
@@ -194,7 +193,7 @@ impl<T> Loader<T> {
         }
     }
 
-    /// Continues exactly where `state` was taken.
+    /// Continues from `state`.
     ///
     /// # Errors
     /// [`LoaderError::OtherData`] when the data, the shuffling or the seed differ.
@@ -227,7 +226,7 @@ impl<T> fmt::Debug for Loader<T> {
 }
 
 impl PromptLoader {
-    /// The next `num_prompts` prompts: [`Loader::next_batch`] in the words of the step.
+    /// Returns the next `num_prompts` prompts, see [`Loader::next_batch`].
     ///
     /// # Errors
     /// As [`Loader::next_batch`].

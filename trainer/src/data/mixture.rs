@@ -1,36 +1,36 @@
-//! How an epoch is made of data sets with weights.
+//! Composition of an epoch from data sets with weights.
 //!
-//! An epoch has as many draws as all data sets have items together. Of them each data set has a fixed
-//! number, its quota, by its weight. Its draws continue where the last epoch has left off: draw `k` of a data
-//! set of `n` items, counted over all epochs, is item `k % n` of its pass `k / n`, and each pass has an order
-//! of its own. So a data set with a small share comes whole before any item of it comes twice, and every draw
-//! is a function of weights, seed, epoch and position: nothing has to be kept to continue from any of them.
+//! An epoch has as many draws as all data sets together have items. Each data set has a fixed number of them,
+//! its quota, by its weight. Its draws continue where the last epoch left off: draw `k` of a data set of `n`
+//! items, counted over all epochs, is item `k % n` of its pass `k / n`, and each pass has its own order. So
+//! all items of a data set with a small weight are drawn before any of them is drawn twice. Every draw is a
+//! function of weights, seed, epoch and position, so that no further state has to be saved.
 
 use rlt_core::permutation::{Permutation, splitmix64};
 
-/// A data set in an epoch.
+/// Items and draws of one data set in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
-    /// Its first item, and how many it has.
+    /// Index of the first item, and number of items.
     first: u64,
     num_items: u64,
-    /// Its first draw in an epoch, and how many it has.
+    /// Index of the first draw in an epoch, and number of draws per epoch.
     begin: u64,
     quota: u64,
 }
 
-/// The data sets in an epoch.
+/// Data sets that are mixed by weight in each epoch.
 #[derive(Clone, Debug)]
 pub(super) struct Mixture {
     parts: Vec<Part>,
     seed: Option<u64>,
-    /// Without a seed: draws in an order that spreads each data set over the epoch.
+    /// Without a seed: draws in an order that spreads each data set over the epoch; else empty.
     spread: Vec<u32>,
 }
 
 impl Mixture {
-    /// Of data sets by number of items, at least one each, and weight. They are shuffled where there is a
-    /// seed.
+    /// Creates the mixture of data sets given by number of items, at least one each, and weight. With a seed
+    /// they are shuffled.
     pub(super) fn new(sets: &[(u64, f64)], seed: Option<u64>) -> Self {
         let quotas = quotas(sets);
         let (mut first, mut begin) = (0, 0);
@@ -44,7 +44,7 @@ impl Mixture {
         Self { parts, seed, spread }
     }
 
-    /// The item of a draw of an epoch. With a seed draws have been shuffled by the caller.
+    /// Index of the item of a draw of an epoch. With a seed, the caller has shuffled the draws.
     pub(super) fn item(&self, epoch: u64, draw: u64) -> u64 {
         let draw = self.spread.get(draw as usize).map_or(draw, |draw| u64::from(*draw));
         let part_idx = self.parts.partition_point(|part| part.begin + part.quota <= draw);
@@ -55,15 +55,15 @@ impl Mixture {
         part.first + self.seed.and_then(|seed| order(seed).get(within)).unwrap_or(within)
     }
 
-    /// Draws of each data set in an epoch.
+    /// Number of draws of each data set in an epoch.
     #[cfg(test)]
     fn quotas(&self) -> impl Iterator<Item = u64> + '_ {
         self.parts.iter().map(|part| part.quota)
     }
 }
 
-/// Draws of each data set, which are together as many as there are items: its share rounded down, and one
-/// more for those whose shares were cut most.
+/// Number of draws of each data set, in total the number of items. Each share is rounded down; the data sets
+/// with the largest remainders get one more.
 fn quotas(sets: &[(u64, f64)]) -> Vec<u64> {
     let num_draws: u64 = sets.iter().map(|(num_items, _)| num_items).sum();
     let total: f64 = sets.iter().map(|(_, weight)| weight).sum();
@@ -76,7 +76,7 @@ fn quotas(sets: &[(u64, f64)]) -> Vec<u64> {
     quotas
 }
 
-/// All draws, those of each data set at equal distances.
+/// Orders all draws so that those of each data set are evenly spaced.
 fn spread(parts: &[Part]) -> Vec<u32> {
     let place = |part: &Part, idx: u64| (idx as f64 + 0.5) / part.quota as f64;
     let draws = parts.iter().flat_map(|part| (0..part.quota).map(move |idx| (part, idx)));

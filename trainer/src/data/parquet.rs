@@ -1,4 +1,4 @@
-//! Rows of parquet files, by the row interface: no Arrow in between.
+//! Rows of parquet files, read by the row interface, without Arrow.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,19 +14,19 @@ use super::rows::{Place, Row, Rows};
 use super::{DataError, RowLocation};
 use crate::panics;
 
-/// All rows in file order; nested columns become objects and lists.
+/// Reads all rows in file order; nested columns become objects and lists.
 pub(super) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
     Ok(Box::new(RowsFrom::open(&path, Place::default())?))
 }
 
-/// The rows of a file from a place on. Groups of rows before it are not read.
+/// Rows of a file, from a place on. Row groups before that place are not read.
 pub(super) struct RowsFrom {
     path: Arc<Path>,
     reader: SerializedFileReader<File>,
-    /// The group that is read next.
+    /// Index of the row group that is read next.
     next_group: usize,
     group: Option<ReaderIter>,
-    /// Rows of the file before the next one.
+    /// Number of rows before the next one in the file.
     number: u64,
 }
 
@@ -65,14 +65,15 @@ impl RowsFrom {
         Ok(group)
     }
 
-    /// The next row of the group that is being read. Dates that no calendar has panic on their way to JSON.
+    /// Returns the next row of the current row group. Dates outside the calendar panic in the conversion to
+    /// JSON.
     fn next_of_group(&mut self) -> Option<Result<Value, ParquetError>> {
         let group = self.group.as_mut()?;
         let row = || Ok(group.next().transpose()?.map(|row| row.to_json_value()));
         decoded(row).transpose()
     }
 
-    /// Reads no further: behind a fault nothing of the file can be trusted.
+    /// Ends the file: after an error none of its content can be trusted.
     fn end(&mut self) {
         self.next_group = self.reader.num_row_groups();
         self.group = None;
@@ -110,8 +111,8 @@ impl Iterator for RowsFrom {
     }
 }
 
-/// What `work` decodes. The decoder asserts some of what a damaged file says of itself: a panic of it is a
-/// fault of the file like any other, and what panicked is read no more.
+/// Runs `work` of the decoder and turns a panic into an error. The decoder asserts some properties of the
+/// file, so a damaged file may make it panic. The caller must not read on from what panicked.
 fn decoded<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(ParquetError::General(format!("the decoder panicked: {}", panics::message(&*panic))))

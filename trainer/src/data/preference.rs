@@ -1,13 +1,13 @@
-//! One row as a prompt with completions whose worth is known, in TRL's formats.
+//! Reads one row as a prompt with labelled completions, in TRL's formats.
 //!
 //! | format | columns |
 //! |---|---|
-//! | pairs | `prompt`, `chosen`, `rejected`; without `prompt` it is what `chosen` and `rejected` begin with alike |
-//! | pairs for a reward model | as pairs; `margin`, a number: by how much `chosen` is better |
+//! | pairs | `prompt`, `chosen`, `rejected`; without `prompt` it is the common prefix of the other two |
+//! | pairs for a reward model | those of pairs; `margin`, a number: by how much `chosen` is better |
 //! | labels | `prompt`, `completion`, `label`; or a pair, whose chosen completion is the desirable one |
 //!
-//! Each of them is a text or a list of chat messages. Prompt and completion are tokenized apart, as the
-//! rollout does it, so that all completions of a row share the tokens of the prompt.
+//! Each column is a text or a list of chat messages. Prompt and completion are tokenized separately, as in
+//! the rollout, so that all completions of a row share the tokens of the prompt.
 
 use std::sync::Arc;
 
@@ -31,27 +31,27 @@ const COMPLETION: &str = "completion";
 const LABEL: &str = "label";
 const MARGIN: &str = "margin";
 
-/// What a row has.
+/// Format of preference rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreferenceFormat {
     /// A chosen and a rejected completion.
     Pairs,
-    /// The same, and by how much the chosen one is better where the row says so.
+    /// A chosen and a rejected completion, with an optional margin between them.
     PairsWithMargin,
     /// Completions that are each desirable or not.
     Labels,
 }
 
-/// How long completions and sequences may be, in tokens.
+/// Maximum lengths of completions and sequences, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreferenceLimits {
-    /// A completion.
+    /// Maximum number of tokens of a completion.
     pub max_completion_tokens: usize,
-    /// A prompt with a completion.
+    /// Maximum number of tokens of a prompt with a completion.
     pub max_sequence_tokens: usize,
 }
 
-/// Reads preferences as `spec.data` describes them.
+/// Reader of preferences as `spec.data` describes them.
 pub(super) struct PreferenceReader<'a> {
     spec: &'a DataSpec,
     format: PreferenceFormat,
@@ -62,14 +62,14 @@ pub(super) struct PreferenceReader<'a> {
     tokenizer: &'a Tokenizer,
 }
 
-/// A completion of a row: its column, what that holds behind the prompt, and whether it is a good one.
+/// A completion of a row: its column, its content without the prompt, and whether it is a good one.
 struct Candidate<'a> {
     column: &'static str,
     content: &'a Value,
     is_good: bool,
 }
 
-/// Prompt and completions as texts.
+/// Prompt and completions of a row as texts.
 struct Texts {
     prompt: Rendered,
     completions: Vec<String>,
@@ -175,10 +175,11 @@ impl<'a> PreferenceReader<'a> {
         Ok(Texts { prompt: Rendered { text: prompt, is_chat: false, messages: Value::Null }, completions })
     }
 
-    /// What both completions begin with. A space before their difference belongs to them, as in TRL.
+    /// Removes the common prefix of both completions and returns it as the prompt. A space before the first
+    /// difference stays with the completions, as in TRL.
     fn split_off_prompt(&self, row: &Row, completions: &mut [String]) -> Result<String, DataError> {
         let [chosen, rejected] = completions else {
-            // Without a pair there is nothing to compare: the column is missing.
+            // A single completion has no prefix to compare: the prompt column is missing.
             return row.column(self.prompt_key).map(|_| String::new());
         };
         let alike = chosen.char_indices().zip(rejected.chars()).take_while(|((_, one), other)| one == other);
@@ -237,8 +238,8 @@ impl<'a> PreferenceReader<'a> {
         Ok(Texts { prompt, completions })
     }
 
-    /// A completion with its ending token, which is its last. What a template writes behind that (a line
-    /// break) is not the assistant's.
+    /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text. What a
+    /// chat template writes after it, such as a line break, is not the assistant's.
     fn completion(
         &self,
         row: &Row,
@@ -261,8 +262,8 @@ impl<'a> PreferenceReader<'a> {
         Ok(tokens)
     }
 
-    /// A prompt is cut where the manifest says so. A completion never is: that would change what is
-    /// preferred.
+    /// Fits a row into the limits. A prompt is truncated if the manifest says so; a completion never is,
+    /// because that would change what is preferred.
     fn fit(&self, row: &Row, mut example: PreferenceExample) -> Result<Fitted<PreferenceExample>, DataError> {
         let longest = example.completions.iter().map(Vec::len).max().unwrap_or(0);
         let room = self.limits.max_sequence_tokens.saturating_sub(longest).min(self.max_prompt_tokens);

@@ -1,4 +1,4 @@
-//! Single rows as the trainer will see them, for people: what each becomes, and why it is left out.
+//! Previews of single rows for display: what each row becomes in a training, and why it is left out.
 
 use rlt_api::spec::{DataSpec, OverlongPrompts};
 use rlt_core::preferences::PreferenceExample;
@@ -12,37 +12,37 @@ use super::{
     preference_reader, prompt_reader, sets,
 };
 
-/// What a row becomes.
+/// A row, as the training would use it.
 #[derive(Debug)]
 pub struct Preview<T> {
-    /// Where it is.
+    /// Location of the row.
     pub location: RowLocation,
-    /// The row.
+    /// Use of the row.
     pub fate: Fate<T>,
 }
 
-/// Whether a row is used.
+/// Use of a row in a training.
 #[derive(Debug)]
 pub enum Fate<T> {
-    /// It is used.
+    /// The row is used.
     Kept(T),
-    /// It is used, cut to the allowed length.
+    /// The row is used, truncated to the maximum length.
     Truncated(T),
-    /// It is left out, because it is longer than allowed.
+    /// The row is left out, because it is too long.
     Filtered {
-        /// Tokens that it has.
+        /// Number of tokens of the row, or of the column that is too long; 0 if it is not known.
         num_tokens: usize,
-        /// Tokens that it may have.
+        /// Maximum number of tokens.
         max_tokens: usize,
     },
-    /// A training would end here.
+    /// The row is invalid; a training would end with this error.
     Broken(DataError),
 }
 
-/// The first `num_rows` rows of each data set of a split as prompts. Only these are read.
+/// Previews the first `num_rows` rows of each data set of a split as prompts. Further rows are not read.
 ///
 /// # Errors
-/// [`DataError`] of a file that cannot be opened; what is wrong with a row is its [`Fate`].
+/// [`DataError`] of a file that cannot be opened. A fault of a row is its [`Fate`].
 pub fn prompts(
     spec: &DataSpec,
     split: Split,
@@ -52,7 +52,7 @@ pub fn prompts(
     preview(spec, split, num_rows, &prompt_reader(tokenizer))
 }
 
-/// The same as supervised examples of at most `max_tokens` tokens.
+/// Previews rows like [`prompts`], as supervised examples of at most `max_tokens` tokens.
 ///
 /// # Errors
 /// As [`prompts`].
@@ -65,7 +65,7 @@ pub fn demonstrations(
     preview(spec, split, num_rows, &demonstration_reader(tokenizer, max_tokens))
 }
 
-/// The same as preferences.
+/// Previews rows like [`prompts`], as preferences.
 ///
 /// # Errors
 /// As [`prompts`].
@@ -78,7 +78,7 @@ pub fn preferences(
     preview(spec, split, num_rows, &preference_reader(tokenizer, format))
 }
 
-/// Under these settings a long row is an error, which knows the row's length.
+/// Returns settings under which a row that is too long is an error, which states the row's length.
 fn strict(spec: &DataSpec) -> DataSpec {
     DataSpec { overlong_prompts: OverlongPrompts::Error, ..spec.clone() }
 }
@@ -132,7 +132,7 @@ fn fate<T>(read: Result<Fitted<T>, DataError>, why: impl FnOnce() -> Option<Data
     }
 }
 
-/// Text that a ground truth is shown as.
+/// Text of a ground truth for display.
 pub fn shown(ground_truth: &Value) -> String {
     ground_truth.as_str().map_or_else(|| ground_truth.to_string(), str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! One row as a tokenized prompt.
+//! Reads one row as a tokenized prompt.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use super::rows::Row;
 use super::{DataError, Fitted, images};
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
-/// The `data_source` of rows that name none, where their data set has none either.
+/// `data_source` of rows without one, in a data set without one.
 const UNNAMED_SOURCE: &str = "default";
 
-/// Columns that may hold the ground truth, where the manifest names none: verl's, and TRL's.
+/// Columns that may hold the ground truth if the manifest names none: verl's, then TRL's.
 const GROUND_TRUTHS: [&str; 4] = ["reward_model.ground_truth", "ground_truth", "answer", "solution"];
 
-/// Reads prompts as `spec.data` describes them.
+/// Reader of prompts as `spec.data` describes them.
 pub(super) struct PromptReader<'a> {
     spec: &'a DataSpec,
     prompt_key: &'a str,
@@ -26,16 +26,16 @@ pub(super) struct PromptReader<'a> {
     tokenizer: &'a Tokenizer,
 }
 
-/// A prompt as text.
+/// A prompt as text, before tokenization.
 pub(super) struct Rendered {
     pub(super) text: String,
-    /// Whether a chat template wrote the special tokens already.
+    /// Whether a chat template has already written the special tokens.
     pub(super) is_chat: bool,
-    /// The messages that the template was given, with the job's system message; null without.
+    /// Messages given to the chat template, including the job's system message; null for plain text.
     pub(super) messages: Value,
 }
 
-/// The column of a generated task's prompts, whatever the manifest calls its own.
+/// Column of the prompts; that of a generated task does not depend on the manifest.
 pub(super) fn prompt_key(spec: &DataSpec) -> &str {
     match &spec.task {
         Some(TaskSpec { .. }) => "prompt",
@@ -43,7 +43,7 @@ pub(super) fn prompt_key(spec: &DataSpec) -> &str {
     }
 }
 
-/// The column of images, of a generated task as of its prompts.
+/// Column of the images; that of a generated task does not depend on the manifest.
 pub(super) fn images_key(spec: &DataSpec) -> &str {
     match &spec.task {
         Some(TaskSpec { .. }) => "images",
@@ -62,7 +62,7 @@ impl<'a> PromptReader<'a> {
         let rendered = self.render(row, images.len())?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
         let tokens = self.place_images(row, tokens, &images)?;
-        // A tokenizer's beginning-of-sequence token alone asks nothing.
+        // A beginning-of-sequence token alone is no prompt.
         if tokens.is_empty() || rendered.text.is_empty() {
             return Err(DataError::EmptyPrompt { location: row.location.clone() });
         }
@@ -79,7 +79,7 @@ impl<'a> PromptReader<'a> {
         self.fit(row, prompt)
     }
 
-    /// The token of each image once for each of its pieces; a text model's tokens as they are.
+    /// Repeats the image token of each image; returns the tokens of a text model unchanged.
     fn place_images(
         &self,
         row: &Row,
@@ -91,8 +91,8 @@ impl<'a> PromptReader<'a> {
         Ok(placed.into_iter().map(|(token, ())| token).collect())
     }
 
-    /// The prompt column, or without it the conversation up to the assistant's last turn, with places for
-    /// `num_images` images.
+    /// Renders the prompt column or, without it, the conversation up to the assistant's last turn, with
+    /// placeholders for `num_images` images.
     fn render(&self, row: &Row, num_images: usize) -> Result<Rendered, DataError> {
         if num_images > 0 || self.has_placeholder(row) {
             return self.render_with_images(row, num_images);
@@ -111,13 +111,15 @@ impl<'a> PromptReader<'a> {
         Ok(Rendered { text, is_chat: true, messages: self.tokenizer.conversation(asked).into() })
     }
 
-    /// Whether a row names an image before a model that reads some: one without images is refused then.
+    /// Whether the row has an image placeholder and the model reads images; without images it is then
+    /// refused.
     fn has_placeholder(&self, row: &Row) -> bool {
         let prompt = row.optional(self.prompt_key).or_else(|| row.optional(&self.spec.messages_key));
         self.tokenizer.image_processor().is_some() && prompt.is_some_and(images::placeholders::is_in)
     }
 
-    /// A prompt that is a text is the message of a user, for the chat template writes the images' tokens.
+    /// Renders a prompt with images. A text becomes a user's message, because the chat template writes the
+    /// image tokens.
     fn render_with_images(&self, row: &Row, num_images: usize) -> Result<Rendered, DataError> {
         let column = match row.optional(self.prompt_key) {
             Some(_) => self.prompt_key,
@@ -149,7 +151,7 @@ impl<'a> PromptReader<'a> {
                 let num_image_tokens = num_image_tokens(self.tokenizer, &prompt.images);
                 return Err(DataError::TooLong { location, num_tokens, num_image_tokens, max_tokens });
             }
-            // An image is whole or not there.
+            // An image cannot be truncated.
             _ if !prompt.images.is_empty() => return Ok(Fitted::TooLong),
             OverlongPrompts::TruncateLeft => true,
             OverlongPrompts::TruncateRight => false,
@@ -158,7 +160,7 @@ impl<'a> PromptReader<'a> {
     }
 }
 
-/// A prompt of `max_tokens` of more tokens: its last ones where the cut `is_left`, else its first ones.
+/// Truncates a longer prompt to its last (`is_left`) or first `max_tokens` tokens.
 pub(super) fn truncated(
     tokenizer: &Tokenizer,
     row: &Row,
@@ -175,8 +177,8 @@ pub(super) fn truncated(
     Ok(prompt)
 }
 
-/// The prompt column as text: a string as it is, messages by the chat template with the assistant's turn
-/// opened.
+/// Renders the prompt column: a string without a system prompt is used unchanged; messages are rendered by
+/// the chat template with the assistant's turn opened.
 pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<Rendered, DataError> {
     match row.column(column)? {
         Value::String(text) if tokenizer.has_system_prompt() => {
@@ -215,7 +217,8 @@ pub(super) fn check_messages(row: &Row, column: &str, messages: &[Value]) -> Res
     }
 }
 
-/// Messages as text; a `tools` column (a list of JSON schemas, or its JSON text) is offered to the template.
+/// Renders messages as text; the `tools` column (a list of JSON schemas, or its JSON text) is given to the
+/// template.
 pub(super) fn render_messages(
     tokenizer: &Tokenizer,
     row: &Row,
@@ -239,8 +242,8 @@ fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {
     }
 }
 
-/// Tokens, each with what is known of it, and the token of each image once for each of its pieces; a text
-/// model's tokens as they are.
+/// Repeats the image token of each image, each token with its value; returns the tokens of a text model
+/// unchanged.
 pub(super) fn place_images<T: Clone>(
     tokenizer: &Tokenizer,
     row: &Row,
@@ -256,7 +259,7 @@ pub(super) fn place_images<T: Clone>(
     }
 }
 
-/// Tokens that images take in a row.
+/// Number of image tokens of a row.
 pub(super) fn num_image_tokens(tokenizer: &Tokenizer, images: &[Arc<PromptImage>]) -> usize {
     let of_image = |image: &Arc<PromptImage>| {
         tokenizer.image_processor().map_or(0, |processor| processor.num_tokens(image))
@@ -272,7 +275,7 @@ pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {
     DataError::Tokenize { location: row.location.clone(), source }
 }
 
-/// The data source that `spec.data.dataSourceKey` names.
+/// Data source of a row, from the column that `spec.data.dataSourceKey` names.
 pub(super) fn data_source(row: &Row, spec: &DataSpec) -> Result<String, DataError> {
     let key = &spec.data_source_key;
     match row.at(key) {
@@ -285,7 +288,8 @@ pub(super) fn data_source(row: &Row, spec: &DataSpec) -> Result<String, DataErro
     }
 }
 
-/// The ground truth that `spec.data.groundTruthKey` names, or the first in the places of verl and TRL.
+/// Ground truth of a row, from the column that `spec.data.groundTruthKey` names, or the first of verl's and
+/// TRL's columns.
 pub(super) fn ground_truth(row: &Row, spec: &DataSpec) -> Result<Value, DataError> {
     let Some(key) = spec.ground_truth_key.as_ref().filter(|_| spec.task.is_none()) else {
         if let Some(other) = row.optional("reward_model").filter(|value| !value.is_object()) {

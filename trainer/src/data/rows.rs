@@ -1,4 +1,4 @@
-//! Rows as objects, whatever they come from.
+//! Rows as JSON objects, whatever their source.
 
 use std::fmt;
 use std::path::Path;
@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use super::{DataError, RowLocation, jsonl, parquet, sets, task};
 
-/// Which rows.
+/// Split of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// To learn from.
+    /// Rows to train on.
     Train,
-    /// To be measured on.
+    /// Rows for evaluation.
     HeldOut,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// One row with its place.
+/// A row with its location.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) location: RowLocation,
@@ -38,16 +38,16 @@ pub(super) struct Row {
 
 pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
 
-/// Where a row begins in its file.
+/// Place in a file at which a row begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Bytes before it in a file of lines, rows before it in a parquet file.
+    /// Number of bytes before the row; 0 in a parquet file.
     pub offset: u64,
-    /// Lines or rows before it.
+    /// Number of lines or rows before the row.
     pub number: u64,
 }
 
-/// The rows of a file from a place on.
+/// Rows of a file, from a place on.
 pub(super) enum RowsFrom {
     Lines(jsonl::LinesFrom),
     Parquet(parquet::RowsFrom),
@@ -65,7 +65,7 @@ impl Iterator for RowsFrom {
 }
 
 impl RowsFrom {
-    /// Where the next row begins.
+    /// Place of the next row.
     pub(super) fn place(&self) -> Place {
         match self {
             Self::Lines(lines) => lines.place(),
@@ -74,8 +74,8 @@ impl RowsFrom {
     }
 }
 
-/// The rows of one data set of a split in order, at most as many as the manifest wants; `spec` is one of
-/// [`sets::specs`].
+/// Opens the rows of one data set of a split, in order and limited to the number that the manifest allows.
+/// `spec` is one of [`sets::specs`].
 pub(super) fn open(spec: &DataSpec, split: Split) -> Result<Rows, DataError> {
     let rows: Rows = match spec.source() {
         DataSource::Task(task) => task::rows(task, split)?,
@@ -104,10 +104,11 @@ fn open_file(file: &str) -> Rows {
     opened.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
 }
 
-/// The rows of a file from a place on, read one after the other.
+/// Opens the rows of a file from a place on, read one at a time.
 ///
 /// # Errors
-/// [`DataError`]; a `.json` file has to hold lines, for an array is read whole.
+/// [`DataError`]; a `.json` file has to hold one object per line, because an array can only be read as a
+/// whole.
 pub(super) fn open_at(path: &Arc<Path>, place: Place) -> Result<RowsFrom, DataError> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("jsonl" | "ndjson" | "json") => jsonl::LinesFrom::open(path, place).map(RowsFrom::Lines),
@@ -117,7 +118,7 @@ pub(super) fn open_at(path: &Arc<Path>, place: Place) -> Result<RowsFrom, DataEr
 }
 
 impl Row {
-    /// A column that has to be there; null counts as absent.
+    /// Value of a required column; null counts as absent.
     pub(super) fn column(&self, name: &str) -> Result<&Value, DataError> {
         self.optional(name).ok_or_else(|| self.missing(name))
     }
@@ -134,8 +135,7 @@ impl Row {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// The value of a column, or of a field of an object below one where `path` has dots; null counts as
-    /// absent.
+    /// Value of a column or, where `path` has dots, of a nested field; null counts as absent.
     pub(super) fn at(&self, path: &str) -> Option<&Value> {
         self.optional(path).or_else(|| {
             let mut parts = path.split('.');
@@ -150,13 +150,13 @@ impl Row {
     }
 }
 
-/// SHA-256 over rows as lines of compact JSON.
+/// SHA-256 digest of rows as lines of compact JSON.
 #[derive(Default)]
 pub(super) struct RowDigest(Sha256);
 
 impl RowDigest {
     pub(super) fn update(&mut self, row: &Row) {
-        // Written into the hash line by line; a map of JSON values always serialises.
+        // A map of JSON values can always be serialized.
         let line = serde_json::to_vec(&row.fields).unwrap_or_default();
         self.0.update(&line);
         self.0.update(b"\n");

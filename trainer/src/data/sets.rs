@@ -1,10 +1,11 @@
-//! The data sets of a split, each with the specification by which its rows are read.
+//! Data sets of a split, each with the specification by which its rows are read.
 
 use rlt_api::spec::{DataSource, DataSpec, DatasetSpec};
 
 use super::Split;
 
-/// The specification of each data set of a split: the columns are its own, and `datasets` holds nothing else.
+/// Returns one specification per data set of a split: the columns are that data set's, and `datasets` holds
+/// it alone.
 pub(super) fn specs(spec: &DataSpec, split: Split) -> Vec<DataSpec> {
     let held_out = split == Split::HeldOut;
     match spec.source() {
@@ -24,12 +25,13 @@ fn of_set(spec: &DataSpec, set: DatasetSpec) -> DataSpec {
     }
 }
 
-/// The weight of the data set of such a specification.
+/// Weight of the data set of a specification from [`specs`].
 pub(super) fn weight(spec: &DataSpec) -> Option<f64> {
     spec.datasets.first().and_then(|set| set.weight)
 }
 
-/// Its files; those of a data set of the hub have to be here by now.
+/// Files of the data set of a specification from [`specs`]. Those of a data set of the hub have been
+/// downloaded.
 pub(super) fn files(spec: &DataSpec) -> &[String] {
     spec.datasets.first().map_or(&[], |set| &set.files)
 }

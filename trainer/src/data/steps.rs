@@ -1,8 +1,8 @@
-//! One row as a completion of several steps, each right or wrong, in TRL's format for stepwise supervision:
-//! `prompt`, `completions` (the steps, a list of texts) and `labels` (one for each of them).
+//! Reads one row as a completion of several steps, each right or wrong, in TRL's format for stepwise
+//! supervision: `prompt`, `completions` (the steps, a list of texts) and `labels` (one per step).
 //!
-//! Every step is tokenized by itself and followed by the separator, so that a step always ends where a token
-//! does.
+//! Every step is tokenized separately and followed by the separator, so that a step always ends at a token
+//! boundary.
 
 use std::sync::Arc;
 
@@ -19,18 +19,19 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 const STEPS: &str = "completions";
 const LABELS: &str = "labels";
 
-/// How rows are read.
+/// Format of rows with labelled steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepFormat {
-    /// What follows every step.
+    /// Text that follows every step.
     pub separator: String,
-    /// Whether the last step alone has a label.
+    /// Whether only the last step has a label.
     pub last_only: bool,
-    /// Tokens of the longest completion.
+    /// Maximum number of tokens of a completion.
     pub max_completion_tokens: usize,
 }
 
-/// The tokens of `steps`, each followed by `separator`, and the number of tokens at the end of each.
+/// Tokenizes `steps`, each followed by `separator`; also returns the number of tokens up to the end of each
+/// step.
 ///
 /// # Errors
 /// [`TokenizerError`].
@@ -51,7 +52,7 @@ pub fn encode_steps<'s>(
     Ok((tokens, ends))
 }
 
-/// Reads completions of several steps as `spec.data` describes them.
+/// Reader of completions with labelled steps, as `spec.data` describes them.
 pub(super) struct StepReader<'a> {
     prompts: PromptReader<'a>,
     format: &'a StepFormat,

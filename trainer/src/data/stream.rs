@@ -1,10 +1,10 @@
-//! Rows that are read while they are trained on: no more of them are in memory than a block.
+//! Streamed rows: rows are read during the training, at most one block per lane at a time.
 //!
-//! A lane is a sequence of files that is read again and again. Its rows are taken in blocks of `blockRows`
-//! items; a block is shuffled, and so are the files of each pass. Where a lane stands is the place in its
-//! files at which the present block begins, and the number of items that were taken of it: to continue from
-//! there the block is read again. Without weights all data sets are one lane; with weights each has its own,
-//! and the next item is taken from the one that is furthest behind its share.
+//! A lane is a sequence of files that is read repeatedly. Its rows are read in blocks of `blockRows` items.
+//! The items of a block are shuffled, and so are the files of each pass. The position of a lane is the place
+//! in its files at which the current block begins, and the number of items taken from it; to resume, the
+//! block is read again. Without weights all data sets form one lane. With weights each has its own, and the
+//! next item is taken from the lane that is furthest behind its share.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,47 +17,47 @@ use sha2::{Digest, Sha256};
 use super::rows::{self, Place, RowsFrom};
 use super::{CheckItem, DataError, Fitted, ReadRow, Split, sets};
 
-/// Bits of a row's number that count rows within a file.
+/// Number of low bits of a row's index that hold its number within a file.
 const ROW_BITS: u32 = 40;
 
-/// Where a lane stands.
+/// Position of a lane; stored in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LanePosition {
-    /// Passes over its files that are complete.
+    /// Number of completed passes over the lane's files.
     pub pass: u64,
-    /// The file at which the block begins: its position in the order of this pass.
+    /// Index of the file at which the block begins, in the order of this pass.
     pub file: usize,
-    /// Where it begins in that file.
+    /// Place in that file at which the block begins.
     pub place: Place,
     /// Number of the block in this pass.
     pub block: u64,
-    /// Items of the block that were handed out.
+    /// Number of items of the block that were returned.
     pub position: usize,
-    /// Items that were handed out in all passes.
+    /// Number of items that were returned in all passes.
     pub drawn: u64,
 }
 
-/// A file of a lane, and the specification of its data set.
+/// A file of a lane, with the specification of its data set.
 #[derive(Debug)]
 struct LaneFile {
     path: Arc<Path>,
     spec: Arc<DataSpec>,
-    /// Number of the file in the manifest, which numbers its rows.
+    /// Number of the file in the manifest, which is the high part of the indices of its rows.
     idx: u64,
 }
 
-/// Files that are read again and again.
+/// Files that are read repeatedly.
 struct Lane<T> {
     files: Vec<LaneFile>,
     share: f64,
-    /// Of the order of files and of the items of a block.
+    /// Seed of the order of files and of the items of a block; `None` without shuffling.
     seed: Option<u64>,
     position: LanePosition,
-    /// The block, if it was read since the position was set.
+    /// Current block, if it was read since the position was set.
     block: Option<Block<T>>,
 }
 
-/// Items that are in memory, and where those behind them begin.
+/// A block of items in memory, and the place of the next block.
 struct Block<T> {
     items: Vec<Arc<T>>,
     order: Option<Permutation>,
@@ -69,11 +69,11 @@ struct Next {
     file: usize,
     place: Place,
     block: u64,
-    /// The open file, from `place` on.
+    /// Open file, from `place` on.
     rows: Option<RowsFrom>,
 }
 
-/// Items of a split that are read when they are wanted.
+/// Training items that are read on demand.
 pub(super) struct Stream<T> {
     lanes: Vec<Lane<T>>,
     block_rows: usize,
@@ -83,8 +83,8 @@ pub(super) struct Stream<T> {
 }
 
 impl<T> Stream<T> {
-    /// The training rows of `spec`, and the first block of each lane, so that a file that cannot be read is
-    /// found now.
+    /// Opens the training rows of `spec` and reads the first block of each lane, so that a file that cannot
+    /// be read is found at once.
     pub(super) fn open(
         spec: &DataSpec,
         block_rows: usize,
@@ -130,7 +130,7 @@ impl<T> Stream<T> {
         Ok(stream)
     }
 
-    /// A digest of the lengths and weights of the files and of the blocks; their rows are not read for it.
+    /// Digest of the lengths of the files, the weights and the block size; it does not depend on the rows.
     pub(super) fn digest(&self) -> &str {
         &self.digest
     }
@@ -139,12 +139,13 @@ impl<T> Stream<T> {
         self.lanes.iter().map(|lane| lane.position.clone()).collect()
     }
 
-    /// Passes that all lanes have completed.
+    /// Number of passes that all lanes have completed.
     pub(super) fn epoch(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.position.pass).min().unwrap_or(0)
     }
 
-    /// Goes on from `position`; a block is read again when an item of it is wanted, unless it is still here.
+    /// Continues from `position`. The block is read again when an item of it is needed, unless it is in
+    /// memory.
     pub(super) fn resume(&mut self, position: &[LanePosition]) {
         for (lane, saved) in self.lanes.iter_mut().zip(position) {
             let begin = |position: &LanePosition| (position.pass, position.block);
@@ -155,12 +156,12 @@ impl<T> Stream<T> {
         }
     }
 
-    /// The next item.
+    /// Returns the next item.
     pub(super) fn next(&mut self) -> Result<Arc<T>, DataError> {
         let num_drawn: u64 = self.lanes.iter().map(|lane| lane.position.drawn).sum();
         let behind = |lane: &Lane<T>| lane.share * (num_drawn + 1) as f64 - lane.position.drawn as f64;
         let lanes = self.lanes.iter().enumerate().rev();
-        // Of equal ones the first.
+        // `max_by` returns the last maximum: reversed, the first lane wins a tie.
         let furthest =
             lanes.max_by(|(_, a), (_, b)| behind(a).total_cmp(&behind(b))).map_or(0, |(idx, _)| idx);
         self.block(furthest)?;
@@ -175,7 +176,7 @@ impl<T> Stream<T> {
         item.ok_or(DataError::Empty { split: Split::Train, num_filtered: 0 })
     }
 
-    /// Makes sure that a lane's block is here and has an item that was not handed out.
+    /// Ensures that a lane has a block in memory with an item that was not returned yet.
     fn block(&mut self, lane_idx: usize) -> Result<(), DataError> {
         let Self { lanes, read, check, block_rows, .. } = self;
         let lane = &mut lanes[lane_idx];
@@ -191,10 +192,10 @@ impl<T> Stream<T> {
                 return Ok(());
             }
             if block.items.is_empty() && lane.position.pass > passes_before + 1 {
-                // A whole pass has nothing.
+                // A full pass had no items.
                 return Err(DataError::Empty { split: Split::Train, num_filtered: 0 });
             }
-            // The old block goes before the new one comes.
+            // The old block is freed before the new one is read.
             let Some(Block { next, .. }) = lane.block.take() else { return Ok(()) };
             let drawn = lane.position.drawn;
             let (pass, file, place, block) = (next.pass, next.file, next.place, next.block);
@@ -205,14 +206,14 @@ impl<T> Stream<T> {
 }
 
 impl<T> Lane<T> {
-    /// The file at a position of a pass.
+    /// File at a position of a pass.
     fn file(&self, pass: u64, position: usize) -> Option<&LaneFile> {
         let order = self.seed.map(|seed| Permutation::new(self.files.len() as u64, seed, pass));
         let idx = order.map_or(Some(position), |order| order.get(position as u64).map(|idx| idx as usize));
         self.files.get(idx?)
     }
 
-    /// The items from `next` on: a block, or as many as there are up to the end of the pass.
+    /// Reads the items from `next` on: a block, or as many as there are up to the end of the pass.
     fn read_block(
         &self,
         mut next: Next,

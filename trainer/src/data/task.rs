@@ -1,4 +1,4 @@
-//! Generated tasks as rows in verl's columns, so that everything behind treats them like files.
+//! Generated tasks as rows with verl's columns, so that the readers treat them like files.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use super::rows::{Row, Rows};
 use super::{DataError, RowLocation, Split, images};
 
-/// The `data_source` of generated arithmetic.
+/// `data_source` of generated arithmetic problems.
 const ARITHMETIC: &str = "arithmetic";
-/// The same of generated pictures.
+/// `data_source` of generated pictures.
 const PICTURES: &str = "pictures";
 
 pub(super) fn rows(spec: &TaskSpec, split: Split) -> Result<Rows, DataError> {
@@ -41,7 +41,8 @@ fn arithmetic_rows(spec: &TaskSpec, split: Split) -> Result<Rows, DataError> {
     Ok(Box::new(problems))
 }
 
-/// The same for every job, so that jobs with different seeds are measured on the same held-out problems.
+/// Seed of generated tasks, the same for every job, so that jobs with different seeds are evaluated on the
+/// same problems.
 const SEED: u64 = 0;
 
 fn options(spec: &TaskSpec) -> ArithmeticOptions {

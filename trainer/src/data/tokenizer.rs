@@ -1,11 +1,11 @@
-//! Text to tokens and back, and conversations to text, as a model's Hugging Face folder says.
+//! Converts text to tokens and back, and conversations to text, as a model's Hugging Face folder defines.
 //!
 //! ```text
 //! folder | alphabet -> Tokenizer -> encode, decode
 //! messages -> ChatTemplate -> text -> encode_rendered
 //! ```
-//! Tokens equal those of transformers' `AutoTokenizer` on the same folder. Datasets and token budgets live in
-//! `data`; nothing here knows a tensor.
+//! Tokens equal those of transformers' `AutoTokenizer` on the same folder. Data sets and token limits are in
+//! `data`; this module does not use tensors.
 
 mod characters;
 mod chat;
@@ -30,20 +30,20 @@ pub use chat::{ChatError, ChatRequest, ChatTemplate};
 
 use crate::data::images::{ImageError, ImageProcessor};
 
-/// The names of the special tokens that chat templates and stopping depend on.
+/// Special tokens that chat templates and stopping depend on, by role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
+    /// Token that begins a sequence.
     pub bos: Option<String>,
-    /// Ends a sequence.
+    /// Token that ends a sequence.
     pub eos: Option<String>,
-    /// Fills batches elsewhere; batches here are packed and never filled.
+    /// Token that pads batches. Batches here are packed and never padded.
     pub pad: Option<String>,
-    /// Stands for text outside the vocabulary.
+    /// Token for text outside the vocabulary.
     pub unk: Option<String>,
 }
 
-/// A tokenizer with everything that its folder says about stopping and conversations. Cheap to clone.
+/// A tokenizer with its stop tokens, its chat template and its image processor. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
@@ -55,121 +55,121 @@ pub struct Tokenizer {
     origin: Origin,
 }
 
-/// What conversations are rendered with unless they say otherwise.
+/// Defaults of rendered conversations.
 #[derive(Clone, Debug, Default)]
 pub struct ConversationDefaults {
-    /// The system message of a conversation that begins with none.
+    /// System message of a conversation that does not begin with one.
     pub system_prompt: Option<String>,
     /// Variables of the chat template.
     pub variables: Map<String, Value>,
 }
 
-/// Where the files behind a tokenizer are.
+/// Origin of a tokenizer.
 #[derive(Clone, Debug)]
 enum Origin {
-    /// Files of this folder; a chat template given afterwards replaces theirs.
+    /// Files of a folder, possibly with another chat template.
     Folder { dir: PathBuf, replaced_template: bool },
-    /// Built from an alphabet.
+    /// Characters of an alphabet.
     Memory,
 }
 
-/// Why a tokenizer cannot be loaded, built, used or saved.
+/// A tokenizer cannot be loaded, built, used or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// A file of the folder is missing or unreadable.
     #[error("read tokenizer file {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// A file is not JSON, or not the JSON it should be.
+    /// A file is not JSON, or has unexpected content.
     #[error("parse tokenizer file {}", path.display())]
     Parse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the JSON parser.
         #[source]
         source: serde_json::Error,
     },
-    /// `tokenizer.json` holds something that the `tokenizers` library refuses.
+    /// `tokenizer.json` was refused by the `tokenizers` library.
     #[error("build the tokenizer of {}: {message}", path.display())]
     Definition {
-        /// The file, or `alphabet` for one built in memory.
+        /// Path of the file; `alphabet` for a tokenizer built from one.
         path: PathBuf,
-        /// The library's complaint.
+        /// Message of the library.
         message: String,
     },
-    /// The folder has a vision tower and no usable image processor.
+    /// The model has a vision tower, but its image processor is missing or invalid.
     #[error(transparent)]
     Images(#[from] Box<ImageError>),
-    /// The alphabet cannot be one.
+    /// The alphabet is invalid.
     #[error("build a character tokenizer: {message}")]
     Alphabet {
-        /// What is wrong with it.
+        /// Description of the fault.
         message: String,
     },
-    /// A special token is named but not in the vocabulary.
+    /// A special token is named, but is not in the vocabulary.
     #[error("find the {role} token {token:?} in the vocabulary: it is not there")]
     MissingToken {
-        /// Which one.
+        /// Role of the token.
         role: &'static str,
-        /// Its text.
+        /// Text of the token.
         token: String,
     },
-    /// No end-of-sequence token is named anywhere.
+    /// The folder names no end-of-sequence token.
     #[error(
         "find an end-of-sequence token in {}: expected eos_token in tokenizer_config.json or eos_token_id in \
          generation_config.json", dir.display()
     )]
     NoEos {
-        /// The folder.
+        /// Path of the folder.
         dir: PathBuf,
     },
     /// Text could not be encoded.
     #[error("encode {num_bytes} bytes of text: {message}")]
     Encode {
-        /// Length of the text.
+        /// Length of the text in bytes.
         num_bytes: usize,
-        /// The library's complaint.
+        /// Message of the library.
         message: String,
     },
-    /// Text holds a character that the alphabet lacks.
+    /// Text contains a character outside the alphabet.
     #[error("encode {character:?}: it is not in the tokenizer's alphabet")]
     OutsideAlphabet {
-        /// The first such character.
+        /// First such character.
         character: String,
     },
     /// Tokens could not be decoded.
     #[error("decode {num_tokens} tokens: {message}")]
     Decode {
-        /// How many.
+        /// Number of tokens.
         num_tokens: usize,
-        /// The library's complaint.
+        /// Message of the library.
         message: String,
     },
-    /// A conversation was to be rendered without a template.
+    /// A conversation cannot be rendered, because the tokenizer has no chat template.
     #[error("render a conversation: the tokenizer has no chat template (set model.chatTemplate)")]
     NoChatTemplate,
-    /// The chat template failed.
+    /// The chat template cannot be compiled or applied.
     #[error("render a conversation")]
     Chat(#[source] ChatError),
     /// A file could not be written.
     #[error("write tokenizer file {}", path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl TokenizerError {
-    /// The exit code of a process that ends with this: a disk may have room again, a tokenizer stays what it
-    /// is.
+    /// Exit code of a process that ends with this error. Writing may succeed later; all other errors are
+    /// permanent.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Write { .. } => ExitCode::RetryableIo,
@@ -179,7 +179,7 @@ impl TokenizerError {
 }
 
 impl Tokenizer {
-    /// Tokens of `text` with the special tokens that the folder adds to plain text (most families: a leading
+    /// Encodes `text` with the special tokens that the folder adds to plain text (most families: a leading
     /// `bos`), as `tokenizer(text)` of transformers does.
     ///
     /// # Errors
@@ -188,8 +188,8 @@ impl Tokenizer {
         self.encode_with(text, true)
     }
 
-    /// Tokens of `text` and nothing else: for text in which a chat template already wrote the special tokens,
-    /// and for completions.
+    /// Encodes `text` without adding special tokens: for text in which a chat template has written them, and
+    /// for completions.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].
@@ -197,7 +197,7 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
-    /// Tokens of rendered text, each with the bytes of `text` that it stands for, in rising order.
+    /// Encodes rendered text; each token has its byte range in `text`. Ranges are ascending.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].
@@ -214,7 +214,7 @@ impl Tokenizer {
             .map_err(|error| TokenizerError::Encode { num_bytes: text.len(), message: error.to_string() })
     }
 
-    /// Text of `tokens` without special tokens; spaces are never "cleaned up".
+    /// Decodes `tokens` without special tokens; spaces are never "cleaned up".
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].
@@ -222,7 +222,7 @@ impl Tokenizer {
         self.decode_with(tokens, true)
     }
 
-    /// Text of `tokens`, special tokens written out: for people.
+    /// Decodes `tokens` with special tokens written out, for display.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].
@@ -236,7 +236,7 @@ impl Tokenizer {
             .map_err(|error| TokenizerError::Decode { num_tokens: tokens.len(), message: error.to_string() })
     }
 
-    /// The text of a conversation in the model's own format.
+    /// Renders a conversation with the model's chat template.
     ///
     /// # Errors
     /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
@@ -249,7 +249,7 @@ impl Tokenizer {
         template.render(&request, &self.special).map_err(TokenizerError::Chat)
     }
 
-    /// The messages of a conversation, behind the job's system message where they have none of their own.
+    /// Messages of a conversation, preceded by the job's system message unless they begin with one.
     pub fn conversation(&self, messages: &[Value]) -> Vec<Value> {
         let own = messages.first().is_some_and(|first| first["role"] == "system");
         let system = self.conversations.system_prompt.iter().filter(|_| !own);
@@ -257,30 +257,30 @@ impl Tokenizer {
         system.chain(messages.iter().cloned()).collect()
     }
 
-    /// Renders conversations with a system message and variables of the job's (`data.systemPrompt`,
+    /// Sets the system message and the template variables of the job (`data.systemPrompt`,
     /// `data.templateVariables`).
     pub fn with_conversation_defaults(self, defaults: ConversationDefaults) -> Self {
         Self { conversations: Arc::new(defaults), ..self }
     }
 
-    /// What makes patches of a prompt's images; `None` where the model reads text alone.
+    /// Image processor of the model; `None` if the model has no vision tower.
     pub(crate) fn image_processor(&self) -> Option<&ImageProcessor> {
         self.images.as_deref()
     }
 
-    /// The same with the image processor of a new vision tower.
+    /// Sets the image processor of a new vision tower.
     ///
     /// # Errors
-    /// [`TokenizerError::MissingToken`] where the vocabulary has none for images.
+    /// [`TokenizerError::MissingToken`] if the vocabulary has no image tokens.
     pub fn with_new_tower(self, tower: &VisionSpec) -> Result<Self, TokenizerError> {
         let VisionTokens([image, ..]) = self.vision_tokens()?;
         Ok(Self { images: Some(Arc::new(ImageProcessor::of_new_tower(tower, image))), ..self })
     }
 
-    /// The ids of the tokens of images and their borders.
+    /// Ids of the tokens that mark images and their borders.
     ///
     /// # Errors
-    /// [`TokenizerError::MissingToken`] with the first that the vocabulary lacks.
+    /// [`TokenizerError::MissingToken`] with the first token that the vocabulary lacks.
     pub fn vision_tokens(&self) -> Result<VisionTokens, TokenizerError> {
         let mut ids = [0; VISION_TOKENS.len()];
         for (id, token) in ids.iter_mut().zip(VISION_TOKENS) {
@@ -290,7 +290,7 @@ impl Tokenizer {
         Ok(VisionTokens(ids))
     }
 
-    /// Whether a prompt that is a text becomes a conversation.
+    /// Whether a system prompt is set, so that a plain text prompt becomes a conversation.
     pub fn has_system_prompt(&self) -> bool {
         self.conversations.system_prompt.is_some()
     }
@@ -298,7 +298,7 @@ impl Tokenizer {
     /// Replaces the chat template (`model.chatTemplate`).
     ///
     /// # Errors
-    /// [`TokenizerError::Chat`] when it is not a template.
+    /// [`TokenizerError::Chat`] when the template cannot be compiled.
     pub fn with_chat_template(mut self, source: &str) -> Result<Self, TokenizerError> {
         self.chat = Some(Arc::new(ChatTemplate::new(source).map_err(TokenizerError::Chat)?));
         if let Origin::Folder { replaced_template, .. } = &mut self.origin {
@@ -312,23 +312,23 @@ impl Tokenizer {
         self.chat.is_some()
     }
 
-    /// Tokens after which a completion ends, at least one: the tokenizer's `eos_token` first, then those of
+    /// Stop tokens of completions, at least one: the tokenizer's `eos_token` first, then those of
     /// `generation_config.json`.
     pub fn eos_ids(&self) -> &[TokenId] {
         &self.eos_ids
     }
 
-    /// The token that begins a sequence.
+    /// Id of the beginning-of-sequence token.
     pub fn bos_id(&self) -> Option<TokenId> {
         self.special.bos.as_deref().and_then(|token| self.token_id(token))
     }
 
-    /// The token that fills batches in other programs.
+    /// Id of the padding token, which other programs use.
     pub fn pad_id(&self) -> Option<TokenId> {
         self.special.pad.as_deref().and_then(|token| self.token_id(token))
     }
 
-    /// The special tokens by role.
+    /// Special tokens by role.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.special
     }
@@ -338,8 +338,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The first token by text that `other` numbers otherwise, or only one of the two knows, with its id in
-    /// each.
+    /// First token, in lexicographic order, whose id differs between the two vocabularies, with its id in
+    /// each; `None` for a vocabulary that lacks it.
     pub fn first_difference(&self, other: &Self) -> Option<(String, [Option<TokenId>; 2])> {
         let vocabularies = [self, other].map(|tokenizer| tokenizer.inner.get_vocab(true));
         let tokens: BTreeSet<&String> =
@@ -348,7 +348,7 @@ impl Tokenizer {
         tokens.into_iter().map(|token| (token.clone(), ids(token))).find(|(_, [own, others])| own != others)
     }
 
-    /// One more than the largest token id: a model's embedding needs at least so many rows.
+    /// One more than the largest token id: the minimum number of rows of a model's embedding.
     pub fn vocab_len(&self) -> usize {
         let largest = self.inner.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)

@@ -1,4 +1,4 @@
-//! The rows to train on: read before the training and kept in memory, or streamed (`data.streaming`).
+//! Rows to train on: read into memory before the training, or streamed (`data.streaming`).
 
 use rlt_api::spec::DataSpec;
 use rlt_core::preferences::PreferenceExample;
@@ -10,16 +10,16 @@ use super::{
     StreamOptions, demonstration_reader, preference_reader, prompt_reader,
 };
 
-/// Rows to train on.
+/// Rows to train on, in memory or streamed.
 pub(crate) enum TrainingRows<T> {
-    /// All of them, read before the training.
+    /// All rows, read before the training.
     InMemory(Dataset<T>),
-    /// Read during the training.
+    /// Rows that are read during the training.
     Streamed(Loader<T>),
 }
 
 impl TrainingRows<Prompt> {
-    /// Prompts; with `options` streamed, and each of them is then given to what `check` returns.
+    /// Opens prompts. With `options` they are streamed, and each is passed to the check that `check` returns.
     pub(crate) fn prompts(
         spec: &DataSpec,
         options: Option<StreamOptions>,
@@ -31,7 +31,7 @@ impl TrainingRows<Prompt> {
 }
 
 impl TrainingRows<Demonstration> {
-    /// Supervised examples of at most `max_tokens` tokens, see [`Dataset::demonstrations`].
+    /// Opens supervised examples of at most `max_tokens` tokens, see [`Dataset::demonstrations`].
     pub(crate) fn demonstrations(
         spec: &DataSpec,
         options: Option<StreamOptions>,
@@ -43,7 +43,7 @@ impl TrainingRows<Demonstration> {
 }
 
 impl TrainingRows<PreferenceExample> {
-    /// Preferences, see [`Dataset::preferences`].
+    /// Opens preferences, see [`Dataset::preferences`].
     pub(crate) fn preferences(
         spec: &DataSpec,
         options: Option<StreamOptions>,
@@ -71,7 +71,7 @@ impl<T> TrainingRows<T> {
         })
     }
 
-    /// Those in memory; `None` where they are streamed.
+    /// Rows in memory; `None` if they are streamed.
     pub(crate) fn in_memory(&self) -> Option<&Dataset<T>> {
         match self {
             Self::InMemory(dataset) => Some(dataset),
@@ -79,7 +79,8 @@ impl<T> TrainingRows<T> {
         }
     }
 
-    /// Batches of them. A stream has its order since it was opened.
+    /// Converts the rows to a loader. The order of a stream was chosen when it was opened, so `shuffle` and
+    /// `seed` are ignored for it.
     pub(crate) fn in_order(self, shuffle: bool, seed: u64) -> Result<Loader<T>, LoaderError> {
         match self {
             Self::InMemory(dataset) => Loader::new(&dataset, shuffle, seed),

@@ -1,5 +1,5 @@
-//! The recorded completions of a step: rollouts and rewards when they are judged, advantages and log-probs
-//! when they are computed.
+//! Records of a step's completions: rollouts and rewards once they are scored, advantages and log-probs once
+//! they are computed.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use rlt_core::types::{Rollout, RolloutGroup};
 
 use super::tracking::{CompletionRecord, TrainedCompletion};
 
-/// The completions of the first groups, whole groups until there are `num_wanted` of them.
+/// Returns records of the first groups, full groups until there are at least `num_wanted` records.
 pub(super) fn of_groups(
     step: u64,
     held_out: bool,
@@ -52,8 +52,7 @@ fn record(step: u64, held_out: bool, group_idx: usize, rollout: &Rollout) -> Com
     }
 }
 
-/// Adds the values of `batch`, whose groups are those of `records`, to each record once advantages are
-/// estimated.
+/// Adds advantages and other per-token values of `batch` to the records of the same step.
 pub(crate) fn add_advantages(records: &mut [CompletionRecord], batch: &Batch) {
     for_each_row(records, batch, |record, row_idx| {
         let range = batch.rows.range(row_idx);
@@ -75,8 +74,8 @@ pub(crate) fn add_advantages(records: &mut [CompletionRecord], batch: &Batch) {
     });
 }
 
-/// Adds the log-probs that the actor's updates on `batch` saw, as long as its per-token vectors, and counts
-/// its rows.
+/// Adds the log-probs of the actor's updates on `batch`, one per token of the batch, and counts how often
+/// each record was drawn.
 pub(crate) fn add_updates(records: &mut [CompletionRecord], batch: &Batch, actor_logprobs: &[f64]) {
     for_each_row(records, batch, |record, row_idx| {
         let Some(training) = &mut record.training else { return };
@@ -86,7 +85,7 @@ pub(crate) fn add_updates(records: &mut [CompletionRecord], batch: &Batch, actor
     });
 }
 
-/// Calls `add` with each record that has a row in `batch`, for each of its rows.
+/// Calls `add` with each record that has rows in `batch`, once per row.
 fn for_each_row(
     records: &mut [CompletionRecord],
     batch: &Batch,

@@ -3,9 +3,9 @@
 //! ```text
 //! metrics.jsonl, completions.jsonl, manifest.yaml -> Run -> sections of plots and tables -> one HTML file
 //! ```
-//! The page needs nothing outside itself: plots are inline SVG, the style sheet follows the reader's light or
-//! dark scheme, and a small script only adds read-outs under the pointer. It can be generated at any time,
-//! after one step or a thousand; sections without data are left out.
+//! The page is self-contained: plots are inline SVG, the style sheet follows the reader's light or dark
+//! scheme, and a small script only adds read-outs under the pointer. It can be generated at any time, after
+//! one step or a thousand. Sections without data are left out.
 
 mod completions;
 mod headline;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use crate::observe::tracking::TrackingError;
 use run::Run;
 
-/// An act of making a report that failed.
+/// A report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A log of the run could not be read.
@@ -31,21 +31,21 @@ pub enum ReportError {
     Logs {
         /// The run folder.
         folder: PathBuf,
-        /// Which file and why.
+        /// Error of the log, which names the file.
         source: TrackingError,
     },
-    /// The folder is none of a run's.
+    /// The folder is not a run folder.
     #[error("{} is no run folder: it has no manifest.yaml", folder.display())]
     NoRun {
-        /// The folder.
+        /// Folder that was given.
         folder: PathBuf,
     },
     /// The page could not be written.
     #[error("failed to write {}", path.display())]
     Write {
-        /// The page.
+        /// Path of the page.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -62,7 +62,7 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     Ok(path)
 }
 
-/// As [`render`], for a folder that the user named.
+/// Does the same as [`render`], for a folder named by the user that may not be a run folder.
 ///
 /// # Errors
 /// [`ReportError::NoRun`], and those of [`render`].

@@ -1,6 +1,7 @@
-//! Requests to end a run early: signals and the job's own deadline, polled between micro-batches.
+//! Requests to end a run early: signals and the job's deadline, polled between micro-batches.
 //!
-//! Nothing is ended here: the loop polls, finishes or drops its work, and saves a checkpoint.
+//! A request ends nothing by itself: the training loop polls it, finishes or drops its work, and saves a
+//! checkpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Why a run was asked to stop before its last step.
+/// Reason for stopping a run before its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// SIGTERM or SIGINT: preemption, eviction, or Ctrl-C in a terminal.
     Signal,
-    /// `runPolicy.activeDeadlineSeconds` is over.
+    /// `runPolicy.activeDeadlineSeconds` has passed.
     Deadline,
 }
 
-/// How a run ended without an error.
+/// Outcome of a run that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All steps are done.
     Complete,
-    /// It was asked to stop; a checkpoint of the last complete step was saved.
+    /// The run was asked to stop; a checkpoint of the last complete step was saved.
     Stopped(StopReason),
 }
 
-/// Asked by everything that takes long; cheap enough to ask for every decoded token.
+/// A request to stop the run, polled by all long work; cheap enough to poll for every decoded token.
 #[derive(Clone, Debug)]
 pub struct StopRequest {
     signal: Arc<AtomicUsize>,
@@ -34,9 +35,9 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Starts to listen for SIGTERM and SIGINT, on a thread of its own: to be called by the thread that
-    /// starts all those that compute, before it does. A second signal ends the process at once, so that the
-    /// user can always stop it.
+    /// Starts to listen for SIGTERM and SIGINT, on a separate thread. The thread that starts the computing
+    /// threads has to call this before it does. A second signal ends the process at once, so that the user
+    /// can always stop it.
     ///
     /// # Errors
     /// When the operating system refuses the handlers or the thread.
@@ -53,17 +54,17 @@ impl StopRequest {
         Ok(Self { signal, deadline: active_deadline.map(|limit| Instant::now() + limit) })
     }
 
-    /// A request that is never made, for tests and for commands without checkpoints.
+    /// Creates a request that is never made, for tests and for commands without checkpoints.
     pub fn never() -> Self {
         Self { signal: Arc::default(), deadline: None }
     }
 
-    /// Asks for the end from inside the process, as a signal would.
+    /// Requests the stop from inside the process, as a signal would.
     pub fn request(&self) {
         self.signal.store(1, Ordering::Relaxed);
     }
 
-    /// The reason to stop now, if there is one.
+    /// Reason to stop now; `None` while the run may continue.
     pub fn reason(&self) -> Option<StopReason> {
         if self.signal.load(Ordering::Relaxed) != 0 {
             return Some(StopReason::Signal);

@@ -1,5 +1,5 @@
-//! The correction for the difference between the policy that sampled and the actor: weights of tokens, and
-//! rejections. Formulas are in `rlt-core`.
+//! Correction for the difference between the rollout policy and the actor: importance weights of tokens, and
+//! rejection. The formulas are in `rlt-core`.
 
 use rlt_api::resolved;
 use rlt_api::spec::{ImportanceCorrectionSpec, ImportanceLevel, RejectionSpec, RejectionStatistic};
@@ -11,22 +11,23 @@ use rlt_core::importance::{
 
 use crate::roles::{Roles, StepError};
 
-/// Weighs and rejects tokens by the ratio of actor and rollout policy; may be nothing at all.
+/// Weights and rejects tokens by the probability ratio of actor and rollout policy; without a specification
+/// it changes nothing.
 #[derive(Clone, Debug)]
 pub struct RolloutCorrection(Option<ImportanceCorrectionSpec>);
 
 impl RolloutCorrection {
-    /// As the manifest says.
+    /// Creates the correction of the algorithm's `importanceCorrection`.
     pub fn of(algorithm: &resolved::PolicyGradient) -> Self {
         Self(algorithm.importance_correction.clone())
     }
 
-    /// Whether the actor's log-probs before the update are read.
+    /// Whether [`Self::apply`] reads the actor's log-probs from before the update.
     pub fn reads_old_logprobs(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Fills in weights, and masks the tokens that are rejected.
+    /// Fills in the batch's importance weights, and masks the rejected tokens.
     ///
     /// # Errors
     /// [`StepError::Importance`].

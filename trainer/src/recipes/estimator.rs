@@ -1,5 +1,5 @@
-//! The advantage estimator of a manifest, with its inputs beside rewards: a greedy baseline, the sum of
-//! squared probabilities. Formulas are in `rlt-core`.
+//! The advantage estimator of a manifest, and its inputs besides rewards: a greedy baseline, and the sum of
+//! squared probabilities. The formulas are in `rlt-core`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use rlt_core::types::{Prompt, RolloutGroup};
 
 use crate::roles::{Roles, StepError};
 
-/// Turns token rewards into advantages, and with a critic into returns.
+/// Computes advantages from token rewards, and returns where there is a critic.
 #[derive(Clone, Debug)]
 pub struct Estimator {
     estimator: AdvantageEstimator,
@@ -21,21 +21,21 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// As the manifest says.
+    /// Creates the estimator of `algorithm`.
     pub fn of(algorithm: &resolved::PolicyGradient, rewards: &RewardsSpec) -> Self {
         let weights = rewards.functions.iter().map(|function| (function.name.clone(), function.weight));
         Self { estimator: algorithm.advantage, weights: weights.collect() }
     }
 
-    /// Whether the actor's log-probs before the update are read.
+    /// Whether the estimator reads the actor's log-probs from before the update.
     pub fn reads_old_logprobs(&self) -> bool {
         self.estimator.reads(EstimatorInput::SumPiSquared)
     }
 
-    /// Fills in the rewards of greedy completions, where the estimator compares with them (ReMax).
+    /// Fills in the rewards of greedy completions, where the estimator uses them as a baseline (ReMax).
     ///
     /// # Errors
-    /// As rollout and rewards.
+    /// The errors of rollout and rewards.
     pub fn greedy_baseline(
         &self,
         roles: &mut Roles,
@@ -53,7 +53,7 @@ impl Estimator {
         Ok(batch)
     }
 
-    /// Fills in advantages, and returns where there are values.
+    /// Fills in advantages, and returns where the batch has values.
     ///
     /// # Errors
     /// [`StepError::Advantage`].
@@ -84,7 +84,7 @@ impl Estimator {
         Ok(batch)
     }
 
-    /// The weights of the batch's reward functions, in its order.
+    /// Weights of the batch's reward functions, in the order of `batch.reward_names`; 1 for an unknown name.
     fn weights_of(&self, batch: &Batch) -> Vec<f64> {
         let weight = |name: &String| self.weights.iter().find(|(n, _)| n == name).map_or(1.0, |(_, w)| *w);
         batch.reward_names.iter().map(weight).collect()

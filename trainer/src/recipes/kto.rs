@@ -6,11 +6,12 @@ use super::{LabelLoss, Recipe};
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// One step: measure the reference point on mismatched completions, score the completions, evaluate, update.
+/// KTO. One step: measure the reference point on mismatched completions, score the completions, compute the
+/// loss, update.
 pub struct LabelledCompletions {
-    /// Prompts of one step.
+    /// Number of examples per step.
     pub batch_size: usize,
-    /// How completions become a loss.
+    /// Loss of the completions.
     pub loss: LabelLoss,
 }
 

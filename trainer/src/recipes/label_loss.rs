@@ -1,4 +1,4 @@
-//! The loss of completions with labels: its inputs from the roles, and its metrics.
+//! Loss of completions with labels (KTO): its inputs from the roles, and its metrics.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use rlt_core::preferences::PreferenceExample;
 
 use crate::roles::{Roles, StepError};
 
-/// How a batch of completions that are each desirable or not becomes a loss.
+/// Loss of a batch of completions that are each desirable or not.
 #[derive(Clone, Copy, Debug)]
 pub struct LabelLoss {
     kto: Kto,
 }
 
 impl LabelLoss {
-    /// As the manifest says.
+    /// Creates the loss with the options `kto`.
     pub fn of(kto: &Kto) -> Self {
         Self { kto: *kto }
     }
 
-    /// How far the actor is from the reference, measured on completions behind prompts that are not theirs,
-    /// where the loss reads it.
+    /// Measures KTO's reference point, the divergence of the actor from the reference on mismatched
+    /// completions; the default where the loss does not read it.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -40,7 +40,7 @@ impl LabelLoss {
         Ok(ReferencePoint::of(&mismatched.rows, logprobs, ref_logprobs)?)
     }
 
-    /// The completions with their log-probs under reference and actor.
+    /// Returns the completions with their log-probs under reference and actor.
     ///
     /// # Errors
     /// [`StepError::Actor`].
@@ -49,7 +49,7 @@ impl LabelLoss {
         roles.actor.score(batch)
     }
 
-    /// Loss and derivatives of scored completions.
+    /// Computes the loss of scored completions and its derivatives.
     ///
     /// # Errors
     /// [`StepError::Loss`] when log-probs are missing.
@@ -65,7 +65,7 @@ impl LabelLoss {
         Ok(self.kto.evaluate(&inputs, point, labels.len())?)
     }
 
-    /// TRL's metrics under TRL's names, and the loss; nothing of a label that no completion has.
+    /// TRL's metrics under TRL's names, and the loss. Metrics of a label that no completion has are left out.
     pub fn metrics(outputs: &KtoOutputs, point: &ReferencePoint) -> Metrics {
         let (good, bad) = (&outputs.good, &outputs.bad);
         let margin = good.mean_reward().zip(bad.mean_reward()).map(|(good, bad)| good - bad);
@@ -82,7 +82,7 @@ impl LabelLoss {
     }
 }
 
-/// Log-probs under actor and reference, which have been filled in.
+/// Log-probs under the actor and the reference; empty where they are missing.
 fn both(batch: &Batch) -> (&[f64], &[f64]) {
     (batch.old_logprobs.as_deref().unwrap_or_default(), batch.ref_logprobs.as_deref().unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Online DPO (arXiv 2402.04792): the best and the worst completion of a rollout group are a pair.
+//! Online DPO (arXiv 2402.04792): the best and the worst completion of each rollout group form a pair.
 
 use super::{GroupSampling, PairLoss, Recipe};
 use crate::data::Data;
@@ -6,11 +6,12 @@ use crate::roles::{Roles, StepError};
 use rlt_core::preferences::best_and_worst;
 use serde_json::Value;
 
-/// One step: sample, judge, take the best and the worst of each group, then as with pairs of a data set.
+/// Online DPO. One step: sample, score, pair the best and the worst of each group, then update as
+/// [`super::Preference`].
 pub struct OnlineDpo {
-    /// How groups are sampled.
+    /// Sampling of the groups.
     pub sampling: GroupSampling,
-    /// How pairs become a loss.
+    /// Loss of the pairs.
     pub loss: PairLoss,
 }
 

@@ -12,28 +12,28 @@ use serde_json::Value;
 use crate::roles::objective::preference_objective;
 use crate::roles::{Roles, StepError};
 
-/// How a batch of pairs becomes a loss.
+/// Loss of a batch of preference pairs.
 #[derive(Clone, Debug)]
 pub struct PairLoss {
     objective: PreferenceObjective,
-    /// Of the log-ratios of all completions that were learned from.
+    /// Running mean of the log-ratios of all completions trained on so far.
     log_ratios: RunningMean,
 }
 
-/// Its state in a checkpoint.
+/// State of a [`PairLoss`] in a checkpoint.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct State {
     log_ratios: RunningMean,
 }
 
 impl PairLoss {
-    /// As the manifest says.
+    /// Creates the loss of `preference`, with an empty running mean.
     pub fn of(preference: &PairPreference) -> Self {
         Self { objective: preference_objective(preference), log_ratios: RunningMean::default() }
     }
 
-    /// The loss of an update on `batch`: the running mean, where a loss reads it, has the batch in it. It
-    /// takes this one's place when the update is over.
+    /// Returns the loss for an update on `batch`. Where a loss reads the running mean, the mean includes the
+    /// batch. The caller replaces `self` with it once the update has succeeded.
     ///
     /// # Errors
     /// [`StepError::Loss`] when log-probs do not fit.
@@ -45,8 +45,8 @@ impl PairLoss {
         Ok(Self { objective: self.objective.clone(), log_ratios: self.log_ratios.with(&log_ratios) })
     }
 
-    /// Loss and derivatives of a batch whose rows are chosen, rejected, chosen .., with the log-probs of
-    /// actor and reference.
+    /// Computes the loss of a batch and its derivatives. Rows alternate between chosen and rejected, and have
+    /// the log-probs of actor and reference.
     ///
     /// # Errors
     /// [`StepError::Loss`] when log-probs are missing.
@@ -76,17 +76,17 @@ impl PairLoss {
         values.chain(mean).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
-    /// Its state in a checkpoint; null if no loss reads a running mean.
+    /// State for a checkpoint; null if no loss reads the running mean.
     pub fn state(&self) -> Value {
         let is_read = self.objective.running_mean_beta().is_some();
         let state = || serde_json::to_value(State { log_ratios: self.log_ratios }).unwrap_or_default();
         if is_read { state() } else { Value::Null }
     }
 
-    /// Continues with the [`Self::state`] of a checkpoint.
+    /// Restores the [`Self::state`] of a checkpoint.
     ///
     /// # Errors
-    /// When the state is another recipe's.
+    /// When the state is of another recipe.
     pub fn resume(&mut self, state: Value) -> Result<(), serde_json::Error> {
         let state: Option<State> = serde_json::from_value(state)?;
         self.log_ratios = state.unwrap_or_default().log_ratios;

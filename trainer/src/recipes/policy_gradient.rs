@@ -9,7 +9,7 @@ use crate::data::Data;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
-/// One step: sample, judge, score, estimate, update.
+/// A policy gradient without a critic. One step: sample, compute rewards, score, estimate advantages, update.
 pub struct PolicyGradient {
     pub(super) sampling: GroupSampling,
     pub(super) correction: RolloutCorrection,
@@ -19,7 +19,7 @@ pub struct PolicyGradient {
 }
 
 impl PolicyGradient {
-    /// As the manifest says.
+    /// Creates the recipe of `algorithm`.
     pub fn new(algorithm: &resolved::PolicyGradient, spec: &ResolvedSpec) -> Self {
         Self {
             sampling: GroupSampling::of(spec),

@@ -1,4 +1,4 @@
-//! PPO (arXiv 1707.06347): advantages by generalized estimation over the values of a critic.
+//! PPO (arXiv 1707.06347): advantages by generalized advantage estimation (GAE) over the values of a critic.
 
 use rlt_api::resolved::{self, ResolvedSpec};
 
@@ -7,12 +7,12 @@ use crate::data::Data;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
-/// One step: sample, judge, score, value, estimate, update critic and actor. Its parts are those of a policy
-/// gradient without a critic.
+/// PPO. One step: sample, compute rewards, score, compute values, estimate advantages, update critic and
+/// actor. Its components are those of [`PolicyGradient`].
 pub struct Ppo(PolicyGradient);
 
 impl Ppo {
-    /// As the manifest says.
+    /// Creates the recipe of `algorithm`.
     pub fn new(algorithm: &resolved::PolicyGradient, spec: &ResolvedSpec) -> Self {
         Self(PolicyGradient::new(algorithm, spec))
     }

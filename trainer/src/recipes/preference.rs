@@ -8,11 +8,11 @@ use super::{PairLoss, Recipe};
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// One step: score the pairs of a data set under the reference and the actor, evaluate, update.
+/// DPO. One step: score the pairs of a data set under the reference and the actor, compute the loss, update.
 pub struct Preference {
-    /// Pairs of one step.
+    /// Number of pairs per step.
     pub batch_size: usize,
-    /// How pairs become a loss.
+    /// Loss of the pairs.
     pub loss: PairLoss,
 }
 

@@ -11,9 +11,10 @@ use super::Recipe;
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// One step: judge the steps of a data set, evaluate, update. The trained model has a head of two numbers.
+/// Training of a process reward model with a head of two outputs. One step: classify the steps of a data
+/// set's completions, compute the loss, update.
 pub struct ProcessReward {
-    /// Completions of one step.
+    /// Number of completions per step.
     pub batch_size: usize,
 }
 

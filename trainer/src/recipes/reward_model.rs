@@ -11,11 +11,12 @@ use super::Recipe;
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// One step: score the pairs of a data set, evaluate, update. The trained model has a head of one number.
+/// Training of a reward model with a head of one output. One step: score the pairs of a data set, compute the
+/// loss, update.
 pub struct RewardModel {
-    /// Pairs of one step.
+    /// Number of pairs per step.
     pub batch_size: usize,
-    /// Factor of the square of the sum of a pair's scores.
+    /// Coefficient of the squared sum of a pair's scores in the loss, which keeps scores centred on 0.
     pub centring: f64,
 }
 

@@ -1,5 +1,5 @@
-//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are resampled before its updates, by
-//! weights that follow from their rewards. Formulas are in `rlt-core`.
+//! Policy filtration (PF-PPO, arXiv 2409.06957): resamples the samples of a step before its updates, by
+//! weights that follow from their rewards. The formulas are in `rlt-core`.
 
 use rlt_api::resolved;
 use rlt_api::spec::{ReweightingMethod, ReweightingSpec};
@@ -10,21 +10,21 @@ use rlt_core::reweighting::{Reweighting, resample};
 use crate::data::seeds::SeedUse;
 use crate::roles::Roles;
 
-/// verl's `weight_pow`.
+/// Default exponent of [`ReweightingMethod::Pow`], that of verl's `weight_pow`.
 const DEFAULT_POWER: f64 = 2.0;
 
-/// Draws samples again; may be nothing at all.
+/// Resamples a batch by its rewards; without a specification it returns the batch unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyFiltration(Option<Reweighting>);
 
 impl PolicyFiltration {
-    /// As the manifest says.
+    /// Creates the filtration of the algorithm's `reweighting`.
     pub fn of(algorithm: &resolved::PolicyGradient) -> Self {
         Self(algorithm.reweighting.map(weights))
     }
 
-    /// As many samples as `batch` has, with replacement, those of a prompt still side by side. All ranks draw
-    /// the same. Advantages and returns are those of the whole batch, computed before.
+    /// Draws as many samples as `batch` has, with replacement; those of a prompt stay adjacent. All ranks
+    /// draw the same. Advantages and returns keep the values computed over the full batch.
     pub fn draw(&self, roles: &Roles, batch: Batch) -> Batch {
         let Some(reweighting) = self.0 else { return batch };
         let step = roles.context().position().num_done;

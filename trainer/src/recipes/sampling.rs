@@ -1,5 +1,5 @@
-//! Rollout groups for one step: sample and judge, and with dynamic sampling (DAPO, arXiv 2503.14476) again
-//! until enough groups have rewards that differ.
+//! Rollout groups of one step: samples completions and computes rewards. Dynamic sampling (DAPO, arXiv
+//! 2503.14476) repeats this until enough groups have rewards that differ.
 
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec};
@@ -11,17 +11,17 @@ use crate::data::Data;
 use crate::roles::rollout::SamplingCost;
 use crate::roles::{Roles, StepError};
 
-/// How many groups a step wants, and which of them.
+/// Number of groups of a step, and the filter of dynamic sampling.
 #[derive(Clone, Debug)]
 pub struct GroupSampling {
-    /// Prompts of one batch, and groups of the step.
+    /// Number of prompts per generated batch, and maximum number of groups of the step.
     pub num_prompts: usize,
-    /// Which groups are sampled again; `None` keeps all.
+    /// Filter of dynamic sampling; `None` keeps all groups.
     pub dynamic: Option<DynamicSamplingSpec>,
 }
 
 impl GroupSampling {
-    /// As the manifest says.
+    /// Creates the sampling of a job.
     pub fn of(spec: &ResolvedSpec) -> Self {
         let algorithm = spec.algorithm.policy_gradient.as_ref();
         Self {
@@ -30,10 +30,11 @@ impl GroupSampling {
         }
     }
 
-    /// The groups of the present step.
+    /// Samples the groups of the current step. Fewer than [`Self::num_prompts`] are returned where dynamic
+    /// sampling reaches its maximum of batches.
     ///
     /// # Errors
-    /// [`StepError::Interrupted`] when a rank was asked to stop, and as rollout and rewards.
+    /// [`StepError::Interrupted`] when a rank was asked to stop, and the errors of rollout and rewards.
     pub fn groups(&self, roles: &mut Roles, data: &mut Data) -> Result<Vec<RolloutGroup>, StepError> {
         let max_batches = self.dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
         let mut groups: Vec<RolloutGroup> = Vec::new();

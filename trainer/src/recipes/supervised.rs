@@ -1,4 +1,4 @@
-//! Supervised fine-tuning: the likelihood of demonstrated tokens is raised.
+//! Supervised fine-tuning: raises the likelihood of demonstrated tokens.
 
 use rlt_core::batch::Batch;
 
@@ -6,10 +6,10 @@ use super::Recipe;
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// Mean negative log-likelihood of demonstrations, one update a batch: SFT, and the cold start of other
-/// trainings.
+/// Supervised fine-tuning (SFT) on the mean negative log-likelihood of demonstrations, with one update per
+/// batch. Also the cold start of other trainings.
 pub struct Supervised {
-    /// Demonstrations of one step.
+    /// Number of demonstrations per step.
     pub batch_size: usize,
 }
 

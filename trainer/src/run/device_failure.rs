@@ -1,5 +1,5 @@
-//! A GPU that failed under a run: ECC and NVLink errors, and those that the driver logs as Xid. No change of
-//! the job helps, but another GPU may work.
+//! GPU failures during a run: ECC and NVLink errors, and errors that the driver logs as Xid. No change of the
+//! job helps, but another GPU may work.
 
 /// CUDA's messages for failures of a device that no program causes, and the driver's names for them.
 const FAILURES: [(&str, &str); 8] = [
@@ -13,7 +13,7 @@ const FAILURES: [(&str, &str); 8] = [
     ("unknown error", "CUDA_ERROR_UNKNOWN"),
 ];
 
-/// A GPU failed.
+/// A GPU failed during a phase of the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the GPU failed in phase `{phase}`: {said}; `nvidia-smi` and the Xid errors in the kernel's log say more"

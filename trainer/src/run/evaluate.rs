@@ -1,5 +1,5 @@
-//! Held-out rows: prompts are sampled, judged and averaged; the recipe measures other rows. The model is not
-//! trained on them.
+//! Evaluation on held-out rows, on which the model is not trained. The run samples and scores prompts; the
+//! recipe measures rows of other kinds.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::roles::{Roles, StepError};
 use crate::run::Run;
 use crate::run::error::TrainError;
 
-/// The metrics of held-out rows.
+/// Metrics of the held-out rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     /// Mean score over all held-out prompts and samples; `None` without rewards.
@@ -28,8 +28,8 @@ impl Evaluation {
     }
 }
 
-/// Measures every held-out row under the present weights; `None` without any, or when the run was asked to
-/// stop.
+/// Measures every held-out row under the current weights. `None` without held-out rows, or when the run was
+/// asked to stop.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -56,11 +56,11 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
     Ok((metrics.len() > 1).then_some(Evaluation { reward, metrics }))
 }
 
-/// The metrics of sampled completions; `None` when the run was asked to stop.
+/// Metrics of completions sampled for the held-out prompts; `None` when the run was asked to stop.
 fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);
-    // The next step samples under the same weights: they stay packed.
+    // The next step samples with the same weights, so the packed weights are kept.
     roles.rollout.free_cache();
     let groups = match judged {
         Err(StepError::Interrupted) => return Ok(None),

@@ -1,8 +1,8 @@
-//! A device whose memory ran out: which phase requested how much, what was free, and which fields give more
-//! room.
+//! Errors for exhausted device memory: the phase, the requested and the free amount, and the fields that give
+//! more room.
 //!
-//! libtorch says so wherever it allocates, by an error or, inside of a model's pass, by a panic; both are
-//! caught at the top of a run, and reported with the active phase.
+//! libtorch reports it from any allocation, by an error or, within a forward or backward pass, by a panic.
+//! Both are caught at the top of a run, and reported with the active phase.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,12 +11,12 @@ use crate::panics;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
 
-/// libtorch's text before the requested size.
+/// Text of libtorch's message before the requested size.
 const ASKED: &str = "Tried to allocate ";
-/// libtorch's text after the free size.
+/// Text of libtorch's message after the free size.
 const FREE: &str = " is free";
 
-/// Device memory ran out.
+/// Device memory was exhausted during a phase of the run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the device ran out of memory in phase `{phase}`: {asked} were asked for, {free} were free; {advice}",
@@ -45,7 +45,7 @@ impl OutOfMemory {
     }
 }
 
-/// Which fields of the manifest give a phase more room.
+/// Advice that names the fields of the manifest which give `phase` more memory.
 fn advice(phase: &str) -> &'static str {
     match phase {
         "gen" | "update_weights" => {
@@ -64,8 +64,8 @@ fn advice(phase: &str) -> &'static str {
     }
 }
 
-/// Runs `work`; if device memory ran out or the device failed, the error names the phase and what to change.
-/// The caller has to end the run: `work` is incomplete.
+/// Runs `work`. If device memory was exhausted or the device failed, the error names the phase and what to
+/// change. The caller has to end the run, because `work` is incomplete.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {
         let phase = phases::under_way();

@@ -1,5 +1,5 @@
-//! The warm-up of a hot spare: it downloads the job's models, and reads their weights and the program's own
-//! libraries once, so that they are in the page cache of its node.
+//! Warm-up of a hot spare: downloads the job's models, and reads their weights and this program's libraries
+//! once, so that they are in the page cache of its node.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,13 +13,14 @@ use super::setup::hub_models::pinned;
 use crate::model::hub;
 use crate::roles::reward::RewardModels;
 
-/// Bytes that are read at a time.
+/// Size of one read, in bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Fetches and reads all that the run in the folder `root` reads; returns how many bytes that were.
+/// Downloads and reads the files that the run in the folder `root` will read; returns the number of bytes
+/// read.
 ///
 /// # Errors
-/// When a model cannot be fetched. A file that cannot be read is left to the ranks.
+/// When a model cannot be downloaded. Files that cannot be read are skipped: the ranks report them.
 pub(crate) fn prefetch(spec: &ResolvedSpec, root: &Path) -> Result<u64, TrainError> {
     let spec = pinned(spec, root)?;
     let policy = match &spec.model.source {

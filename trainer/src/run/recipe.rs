@@ -6,17 +6,17 @@ use serde_json::Value;
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// An algorithm. The run calls [`Self::step`] until the training is over; it times, logs, saves and resumes
-/// around it, and takes prompts back from a step that was interrupted.
+/// An algorithm. The run calls [`Self::step`] until the training is over. It also times, logs, saves and
+/// resumes, and returns the prompts of an interrupted step to the data.
 pub trait Recipe {
-    /// One step: from the next prompts or demonstrations to changed weights. Every rank runs it.
+    /// Runs one step, from the next prompts or demonstrations to updated weights. Collective.
     ///
     /// # Errors
     /// [`StepError`]; the step does not count then.
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError>;
 
-    /// Measures held-out rows other than prompts, which the run samples and judges itself. Metrics are logged
-    /// below `val-core/`.
+    /// Measures held-out rows other than prompts, which the run samples and scores itself. The metrics are
+    /// logged below `val-core/`.
     ///
     /// # Errors
     /// [`StepError`].
@@ -24,12 +24,12 @@ pub trait Recipe {
         Ok(Metrics::new())
     }
 
-    /// The recipe's state beside weights, optimizer and data positions; saved in checkpoints.
+    /// State of the recipe for a checkpoint, besides weights, optimizer and data positions.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Continues with the [`Self::state`] of a checkpoint.
+    /// Restores the [`Self::state`] of a checkpoint.
     ///
     /// # Errors
     /// When the state is not this recipe's.
@@ -38,10 +38,10 @@ pub trait Recipe {
     }
 }
 
-/// The recipes of a run.
+/// Recipes of a run, in the order in which they run.
 pub struct Recipes {
-    /// Supervised steps before the training, see `spec.algorithm.coldStart`.
+    /// Recipe of the supervised steps before the training, see `spec.algorithm.coldStart`.
     pub cold_start: Option<Box<dyn Recipe>>,
-    /// The training itself.
+    /// Recipe of the training itself.
     pub training: Box<dyn Recipe>,
 }

@@ -6,8 +6,9 @@
 //!           continues
 //! settle    the files of all are complete -> the leader commits -> all know the result
 //! ```
-//! Every rank writes if all ranks have access to the leader's folder; otherwise the others send their shards
-//! to the leader. At most one save is in flight. The content of a checkpoint is not known here.
+//! Every rank writes its shard if all ranks have access to the leader's folder; otherwise the others send
+//! their shards to the leader. At most one save is in flight. This module does not interpret the content of a
+//! checkpoint.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -19,7 +20,7 @@ use crate::run::error::TrainError;
 use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
 use crate::storage::error_chain;
 
-/// How the ranks save, and the save in flight.
+/// Asynchronous saving by all ranks, with the save in flight.
 #[derive(Debug)]
 pub(crate) struct Saving {
     is_folder_shared: bool,
@@ -30,23 +31,24 @@ pub(crate) struct Saving {
 #[derive(Debug)]
 struct UnderWay {
     step: u64,
-    /// The small state, as the leader keeps it.
+    /// Small state of the checkpoint, which the leader saves.
     state: Value,
-    /// The thread that completes this rank's file; `None` where another rank writes for it.
+    /// Thread that completes this rank's file; `None` if the leader writes for this rank.
     shard: Option<JoinHandle<Result<WrittenShard, CheckpointError>>>,
 }
 
-/// Whether a save that is not complete is waited for.
+/// Whether [`Saving::settle`] waits for a save that is still in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// It is tried again later.
+    /// Returns [`Settled::Later`] if a rank is still writing.
     None,
-    /// Nothing else continues before it has ended.
+    /// Blocks until every rank has completed its file.
     Until,
 }
 
 impl Saving {
-    /// Finds out whether every rank sees and may write the folder of the leader's `store`.
+    /// Creates the saving of a run: tests whether every rank can access and write the folder of the leader's
+    /// `store`. Collective.
     pub(crate) fn prepare(ranks: &Ranks, store: &CheckpointStore) -> Result<Self, TrainError> {
         if ranks.size() == 1 {
             return Ok(Self { is_folder_shared: true, under_way: None });
@@ -64,18 +66,18 @@ impl Saving {
         Ok(Self { is_folder_shared: apart.is_empty(), under_way: None })
     }
 
-    /// Whether every rank writes its shard; otherwise the leader writes all.
+    /// Whether every rank writes its own shard; otherwise the leader writes all shards.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_folder_shared
     }
 
-    /// The step of the save in flight.
+    /// Step of the save in flight, if any.
     pub(crate) fn step(&self) -> Option<u64> {
         self.under_way.as_ref().map(|under_way| under_way.step)
     }
 
     /// Writes `parts`, this rank's shard of the checkpoint of `step`, and completes the file asynchronously;
-    /// `None` if the leader writes for it. The leader's `state` is saved with them. Collective.
+    /// `None` if the leader writes for this rank. The leader's `state` is saved with it. Collective.
     ///
     /// # Errors
     /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is
@@ -127,19 +129,19 @@ impl Saving {
     }
 }
 
-/// The result of a save in flight.
+/// Result of [`Saving::settle`].
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// None was in flight.
+    /// No save was in flight.
     Nothing,
-    /// Some rank is not done with it.
+    /// A rank has not completed its file yet.
     Later,
-    /// It is a checkpoint now.
+    /// The checkpoint is committed.
     Committed,
 }
 
-/// This rank's result if all ranks have succeeded; otherwise its own error, or that of the first rank that
-/// failed.
+/// Returns this rank's value if all ranks have succeeded; otherwise its own error, or that of the first rank
+/// that failed. Collective.
 fn agree<T>(ranks: &Ranks, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
     let causes: Result<Vec<Option<String>>, RankError> =
         ranks.all_gather(own.as_ref().err().map(|error| error_chain(error)));

@@ -1,4 +1,4 @@
-//! Files of one JSON object a line: read with the line number in every error, written all or nothing.
+//! Files with one JSON object per line: errors name the line, and writes are all or nothing.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -9,48 +9,48 @@ use rlt_api::ExitCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Why a file of JSON lines could not be read or written.
+/// A file of JSON lines could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonlError {
     /// The file cannot be read.
     #[error("read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
     /// A line is invalid.
     #[error("{}, line {line}", path.display())]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// The error.
+        /// Error of the line.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The file has no line.
+    /// The file has no lines.
     #[error("read {}: expected at least one line, the file is empty", path.display())]
     Empty {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// The file cannot be written.
     #[error("write {}", path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
 impl JsonlError {
-    /// Something wrong with one line that only its reader can see.
+    /// Creates the error of a line that was parsed, but that its reader refuses.
     pub fn at_line(
         path: &Path,
         line: usize,
@@ -59,7 +59,7 @@ impl JsonlError {
         Self::Line { path: path.to_owned(), line, source: source.into() }
     }
 
-    /// The exit code of a process that ends with this.
+    /// Exit code of a process that ends with this error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Read { .. } | Self::Line { .. } | Self::Empty { .. } => ExitCode::BadConfig,
@@ -68,10 +68,10 @@ impl JsonlError {
     }
 }
 
-/// All lines of `path` with their numbers from 1; blank lines are passed over.
+/// Reads all lines of `path` with their numbers from 1; blank lines are skipped.
 ///
 /// # Errors
-/// [`JsonlError`] with the file and, where one line is at fault, its number.
+/// [`JsonlError`] with the path and, if a line is invalid, its number.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>, JsonlError> {
     let text =
         fs::read_to_string(path).map_err(|source| JsonlError::Read { path: path.to_owned(), source })?;
@@ -84,17 +84,18 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>, JsonlEr
     if rows.is_empty() { Err(JsonlError::Empty { path: path.to_owned() }) } else { Ok(rows) }
 }
 
-/// Writes one line a row into a temporary file beside `path` and renames it: a reader sees all lines or none.
+/// Writes one line per row into a temporary file in the folder of `path` and renames it: a reader sees all
+/// lines or none.
 ///
 /// # Errors
-/// [`JsonlError::Write`]; then `path` is as it was.
+/// [`JsonlError::Write`]; `path` is unchanged then.
 pub fn write<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> Result<(), JsonlError> {
     write_rows(path, rows).map_err(|source| JsonlError::Write { path: path.to_owned(), source })
 }
 
 fn write_rows<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The mode of any new file; without it a temporary file is its owner's alone.
+    // Mode of a new file before the umask. By default a temporary file is readable only by its owner.
     let mode = fs::Permissions::from_mode(0o666);
     let file = tempfile::Builder::new().prefix(".jsonl-").permissions(mode).tempfile_in(dir)?;
     let mut writer = BufWriter::new(file);

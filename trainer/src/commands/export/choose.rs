@@ -1,4 +1,4 @@
-//! Selects the checkpoint of a run that is exported.
+//! Selects the checkpoint of a run to export.
 
 use std::str::FromStr;
 
@@ -8,12 +8,12 @@ use crate::run::state::progress_of;
 use crate::storage::checkpoint::{Checkpoint, CheckpointStore, CommittedCheckpoint};
 use crate::storage::run_folder::RunFolder;
 
-/// Which of the checkpoints of a run.
+/// Checkpoint that was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The one after so many steps.
+    /// Checkpoint after this number of steps.
     Number(u64),
-    /// The one with the highest mean held-out reward, the first of equal ones.
+    /// Checkpoint with the highest mean held-out reward; the first one of several.
     Best,
 }
 
@@ -28,9 +28,9 @@ impl FromStr for Step {
     }
 }
 
-/// The checkpoint that `step` names, by default the newest, verified, and its step.
+/// Opens and verifies the checkpoint that `step` selects, by default the newest; also returns its step.
 pub(super) fn checkpoint(folder: &RunFolder, step: Option<Step>) -> Result<(Checkpoint, u64), ExportError> {
-    // The run may be going on: nothing is cleaned here.
+    // The run may still be active, so nothing is cleaned up here.
     let committed = match folder.checkpoints() {
         dir if dir.is_dir() => CheckpointStore::follow(&dir).committed().map_err(TrainError::from)?,
         _ => Vec::new(),
@@ -48,7 +48,7 @@ pub(super) fn checkpoint(folder: &RunFolder, step: Option<Step>) -> Result<(Chec
     Ok((Checkpoint::open(&chosen.path).map_err(TrainError::from)?, chosen.step))
 }
 
-/// The checkpoint of the highest held-out reward among those of steps with an evaluation.
+/// Selects the checkpoint with the highest held-out reward; `None` if none is of a step with an evaluation.
 fn best(committed: &[CommittedCheckpoint]) -> Result<Option<&CommittedCheckpoint>, TrainError> {
     let mut best: Option<(f64, &CommittedCheckpoint)> = None;
     for one in committed {
@@ -62,7 +62,7 @@ fn best(committed: &[CommittedCheckpoint]) -> Result<Option<&CommittedCheckpoint
     Ok(best.map(|(_, one)| one))
 }
 
-/// Steps in words.
+/// Formats steps as a list.
 pub(super) fn listed(steps: &[u64]) -> String {
     steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,6 @@
-//! A mixture of experts for the check of operators: by our kernels, and by products with every expert.
+//! A mixture of experts for the check of operators, computed by our kernels and by a reference formula.
 //!
-//! Shapes: 24 tokens of `x` and `y`, `[24, 64]`, two of eight experts each, 16 outputs.
+//! Shapes: 24 tokens of `x` and `y`, `[24, 64]`; each token uses two of eight experts with 16 outputs.
 
 use rlt_torch::cuda::{ExpertScores, RouteRule};
 use rlt_torch::{DeviceRoutes, ExpertRows};
@@ -10,10 +10,10 @@ const EXPERTS: i64 = 8;
 const PER_TOKEN: i64 = 2;
 const OUTPUTS: i64 = 16;
 
-/// From rows, the weights of experts `[8, 16, 64]` and the router's logits `[24, 8]`.
+/// Computes the mixture from rows, expert weights `[8, 16, 64]` and the router's logits `[24, 8]`.
 type Mix = fn(&Tensor, &Tensor, &Tensor) -> Tensor;
 
-/// Routing, sorting, grouped products and weighed sums as the trainer launches them.
+/// Computes the mixture as the trainer does: routing, sorting, grouped products and weighted sums.
 pub(super) fn by_kernels(x: &Tensor, weight: &Tensor, logits: &Tensor) -> Tensor {
     let rule = RouteRule { scores: ExpertScores::Softmax, normalises: false, rounds: false, scale: 1.0 };
     let routes = DeviceRoutes::new(logits, None, rule, PER_TOKEN as usize);
@@ -23,7 +23,7 @@ pub(super) fn by_kernels(x: &Tensor, weight: &Tensor, logits: &Tensor) -> Tensor
     rows.combine(&rows.linear(&rows.gather(x), weight), &weights)
 }
 
-/// The same by every expert's product with every token.
+/// Computes the mixture from the product of every expert with every token.
 pub(super) fn by_formula(x: &Tensor, weight: &Tensor, logits: &Tensor) -> Tensor {
     let choices = logits.sort_stable(true, -1, true).1.narrow(-1, 0, PER_TOKEN);
     let weights = logits.softmax(-1, None::<Kind>).gather(-1, &choices, false);
@@ -36,7 +36,7 @@ pub(super) fn by_formula(x: &Tensor, weight: &Tensor, logits: &Tensor) -> Tensor
     )
 }
 
-/// Weights of experts: overlapping rows of `y`.
+/// Weights of the experts: overlapping rows of `y`.
 fn weights(y: &Tensor) -> Tensor {
     Tensor::stack(&(0..EXPERTS).map(|expert| y.narrow(0, expert, OUTPUTS)).collect::<Vec<_>>(), 0)
 }
@@ -45,7 +45,7 @@ pub(super) fn output(mix: Mix, x: &Tensor, y: &Tensor) -> Tensor {
     mix(x, &weights(y), &x.narrow(1, 0, EXPERTS).contiguous())
 }
 
-/// The gradients of a product with the output by the rows and by the weights.
+/// Gradients of a weighted sum of the output with respect to the rows and the weights.
 fn gradients(mix: Mix, x: &Tensor, y: &Tensor) -> [Tensor; 2] {
     let leaf = |tensor: &Tensor| tensor.detach().copy().set_requires_grad(true);
     let (rows, weight) = (leaf(x), leaf(&weights(y)));

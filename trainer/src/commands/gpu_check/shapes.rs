@@ -1,20 +1,20 @@
-//! The models of checks, initialized from a seed, and the sizes of their work: real shapes on a GPU, tiny
-//! ones on an emulated device.
+//! Models of the checks, initialized from a seed, and sizes of their work: real shapes on a GPU, tiny ones on
+//! an emulated device.
 
 use rlt_api::plan::model_config::ModelConfig;
 use serde_json::{Value, json};
 
 use super::{Failure, is_stand_in};
 
-/// The 135M-parameter Llama that benchmarks share.
+/// Configuration of the 135M-parameter Llama that benchmarks share.
 const LLAMA_135M: &str = include_str!("../../../benches/rollout/model.json");
 
-/// The sizes of a GRPO step.
+/// Model size of a GRPO step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
-    /// 0.5B parameters, shaped as Qwen2.5.
+    /// 0.5B parameters, in the shape of Qwen2.5.
     Small,
-    /// 1.5B parameters.
+    /// 1.5B parameters, in the shape of Qwen2.5.
     Large,
 }
 
@@ -26,7 +26,7 @@ impl Size {
         }
     }
 
-    /// As `config.json` has it, for us and for a peer.
+    /// The model as a `config.json`, which a peer reads, too.
     pub(super) fn document(self) -> Value {
         if is_stand_in() {
             return tiny();
@@ -45,12 +45,12 @@ impl Size {
     }
 }
 
-/// The model of the checks of decoding and updating.
+/// Configuration of the model for the checks of decoding and updating.
 pub(super) fn llama_135m() -> Result<ModelConfig, Failure> {
     config(&if is_stand_in() { tiny() } else { serde_json::from_str(LLAMA_135M)? })
 }
 
-/// A model whose every part has more than one piece.
+/// A tiny model that still has several layers, heads and key/value heads.
 pub(super) fn tiny() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -65,7 +65,7 @@ pub(super) fn config(document: &Value) -> Result<ModelConfig, Failure> {
     Ok(ModelConfig::from_json(document)?)
 }
 
-/// `full` on a GPU, `tiny` on a device of CPU memory.
+/// Returns `full` on a GPU, `tiny` on an emulated device in CPU memory.
 pub(super) fn on_device<T>(full: T, tiny: T) -> T {
     if is_stand_in() { tiny } else { full }
 }

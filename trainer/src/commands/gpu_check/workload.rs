@@ -1,4 +1,4 @@
-//! A whole GRPO step on random tokens with random rewards: rollout, log-probs of the reference, one update.
+//! A full GRPO step on random tokens with random rewards: rollout, log-probs of the reference, one update.
 //! Benchmarks and `gpu-check` measure it, and peers do the same work.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ use crate::roles::reference::FrozenPolicy;
 use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
 use crate::roles::update::{UpdatePlan, update};
 
-/// There are no texts here.
+/// A detokenizer that returns empty texts: random tokens need none.
 #[derive(Clone, Copy, Debug)]
 pub struct NoText;
 
@@ -33,52 +33,52 @@ impl Detokenizer for NoText {
     }
 }
 
-/// How much a step does. A KL term of 0.04 holds the actor near its reference.
+/// Sizes of a step. A KL term with coefficient 0.04 regularizes the actor towards its reference.
 #[derive(Clone, Copy, Debug)]
 pub struct GrpoLoad {
-    /// Prompts of a step.
+    /// Number of prompts per step.
     pub num_prompts: usize,
-    /// Samples of each.
+    /// Number of samples per prompt.
     pub samples_per_prompt: usize,
-    /// Tokens of each prompt.
+    /// Number of tokens of each prompt.
     pub prompt_len: usize,
-    /// New tokens of each sample, exactly.
+    /// Number of new tokens of each sample, exactly.
     pub new_tokens: usize,
-    /// Most tokens of a micro-batch.
+    /// Maximum number of tokens of a micro-batch.
     pub max_tokens: usize,
 }
 
-/// The times of a step's phases.
+/// Sizes and times of a step's phases.
 #[derive(Clone, Copy, Debug)]
 pub struct GrpoTimes {
-    /// Tokens of all samples, each with its prompt.
+    /// Number of tokens of all samples, each with its prompt.
     pub num_tokens: usize,
-    /// Tokens that were sampled.
+    /// Number of sampled tokens.
     pub num_new_tokens: usize,
-    /// Tokens that go through the model in a pass over the batch, each prompt once.
+    /// Number of tokens in a forward pass over the batch; each prompt is computed once.
     pub num_computed_tokens: usize,
-    /// Weight sync and sampling.
+    /// Time of the weight sync and of sampling.
     pub rollout_seconds: f64,
-    /// Log-probs of the reference.
+    /// Time of the reference's log-probs.
     pub reference_seconds: f64,
-    /// Forward and backward passes, and the optimizer.
+    /// Time of forward and backward passes, and of the optimizer.
     pub update_seconds: f64,
-    /// Of the gradient, before clipping.
+    /// Norm of the gradient before clipping.
     pub grad_norm: Option<f64>,
 }
 
 impl GrpoTimes {
-    /// The whole step.
+    /// Time of the full step, in seconds.
     pub fn seconds(&self) -> f64 {
         self.rollout_seconds + self.reference_seconds + self.update_seconds
     }
 }
 
-/// Steps of one actor.
+/// An actor, its reference and its rollout engine, which repeat the same step.
 #[derive(Debug)]
 pub struct GrpoWorkload {
     actor: Actor,
-    /// A frozen copy of all weights; an adapter's reference needs none.
+    /// Frozen copy of all weights; `None` for an adapter, whose reference is its base.
     reference: Option<FrozenPolicy>,
     engine: RolloutEngine,
     load: GrpoLoad,
@@ -86,17 +86,17 @@ pub struct GrpoWorkload {
 }
 
 impl GrpoWorkload {
-    /// Steps by `actor`, near `reference` or near its own base.
+    /// Creates the workload of `actor` with `reference`, or with the actor's base as the reference.
     pub fn new(actor: Actor, reference: Option<FrozenPolicy>, load: GrpoLoad) -> Self {
         let max_concurrent = load.num_prompts * load.samples_per_prompt;
         let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
         Self { actor, reference, engine, load, step: 0 }
     }
 
-    /// The parts of `rlt_trainer::step` in their order.
+    /// Runs one step: weight sync, sampling, log-probs of the reference, advantages, and the update.
     ///
     /// # Errors
-    /// The error of the first that fails.
+    /// The error of the first phase that fails.
     pub fn step(&mut self) -> Result<GrpoTimes, Failure> {
         let mut clock = PhaseClock::start();
         clock.measure("update_weights", || self.engine.sync_weights(&self.actor.decoder, self.step))?;
@@ -189,7 +189,7 @@ impl GrpoWorkload {
         Ok(scores?.logprobs)
     }
 
-    /// The update to its end on the device; returns the gradient's norm.
+    /// Runs the update and waits until the device has finished it; returns the gradient's norm.
     fn update(&mut self, batch: &Batch) -> Result<Option<f64>, Failure> {
         let plan = UpdatePlan {
             objective: Objective {
@@ -211,7 +211,7 @@ impl GrpoWorkload {
     }
 }
 
-/// Tokens that go through the model in a pass over the batch, each prompt once.
+/// Number of tokens in a forward pass over the batch; each prompt is computed once.
 fn computed_tokens(batch: &Batch) -> usize {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     batch.prompt_groups(&rows).iter().map(|group| group.prompt_len + group.lens.iter().sum::<usize>()).sum()
@@ -221,7 +221,7 @@ fn random_tokens(seed: u64, len: usize, vocab_size: usize) -> Vec<TokenId> {
     (0..len as u64).map(|at| (draw(seed, at) * vocab_size as f64) as TokenId).collect()
 }
 
-/// Sequences of `lens` random tokens; every token but the first of each is learned.
+/// Creates sequences of `lens` random tokens; all but the first token of each are learned.
 pub fn random_demonstrations(lens: &[usize], vocab_size: usize) -> Batch {
     let demonstration = |(row_idx, &len): (usize, &usize)| Demonstration {
         tokens: random_tokens(row_idx as u64, len, vocab_size),

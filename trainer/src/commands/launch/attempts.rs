@@ -1,4 +1,4 @@
-//! A job whose ranks are all on this machine: attempts, each from the last complete checkpoint, while
+//! Attempts of a job whose ranks are all on this machine, each from the last complete checkpoint, as long as
 //! `runPolicy.retries` allows. The budget by cause is in [`super::budget`].
 
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::commands::worker::{self, WorkerArgs};
 use crate::parallel::RankEnvironment;
 use crate::storage::checkpoint::CheckpointStore;
 
-/// Runs attempts until one ends well, a signal requests the end, or no further one may follow.
+/// Runs attempts until one ends without a failure, a signal requests the end, or a failure may not be
+/// retried.
 pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, LaunchError> {
     let mut stop = StopSignal::listen(grace_period(job))?;
     let root = args.root(job);
@@ -27,8 +28,8 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
         let count = job.spec().workers.num_ranks() as usize;
-        // Each attempt has another store with another number, so a leftover rank of an earlier attempt cannot
-        // join it.
+        // Each attempt has a new store with its own attempt number, so that a leftover rank of an earlier
+        // attempt cannot join it.
         let store = serve(0, attempt, count)?;
         let before = Before { spent: launched.elapsed(), ..Before::default() };
         let children = Children::start(&args, &manifest, &all_here(&store, attempt, count), &before)?;
@@ -52,7 +53,7 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     }
 }
 
-/// The progress of an attempt that began at `started` with the checkpoint `saved`.
+/// Returns the progress of an attempt that began at `started`, when `saved` was the newest checkpoint.
 pub(super) fn progress_since(root: &Path, saved: Option<&str>, started: Instant) -> Progress {
     match newest_checkpoint(root) {
         newest if newest.as_deref() != saved => Progress::Saved,
@@ -68,7 +69,7 @@ pub(super) fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, 
     }
 }
 
-/// Removes the files of an earlier run, if requested; only before the first attempt.
+/// Removes the files of an earlier run if requested. This happens only before the first attempt.
 fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<WorkerArgs, LaunchError> {
     if args.overwrite {
         worker::start_afresh(root, job).map_err(Box::new)?;
@@ -87,7 +88,7 @@ fn all_here(store: &rlt_torch::collectives::Store, attempt: u64, count: usize) -
     }
 }
 
-/// The digest of the checkpoint that a new attempt would continue from.
+/// Digest of the checkpoint that a new attempt would continue from.
 pub(super) fn newest_checkpoint(root: &Path) -> Option<String> {
     let committed = CheckpointStore::follow(&root.join("checkpoints")).committed().ok()?;
     committed.into_iter().next_back().map(|checkpoint| checkpoint.digest)

@@ -1,4 +1,4 @@
-//! Whether and when a failed attempt is retried. Pure: no processes, no clock.
+//! Decides whether and when a failed attempt is retried. This module uses neither processes nor a clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rlt_api::plan::restart_delay;
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{Budget, FailureCause};
 
-/// The rest of `runPolicy.retries`.
+/// Budget of `runPolicy.retries`, and how much of it was used.
 #[derive(Debug)]
 pub(super) struct Restarts {
     retries: RetriesSpec,
@@ -15,30 +15,30 @@ pub(super) struct Restarts {
     num_short: u32,
 }
 
-/// The progress of an attempt before it failed.
+/// Progress of an attempt before it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// It saved a new checkpoint.
+    /// The attempt saved a new checkpoint.
     Saved,
-    /// It saved none, but lived for a while.
+    /// The attempt saved no checkpoint, but was not short.
     Lived,
-    /// It ended soon after its start.
+    /// The attempt failed soon after its start.
     None,
 }
 
-/// The decision after a failed attempt.
+/// Decision after a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Another attempt.
+    /// The job is restarted.
     Restart {
-        /// To wait before.
+        /// Delay before the restart.
         after: Duration,
-        /// The budget that is used, for messages.
+        /// Description of the budget that is used.
         budget: String,
     },
-    /// The end.
+    /// The job ends.
     End {
-        /// Why, for messages; empty if a retry was never possible.
+        /// Reason, for messages; empty if a retry was never possible.
         why: String,
     },
 }
@@ -48,8 +48,8 @@ impl Restarts {
         Self { retries: retries.clone(), used: BTreeMap::new(), num_short: 0 }
     }
 
-    /// Decides after an attempt that `cause` ended. A new checkpoint resets all budgets; the delay grows with
-    /// the number of consecutive attempts without progress.
+    /// Decides after an attempt that ended for `cause`. A new checkpoint resets all budgets. The delay grows
+    /// with the number of consecutive attempts without progress.
     pub(super) fn after(&mut self, cause: FailureCause, progress: Progress) -> Next {
         if progress == Progress::Saved {
             self.used.clear();

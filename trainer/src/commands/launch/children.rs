@@ -1,4 +1,4 @@
-//! The ranks as child processes: started, signalled, waited for. Their exits are classified in
+//! Ranks as child processes: starts them, forwards signals, and waits for them. Their exits are classified in
 //! [`super::outcome`].
 
 use std::collections::BTreeMap;
@@ -19,37 +19,38 @@ use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE,
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::RankEnvironment;
 
-/// The interval of polls for exits.
+/// Interval of polls for exits.
 const POLL: Duration = Duration::from_millis(20);
-/// Grace period of ranks after the exit of one with a specific cause, to report their own errors.
+/// Grace period of the other ranks after the exit of a rank with a specific cause, so that they report their
+/// own errors.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
-/// How long ranks may continue after one that has lost another: long enough for all to notice and to say whom
-/// they miss.
+/// Grace period of the other ranks after the exit of a rank that has lost a peer: long enough for all to
+/// notice and to report which peer is missing.
 const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
 
-/// The ranks of this machine. Dropping this kills those that still run.
+/// Ranks of this machine. Dropping this kills those that still run.
 pub(super) struct Children {
     running: Vec<(usize, Child)>,
     ends: Vec<End>,
     folder: TempDir,
-    /// The process group of each worker.
+    /// Process group of each worker.
     groups: Vec<Pid>,
-    /// Grace period of the others after the exit of a rank with a specific cause.
+    /// Grace period of the other ranks after the exit of a rank with a specific cause.
     grace_with_cause: Duration,
 }
 
-/// The history before an attempt.
+/// History before an attempt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Before {
-    /// The time of earlier attempts.
+    /// Time of the earlier attempts.
     pub(super) spent: Duration,
-    /// Restarts in place, by cause.
+    /// Number of restarts in place by cause.
     pub(super) restarts: BTreeMap<FailureCause, u32>,
 }
 
 impl Children {
-    /// Starts a worker for every rank of `place`, all on one copy of the manifest: standard input can be read
-    /// only once, and a file may change.
+    /// Starts a worker for every rank of `place`. All read one copy of the manifest, because standard input
+    /// can be read only once, and a file may change.
     pub(super) fn start(
         args: &WorkerArgs,
         manifest: &str,
@@ -86,7 +87,7 @@ impl Children {
             command.env(SPENT_VARIABLE, before.spent.as_secs().to_string());
             command.env(environment::RESTARTS, &restarts);
             command.env(TERMINATION_MESSAGE_VARIABLE, last_words(children.folder.path(), rank));
-            // A terminal's Ctrl-C reaches a worker once, through this process.
+            // Ctrl-C in a terminal then reaches a worker once, through this process.
             command.process_group(0);
             let child = command.spawn().map_err(failed("start a worker"))?;
             children.groups.extend(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
@@ -95,21 +96,21 @@ impl Children {
         Ok(children)
     }
 
-    /// Kills the others at once after the exit of a rank with a specific cause. That costs nothing if they
-    /// are restarted: every step since the last checkpoint is repeated, and a checkpoint in flight is
+    /// Kills the other ranks at once after the exit of a rank with a specific cause. That costs nothing if
+    /// they are restarted: every step since the last checkpoint is repeated, and a checkpoint in flight is
     /// committed or not.
     pub(super) fn without_grace(mut self) -> Self {
         self.grace_with_cause = Duration::ZERO;
         self
     }
 
-    /// The process groups of all ranks, each with the rank's children.
+    /// Process groups of all ranks; each also contains the children of its rank.
     pub(super) fn groups(&self) -> Vec<Pid> {
         self.groups.clone()
     }
 
-    /// Waits for all; hands signals on to all, and ends those that take longer than the time for it; ends all
-    /// soon after one has failed. Ranks that still join learn of a failure from `store`.
+    /// Waits for all ranks. Forwards stop signals, kills ranks that exceed the grace period, and ends all
+    /// soon after one has failed. Ranks that are still joining learn of a failure from `store`.
     pub(super) fn watch(
         mut self,
         stop: &mut StopSignal,
@@ -119,7 +120,7 @@ impl Children {
         Ok(AttemptOutcome::of(&self.ends))
     }
 
-    /// As [`Self::watch`]; `None` if all were killed because another attempt has started.
+    /// Does the same as [`Self::watch`]; `None` if all ranks were killed because another attempt has started.
     pub(super) fn watch_current(
         mut self,
         stop: &mut StopSignal,
@@ -130,7 +131,8 @@ impl Children {
         Ok(is_over.then(|| AttemptOutcome::of(&self.ends)))
     }
 
-    /// Watches until all have ended; false where they were ended because they are no longer current.
+    /// Waits until all ranks have ended; returns false if they were killed because they are no longer
+    /// current.
     fn watch_while(
         &mut self,
         stop: &mut StopSignal,
@@ -184,7 +186,7 @@ impl Children {
         }
     }
 
-    /// Moves the workers that have ended from those that run.
+    /// Moves the workers that have ended from `running` to `ends`.
     fn collect(&mut self, is_stopping: bool) -> Result<(), LaunchError> {
         let mut still = Vec::new();
         for (rank, mut child) in self.running.drain(..) {

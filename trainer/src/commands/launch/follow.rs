@@ -1,4 +1,4 @@
-//! A pod that may be assigned to another attempt: its launcher polls the operator for the pod's attempt, and
+//! Pods that may be assigned to another attempt: the launcher polls the operator for the pod's attempt, and
 //! restarts its ranks in place.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!        -> all processes are gone -> the operator knows it -> it answers with attempt, ranks and rendezvous
 //! ```
 //! No rank of the next attempt is started before every process of the last one has ended, which the launcher
-//! then reports. A launcher that cannot prove it exits; so does one with a failure that a retry cannot fix,
-//! and one that gets no answer from the operator.
+//! then reports. The launcher exits if it cannot ensure that, if a failure cannot be fixed by a retry, or if
+//! the operator does not answer.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,13 +24,13 @@ use crate::commands::worker::WorkerArgs;
 use crate::parallel::{RankEnvironment, RankError};
 use crate::run::prefetch;
 
-/// How long a pod without ranks waits for an operator that does not answer. A spare waits for good.
+/// Maximum time that a pod without ranks waits for an answer of the operator. A spare waits without limit.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The interval of polls for the newest answer.
+/// Interval of polls for the operator's newest answer.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Whether the operator may assign this pod to another attempt. Without a channel to the operator it cannot,
-/// except that a spare always waits.
+/// Whether the operator may assign this pod to another attempt. That requires a channel to the operator,
+/// except for a spare, which always waits.
 pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
     let has_operator = std::env::var_os(rlt_channel::environment::ADDRESS).is_some();
     match (std::env::var(FOLLOW).as_deref(), place) {
@@ -40,25 +40,25 @@ pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
     }
 }
 
-/// The decision after an attempt.
+/// Decision after an attempt.
 enum Next {
-    /// These ranks.
+    /// The launcher runs these ranks.
     Ranks(RankEnvironment),
-    /// Nothing: the job has ended, or the operator does not answer.
+    /// The launcher ends: the job has ended, or the operator does not answer.
     Nothing,
-    /// Nothing: a signal requested the end.
+    /// The launcher ends: a signal requested it.
     Stopped,
 }
 
-/// How an attempt of this pod ended.
+/// End of an attempt of this pod.
 enum AttemptEnd {
-    /// For good.
+    /// No other attempt follows.
     Final(ExitCode),
-    /// Another attempt may follow.
+    /// Another attempt may follow; with the failure, if there was one.
     Pausing(ExitCode, Option<Box<Failed>>),
 }
 
-/// Runs attempt after attempt, as the operator says.
+/// Runs attempts as the operator assigns them.
 pub(super) fn run(
     args: &WorkerArgs,
     job: &ValidatedJob,
@@ -89,7 +89,7 @@ pub(super) fn run(
     }
 }
 
-/// The way to the operator.
+/// Connects to the operator's status channel.
 fn follower() -> Result<Follower, LaunchError> {
     let settings = Settings::from_environment(|name| std::env::var(name).ok());
     let settings = settings.ok().flatten().ok_or_else(|| RankError::Environment {
@@ -100,19 +100,19 @@ fn follower() -> Result<Follower, LaunchError> {
     Follower::start(settings).map_err(|source| LaunchError::Process { act: "start a thread", source })
 }
 
-/// This pod, from one attempt to the next.
+/// This pod and its state across attempts.
 struct Pod<'a> {
     job: &'a ValidatedJob,
     args: WorkerArgs,
     manifest: String,
     follower: Follower,
     stop: StopSignal,
-    /// Whether it has had no ranks yet.
+    /// Whether the pod has not been assigned ranks yet.
     is_spare: bool,
 }
 
 impl Pod<'_> {
-    /// Preloads models and libraries while it waits for ranks.
+    /// Preloads models and libraries while the pod waits for ranks.
     fn wait_as_spare(&mut self) -> Result<Next, LaunchError> {
         let (follower, spec) = (self.follower.clone(), self.job.spec().clone());
         let folder = self.args.root(self.job);
@@ -136,7 +136,7 @@ impl Pod<'_> {
         self.next(0)
     }
 
-    /// Runs the ranks of an attempt. When this returns a pause, none of their processes is left.
+    /// Runs the ranks of an attempt. If it returns [`AttemptEnd::Pausing`], none of their processes is left.
     fn attempt(&mut self, place: &RankEnvironment) -> Result<AttemptEnd, LaunchError> {
         check(place)?;
         self.is_spare = false;
@@ -182,13 +182,13 @@ impl Pod<'_> {
         Ok(AttemptEnd::Pausing(code, failed))
     }
 
-    /// Whether another attempt may follow such a failure.
+    /// Whether another attempt may follow this failure.
     fn may_pass(&self, failed: &Failed) -> bool {
         let retries = &self.job.spec().run_policy.retries;
         failed.cause.is_some_and(|cause| cause.budget(retries) != Budget::Never)
     }
 
-    /// Waits for ranks of an attempt after `last`.
+    /// Waits until ranks of an attempt after `last` are assigned.
     fn next(&mut self, last: u64) -> Result<Next, LaunchError> {
         loop {
             let answer = self.follower.answer();
@@ -211,7 +211,7 @@ impl Pod<'_> {
         }
     }
 
-    /// The ranks of an assignment: how many there are is the job's.
+    /// Ranks of an assignment; their number is determined by the job.
     fn place(&self, new: Assignment) -> Result<RankEnvironment, LaunchError> {
         let workers = &self.job.spec().workers;
         let wrong = |got: String| RankError::Environment {
@@ -231,7 +231,7 @@ impl Pod<'_> {
     }
 }
 
-/// The report of an attempt whose processes have all ended.
+/// Report of an attempt whose processes have all ended.
 fn ending(code: ExitCode, failed: Option<&Failed>) -> Ending {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let words =

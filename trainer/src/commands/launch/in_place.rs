@@ -1,9 +1,9 @@
-//! A pod that runs all ranks of its job: it restarts their processes in place, which is seconds faster than a
-//! new pod and keeps local volumes.
+//! Restarts in place, for a pod that runs all ranks of its job: restarting its processes is seconds faster
+//! than a new pod and keeps local volumes.
 //!
-//! It does so only when every process of the failed attempt has ended, only for causes that another node
-//! would not fix, and only as often as the operator allows by `RLT_RETRIES_LEFT`. Ranks report each restart
-//! with its cause, and the termination message repeats the counts, so that the operator misses none.
+//! A restart in place requires that every process of the failed attempt has ended and that another node would
+//! not fix the cause. The operator limits the number by `RLT_RETRIES_LEFT`. Ranks report each restart with
+//! its cause, and the termination message repeats the counts, so that the operator misses none.
 
 use std::time::{Duration, Instant};
 
@@ -24,13 +24,13 @@ use super::{
 use crate::commands::worker::WorkerArgs;
 use crate::parallel::{RankEnvironment, RankError};
 
-/// Timeout for the end of ranks' killed children.
+/// Maximum time for killed process groups to end.
 const GROUP_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two checks whether it has.
+/// Interval of checks whether a process group has ended.
 const POLL: Duration = Duration::from_millis(5);
 
-/// The retries that the operator leaves to this pod; `None` where it may not restart its ranks, such as where
-/// other pods run ranks of the job too.
+/// Retries that the operator leaves to this pod; `None` if it may not restart its ranks, for example because
+/// other pods run ranks of the job, too.
 pub(super) fn retries_left(place: &RankEnvironment) -> Result<Option<RetriesSpec>, LaunchError> {
     let text = std::env::var(RETRIES_LEFT).ok().filter(|_| place.local_world_size == place.world_size);
     let read = |text: String| {
@@ -43,7 +43,7 @@ pub(super) fn retries_left(place: &RankEnvironment) -> Result<Option<RetriesSpec
     Ok(text.map(read).transpose()?)
 }
 
-/// Runs the ranks, again and again in place for as long as `retries` allows.
+/// Runs the ranks and restarts them in place as long as `retries` allows.
 pub(super) fn run(
     args: &WorkerArgs,
     job: &ValidatedJob,
@@ -82,21 +82,22 @@ pub(super) fn run(
         }
         *before.restarts.entry(cause).or_default() += 1;
         args.overwrite = false;
-        // Another store each time: no late rank of the last attempt finds the new one.
+        // A new store each time: no late rank of the last attempt can join it.
         store = serve(0, place.attempt, place.world_size)?;
         place.master_port = store.port();
     }
 }
 
-/// The budget of restarts in place.
+/// Budget of restarts in place.
 struct InPlaceBudget {
     restarts: Restarts,
-    /// Whether the last restart was in place, too, without a checkpoint since then.
+    /// Whether the last attempt was itself started by a restart in place.
     is_second: bool,
 }
 
 impl InPlaceBudget {
-    /// The cause that a restart in place counts for and the delay before it; else why there is none.
+    /// Returns the cause that a restart in place counts for and the delay before it, or the reason why there
+    /// is none.
     fn after(
         &mut self,
         stop: &StopSignal,
@@ -118,7 +119,7 @@ impl InPlaceBudget {
     }
 }
 
-/// Makes this process the parent of ranks' orphans, if it is not the first of its pod
+/// Makes this process the parent of the ranks' orphans, if it is not the first process of its pod
 /// (`shareProcessNamespace`). Only a parent can reap a process, and a zombie counts as alive.
 pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     set_child_subreaper(Some(getpid())).map_err(|error| LaunchError::Process {
@@ -127,11 +128,11 @@ pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     })
 }
 
-/// Whether no process of these groups is left, once the rest of them was killed.
+/// Kills what remains of these process groups; returns whether no process of them is left.
 pub(super) fn are_gone(groups: &[Pid]) -> bool {
     let until = Instant::now() + GROUP_PATIENCE;
     groups.iter().all(|group| {
-        // A missing group is fine.
+        // The group may not exist anymore.
         let _ = kill_process_group(*group, Signal::KILL);
         loop {
             // This process is the parent of every orphan, and has to reap it.

@@ -1,4 +1,4 @@
-//! Classifies the exits of all ranks: one cause, one exit code. Pure: no processes.
+//! Classifies the exits of all ranks into one cause and one exit code. This module handles no processes.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,66 +6,66 @@ use std::time::Duration;
 use rlt_api::{ExitCode, FailureCause};
 use signal_hook::consts::SIGTERM;
 
-/// Codes of a process that a second SIGTERM or SIGINT ended at once.
+/// Exit codes of a process that a second SIGTERM or SIGINT ended at once.
 const INSISTED: [i32; 2] = [143, 130];
 
-/// How one rank ended.
+/// End of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The rank.
+    /// Number of the rank.
     pub rank: usize,
-    /// Its exit code; `None` where a signal ended it.
+    /// Exit code; `None` if a signal ended the rank.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Signal that ended the rank.
     pub signal: Option<i32>,
-    /// Its last error.
+    /// Termination message of the rank.
     pub words: Option<String>,
-    /// Whether the launcher had a hand in it.
+    /// Whether and why the launcher ended the rank.
     pub cut: Cut,
 }
 
-/// Why the launcher ended a rank.
+/// Reason for which the launcher ended a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// It did not.
+    /// The launcher did not end the rank.
     Not,
-    /// It handed a signal on before the rank could catch one, or did so twice.
+    /// The launcher forwarded a signal before the rank could catch it, or forwarded two.
     BySignal,
-    /// Another rank had ended.
+    /// The rank was killed because another rank had ended.
     AfterAnother,
-    /// The rank did not end within this time of a signal.
+    /// The rank was killed because it did not end within this time of a signal.
     TooLate(Duration),
 }
 
 impl Cut {
-    /// For a rank that ended on its own after signals were forwarded.
+    /// Classifies a rank that ended by itself after signals were forwarded.
     pub(super) fn by_signal(code: Option<i32>, signal: Option<i32>) -> Self {
         let is_insisted = code.is_some_and(|code| INSISTED.contains(&code));
         if signal == Some(SIGTERM) || is_insisted { Self::BySignal } else { Self::Not }
     }
 }
 
-/// The result of a machine's ranks.
+/// Result of a machine's ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// No rank failed.
+    /// No rank failed; the code is that of the launcher.
     Ended(ExitCode),
     /// A rank failed.
     Failed(Box<Failed>),
 }
 
-/// An attempt that failed.
+/// Failure of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// The rank whose failure was the first.
+    /// Rank that failed first.
     pub rank: usize,
-    /// How it ended.
+    /// Description of its end.
     pub how: String,
-    /// How the other ranks ended.
+    /// Descriptions of the ends of the other ranks.
     pub others: Vec<(usize, String)>,
-    /// The launcher's exit code.
+    /// Exit code of the launcher.
     pub code: ExitCode,
-    /// The cause, which decides whether it is retried.
+    /// Cause of the failure, which decides whether the job is retried; `None` if a retry cannot help.
     pub cause: Option<FailureCause>,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Failed {
 }
 
 impl End {
-    /// The code of an orderly end; `None` for a failure.
+    /// Exit code of an orderly end; `None` for a failure.
     fn success(&self) -> Option<ExitCode> {
         if self.cut == Cut::BySignal {
             return Some(ExitCode::Preempted);
@@ -86,7 +86,8 @@ impl End {
         matches!(code, ExitCode::Success | ExitCode::Preempted).then_some(code)
     }
 
-    /// Neither an orderly end nor one that the launcher brought about after another's.
+    /// Whether the rank failed: its end is neither orderly nor caused by the launcher after the end of
+    /// another.
     fn is_failure(&self) -> bool {
         self.cut != Cut::AfterAnother && self.success().is_none()
     }
@@ -95,18 +96,18 @@ impl End {
         self.code == Some(i32::from(ExitCode::PeerLost.code()))
     }
 
-    /// A rank that was killed, or that failed of its own, and not because it had lost another.
+    /// Whether the rank was killed, or failed for another reason than a lost peer.
     pub(super) fn is_cause(&self) -> bool {
         self.is_failure() && !self.has_lost_a_peer()
     }
 
-    /// Whether no rank can continue without this one.
+    /// Whether the other ranks cannot continue without this one.
     pub(super) fn ends_all(&self) -> bool {
         self.is_failure() || self.cut == Cut::BySignal
     }
 
     fn failure_code(&self) -> ExitCode {
-        // To the job, a rank that a signal ended is a rank that is gone.
+        // For the job, a rank that a signal ended is a lost peer.
         self.code.map_or(ExitCode::PeerLost, |code| ExitCode::from_code(code).unwrap_or(ExitCode::Failure))
     }
 
@@ -133,10 +134,10 @@ impl End {
 }
 
 impl AttemptOutcome {
-    /// Classifies the exits of all ranks of a machine, in their order in time.
+    /// Classifies the ends of all ranks of a machine, given in chronological order.
     pub fn of(ends: &[End]) -> Self {
         let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
-        // A rank that lost a peer to a signal has not failed on its own either.
+        // A rank that lost a peer to a signal has not failed by itself either.
         let failed =
             || ends.iter().filter(|end| end.is_failure() && !(was_cut_by_signal && end.has_lost_a_peer()));
         // A rank may report a lost peer before the launcher sees the peer's exit.

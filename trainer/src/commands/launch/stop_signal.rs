@@ -1,4 +1,4 @@
-//! Stop signals, and the grace period of ranks.
+//! Stop signals, and the grace period that they leave to ranks.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use signal_hook::iterator::Signals;
 
 use super::LaunchError;
 
-/// The interval of polls for a signal.
+/// Interval of polls for a signal.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Whether this process is to stop, and since when.
+/// Receiver of stop signals, with the time of the first one.
 pub(super) struct StopSignal {
     signals: Signals,
     grace: Duration,
@@ -18,7 +18,7 @@ pub(super) struct StopSignal {
 }
 
 impl StopSignal {
-    /// Catches SIGTERM and SIGINT from now on. Ranks have `grace` from the first of them.
+    /// Catches SIGTERM and SIGINT from now on. From the first of them, ranks have `grace` to end.
     pub(super) fn listen(grace: Duration) -> Result<Self, LaunchError> {
         let signals = Signals::new([SIGTERM, SIGINT])
             .map_err(|source| LaunchError::Process { act: "listen for signals", source })?;
@@ -34,17 +34,18 @@ impl StopSignal {
         has_come
     }
 
-    /// Whether a signal was ever received.
+    /// Whether a signal was received at any time.
     pub(super) fn is_asked_for(&self) -> bool {
         self.since.is_some()
     }
 
-    /// The time that ranks have, where it is over.
+    /// Grace period, if it has passed.
     pub(super) fn expired_grace(&self) -> Option<Duration> {
         self.since.filter(|since| since.elapsed() >= self.grace).map(|_| self.grace)
     }
 
-    /// Sleeps until a signal is received or `duration` is over; whether one was.
+    /// Sleeps until a signal is received or `duration` has passed; returns whether a signal was received at
+    /// any time.
     pub(super) fn sleep(&mut self, duration: Duration) -> bool {
         let until = Instant::now() + duration;
         while !self.has_come() && Instant::now() < until {

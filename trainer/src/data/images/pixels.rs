@@ -1,4 +1,4 @@
-//! Pixels of an image: decoded from PNG or JPEG, and resized as torchvision does it.
+//! Pixels of an image: decoded from PNG or JPEG, and resized as torchvision does.
 
 use std::io::Cursor;
 
@@ -7,17 +7,17 @@ use tch::{Device, Kind, Tensor};
 
 use super::ImageError;
 
-/// The longest side of an image that is decoded.
+/// Longest side of an image that is decoded, in pixels.
 const MAX_SIDE: u32 = 16_384;
-/// Memory that decoding may take.
+/// Maximum memory for decoding an image, in bytes.
 const MAX_BYTES: u64 = 1 << 29;
 
-/// RGB pixels, row by row.
+/// RGB pixels in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Pixels {
     pub(super) width: usize,
     pub(super) height: usize,
-    /// `[height, width, 3]`.
+    /// Colour values, `u8[height, width, 3]`.
     pub(super) rgb: Vec<u8>,
 }
 
@@ -37,8 +37,8 @@ pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
 }
 
 impl Pixels {
-    /// The pixels as f32 `[3, height, width]` of another size: bicubic with antialiasing over bytes, as
-    /// `torchvision.transforms.v2.functional.resize` does it.
+    /// Resizes the pixels to f32 `[3, height, width]`: bicubic with antialiasing over bytes, as
+    /// `torchvision.transforms.v2.functional.resize`.
     pub(super) fn resized(&self, height: usize, width: usize) -> Tensor {
         let shape = [1, self.height as i64, self.width as i64, 3];
         let nchw = Tensor::from_slice(&self.rgb).view(shape).permute([0, 3, 1, 2]);

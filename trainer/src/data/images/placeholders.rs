@@ -1,5 +1,5 @@
 //! Placeholders of images: `<image>` in a message's text becomes a part of type image, which the chat
-//! template writes as one token; that token is then repeated once for each piece of the image.
+//! template writes as one token. That token is then repeated, once per image token that the model expects.
 
 use rlt_core::images::PromptImage;
 use rlt_core::types::TokenId;
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::{ImageError, ImageProcessor};
 
-/// What stands for an image in a text (verl's).
+/// Placeholder of an image in a text, the same as verl's.
 const PLACEHOLDER: &str = "<image>";
 
-/// Messages with a part of type image for each placeholder in their texts.
+/// Replaces the placeholders in the messages' texts by parts of type image.
 ///
 /// # Errors
-/// [`ImageError::Count`] unless there are `images` of them.
+/// [`ImageError::Count`] unless there are `images` placeholders.
 pub(in crate::data) fn split(messages: &[Value], images: usize) -> Result<Vec<Value>, ImageError> {
     let messages: Vec<Value> = messages.iter().map(with_parts).collect();
     let parts = messages.iter().filter_map(|message| message["content"].as_array()).flatten();
@@ -21,7 +21,7 @@ pub(in crate::data) fn split(messages: &[Value], images: usize) -> Result<Vec<Va
     if placeholders == images { Ok(messages) } else { Err(ImageError::Count { images, placeholders }) }
 }
 
-/// Whether a text, or one of messages, has a placeholder.
+/// Whether a prompt, a text or a list of messages, contains a placeholder or an image part.
 pub(in crate::data) fn is_in(prompt: &Value) -> bool {
     match prompt {
         Value::String(text) => text.contains(PLACEHOLDER),
@@ -61,11 +61,11 @@ fn text_parts(text: &str) -> Vec<Value> {
     parts
 }
 
-/// `tokens`, each with what is known of it, where the token of each image is repeated as often as the image
-/// has pieces.
+/// Repeats the image token of each image as often as the image has tokens. Each token carries a value, such
+/// as its loss mask, which is repeated with it.
 ///
 /// # Errors
-/// [`ImageError::Count`] unless there is one such token for each image: a text may hold it, too.
+/// [`ImageError::Count`] unless there is one such token for each image: a text may contain it, too.
 pub(in crate::data) fn expand<T: Clone>(
     tokens: Vec<(TokenId, T)>,
     images: &[PromptImage],

@@ -1,4 +1,5 @@
-//! The image processor of a model's folder: sizes, means and deviations, and from pixels to patches.
+//! Image processor of a model's folder: sizes, means and deviations, and the conversion from pixels to
+//! patches.
 
 use std::fs;
 use std::path::Path;
@@ -13,43 +14,44 @@ use tch::Tensor;
 use super::ImageError;
 use super::pixels::Pixels;
 
-/// The longer side of an image by its shorter one, at most.
+/// Maximum ratio of an image's longer to its shorter side.
 const MAX_ASPECT: f64 = 200.0;
-/// Where a model's folder has the settings; of the second kind they lie below `image_processor`.
+/// Files of a model's folder that may hold the settings, in order of precedence; in the second they may be
+/// below `image_processor`.
 const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
 
-/// Area that an image keeps, in pixels.
+/// Default of the maximum area of a resized image, in pixels.
 const MAX_PIXELS: f64 = VisionSpec::MAX_PIXELS as f64;
-/// Colours' means and deviations of OpenAI's CLIP.
+/// Means and deviations of the colours of OpenAI's CLIP, by default.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
-/// Bytes become numbers from 0 to 1.
+/// Factor that maps bytes to 0..=1, by default.
 const RESCALE: f64 = 1.0 / 255.0;
 
-/// What makes patches of an image.
+/// Converts images to patches.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ImageProcessor {
     patch: usize,
     temporal: usize,
     merge: usize,
-    /// Area of a resized image in pixels, from and to.
+    /// Minimum and maximum area of a resized image, in pixels.
     pixels: (f64, f64),
     mean: [f32; 3],
     std: [f32; 3],
-    /// What a byte is multiplied with before it is normalised.
+    /// Factor that is applied to a byte before it is normalised.
     rescale: f64,
-    /// The token that stands for a piece of an image.
+    /// Token that represents a merged patch of an image in a prompt.
     pub(crate) image_token: TokenId,
-    /// Whether it belongs to a model to be made, and so to no folder.
+    /// Whether the processor belongs to a new vision tower, so that no folder has its settings yet.
     is_new: bool,
 }
 
 impl ImageProcessor {
-    /// The processor of a model's folder; `None` where the model has no vision tower. What its file leaves
-    /// out is as in transformers' `Qwen2VLImageProcessor`.
+    /// Loads the processor of a model's folder; `None` if the model has no vision tower. Settings that are
+    /// left out have the defaults of transformers' `Qwen2VLImageProcessor`.
     ///
     /// # Errors
-    /// [`ImageError::Processor`] with the file.
+    /// [`ImageError::Processor`] with the path of the file.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>, ImageError> {
         let Some(config) = read_json(&folder.join("config.json"))? else { return Ok(None) };
         let Some(vision) = config.get("vision_config") else { return Ok(None) };
@@ -73,8 +75,8 @@ impl ImageProcessor {
         Ok(Some(processor))
     }
 
-    /// The processor of a model to be made, with `image_token` for a piece of an image: as Qwen2-VL's, and an
-    /// image may be as small as one token.
+    /// Creates the processor of a new vision tower, with Qwen2-VL's settings except that an image may be as
+    /// small as one token. `image_token` represents a merged patch in a prompt.
     pub(crate) fn of_new_tower(tower: &VisionSpec, image_token: TokenId) -> Self {
         let (patch, merge) = (tower.patch_size as usize, tower.merge_size as usize);
         let smallest = ((patch * merge) as f64).powi(2);
@@ -91,7 +93,8 @@ impl ImageProcessor {
         }
     }
 
-    /// The file that transformers reads the same processor from; `None` where a folder has it already.
+    /// Settings file from which transformers reads the same processor; `None` if the model's folder has it
+    /// already.
     pub(crate) fn new_settings(&self) -> Option<Value> {
         self.is_new.then(|| {
             let (smallest, largest) = (self.pixels.0 as u64, self.pixels.1 as u64);
@@ -148,12 +151,12 @@ impl ImageProcessor {
         })
     }
 
-    /// Tokens that an image takes in a prompt.
+    /// Number of tokens of an image in a prompt.
     pub(crate) fn num_tokens(&self, image: &PromptImage) -> usize {
         image.grid.num_tokens(self.merge)
     }
 
-    /// The patches of image number `image` of a row.
+    /// Converts the pixels of image number `image` of a row to patches.
     ///
     /// # Errors
     /// [`ImageError::Aspect`].
@@ -179,8 +182,9 @@ impl ImageProcessor {
         Ok(PromptImage { digest, grid, patches })
     }
 
-    /// Height and width of the resized image: whole merged patches, an area within bounds, and nearly the
-    /// same proportions (`smart_resize` of `image_processing_qwen2_vl.py`). `None` beyond the largest aspect.
+    /// Height and width of the resized image: multiples of a merged patch, an area within bounds, and nearly
+    /// the same proportions (`smart_resize` of `image_processing_qwen2_vl.py`). `None` beyond the maximum
+    /// aspect ratio.
     pub(super) fn size(&self, height: usize, width: usize) -> Option<(usize, usize)> {
         let (h, w) = (height as f64, width as f64);
         if h.max(w) / h.min(w) > MAX_ASPECT {

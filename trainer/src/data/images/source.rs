@@ -1,4 +1,4 @@
-//! Where the bytes of an image are: in the row, as parquet files of Hugging Face have them, or in a file.
+//! Loads the bytes of an image: from the row, as Hugging Face's parquet files hold them, or from a file.
 
 use std::borrow::Cow;
 use std::fs;
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::ImageError;
 
-/// The bytes of image number `image` of a row. `item` is a path, `data:image/png;base64,..`, or an object
-/// with `bytes` (base64) or `path`; paths are relative to `folder`, that of the data file.
+/// Returns the bytes of image number `image` of a row. `item` is a path, `data:image/png;base64,..`, or an
+/// object with `bytes` (base64) or `path`; paths are relative to `folder`, that of the data file.
 pub(super) fn bytes_of(item: &Value, image: usize, folder: Option<&Path>) -> Result<Vec<u8>, ImageError> {
     let text = |key: &str| item.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     let no_image = || ImageError::NoImage { image, found: item.to_string().chars().take(80).collect() };

@@ -1,4 +1,4 @@
-//! A character-level tokenizer from an alphabet: one token a character, for models built from their
+//! Character-level tokenizer of an alphabet, with one token per character, for models built from their
 //! configuration.
 
 use std::collections::BTreeSet;
@@ -17,8 +17,8 @@ const BOS: &str = "<bos>";
 const EOS: &str = "<eos>";
 const UNK: &str = "<unk>";
 const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNK];
-/// Messages one behind the other, each image between its borders, and an ending token behind each of the
-/// assistant's.
+/// Chat template: concatenates the messages, with each image between its borders, and ends each message of
+/// the assistant with an end-of-sequence token.
 const CHAT_TEMPLATE: &str = "{%- for message in messages -%}\
     {%- if message.content is string -%}{{ message.content }}\
     {%- else -%}{%- for part in message.content -%}\
@@ -27,23 +27,23 @@ const CHAT_TEMPLATE: &str = "{%- for message in messages -%}\
     {%- if message.role == 'assistant' -%}{{ eos_token }}{%- endif -%}{%- endfor -%}";
 
 impl Tokenizer {
-    /// Tokens `<pad>` 0, `<bos>` 1, `<eos>` 2, `<unk>` 3, then the characters of `alphabet` in its order from
-    /// 4.
+    /// Builds a tokenizer with the tokens `<pad>` 0, `<bos>` 1, `<eos>` 2, `<unk>` 3, then the characters of
+    /// `alphabet` in their order from 4.
     ///
-    /// [`Tokenizer::encode`] puts `<bos>` first; a character outside the alphabet becomes `<unk>`. The saved
+    /// [`Tokenizer::encode`] prepends `<bos>`. A character outside the alphabet becomes `<unk>`. The saved
     /// folder loads in transformers with equal tokens.
     ///
     /// # Errors
-    /// [`TokenizerError::Alphabet`] when it is empty or repeats a character.
+    /// [`TokenizerError::Alphabet`] if the alphabet is empty or repeats a character.
     pub fn characters(alphabet: &str) -> Result<Self, TokenizerError> {
         Self::of_alphabet(alphabet, &[])
     }
 
-    /// The same with [`VISION_TOKENS`] behind the alphabet, and with a chat template that writes those of
-    /// images.
+    /// Builds the tokenizer of [`Tokenizer::characters`] with [`VISION_TOKENS`] after the alphabet, and with
+    /// a chat template that writes those of images.
     ///
     /// # Errors
-    /// As of [`Tokenizer::characters`].
+    /// The same as [`Tokenizer::characters`].
     pub fn characters_and_images(alphabet: &str) -> Result<Self, TokenizerError> {
         Self::of_alphabet(alphabet, &VISION_TOKENS)?.with_chat_template(CHAT_TEMPLATE)
     }
@@ -73,8 +73,8 @@ impl Tokenizer {
         })
     }
 
-    /// Refuses `text`, whose tokens are `tokens`, where a character of it became `<unk>`: for data, in which
-    /// that is a mistake. Tokenizers that were not made from an alphabet take any text.
+    /// Refuses `text`, whose tokens are `tokens`, if a character of it became `<unk>`, which is a mistake in
+    /// data. Tokenizers that were not built from an alphabet accept any text.
     ///
     /// # Errors
     /// [`TokenizerError::OutsideAlphabet`] with the first such character.
@@ -101,15 +101,15 @@ fn check(alphabet: &str) -> Result<(), TokenizerError> {
     }
 }
 
-/// `tokenizer.json`. Byte-pair encoding without merges splits text into characters, spaces included, and
-/// needs no pre-tokenizer; `Fuse` joins them again without gaps.
+/// Content of `tokenizer.json`. Byte-pair encoding without merges splits text into characters, spaces
+/// included, and needs no pre-tokenizer; `Fuse` joins them again without gaps.
 fn definition(alphabet: &str, behind: &[&str]) -> Value {
     let behind = behind.iter().map(|token| (*token).to_owned());
     let characters = alphabet.chars().map(String::from);
     let tokens: Vec<String> = SPECIAL.map(String::from).into_iter().chain(characters).chain(behind).collect();
     let vocab: Map<String, Value> =
         tokens.iter().enumerate().map(|(id, token)| (token.clone(), json!(id))).collect();
-    // All that is longer than a character is special.
+    // Every token longer than a character is special.
     let special = tokens.iter().enumerate().filter(|(_, token)| token.chars().count() > 1);
     let added: Vec<Value> = special.map(|(id, token)| added_token(id, token)).collect();
     json!({

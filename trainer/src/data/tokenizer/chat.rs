@@ -1,4 +1,4 @@
-//! Chat templates: conversations as text, character for character as transformers renders them.
+//! Chat templates: render conversations as text, identical to the output of transformers.
 //!
 //! The settings are those of `transformers/utils/chat_template_utils.py`: `trim_blocks`, `lstrip_blocks`,
 //! loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, Python's string and
@@ -15,62 +15,62 @@ use serde_json::Map;
 use super::SpecialTokens;
 use super::python::{JsonStyle, json_dumps, str_text};
 
-/// Instructions that one conversation may take. Templates come with models: one that loops must end. A
-/// conversation of a thousand turns takes well below a million.
+/// Maximum number of instructions per conversation. Templates come with models, and one that loops must end.
+/// A conversation of a thousand turns takes well below a million.
 const FUEL: u64 = 50_000_000;
 
-/// The template used when no other is requested.
+/// Name of the template used when no other is requested.
 const DEFAULT: &str = "default";
-/// The template used when there are tools, where a folder has one of this name.
+/// Name of the template used with tools, if the folder has it.
 const TOOL_USE: &str = "tool_use";
 
 #[expect(clippy::unwrap_used, reason = "a constant pattern that the tests of this module compile")]
 static GENERATION_TAG: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").unwrap());
 
-/// What is rendered.
+/// A conversation to render.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChatRequest<'a> {
-    /// The conversation: objects with `role` and `content`, handed to the template as they are.
+    /// Messages of the conversation: objects with `role` and `content`, passed to the template unchanged.
     pub messages: &'a [serde_json::Value],
-    /// JSON schemas of the tools on offer; `None` and an empty list differ, as they do in transformers.
+    /// JSON schemas of the available tools; `None` and an empty list differ, as in transformers.
     pub tools: Option<&'a [serde_json::Value]>,
-    /// Whether to open the assistant's answer at the end.
+    /// Whether to open the assistant's turn at the end.
     pub add_generation_prompt: bool,
     /// Further variables by name, such as Qwen3's `enable_thinking`.
     pub variables: Option<&'a Map<String, serde_json::Value>>,
 }
 
-/// The compiled templates of one folder.
+/// Compiled templates of one folder.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: BTreeMap<String, String>,
 }
 
-/// Why a conversation could not be rendered.
+/// A conversation could not be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// The template is not one.
+    /// The template cannot be compiled.
     #[error("compile chat template {name:?}")]
     Syntax {
-        /// Its name; `default` where there is only one.
+        /// Name of the template; `default` if there is only one.
         name: String,
-        /// The parser's complaint with the line.
+        /// Error of the parser, with the line.
         #[source]
         source: Box<Error>,
     },
-    /// The folder names its templates and none of them fits.
+    /// The folder names its templates, and none is called `default`.
     #[error("choose a chat template: expected one called \"default\", found {found:?}")]
     NoDefault {
-        /// The names.
+        /// Names of the templates.
         found: Vec<String>,
     },
-    /// The template stopped, or raised an exception because it does not accept the conversation.
+    /// The template failed, ran out of instructions, or refused the conversation by raising an exception.
     #[error("apply the chat template to {num_messages} messages")]
     Render {
-        /// Length of the conversation.
+        /// Number of messages of the conversation.
         num_messages: usize,
-        /// What it said.
+        /// Error of the template engine.
         #[source]
         source: Box<Error>,
     },
@@ -100,12 +100,12 @@ impl ChatTemplate {
         Ok(Self { environment, sources })
     }
 
-    /// The text of the default template as it was given.
+    /// Source text of the default template.
     pub fn default_source(&self) -> Option<&str> {
         self.sources.get(DEFAULT).map(String::as_str)
     }
 
-    /// The conversation as text; special tokens are template variables under their roles' names.
+    /// Renders the conversation. Special tokens are template variables named after their roles.
     ///
     /// # Errors
     /// [`ChatError::NoDefault`], [`ChatError::Render`].
@@ -152,14 +152,15 @@ fn environment() -> Environment<'static> {
     environment.add_filter("tojson", to_json);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
-    // Jinja calls everything with a length and items a sequence: strings and dictionaries too.
+    // Jinja calls every value with a length and items a sequence, including strings and dictionaries.
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
     });
     environment
 }
 
-/// `{% generation %}` as `{% if true %}`: a block that prints its body, with the same white space control.
+/// Replaces `{% generation %}` by `{% if true %}`, a block that prints its body, with the same white space
+/// control.
 fn as_plain_block(found: &Captures<'_>) -> String {
     let tag = if found.get(2).is_some() { "endif" } else { "if true" };
     format!("{{%{} {tag} {}%}}", &found[1], &found[3])
@@ -167,7 +168,7 @@ fn as_plain_block(found: &Captures<'_>) -> String {
 
 fn print_like_python(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
-        // Undefined values and objects of the engine keep its own rules.
+        // Undefined values and objects of the engine follow the engine's rules.
         ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
             Ok(out.write_str(&str_text(value))?)
         }
@@ -207,7 +208,7 @@ fn to_json(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     text.map(Value::from).ok_or_else(refused)
 }
 
-/// A number of spaces, or the text itself.
+/// Parses the `indent` argument: a number of spaces, or the text itself.
 fn indent(value: Option<Value>) -> Result<Option<String>, Error> {
     let Some(value) = value.filter(|value| !value.is_none()) else { return Ok(None) };
     if let Some(text) = value.as_str() {

@@ -1,23 +1,23 @@
-//! Values as Python writes them: chat templates are written for Jinja on Python, where output is `str(value)`
-//! and `tojson` is `json.dumps`.
+//! Formatting of values as in Python: chat templates are written for Jinja on Python, where output is
+//! `str(value)` and `tojson` is `json.dumps`.
 
 use std::fmt::Write;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// How `json.dumps` was asked to write.
+/// Options of `json.dumps`.
 #[derive(Clone, Debug)]
 pub(super) struct JsonStyle {
-    /// Spaces (or other text) of one level; `None` is one line.
+    /// Indentation of one level; `None` writes one line.
     pub indent: Option<String>,
-    /// Between items.
+    /// Separator between items.
     pub item_separator: String,
-    /// Between key and value.
+    /// Separator between key and value.
     pub key_separator: String,
-    /// Everything outside ASCII as `\uXXXX`.
+    /// Whether characters outside ASCII are written as `\uXXXX`.
     pub ensure_ascii: bool,
-    /// Keys in code point order instead of their own.
+    /// Whether keys are sorted by code point instead of kept in their order.
     pub sort_keys: bool,
 }
 
@@ -28,8 +28,8 @@ impl Default for JsonStyle {
     }
 }
 
-/// `json.dumps(value)`; `None` when the value holds something that JSON has no word for, such as an undefined
-/// one.
+/// Formats a value as `json.dumps(value)`; `None` if it contains something without a JSON form, such as an
+/// undefined value.
 pub(super) fn json_dumps(value: &Value, style: &JsonStyle) -> Option<String> {
     let mut out = String::new();
     write_json(&mut out, value, style, 0)?;
@@ -93,7 +93,7 @@ fn write_items(
     Some(())
 }
 
-/// Keys that are no strings become some: `json.dumps({1: True})` is `{"1": true}`.
+/// Converts a key to a string: `json.dumps({1: True})` is `{"1": true}`.
 fn key_text(key: &Value) -> String {
     match key.kind() {
         ValueKind::None => "null".to_owned(),
@@ -126,7 +126,7 @@ fn write_json_string(out: &mut String, text: &str, ensure_ascii: bool) {
     out.push('"');
 }
 
-/// `str(value)`: what `{{ value }}` prints.
+/// Formats a value as `str(value)`, which `{{ value }}` prints.
 pub(super) fn str_text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Undefined => String::new(),
@@ -135,14 +135,14 @@ pub(super) fn str_text(value: &Value) -> String {
     }
 }
 
-/// `repr(value)`: how values stand inside printed lists and dictionaries.
+/// Formats a value as `repr(value)`, the form inside printed lists and dictionaries.
 fn repr(value: &Value) -> String {
     match value.kind() {
         ValueKind::None => "None".to_owned(),
         ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
         ValueKind::Number => number(value, ["nan", "inf", "-inf"]),
         ValueKind::String => repr_string(value.as_str().unwrap_or_default()),
-        // A slice of a list is lazy here and a list in Python.
+        // A slice of a list is lazy in minijinja and a list in Python.
         ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<String> = value.try_iter().into_iter().flatten().map(|item| repr(&item)).collect();
             format!("[{}]", items.join(", "))
@@ -184,7 +184,8 @@ fn push_escape(out: &mut String, kind: char, width: usize, code: u32) {
     let _ = write!(out, "\\{kind}{code:0width$x}");
 }
 
-/// Integers as they are; floats as `repr` writes them. `odd` names not-a-number and the two infinities.
+/// Formats an integer unchanged, a float as `repr` does. `odd` holds the names of NaN and of the two
+/// infinities.
 fn number(value: &Value, odd: [&str; 3]) -> String {
     if value.is_integer() {
         return value.to_string();
@@ -198,7 +199,8 @@ fn number(value: &Value, odd: [&str; 3]) -> String {
     }
 }
 
-/// The shortest digits that read back equal, positional for exponents in `-4..16`, else `1e-05`.
+/// Formats a float with the shortest digits that read back equal; positional for exponents in `-4..16`, else
+/// as `1e-05`.
 fn float_repr(float: f64) -> String {
     let scientific = format!("{float:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

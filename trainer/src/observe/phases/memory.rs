@@ -1,5 +1,5 @@
-//! The peak of a GPU's memory in each phase of a step: of tensors, and with what libtorch's allocator keeps
-//! of freed ones.
+//! Peak GPU memory in each phase of a step: bytes of tensors, and bytes that libtorch's caching allocator
+//! reserves.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -9,28 +9,28 @@ use tch::Device;
 
 use super::{SETUP, gib};
 
-/// Most bytes of tensors, in GiB; a slash and the phase follow.
+/// Metric of the peak tensor memory, in GiB; per phase, a slash and the phase are appended.
 const PEAK: &str = "perf/max_memory_allocated_gb";
-/// The same with freed blocks that the allocator keeps.
+/// Metric of the peak reserved memory, in GiB: tensors and the freed blocks that the allocator caches.
 const RESERVED: &str = "perf/max_memory_reserved_gb";
 
 thread_local! {
     static PEAKS: RefCell<Peaks> = RefCell::default();
 }
 
-/// The peaks of a device.
+/// Memory peaks of a device in the phases of this thread.
 #[derive(Debug, Default)]
 struct Peaks {
-    /// `None` if it was not requested.
+    /// Device that is measured; `None` on a CPU and before [`watch`].
     device: Option<Device>,
-    /// The active phases, the innermost last.
+    /// Active phases, innermost last.
     under_way: Vec<&'static str>,
-    /// Bytes since they were last reported.
+    /// Peak of each phase since the last report.
     of_phases: BTreeMap<&'static str, Bytes>,
     of_run: Bytes,
 }
 
-/// The most bytes of tensors, and of all that the allocator took from the device.
+/// Peak bytes of tensors, and of all memory that the allocator has reserved on the device.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bytes {
     allocated: u64,
@@ -38,7 +38,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    /// Peaks since the last reset; `None` where the device has none or cannot be asked.
+    /// Reads the peaks since the last reset; `None` if the device has no counters or cannot be queried.
     fn peak_of(device: Device) -> Option<Self> {
         let allocated = rlt_torch::peak_device_bytes(device).ok()??;
         let reserved = rlt_torch::peak_reserved_device_bytes(device).ok()??;
@@ -51,7 +51,7 @@ impl Bytes {
 }
 
 impl Peaks {
-    /// Counts the peak since the last call for the active phases, and resets it.
+    /// Attributes the peak since the last call to the innermost active phase, and resets it.
     fn settle(&mut self) {
         let Some(device) = self.device else { return };
         let Some(bytes) = Bytes::peak_of(device) else { return };
@@ -60,12 +60,12 @@ impl Peaks {
             let peak = self.of_phases.entry(phase).or_default();
             *peak = peak.max(bytes);
         }
-        // Without it the next phase would report this one's peak; the run's own is right either way.
+        // Without the reset the next phase would report this one's peak; the run's peak is right either way.
         let _ = rlt_torch::reset_peak_device_bytes(device);
     }
 }
 
-/// From now on phases of this thread report peaks of `device`.
+/// Starts to record the peaks of `device` for the phases of this thread.
 pub(crate) fn watch(device: Device) {
     PEAKS.with_borrow_mut(|peaks| {
         *peaks = Peaks { device: device.is_cuda().then_some(device), ..Peaks::default() };
@@ -73,7 +73,7 @@ pub(crate) fn watch(device: Device) {
     });
 }
 
-/// Does `work`, whose peak counts for `phase` and not for the one around it.
+/// Runs `work` and attributes its peak to `phase` instead of the enclosing phase.
 pub(crate) fn during<T>(phase: &'static str, work: impl FnOnce() -> T) -> T {
     PEAKS.with_borrow_mut(|peaks| {
         peaks.settle();
@@ -89,7 +89,7 @@ pub(crate) fn during<T>(phase: &'static str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Peaks of the phases since the last call, and that of the run so far; none on a CPU.
+/// Returns the peaks of the phases since the last call, and that of the run so far; empty on a CPU.
 pub(super) fn metrics() -> Metrics {
     PEAKS.with_borrow_mut(|peaks| {
         peaks.settle();

@@ -1,4 +1,4 @@
-//! The headline: the most important results of a run.
+//! Headline of the report: the most important results of a run.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::html::{duration, escape, number};
 use super::run::Run;
 use crate::observe::tracking::Stage;
 
-/// The title, one sentence and a row of figures.
+/// Renders the title, a sentence and a row of figures.
 pub(super) fn render(run: &Run) -> String {
     let figures: String = figures(run)
         .into_iter()
@@ -28,7 +28,7 @@ pub(super) fn render(run: &Run) -> String {
     )
 }
 
-/// Algorithm and model in a few words.
+/// Algorithm, model and adapter in a few words.
 fn kind(run: &Run) -> String {
     let algorithm = run.setting("/spec/algorithm/kind").map(str::to_owned);
     let model = run.setting("/spec/model/hub/repo").or_else(|| run.setting("/spec/model/path"));
@@ -43,7 +43,7 @@ fn kind(run: &Run) -> String {
     }
 }
 
-/// Reward before and after: on held-out problems where they were asked, else in training.
+/// Mean reward before and after: on held-out problems if there are any, else in training.
 struct Gain {
     held_out: bool,
     before: f64,
@@ -94,7 +94,7 @@ fn lede(run: &Run) -> String {
     format!("After {steps} the mean reward {what} {path}{factor}.")
 }
 
-/// Label, value (as HTML) and a note each.
+/// Label, value (as HTML) and note of each figure.
 fn figures(run: &Run) -> Vec<(String, String, String)> {
     let mut figures = Vec::new();
     if let Some(Gain { held_out, before, after }) = gain(run) {

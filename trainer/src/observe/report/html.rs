@@ -1,9 +1,9 @@
-//! Text and numbers as HTML shows them.
+//! Formatting of text and numbers for HTML.
 
 /// Escapes text for element content and for attribute values in double quotes.
 ///
-/// Completions are untrusted: besides the five characters with a meaning in HTML, control
-/// characters and those that turn the writing direction around are replaced by a visible sign.
+/// Completions are untrusted: besides the five characters with a meaning in HTML, control characters and
+/// characters that change the writing direction are replaced by U+FFFD.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 16);
     for character in text.chars() {
@@ -22,7 +22,8 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// About three significant digits, short enough for an axis: `0.412`, `18.4k`, `3.2e-6`.
+/// Formats a number with about three significant digits, short enough for an axis: `0.412`, `18.4k`,
+/// `3.2e-6`.
 pub(super) fn number(value: f64) -> String {
     let magnitude = value.abs();
     let text = match magnitude {
@@ -42,7 +43,7 @@ pub(super) fn number(value: f64) -> String {
     trimmed(text)
 }
 
-/// Without zeros that say nothing.
+/// Removes trailing zeros after a decimal point, and the point if nothing follows it.
 fn trimmed(text: String) -> String {
     match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
@@ -50,7 +51,7 @@ fn trimmed(text: String) -> String {
     }
 }
 
-/// `45 s`, `3 min 5 s`, `2 h 7 min`.
+/// Formats a duration: `45 s`, `3 min 5 s`, `2 h 7 min`.
 pub(super) fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
@@ -62,7 +63,7 @@ pub(super) fn duration(seconds: f64) -> String {
     }
 }
 
-/// At most `max` characters, with a note of how many more there were.
+/// Shortens a text to at most `max` characters and states how many more there were.
 pub(super) fn shortened(text: &str, max: usize) -> String {
     match text.char_indices().nth(max) {
         Some((end, _)) => format!("{} … ({} more characters)", &text[..end], text[end..].chars().count()),

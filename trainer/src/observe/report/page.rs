@@ -1,4 +1,5 @@
-//! The page around the sections: head, style, script, and a policy that forbids every request.
+//! The page around the sections: head, style, script, and a content security policy that forbids all
+//! requests.
 
 use sha2::{Digest, Sha256};
 
@@ -9,7 +10,7 @@ use super::{completions, headline, sections, settings};
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");
 
-/// The whole document.
+/// Renders the full HTML document.
 pub(super) fn render(run: &Run) -> String {
     let plots: String = sections::of_run(run)
         .iter()
@@ -19,7 +20,7 @@ pub(super) fn render(run: &Run) -> String {
         })
         .collect();
     let body = [headline::render(run), plots, completions::render(run), settings::render(run)].concat();
-    // Only the script with this word runs; text of a model that slipped through could not know it.
+    // Only the script with this nonce runs. It is a digest of the body, so text of a model cannot contain it.
     let nonce = nonce(&body);
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -1,26 +1,26 @@
-//! Axes: from values to places between 0 and 1, with round numbers to label them.
+//! Axes of plots: they map values to positions between 0 and 1, and choose round numbers as labels.
 
 use super::html;
 
-/// One axis.
+/// An axis of a plot, linear or logarithmic.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scale {
     low: f64,
     high: f64,
     logarithmic: bool,
-    /// Values to label, ascending.
+    /// Labelled values, ascending.
     ticks: Vec<f64>,
 }
 
 impl Scale {
-    /// An axis over exactly `low..=high`, labelled at whole numbers; widened where both are the same.
+    /// Creates an axis over exactly `low..=high`, labelled at integers; widened where both are equal.
     pub(super) fn of_steps(low: f64, high: f64) -> Self {
         let (low, high) = if low < high { (low, high) } else { (low - 0.5, high + 0.5) };
         let spacing = nice_spacing((high - low) / 5.0).max(1.0);
         Self { low, high, logarithmic: false, ticks: multiples(spacing, low, high) }
     }
 
-    /// An axis from zero (or from below, for negative values) to a round number over all `values`.
+    /// Creates an axis from zero (or below, for negative values) to a round number above all `values`.
     pub(super) fn from_zero(values: impl Iterator<Item = f64>) -> Self {
         let (low, high) = values.fold((0.0f64, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
         let high = if low == 0.0 && high == 0.0 { 1.0 } else { high };
@@ -31,7 +31,7 @@ impl Scale {
         Self { low, high, logarithmic: false, ticks: multiples(spacing, low, high) }
     }
 
-    /// An axis of whole decades around all positive `values`; `None` where there is none.
+    /// Creates an axis of full decades around all positive `values`; `None` where there are none.
     pub(super) fn decades(values: impl Iterator<Item = f64>) -> Option<Self> {
         let (low, high) = values
             .filter(|&value| value > 0.0)
@@ -46,7 +46,7 @@ impl Scale {
         Some(Self { low: f64::from(low), high: f64::from(high), logarithmic: true, ticks })
     }
 
-    /// Where a value is between the ends, from 0 to 1. On a logarithmic axis values that are not positive are
+    /// Position of a value on the axis, from 0 to 1. On a logarithmic axis, values that are not positive are
     /// at the bottom.
     pub(super) fn place(&self, value: f64) -> f64 {
         let value = match (self.logarithmic, value > 0.0) {
@@ -57,7 +57,7 @@ impl Scale {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
 
-    /// Label and place of each tick.
+    /// Label and position of each tick.
     pub(super) fn ticks(&self) -> impl Iterator<Item = (String, f64)> {
         self.ticks.iter().map(|&tick| (html::number(tick), self.place(tick)))
     }

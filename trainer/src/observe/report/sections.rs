@@ -1,4 +1,4 @@
-//! Which plots the page shows, in which order, from which metrics.
+//! Sections of the report: their plots, in order, and the metrics that each plot shows.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::plot::{Mark, Plot, Series, stack_heights};
 use super::run::{Points, Run};
 use crate::observe::tracking::Stage;
 
-/// Phases of a step by verl's names, in the order in which they happen.
+/// Phases of a step by verl's names, with their labels, in the order in which they run.
 const PHASES: [(&str, &str); 11] = [
     ("gen", "rollout"),
     ("reward", "reward"),
@@ -21,16 +21,16 @@ const PHASES: [(&str, &str); 11] = [
     ("save_checkpoint", "checkpoint"),
 ];
 
-/// Phases that may be within the measured time of a step or after it.
+/// Labels of phases that may be within the measured time of a step or after it.
 const AFTER_THE_STEP: [&str; 2] = ["evaluation", "checkpoint"];
 
-/// A heading and its figures.
+/// A heading and its plots.
 pub(super) struct Section {
     pub(super) title: &'static str,
     pub(super) plots: Vec<Plot>,
 }
 
-/// All sections that have something to show.
+/// Returns all sections that have data.
 pub(super) fn of_run(run: &Run) -> Vec<Section> {
     let sections = [
         Section {
@@ -51,7 +51,7 @@ pub(super) fn of_run(run: &Run) -> Vec<Section> {
     shown.filter(|section| !section.plots.is_empty()).collect()
 }
 
-/// Two plots share a row; a single one gets the whole row.
+/// Widens the last narrow plot if it would be alone in its row: two narrow plots share a row.
 fn fill_rows(plots: &mut [Plot]) {
     let num_narrow = plots.iter().filter(|plot| !plot.wide).count();
     if let Some(last) = plots.iter_mut().rfind(|plot| !plot.wide).filter(|_| num_narrow % 2 == 1) {
@@ -150,7 +150,7 @@ fn critic(run: &Run) -> Vec<Plot> {
     ]
 }
 
-/// The distance to the reference where there is one, else the distance that an update goes.
+/// Plot of the KL divergence from the reference if there is one, else of that of the update.
 fn kl(run: &Run) -> Plot {
     let candidates = [
         ("KL to the reference", "actor/kl_loss"),
@@ -211,12 +211,12 @@ fn performance(run: &Run) -> Vec<Plot> {
     ]
 }
 
-/// Nothing where all values are zero.
+/// Returns no points where all values are zero.
 fn unless_zero(points: Points) -> Points {
     if points.iter().all(|&(_, value)| value == 0.0) { Points::new() } else { points }
 }
 
-/// One layer per phase and one for the rest of the step.
+/// Returns one layer per phase and one for the rest of the step.
 fn phases(run: &Run) -> Vec<Series> {
     let mut layers: Vec<Series> = PHASES
         .iter()

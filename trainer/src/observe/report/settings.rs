@@ -1,11 +1,11 @@
-//! The resolved settings, leaf by leaf.
+//! Section of the resolved settings, one row per leaf.
 
 use serde_json::Value;
 
 use super::html::escape;
 use super::run::Run;
 
-/// The section, empty where no manifest was found.
+/// Renders the section; empty without a manifest.
 pub(super) fn render(run: &Run) -> String {
     let Some(spec) = run.manifest.get("spec").and_then(Value::as_object) else {
         return String::new();
@@ -29,7 +29,7 @@ fn table(section: &str, value: &Value) -> String {
     format!("<table><caption>{}</caption><tbody>{rows}</tbody></table>", escape(section))
 }
 
-/// Leaves by their dotted path. Lists of plain values are leaves; lists of objects are numbered.
+/// Collects the leaves by their dotted path. Lists of plain values are leaves; lists of objects are numbered.
 fn collect(path: String, value: &Value, leaves: &mut Vec<(String, String)>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     match value {

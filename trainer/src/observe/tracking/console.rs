@@ -1,6 +1,6 @@
-//! Progress on the terminal: live bars if it is interactive, else one plain line a step.
+//! Progress on the terminal: live bars on an interactive terminal, else one plain line per step.
 //!
-//! The training reports through [`Progress`]. Drawing is done on a separate thread: a blocked terminal loses
+//! The training reports through [`Progress`]. A separate thread draws, so that a blocked terminal loses
 //! updates and delays nothing.
 
 mod bars;
@@ -16,25 +16,25 @@ use indicatif::ProgressDrawTarget;
 
 use super::{Stage, StepMetrics};
 
-/// Updates that may wait for a slow terminal.
+/// Capacity of the queue of updates for a slow terminal.
 const QUEUE_LEN: usize = 256;
-/// How long the end of a run waits for the last lines to appear.
+/// Maximum time that the end of a run waits for the last lines to be drawn.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A part of one step that takes long enough to be watched.
+/// A phase of a step that takes long enough to be displayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Completions are sampled; counted in samples.
+    /// Sampling of completions; counted in samples.
     Rollout,
-    /// Completions are judged; counted in samples.
+    /// Scoring of completions; counted in samples.
     Reward,
-    /// Log-probs of actor and reference are computed; counted in micro-batches.
+    /// Log-probs of actor and reference; counted in micro-batches.
     LogProbs,
-    /// The actor learns; counted in micro-batches.
+    /// Update of the actor; counted in micro-batches.
     Update,
-    /// Held-out prompts are answered; counted in samples.
+    /// Sampling of completions for held-out prompts; counted in samples.
     Evaluation,
-    /// A checkpoint or an export is written; not counted.
+    /// Writing of a checkpoint or an export; not counted.
     Saving,
 }
 
@@ -51,21 +51,21 @@ impl Phase {
     }
 }
 
-/// A receiver of the training's progress. No call blocks.
+/// A display of the training's progress. No call blocks.
 pub trait Progress: Send + Sync {
-    /// A stage of `num_steps` steps begins; `num_done` of them were finished by an earlier run.
+    /// Begins a stage of `num_steps` steps, `num_done` of which an earlier attempt has finished.
     fn begin_stage(&self, stage: Stage, num_done: u64, num_steps: u64);
-    /// A phase of `total` units of work begins within the step; 0 if it is not counted.
+    /// Begins a phase of `total` units of work within the step; 0 if it is not counted.
     fn begin_phase(&self, phase: Phase, total: u64);
-    /// The phase has done this many units and produced this many tokens since it began.
+    /// Sets how many units the phase has done and how many tokens it has produced since it began.
     fn advance(&self, num_done: u64, num_tokens: u64);
-    /// A step, or the evaluation before the first, is finished.
+    /// Ends a step, or the evaluation before the first.
     fn end_step(&self, metrics: &StepMetrics);
-    /// A message to the user, without a line break.
+    /// Shows a message to the user; it contains no line break.
     fn message(&self, text: &str);
 }
 
-/// No display.
+/// A [`Progress`] that displays nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -77,10 +77,10 @@ impl Progress for Silent {
     fn message(&self, _text: &str) {}
 }
 
-/// Progress on the standard error stream.
+/// A [`Progress`] that draws to the standard error stream.
 pub struct Console {
     updates: Option<SyncSender<Update>>,
-    /// Locked only to make the console shareable; only `drop` receives.
+    /// Signals that the drawing thread has ended. Only `drop` receives; the lock makes the console `Sync`.
     drawn: Mutex<Receiver<()>>,
 }
 
@@ -94,13 +94,13 @@ enum Update {
     Message(String),
 }
 
-/// Draws updates in one way or another.
+/// A way to draw updates: as bars or as lines.
 trait Screen: Send {
     fn draw(&mut self, update: Update);
 }
 
 impl Console {
-    /// Bars where the standard error stream is a terminal, else lines.
+    /// Starts the drawing thread, with bars if the standard error stream is a terminal, else with lines.
     ///
     /// # Errors
     /// The drawing thread cannot be started.
@@ -161,7 +161,7 @@ impl Progress for Console {
     }
 }
 
-/// The time a stage still needs, from the pace of its latest steps.
+/// Estimate of a stage's remaining time from the duration of its latest steps.
 #[derive(Debug, Default)]
 struct Pace {
     num_done: u64,
@@ -179,15 +179,15 @@ impl Pace {
         self.num_done = step;
         let now = Instant::now();
         let seconds = self.last.replace(now).map(|last| (now - last).as_secs_f64());
-        // Step 0 is the evaluation before the first step and says nothing of the pace.
+        // Step 0 is the evaluation before the first step; its duration says nothing about the pace.
         if let Some(seconds) = seconds.filter(|_| step > 0) {
-            // Steps differ (some evaluate, some save), so the estimate follows them slowly.
+            // Durations of steps differ (some evaluate, some save), so the estimate is a moving average.
             let estimate = self.seconds_per_step.map_or(seconds, |estimate| 0.8 * estimate + 0.2 * seconds);
             self.seconds_per_step = Some(estimate);
         }
     }
 
-    /// None before the first step of this run.
+    /// Estimated time left in the stage; `None` before the first step of this run ends.
     fn remaining(&self) -> Option<Duration> {
         let num_left = self.num_steps.saturating_sub(self.num_done) as f64;
         Duration::try_from_secs_f64(num_left * self.seconds_per_step?).ok()

@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus: the last finished step, served on a separate thread.
+//! `/metrics` endpoint for Prometheus: a separate thread serves the metrics of the last finished step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ use super::{Stage, StepMetrics, Tracker, TrackingError};
 pub(crate) const TRACKER: &str = "prometheus";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The listening end; dropping it closes the port.
+/// A running endpoint; dropping it closes the port.
 pub(crate) struct Endpoint {
     address: SocketAddr,
     _stop: oneshot::Sender<()>,
@@ -32,7 +32,7 @@ impl Endpoint {
     }
 }
 
-/// Keeps the last step where the endpoint sees it.
+/// A tracker that stores the last step for the endpoint.
 pub(crate) struct Exporter(LastStep);
 
 impl Tracker for Exporter {
@@ -42,7 +42,7 @@ impl Tracker for Exporter {
     }
 }
 
-/// Listens on `port` of all interfaces and serves from a background thread.
+/// Listens on `port` of all IPv4 interfaces and serves from a background thread.
 pub(crate) fn serve(port: u16) -> Result<(Exporter, Endpoint), TrackingError> {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let listen = || {
@@ -120,16 +120,16 @@ impl Collector for LastStep {
     }
 }
 
-/// One value of a metric family.
+/// A sample of a metric family.
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
-    /// verl's name.
+    /// verl's name of the metric, which becomes the help text.
     help: String,
     label: Option<(&'static str, String)>,
     value: f64,
 }
 
-/// The metrics of a step as Prometheus families, each with all of its samples together.
+/// Converts the metrics of a step to Prometheus families, each with all of its samples.
 fn families(metrics: &StepMetrics) -> BTreeMap<String, Vec<Sample>> {
     let stage = f64::from(u8::from(metrics.stage == Stage::Training));
     let own = [("training/phase", stage), ("step", metrics.step as f64), ("timestamp", metrics.timestamp)];
@@ -138,7 +138,7 @@ fn families(metrics: &StepMetrics) -> BTreeMap<String, Vec<Sample>> {
     let mut seen = BTreeSet::new();
     for (help, value) in own.chain(metrics.values.clone()) {
         let (name, label) = family(&help);
-        // Two names that differ only in punctuation would otherwise make the whole page invalid.
+        // Two names that differ only in punctuation map to one; a duplicate would make the full page invalid.
         if seen.insert((name.clone(), label.clone())) {
             families.entry(name).or_default().push(Sample { help, label, value });
         }
@@ -146,8 +146,8 @@ fn families(metrics: &StepMetrics) -> BTreeMap<String, Vec<Sample>> {
     families
 }
 
-/// Family name and label of a metric by verl's name: variable parts become a label, seconds are spelled
-/// out.
+/// Family name and label of the metric that verl calls `name`: variable parts become a label, seconds are
+/// spelled out.
 fn family(name: &str) -> (String, Option<(&'static str, String)>) {
     if let Some(phase) = name.strip_prefix("timing_s/") {
         return ("rlt_trainer_timing_seconds".into(), Some(("phase", phase.into())));

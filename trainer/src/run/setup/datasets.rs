@@ -22,30 +22,30 @@ use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
 use crate::storage::run_folder::{DATA_RECORD, RunFolder};
 
-/// `spec.data` with the files of the hub's data sets on this machine, and the commits of these.
+/// `spec.data` with the local files of the hub's data sets, and the commits of these data sets.
 #[derive(Clone, Debug)]
 pub(crate) struct Located {
-    /// Every data set is of files.
+    /// Specification in which every data set names local files.
     pub(crate) spec: DataSpec,
-    /// Of each data set of the hub.
+    /// Data sets that were found on the hub, in the order of the manifest.
     pub(crate) found: Vec<Found>,
 }
 
-/// A data set of the hub, as it was found.
+/// A data set of the hub, pinned to a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Found {
-    /// Its position in `spec.data.datasets`.
+    /// Index in `spec.data.datasets`.
     pub(crate) idx: usize,
-    /// The data set in the manifest.
+    /// Specification of the data set in the manifest.
     #[serde(rename = "hub")]
     pub(crate) wanted: HubDatasetSpec,
-    /// The commit that its revision resolved to when the run began.
+    /// Commit that the revision resolved to when the run began.
     pub(crate) commit: String,
 }
 
 impl Located {
-    /// Downloads data sets of the hub, at the commits of the record in the run's `folder` if it has them: a
-    /// branch that moved in between must not change the data of a run that continues.
+    /// Downloads the data sets of the hub. Commits recorded in the run's `folder` take precedence, because a
+    /// branch that has moved must not change the data of a run that continues.
     pub(crate) fn find(spec: &DataSpec, folder: Option<&Path>) -> Result<Self, TrainError> {
         let record = folder.map(recorded).transpose()?.unwrap_or_default();
         let mut located = Self { spec: spec.clone(), found: Vec::new() };
@@ -63,7 +63,7 @@ impl Located {
         Ok(located)
     }
 
-    /// Writes the commits down for later attempts.
+    /// Writes the commits to the run's folder, for later attempts.
     pub(super) fn record(&self, folder: &RunFolder) -> Result<(), TrainError> {
         if !self.found.is_empty() {
             let record = serde_json::to_value(&self.found).map_err(TrainError::State)?;
@@ -72,7 +72,7 @@ impl Located {
         Ok(())
     }
 
-    /// The commits, each with the field that names its data set.
+    /// Commits of the data sets, each with the field that names the data set.
     pub(super) fn commits(&self) -> Vec<ModelCommit> {
         let commit = |found: &Found| ModelCommit {
             field: format!("spec.data.datasets[{}].hub", found.idx),
@@ -92,7 +92,7 @@ fn data_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedUse::Data, &[])
 }
 
-/// The data sets that are read before the training, and those that are streamed.
+/// Data sets in memory, and those that are streamed.
 pub(super) struct Datasets {
     pub(super) prompts: Option<TrainingRows<Prompt>>,
     demonstrations: Option<TrainingRows<Demonstration>>,
@@ -102,7 +102,7 @@ pub(super) struct Datasets {
 }
 
 impl Datasets {
-    /// Of a job whose data are at `located`.
+    /// Opens the data sets that the job's algorithm reads; `located` names local files only.
     pub(super) fn load(
         spec: &ResolvedSpec,
         located: &DataSpec,
@@ -140,7 +140,7 @@ impl Datasets {
         })
     }
 
-    /// Steps of the training; a stream needs `training.steps`, which no rows change.
+    /// Number of training steps. A streamed job sets `training.steps`, so its number of rows is not needed.
     pub(super) fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
         let demonstrations =
             || self.demonstrations.as_ref().and_then(TrainingRows::in_memory).map(Dataset::len);
@@ -151,12 +151,12 @@ impl Datasets {
     }
 }
 
-/// Tokens that a demonstration may have.
+/// Maximum number of tokens of a demonstration.
 pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec) -> usize {
     spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize
 }
 
-/// The preferences of a split, if the algorithm learns from preferences of a data set.
+/// Preference rows of a split; `None` if the algorithm does not learn from preferences of a data set.
 pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split) -> Option<PreferenceRows> {
     let max_completion_tokens = spec.rollout.max_completion_tokens as usize;
     if let Some(process_reward) = &spec.algorithm.process_reward {
@@ -185,7 +185,8 @@ fn stream_options(spec: &ResolvedSpec) -> Option<StreamOptions> {
     })
 }
 
-/// Whether the reward functions can judge a prompt that is read during the training.
+/// Returns a check that the reward functions can score a prompt, for prompts that are read during the
+/// training.
 fn check(spec: &ResolvedSpec) -> Result<CheckItem<Prompt>, DataError> {
     let boxed = |error| DataError::Check(Box::new(error));
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize);

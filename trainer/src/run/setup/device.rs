@@ -1,4 +1,5 @@
-//! Threads, matmul precision and the device of a rank's process. The compute dtype is not decided here.
+//! Sets up the threads, the matmul precision and the device of a rank's process. The compute dtype is decided
+//! elsewhere.
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
@@ -12,18 +13,18 @@ use crate::observe::phases;
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
 
-/// The share of a GPU's memory that may be in use without an error: contexts of this process and of displays.
+/// Fraction of a GPU's memory that may be in use without an error: contexts of this process and of displays.
 const UNREMARKABLE_SHARE: f64 = 0.1;
 
-/// Where the tensors of a rank live.
+/// Device that holds the tensors of a rank.
 #[derive(Debug, PartialEq)]
 pub(super) struct Placement {
     pub(super) device: Device,
-    /// Why it is the CPU, where this machine has a GPU.
+    /// Reason for the choice of the CPU on a machine with a GPU.
     pub(super) warning: Option<String>,
 }
 
-/// Prepares the whole process for the job and says where its tensors live.
+/// Configures the process for the job and chooses the device of this rank. Collective.
 ///
 /// # Errors
 /// [`TrainError::NoCuda`] and [`TrainError::TooFewGpus`] for a job that requests GPUs, [`TrainError::Ranks`]
@@ -51,7 +52,7 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     Ok(placement)
 }
 
-/// A warning between separator lines, so that it is not overlooked.
+/// Logs a warning between separator lines, so that it is not overlooked.
 fn warn_loudly(warning: &str) {
     let line = "=".repeat(100);
     tracing::warn!("\n{line}\nTHIS RUN {warning}\n{line}");
@@ -65,7 +66,7 @@ fn on_cpu(cause: &str) -> Placement {
     Placement { device: Device::Cpu, warning: Some(warning) }
 }
 
-/// Refuses a GPU whose memory another process has, if the plan says that the job needs it.
+/// Refuses a GPU whose free memory is below the planned need of the job while another process uses it.
 ///
 /// # Errors
 /// [`TrainError::GpuTaken`].
@@ -87,8 +88,8 @@ fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), Trai
     Ok(())
 }
 
-/// The device-dependent choices, for the smallest of all ranks' GPUs, because ranks gather weights for the
-/// same passes.
+/// Returns the device-dependent choices, made for the smallest GPU of all ranks, because ranks gather weights
+/// for the same passes. Collective.
 ///
 /// # Errors
 /// [`TrainError::Ranks`] when a rank is lost, [`TrainError::Kernel`] when the driver fails.
@@ -117,8 +118,8 @@ fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision
     }
 }
 
-/// The device of rank `local_rank` of the `local_size` on this machine. Two ranks never share a GPU: NCCL
-/// connects none with itself.
+/// Chooses the device of rank `local_rank` of `local_size` on this machine. Two ranks never share a GPU: NCCL
+/// cannot connect a GPU with itself.
 fn choose(
     wanted: spec::Device,
     search: &CudaSearch,
@@ -139,7 +140,8 @@ fn choose(
     }
 }
 
-/// Refuses a GPU that our kernels were not built for, before a run does any work.
+/// Refuses a GPU that our kernels were not built for, before the run does any work; `Auto` then chooses the
+/// CPU.
 fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement, TrainError> {
     let Device::Cuda(index) = placement.device else { return Ok(placement) };
     match Kernels::load(index) {
@@ -149,7 +151,7 @@ fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement,
     }
 }
 
-/// Whether every rank has a GPU, as ranks exchange tensors that are all on one kind of device.
+/// Whether every rank has a GPU, as ranks exchange tensors that have to be on one kind of device. Collective.
 fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
     let mut num_with_gpu = vec![f64::from(u8::from(own.is_cuda()))];
     ranks.all_reduce(&mut [&mut num_with_gpu])?;

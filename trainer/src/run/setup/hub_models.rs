@@ -1,4 +1,4 @@
-//! Models of the hub at the commits that the run read first: a branch that moves in between must not change
+//! Models of the hub, pinned to the commits that the run read first: a branch that has moved must not change
 //! the weights of a run that continues.
 
 use std::collections::BTreeMap;
@@ -15,17 +15,17 @@ use crate::parallel::Ranks;
 use crate::run::error::TrainError;
 use crate::storage::run_folder::{MODEL_RECORD, REWARD_MODELS_RECORD, RunFolder};
 
-/// A repository at a commit.
+/// A repository of the hub at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RepoCommit {
-    /// Owner and name.
+    /// Repository as `owner/name`.
     pub(crate) repo: String,
-    /// 40 hexadecimal digits.
+    /// Commit hash, 40 hexadecimal digits.
     pub(crate) commit: String,
 }
 
 impl RepoCommit {
-    /// That of a model whose folder in the hub's cache is `dir`, which is named after its commit.
+    /// Commit of a model that is cached in the folder `dir`, which is named after the commit.
     pub(crate) fn of(hub: &HubSpec, dir: &Path) -> Option<Self> {
         Some(Self { repo: hub.repo.clone(), commit: dir.file_name()?.to_str()?.to_owned() })
     }
@@ -37,8 +37,8 @@ impl RepoCommit {
     }
 }
 
-/// `spec` with the revisions of models replaced by the commits that the run in the folder `root` has
-/// recorded. Before its first attempt it has recorded none.
+/// Returns `spec` with the revisions of models replaced by the commits that the run in the folder `root` has
+/// recorded; before its first attempt there are none.
 ///
 /// # Errors
 /// [`TrainError::Io`] and [`TrainError::HubRecord`] for a record that cannot be read.
@@ -61,8 +61,8 @@ pub(crate) fn pinned(spec: &ResolvedSpec, root: &Path) -> Result<ResolvedSpec, T
     Ok(spec)
 }
 
-/// The folder that the model is read from, and its name for others; `None` for a new model. One of the hub is
-/// fetched at the commit that the run in the folder `root` has recorded.
+/// Returns the folder that the model is read from, and the name of the model; `None` for a new model. A model
+/// of the hub is downloaded at the commit that the run in the folder `root` has recorded.
 ///
 /// # Errors
 /// As [`pinned`], and [`TrainError::Hub`].
@@ -83,7 +83,7 @@ pub(crate) fn base_model(
     }
 }
 
-/// [`base_model`] of the run in `folder`, whose leader writes down at which commit the hub's was read.
+/// [`base_model`] of the run in `folder`. The leader records the commit of a model from the hub.
 pub(super) fn model_folder(
     spec: &ResolvedSpec,
     folder: &RunFolder,
@@ -97,7 +97,7 @@ pub(super) fn model_folder(
     Ok(base)
 }
 
-/// Writes down at which commits the reward models of the hub were read, which are in `folders`.
+/// Records the commits of the hub's reward models, which were read from `folders`.
 pub(super) fn record_judges(
     folder: &RunFolder,
     spec: &ResolvedSpec,
@@ -112,7 +112,7 @@ pub(super) fn record_judges(
     Ok(folder.write_json(REWARD_MODELS_RECORD, &record)?)
 }
 
-/// A record of commits; `None` where the run has not written it yet.
+/// Reads a record of commits; `None` if the run has not written it yet.
 ///
 /// # Errors
 /// As [`pinned`].

@@ -1,5 +1,5 @@
-//! The model and the roles on it: the actor with its optimizer, the reference, and reward models. With FSDP
-//! each rank reads, initializes or copies only its shard.
+//! Builds the model and the roles that use it: the actor with its optimizer, the reference, and reward
+//! models. With FSDP each rank reads, initializes or copies only its shard.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::roles::reward::{Policy, RewardModels, Sharing};
 use crate::run::error::TrainError;
 use crate::storage::run_folder::RunFolder;
 
-/// The source of the weights, checked against the model's configuration.
+/// Opens the source of the weights and checks it against the model's configuration.
 pub(super) fn weights(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
@@ -57,8 +57,8 @@ fn weights_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedUse::Weights, &[])
 }
 
-/// The actor, whole or this rank's shard of it. Where weights of any role are offloaded, those of all are
-/// gathered unit by unit, if only from here.
+/// Builds the actor and its optimizer. If any role is sharded or offloaded, the actor's weights are held as
+/// FSDP units that are gathered one at a time, also with only one rank.
 pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -98,7 +98,7 @@ pub(super) fn actor(
     Ok(actor)
 }
 
-/// The policy of a job, whole and on the CPU, as a checkpoint is read into it.
+/// Builds the full policy of a job on the CPU, for a checkpoint to be read into.
 pub(crate) fn whole_policy(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
@@ -110,7 +110,8 @@ pub(crate) fn whole_policy(
     decoder(spec, &weights, Device::Cpu, false)
 }
 
-/// The decoder with its adapter; with FSDP the weights have only shapes.
+/// Builds the decoder with its adapter. If `by_unit` is set, it gets the shapes of the weights without
+/// values, except for a frozen vision tower.
 fn decoder(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -118,8 +119,8 @@ fn decoder(
     by_unit: bool,
 ) -> Result<Decoder, TrainError> {
     let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
-    // Trained weights have fp32 masters. Weights below an adapter never change, and each use would round
-    // them.
+    // Trained weights have fp32 masters. Weights below an adapter never change, so they are stored in the
+    // compute dtype, which spares a cast at each use.
     let storage = if trainable { Kind::Float } else { compute };
     let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match by_unit {
@@ -142,12 +143,12 @@ fn decoder(
     Ok(decoder)
 }
 
-/// Numbers in which models compute.
+/// Compute dtype of the models.
 fn compute_kind(spec: &ResolvedSpec) -> Kind {
     kind_of(spec.training.precision)
 }
 
-/// The numbers of a precision that has been decided.
+/// Tensor dtype of a precision; `Auto` has been resolved by then.
 pub(super) fn kind_of(precision: Precision) -> Kind {
     match precision {
         Precision::Auto | Precision::Fp32 => Kind::Float,
@@ -156,7 +157,7 @@ pub(super) fn kind_of(precision: Precision) -> Kind {
     }
 }
 
-/// This rank's shards of a decoder without weights, filled with its shard of them.
+/// Creates this rank's shards of a decoder that has shapes only, and fills them from `weights`.
 fn shards(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -175,8 +176,8 @@ fn shards(
     Ok(shards)
 }
 
-/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right
-/// away, before a checkpoint overwrites the actor.
+/// Builds the reference that the algorithm needs. With LoRA it is the base of the adapter. Otherwise it is a
+/// copy of the loaded model, made before a checkpoint overwrites the actor, or after the cold start.
 pub(super) fn reference(
     spec: &ResolvedSpec,
     actor: &Actor,
@@ -194,7 +195,7 @@ pub(super) fn reference(
     })
 }
 
-/// How a frozen reference is kept.
+/// Options for the copy of a frozen reference: dtype, mesh, master weights and offloading.
 pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes: &RoleMeshes) -> Copying {
     let compute = Some(kind_of(spec.training.reference_precision()));
     let mesh = meshes.reference.clone();
@@ -203,7 +204,7 @@ pub(super) fn reference_copying(spec: &ResolvedSpec, folder: &RunFolder, meshes:
     Copying { compute, mesh, keeps_master, ..Copying::to(folder.root(), is_offloaded) }
 }
 
-/// The ranks that hold a copy of each role together; `None` where every rank has the whole.
+/// FSDP meshes of the roles other than the actor; `None` where every rank holds the full role.
 pub(super) struct RoleMeshes {
     pub(super) reference: Option<Rc<MeshRanks>>,
     pub(super) critic: Option<Rc<MeshRanks>>,
@@ -211,7 +212,7 @@ pub(super) struct RoleMeshes {
 }
 
 impl RoleMeshes {
-    /// As the manifest says beside the actor's. Collective.
+    /// Creates the meshes. Roles with the same sharding degree share one, the actor's included. Collective.
     pub(super) fn of(spec: &ResolvedSpec, actor: &Actor) -> Result<Self, RankError> {
         let mut known: Vec<Rc<MeshRanks>> =
             actor.shards().map(ShardedParameters::ranks).into_iter().collect();
@@ -231,7 +232,7 @@ impl RoleMeshes {
             critic: of_degree(mesh.dp_shard_of_critic())?,
             reward_models: match actor.ranks().tp_group() {
                 None => of_degree(mesh.dp_shard_of_reward_models())?,
-                // Each rank judges samples of its own, with layers of which it gathers all.
+                // Each rank scores different samples, so reward models are sharded over all ranks.
                 Some(_) => {
                     let all = actor.ranks().of_all_places();
                     Some(Rc::new(all.on_mesh(mesh.dp_shard_of_reward_models() as usize)?))
@@ -241,7 +242,8 @@ impl RoleMeshes {
     }
 }
 
-/// The folders of the reward models. The leader downloads, the others use the cache.
+/// Returns the folders of the reward models. The leader downloads those of the hub; the other ranks use the
+/// cache. Collective.
 pub(super) fn reward_model_folders(
     spec: &ResolvedSpec,
     ranks: &Ranks,
@@ -260,8 +262,8 @@ pub(super) fn reward_model_folders(
     })
 }
 
-/// The commits at which models from the hub were read. `reward_folders` are those of the reward functions
-/// that have a model.
+/// Returns the commits of the models from the hub. `reward_folders` are the folders of the reward functions
+/// that have a model, in the order of the manifest.
 pub(super) fn commits(
     spec: &ResolvedSpec,
     model_dir: Option<&Path>,
@@ -282,7 +284,7 @@ pub(super) fn commits(
     of_policy.into_iter().chain(of_rewards).collect()
 }
 
-/// The reward models, frozen, in the dtype of their role, in shards where the actor is.
+/// Loads the reward models, frozen, in the dtype of their role, and sharded if the actor is.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
@@ -295,7 +297,7 @@ pub(super) fn reward_models(
     let numbers = kind_of(spec.training.reward_model_precision());
     let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
-    // Every rank judges whole sequences, also where it shares the tokens of other passes.
+    // Every rank scores full sequences, even if it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });

@@ -3,11 +3,11 @@
 //! ```text
 //! <uri>/step-000020/shard-00000.safetensors  state.json  manifest.json
 //! ```
-//! A copy is the local folder, file by file, with `manifest.json` last: a folder without a manifest is
-//! ignored, so an interrupted copy never counts. Uploads and downloads are checked against the manifest.
-//! Copying runs on a separate thread: the training neither waits for it nor fails with it.
+//! A copy contains the same files as the local folder, with `manifest.json` written last. A folder without a
+//! manifest is ignored, so an interrupted copy never counts. Uploads and downloads are verified against the
+//! manifest. A separate thread copies: the training neither waits for it nor fails with it.
 //!
-//! Which checkpoint a run continues from is decided in `store`, by the same order for both.
+//! `store` decides which checkpoint a run continues from, by the same order for local folders and copies.
 
 mod error;
 mod fetch;

@@ -1,9 +1,9 @@
-//! The one table between libtorch's kinds and safetensors' dtypes.
+//! Conversion between libtorch's kinds and safetensors' dtypes.
 
 use safetensors::Dtype;
 use tch::Kind;
 
-/// How safetensors names `kind`; none where the format has no name for it.
+/// Returns the dtype of `kind`; `None` if safetensors has none for it.
 pub(super) fn of_kind(kind: Kind) -> Option<Dtype> {
     Some(match kind {
         Kind::Uint8 => Dtype::U8,
@@ -20,7 +20,7 @@ pub(super) fn of_kind(kind: Kind) -> Option<Dtype> {
     })
 }
 
-/// The kind whose dtype this is; none where libtorch has no such kind.
+/// Returns the kind of `dtype`; `None` if libtorch has none for it.
 pub(super) fn to_kind(dtype: Dtype) -> Option<Kind> {
     const KINDS: [Kind; 10] = [
         Kind::Uint8,
@@ -37,7 +37,7 @@ pub(super) fn to_kind(dtype: Dtype) -> Option<Kind> {
     KINDS.into_iter().find(|&kind| of_kind(kind) == Some(dtype))
 }
 
-/// Bytes of one element; every dtype of [`of_kind`] has a whole number of them.
+/// Size of one element in bytes; every dtype of [`of_kind`] has a whole number of them.
 pub(super) fn num_bytes(dtype: Dtype) -> u64 {
     dtype.bitsize() as u64 / 8
 }

@@ -5,125 +5,125 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
-/// An act on a checkpoint that failed.
+/// An operation on a checkpoint failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The folder could not be created, listed, synced, renamed or removed.
     #[error("failed to {act} {}", path.display())]
     Folder {
-        /// The operation.
+        /// Operation that failed.
         act: &'static str,
-        /// On which folder.
+        /// Path of the folder.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file of a checkpoint could not be written, for example because the disk is full.
     #[error("failed to write {}", path.display())]
     Write {
-        /// The file, still in its temporary folder.
+        /// Path of the file, still in its temporary folder.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file of a checkpoint could not be read.
     #[error("failed to read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The operating system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A file is shorter or longer than its manifest says.
     #[error("{} is truncated or has grown: expected {expected} bytes, got {got}", path.display())]
     Length {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes when it was written.
+        /// Length in bytes when the file was written.
         expected: u64,
-        /// Bytes now.
+        /// Length in bytes now.
         got: u64,
     },
     /// A file's content differs from what was written.
     #[error("{} is damaged: expected SHA-256 {expected}, got {got}", path.display())]
     Digest {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// SHA-256 when it was written, hexadecimal.
+        /// SHA-256 when the file was written, hexadecimal.
         expected: String,
         /// SHA-256 now, hexadecimal.
         got: String,
     },
-    /// An offloaded tensor, into which a checkpoint is loaded, could not be fetched or written back.
+    /// An offloaded tensor, into which a checkpoint is loaded, could not be read or written back.
     #[error("failed to load tensors into offload storage")]
     Rest(#[from] rlt_torch::Error),
     /// A JSON file of a checkpoint does not parse.
     #[error("failed to parse {}", path.display())]
     Parse {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Error of the parser, with the position.
         source: serde_json::Error,
     },
     /// A manifest contradicts itself or its folder.
     #[error("{} is inconsistent: {problem}", path.display())]
     Inconsistent {
-        /// The manifest.
+        /// Path of the manifest.
         path: PathBuf,
-        /// The mismatch, with both values.
+        /// Description of the mismatch, with both values.
         problem: String,
     },
-    /// The checkpoint was written by a version this one cannot read.
+    /// The checkpoint was written by a version that this one cannot read.
     #[error(
         "{} has format {format:?} version {version}, expected {:?} version {}",
         path.display(), super::manifest::FORMAT, super::manifest::VERSION
     )]
     Version {
-        /// The manifest.
+        /// Path of the manifest.
         path: PathBuf,
-        /// Its format name.
+        /// Name of its format.
         format: String,
-        /// Its format version.
+        /// Version of its format.
         version: u32,
     },
     /// Two tensors of one checkpoint have the same name.
     #[error("tensor {name} occurs twice in one checkpoint")]
     DuplicateTensor {
-        /// The name.
+        /// Name of the tensor.
         name: String,
     },
-    /// The checkpoint has no such tensor.
+    /// The checkpoint has no tensor of this name.
     #[error("{} has no tensor {name}", path.display())]
     UnknownTensor {
-        /// The checkpoint's folder.
+        /// Folder of the checkpoint.
         path: PathBuf,
-        /// The name requested.
+        /// Name that was requested.
         name: String,
     },
     /// A tensor's dtype cannot be stored.
     #[error("tensor {name} has a kind that safetensors cannot hold: {kind:?}")]
     UnsupportedKind {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its kind.
+        /// Kind of the tensor.
         kind: tch::Kind,
     },
     /// A tensor of the checkpoint has a dtype that libtorch lacks.
     #[error("tensor {name} of {} has dtype {dtype}, which libtorch lacks", path.display())]
     UnsupportedDtype {
-        /// The checkpoint's folder.
+        /// Folder of the checkpoint.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// Its dtype on disk.
+        /// Dtype on disk.
         dtype: Dtype,
     },
-    /// A tensor does not fit where it should be loaded.
+    /// A tensor does not fit its destination.
     #[error("tensor {name} of {} does not fit: expected {expected}, got {got}", path.display())]
     Mismatch {
-        /// The checkpoint's folder.
+        /// Folder of the checkpoint.
         path: PathBuf,
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
         /// Dtype and shape of the destination.
         expected: String,
@@ -133,29 +133,29 @@ pub enum CheckpointError {
     /// Another rank could not save its shard.
     #[error("rank {rank} could not save its part of the checkpoint: {cause}")]
     Elsewhere {
-        /// Which rank.
+        /// Rank that failed.
         rank: usize,
-        /// Its error, with all causes.
+        /// Error of that rank, with all causes.
         cause: String,
     },
-    /// The thread that saves could not be started, or has ended early.
+    /// The thread that saves could not be started, or ended early.
     #[error("failed to save beside the training")]
     Thread {
-        /// Why.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// libtorch refused to hand out or take a tensor's values.
+    /// libtorch could not read or write a tensor's values.
     #[error("failed to copy the values of tensor {name}")]
     Tensor {
-        /// The tensor.
+        /// Name of the tensor.
         name: String,
-        /// libtorch's error.
+        /// Error of libtorch.
         source: tch::TchError,
     },
 }
 
 impl CheckpointError {
-    /// Whether the checkpoint itself is damaged, so that trying again can not help.
+    /// Whether the checkpoint itself is damaged, so that another attempt cannot help.
     pub fn is_corruption(&self) -> bool {
         matches!(
             self,
@@ -167,7 +167,7 @@ impl CheckpointError {
         )
     }
 
-    /// Whether it is whole but not there, or of another model than the job's.
+    /// Whether the checkpoint is missing or belongs to another model than the job's, without being damaged.
     pub fn is_misfit(&self) -> bool {
         match self {
             Self::UnknownTensor { .. } | Self::Mismatch { .. } | Self::UnsupportedDtype { .. } => true,

@@ -1,5 +1,5 @@
-//! Opens one committed checkpoint: every byte is verified before any of it is used, by this process or by the
-//! one that chose it for all.
+//! Opens a committed checkpoint: every byte is verified before any of it is used, by this process or by the
+//! one that chose the checkpoint for all.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,10 +14,10 @@ use tch::{Device, Kind, Tensor};
 use super::manifest::{self, FileEntry, Manifest, TensorEntry, TensorPiece};
 use super::{CheckpointError, dtype};
 
-/// Bytes read at a time.
+/// Size of one read, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// A committed checkpoint whose lengths and digests have been found right.
+/// A committed checkpoint whose lengths and digests were verified.
 #[derive(Debug)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -29,8 +29,8 @@ impl Checkpoint {
     /// Opens and verifies the checkpoint in `folder`, reading every file once.
     ///
     /// # Errors
-    /// A missing, truncated or changed file, by its path; a manifest that contradicts itself or is of another
-    /// format version.
+    /// A missing, truncated or changed file, named by its path; a manifest that contradicts itself or has
+    /// another format version.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
         for (name, entry) in &manifest.files {
@@ -39,11 +39,11 @@ impl Checkpoint {
         Self::with_state(folder, manifest)
     }
 
-    /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its
-    /// manifest: of its tensors only requested pieces are read.
+    /// Opens the checkpoint in `folder`, whose files another process has verified. `digest` is that of its
+    /// manifest. Only the state and the requested tensors are read.
     ///
     /// # Errors
-    /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is
+    /// The same as [`Self::open`] for manifest and state; [`CheckpointError::Digest`] if the manifest is
     /// another one.
     pub fn open_verified(folder: &Path, digest: &str) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
@@ -64,17 +64,17 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_path_buf(), manifest, state })
     }
 
-    /// The folder it is in.
+    /// Folder of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.folder
     }
 
-    /// Finished steps.
+    /// Number of finished steps.
     pub fn step(&self) -> u64 {
         self.manifest.step
     }
 
-    /// Everything small, as it was saved.
+    /// State that was saved with the tensors, as JSON.
     pub fn state(&self) -> &serde_json::Value {
         &self.state
     }
@@ -82,24 +82,24 @@ impl Checkpoint {
     /// The field `name` of the state, typed.
     ///
     /// # Errors
-    /// The state has no such field or it does not have the type's form.
+    /// The state has no such field, or it does not match the type.
     pub fn state_field<T: DeserializeOwned>(&self, name: &str) -> Result<T, CheckpointError> {
         let value = self.state.get(name).cloned().unwrap_or_default();
         serde_json::from_value(value)
             .map_err(CheckpointError::parse(&self.folder.join(manifest::STATE_FILE_NAME)))
     }
 
-    /// Its content, by file and tensor.
+    /// Manifest, which lists all files and tensors.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Whether it holds a tensor of this name.
+    /// Whether the checkpoint has a tensor of this name.
     pub fn contains(&self, name: &str) -> bool {
         self.manifest.tensors.contains_key(name)
     }
 
-    /// Reads a tensor, whole, onto the CPU.
+    /// Reads a full tensor onto the CPU.
     ///
     /// # Errors
     /// No such tensor, a dtype that libtorch lacks, or a failing read.
@@ -111,7 +111,7 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// Reads a tensor over the values of `destination`, on whichever device it lives, recording no gradient.
+    /// Reads a tensor into `destination`, on any device and without autograd.
     ///
     /// # Errors
     /// No such tensor, another dtype or shape than `destination`'s, or a failing read.
@@ -122,17 +122,17 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads the shard `tensor_shard` into `values`, `[len]`, without autograd. At most a chunk of the tensor
-    /// is in memory beside them.
+    /// Reads the shard `tensor_shard` into `values`, a vector of its length, without autograd. Besides
+    /// `values`, at most one chunk of the tensor is in memory.
     ///
     /// # Errors
-    /// No such tensor, another shape than the tensor_shard says or another dtype than the values have, or a
+    /// No such tensor, another shape than that of `tensor_shard`, another dtype than that of `values`, or a
     /// failing read.
     pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), CheckpointError> {
         self.fill_as(tensor_shard, values, values.kind())
     }
 
-    /// [`Self::fill`] for values of any dtype, to which the saved ones are rounded.
+    /// Does the same as [`Self::fill`] for `values` of any dtype, to which the saved values are converted.
     pub(crate) fn fill_rounded(
         &self,
         tensor_shard: &TensorShard<'_>,
@@ -219,7 +219,7 @@ impl Checkpoint {
         })
     }
 
-    /// Copies a piece row by row, as many rows of its first dim at a time as fit a chunk.
+    /// Reads a piece into `region` in chunks of rows of its first dimension.
     fn read_piece(&self, name: &str, piece: &TensorPiece, region: &Tensor) -> Result<(), CheckpointError> {
         let path = self.folder.join(&piece.file);
         let file = File::open(&path).map_err(CheckpointError::read(&path))?;
@@ -251,14 +251,14 @@ fn copy_rows(bytes: &[u8], region: &Tensor, (row, num_rows): (i64, i64)) -> Resu
     rows.f_copy_(&Tensor::f_from_data_size(bytes, &rows.size(), rows.kind())?)
 }
 
-/// Reads the manifest of the checkpoint in `folder` and checks all that can be checked without other files.
+/// Reads the manifest of the checkpoint in `folder` and checks everything that needs no other file.
 pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(manifest::FILE_NAME);
     let json = std::fs::read(&path).map_err(CheckpointError::read(&path))?;
     parse_manifest(&path, &json)
 }
 
-/// Reads a manifest from the bytes of `path`.
+/// Parses and checks the manifest that was read from `path`.
 pub(super) fn parse_manifest(path: &Path, json: &[u8]) -> Result<Manifest, CheckpointError> {
     check_version(path, json)?;
     let manifest: Manifest = serde_json::from_slice(json).map_err(CheckpointError::parse(path))?;
@@ -273,7 +273,7 @@ pub(super) fn parse_manifest(path: &Path, json: &[u8]) -> Result<Manifest, Check
     Ok(manifest)
 }
 
-/// A manifest of another version may have other fields, so the version is checked first.
+/// Checks the version first, because a manifest of another version may have other fields.
 fn check_version(path: &Path, json: &[u8]) -> Result<(), CheckpointError> {
     #[derive(serde::Deserialize)]
     struct Head {
@@ -307,7 +307,7 @@ fn verify_file(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Reads a file from its first byte to its last: their number and their digest.
+/// Reads a file and returns its length and digest.
 pub(super) fn digest_of(path: &Path) -> Result<FileEntry, CheckpointError> {
     let mut file = File::open(path).map_err(CheckpointError::read(path))?;
     let mut sha256 = Sha256::new();

@@ -1,6 +1,6 @@
-//! `manifest.json`: the content of a checkpoint, its offsets, and its digests.
+//! `manifest.json`: lists the content of a checkpoint with offsets and digests.
 //!
-//! Pure values: nothing here opens a file.
+//! This module only handles values; it opens no file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,70 +15,70 @@ use super::dtype;
 pub(super) const FILE_NAME: &str = "manifest.json";
 /// Name of the small state within a checkpoint.
 pub(super) const STATE_FILE_NAME: &str = "state.json";
-/// The value of `format`.
+/// Value of the field `format`.
 pub(super) const FORMAT: &str = "rltraining.dev/checkpoint";
-/// The format version this code writes and the only one it reads.
+/// Format version that this code writes, and the only one that it reads.
 pub(super) const VERSION: u32 = 1;
 
-/// The table of contents of one checkpoint.
+/// Table of contents of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Always `rltraining.dev/checkpoint`.
+    /// Name of the format, always `rltraining.dev/checkpoint`.
     pub format: String,
-    /// Format version.
+    /// Version of the format.
     pub version: u32,
-    /// Finished steps.
+    /// Number of finished steps.
     pub step: u64,
-    /// Grows by one with every save of a run: the newest checkpoint is the one saved last, also after a run
-    /// went back to an earlier step.
+    /// Number of the save, which grows by one with every save of a run. The newest checkpoint is the one
+    /// saved last, even if the run has returned to an earlier step in between.
     pub save_index: u64,
-    /// Every file beside the manifest by its name.
+    /// Files other than the manifest, by name.
     pub files: BTreeMap<String, FileEntry>,
-    /// Every tensor by its name.
+    /// Tensors, by name.
     pub tensors: BTreeMap<String, TensorEntry>,
     /// SHA-256 of this manifest with this field empty, hexadecimal.
     pub sha256: String,
 }
 
-/// One file of a checkpoint.
+/// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub num_bytes: u64,
     /// SHA-256 of its content, hexadecimal.
     pub sha256: String,
 }
 
-/// One tensor, whole.
+/// A full tensor, which is stored in pieces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Element type, in safetensors' words.
+    /// Type of the elements.
     pub dtype: Dtype,
-    /// Shape over all processes.
+    /// Shape of the full tensor.
     pub shape: Vec<u64>,
-    /// Disjoint parts that together fill `shape`.
+    /// Disjoint pieces that together cover `shape`.
     pub pieces: Vec<TensorPiece>,
 }
 
-/// A box within a tensor and the bytes that fill it, row-major and little-endian.
+/// A box within a tensor, and the location of its values, which are row-major and little-endian.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorPiece {
-    /// First index of the box in each dim of the whole tensor.
+    /// Index of the box's first element in each dimension of the full tensor.
     pub start: Vec<u64>,
-    /// Lengths of the box.
+    /// Shape of the box.
     pub shape: Vec<u64>,
-    /// Which file holds it.
+    /// Name of the file that holds it.
     pub file: String,
-    /// Position of its first byte, counted from the start of the file.
+    /// Offset of its first byte in the file.
     pub byte_offset: u64,
 }
 
 impl Manifest {
-    /// The JSON to write, with the digest filled in.
+    /// Serializes the manifest with its digest filled in.
     pub(super) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
         let sealed = Self { sha256: self.digest()?, ..self.clone() };
         let mut json = serde_json::to_vec_pretty(&sealed)?;
@@ -86,13 +86,13 @@ impl Manifest {
         Ok(json)
     }
 
-    /// SHA-256 over everything but the digest itself, hexadecimal.
+    /// Computes the SHA-256 of everything except the digest itself, hexadecimal.
     pub(super) fn digest(&self) -> Result<String, serde_json::Error> {
         let unsealed = Self { sha256: String::new(), ..self.clone() };
         Ok(hex(&Sha256::digest(serde_json::to_vec(&unsealed)?)))
     }
 
-    /// The first contradiction within the manifest, as a message.
+    /// Returns the first contradiction within the manifest, as a message.
     pub(super) fn find_problem(&self) -> Option<String> {
         let foreign = self.files.keys().find(|name| !is_plain_file_name(name));
         if let Some(name) = foreign {
@@ -140,8 +140,8 @@ impl Manifest {
 }
 
 impl TensorEntry {
-    /// The rows `wanted` of the first dim as a tensor of their own, which begins at 0; all of a tensor
-    /// without dims.
+    /// Entry of the rows `wanted` of the first dimension, as a tensor that begins at row 0. A tensor without
+    /// dimensions is returned in full.
     pub(super) fn rows(&self, wanted: Range<u64>) -> Self {
         let Some((_, row_shape)) = self.shape.split_first() else { return self.clone() };
         let of_piece = |piece: &TensorPiece| {
@@ -161,7 +161,7 @@ impl TensorEntry {
     }
 }
 
-/// Product of the lengths; none on overflow.
+/// Product of the lengths; `None` on overflow.
 fn num_elements(shape: &[u64]) -> Option<u64> {
     shape.iter().try_fold(1u64, |product, &len| product.checked_mul(len))
 }
@@ -174,12 +174,13 @@ fn overlap(left: &TensorPiece, right: &TensorPiece) -> bool {
     })
 }
 
-/// A manifest is untrusted: its names must not leave the checkpoint's folder.
+/// Whether a name is that of a file directly in the checkpoint's folder. Manifests are untrusted, so their
+/// names must not lead outside it.
 fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }
 
-/// Lower-case hexadecimal digits.
+/// Formats bytes as lower-case hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {

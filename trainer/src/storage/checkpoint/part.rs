@@ -1,5 +1,5 @@
-//! The pieces of a tensor that one process saves, and the division among processes with equal copies. Nothing
-//! is written here.
+//! Parts of tensors that one process saves, and their distribution over processes with equal copies. This
+//! module writes nothing.
 
 use std::ops::Range;
 
@@ -8,31 +8,33 @@ use rlt_core::tensor_cut::Cut;
 use rlt_core::tensor_shard::{CutShard, TensorShard};
 use tch::Tensor;
 
-/// From so many bytes on every copy saves a stretch of a tensor; of smaller ones each saves some whole.
+/// Minimum size in bytes of a tensor of which each copy saves a range; smaller tensors are saved by one copy
+/// each.
 const DIVIDED_BYTES: usize = 64 << 10;
 
-/// Numbers of a tensor that one process saves.
+/// A range of a tensor's values that one process saves.
 #[derive(Debug)]
 pub struct TensorPart {
-    /// The tensor's name, unique in a checkpoint.
+    /// Name of the tensor, unique in a checkpoint.
     pub name: String,
-    /// The shape of all of it.
+    /// Shape of the full tensor.
     pub shape: Vec<i64>,
-    /// Which of its numbers these are, by their place in row-major order.
+    /// Range of the values, in row-major order of the full tensor or, with `cut`, of this rank's
+    /// tensor-parallel shard.
     pub range: Range<usize>,
-    /// What is left of the tensor on this rank, in which the range counts; `None` where all of it is.
+    /// Tensor-parallel shard of the tensor on this rank; `None` for the full tensor.
     pub cut: Option<Cut>,
-    /// The numbers, of any dtype and device, in row-major order; the memory is shared with the training.
+    /// Values of the range, of any dtype and device, in row-major order. They share memory with the training.
     pub values: Tensor,
 }
 
 impl TensorPart {
-    /// All of a tensor.
+    /// Creates the part that is a full tensor.
     pub fn whole(name: String, values: Tensor) -> Self {
         Self { name, shape: values.size(), range: 0..values.numel(), cut: None, values }
     }
 
-    /// The numbers `values` of `tensor_shard`.
+    /// Creates the part with the values `values` at the position of a tensor shard.
     pub fn of(CutShard { shard, cut }: &CutShard<'_>, values: &Tensor) -> Self {
         let TensorShard { name, shape, range } = shard;
         Self {
@@ -44,12 +46,12 @@ impl TensorPart {
         }
     }
 
-    /// Whether it is all of its tensor.
+    /// Whether the part is the full tensor.
     pub(super) fn is_whole(&self) -> bool {
         self.values.size() == self.shape
     }
 
-    /// Where its numbers are.
+    /// Position of the part's values in the tensor.
     pub(super) fn tensor_shard(&self) -> CutShard<'_> {
         let shard = TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() };
         CutShard { shard, cut: self.cut.as_ref() }
@@ -59,7 +61,7 @@ impl TensorPart {
         self.range.len() * self.values.kind().elt_size_in_bytes()
     }
 
-    /// Stretch `place` of `num_places` equal ones; none where nothing is left for it.
+    /// Returns range `place` of `num_places` equal ones; `None` if it is empty.
     fn stretch(self, place: usize, num_places: usize) -> Option<Self> {
         let len = self.range.len();
         let own = Shards::new(len, num_places).range(place);
@@ -74,8 +76,8 @@ impl TensorPart {
     }
 }
 
-/// The pieces of `parts` that replica `place` of `num_copies` saves, where all replicas hold the same:
-/// together they save every number once, and each about as many bytes.
+/// Selects what replica `place` of `num_copies` saves of `parts`, which all replicas hold: together they save
+/// every value once, and each about the same number of bytes.
 pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> Vec<TensorPart> {
     if num_copies == 1 {
         return parts;

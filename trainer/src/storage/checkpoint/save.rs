@@ -1,9 +1,9 @@
-//! Streams tensors and state into one folder; the store commits that folder.
+//! Writes tensors and state into one folder, which the store then commits.
 //!
 //! ```text
 //! each process    write: its shard file, into the page cache          training waits
-//!                 complete: synced, read again and digested           beside the training
-//! the first one   write_manifest: state, and what all have written
+//!                 complete: synced, read again and digested           training continues
+//! the leader      write_manifest: state, and the files of all
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +21,12 @@ use super::part::TensorPart;
 use super::storage::{Storage, StorageFile};
 use super::{CheckpointError, dtype, load};
 
-/// Bytes copied out of a tensor at a time: large enough that calls cost nothing, small enough to stay in
-/// cache.
+/// Bytes copied out of a tensor at a time: large enough to make calls cheap, small enough to stay in cache.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The first bytes of a safetensors file are the length of its header.
+/// Length of the field at the start of a safetensors file that holds the length of the header.
 const HEADER_LENGTH_BYTES: u64 = 8;
 
-/// A process's file of tensors that is written, but could still be lost with the machine's power.
+/// A process's file of tensors, written but not synced: a power failure could still lose it.
 pub struct UnsyncedShard {
     name: String,
     path: PathBuf,
@@ -36,12 +35,12 @@ pub struct UnsyncedShard {
     tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// A process's complete file of tensors, in the form in which processes exchange it.
+/// A process's synced and digested file of tensors, in the form in which processes exchange it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WrittenShard {
     name: String,
     file: FileEntry,
-    /// The pieces of each tensor in it.
+    /// Tensors of the file, each with the pieces that are in it.
     tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -51,7 +50,7 @@ pub(super) fn shard_name(writer_idx: usize) -> String {
 }
 
 impl UnsyncedShard {
-    /// Writes `parts` into a new file `name` of `folder`, and lets go of each once it is written.
+    /// Writes `parts` into a new file `name` of `folder`, and drops each once it is written.
     pub(super) fn write(
         storage: &dyn Storage,
         folder: &Path,
@@ -66,7 +65,7 @@ impl UnsyncedShard {
         let mut num_bytes = header.len() as u64;
         let mut buffer = Vec::new();
         for idx in order {
-            // A tensor that is read from a file takes memory until it is dropped.
+            // A tensor that is read from a file occupies memory until it is dropped.
             if let Some(part) = parts[idx].take() {
                 num_bytes += write_values(&mut *file, &path, &part, &mut buffer)?;
             }
@@ -75,7 +74,7 @@ impl UnsyncedShard {
         Ok(Self { name, path, file, num_bytes, tensors: entries })
     }
 
-    /// Makes the file survive a power loss, and digests its content.
+    /// Syncs the file, so that it survives a power loss, and computes the digest of its content.
     ///
     /// # Errors
     /// [`CheckpointError`]: the disk is full or broken, or the file differs from what was written.
@@ -98,8 +97,8 @@ impl UnsyncedShard {
     }
 }
 
-/// Writes and syncs state and manifest of all processes' files into `folder`. Returns the bytes of
-/// all files.
+/// Writes and syncs the state, and the manifest of the files of all processes, into `folder`. Returns the
+/// total size of all files in bytes.
 pub(super) fn write_manifest(
     storage: &dyn Storage,
     folder: &Path,
@@ -124,7 +123,7 @@ pub(super) fn write_manifest(
     let num_bytes: u64 = files.values().map(|file| file.num_bytes).sum();
     let (format, version, sha256) = (manifest::FORMAT.into(), manifest::VERSION, String::new());
     let manifest = Manifest { format, version, step, save_index, files, tensors, sha256 };
-    // A missing part is found here, not on resume.
+    // Pieces that are missing are detected here instead of on resume.
     manifest.find_problem().map_or(Ok(()), |problem| Err(inconsistent(problem)))?;
     let manifest_json = manifest.to_json().map_err(CheckpointError::parse(&manifest_path))?;
     let manifest_entry = write_file(storage, &manifest_path, &manifest_json)?;
@@ -147,13 +146,13 @@ fn join(tensors: &mut BTreeMap<String, TensorEntry>, name: String, entry: Tensor
     Ok(())
 }
 
-/// Where each part goes within one safetensors file.
+/// Position of each part within one safetensors file.
 struct Layout {
     /// Length prefix and JSON, padded so that tensor data starts at a multiple of eight bytes.
     header: Vec<u8>,
-    /// Positions in the caller's list, in the order of the file.
+    /// Indices into the caller's list, in the order of the file.
     order: Vec<usize>,
-    /// The manifest's view of the same.
+    /// Manifest entries of the same tensors.
     entries: BTreeMap<String, TensorEntry>,
 }
 
@@ -161,7 +160,7 @@ impl Layout {
     fn new(file: &str, parts: &[TensorPart]) -> Result<Self, CheckpointError> {
         let dtypes = parts.iter().map(dtype_of).collect::<Result<Vec<_>, _>>()?;
         let mut order: Vec<usize> = (0..parts.len()).collect();
-        // Wide elements first keeps every tensor aligned to its element; the sort is stable.
+        // Sorting by element width, widest first, aligns every tensor to its elements; the sort is stable.
         order.sort_by_key(|&idx| std::cmp::Reverse(dtypes[idx].bitsize()));
 
         let mut header = serde_json::Map::new();
@@ -170,14 +169,14 @@ impl Layout {
         for &idx in &order {
             let part = &parts[idx];
             let end = offset + part.range.len() as u64 * dtype::num_bytes(dtypes[idx]);
-            // A part of a tensor is a list of numbers; what they are is in the manifest.
+            // A part of a tensor is stored as a flat list; its position in the tensor is in the manifest.
             let shape = if part.is_whole() { part.shape.clone() } else { vec![part.range.len() as i64] };
             let info = TensorInfo {
                 dtype: dtypes[idx],
                 shape: shape.into_iter().map(|len| len as usize).collect(),
                 data_offsets: (offset as usize, end as usize),
             };
-            // A header of numbers and strings always serialises.
+            // A header of numbers and strings can always be serialized.
             header.insert(part.name.clone(), serde_json::to_value(info).unwrap_or_default());
             ranges.push(offset);
             offset = end;
@@ -204,7 +203,7 @@ fn header_bytes(json: &str) -> Vec<u8> {
     bytes
 }
 
-/// The boxes that the part is made of; they are in the file as they follow each other.
+/// Manifest entry of a part: the boxes that it consists of, which follow each other in the file.
 fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
     let pieces = part.tensor_shard().regions().into_iter().map(|region| {
         let piece =
@@ -228,8 +227,8 @@ fn unique(
         .collect()
 }
 
-/// Writes a part's values in row-major order, a chunk at a time, so that no second copy of it exists. Returns
-/// the bytes.
+/// Writes a part's values in row-major order, in chunks, so that no second copy of it exists. Returns the
+/// number of bytes.
 fn write_values(
     file: &mut dyn StorageFile,
     path: &Path,

@@ -1,4 +1,4 @@
-//! The file-system operations of a checkpoint, as a trait so that tests can fail each of them.
+//! File-system operations of a checkpoint, as a trait so that tests can make each of them fail.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -7,25 +7,25 @@ use std::path::Path;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-/// Where checkpoints are written. Reading goes straight to the file system.
+/// File system to which checkpoints are written. Reads do not go through it.
 pub(super) trait Storage: Send + Sync {
-    /// Creates one folder whose parent exists.
+    /// Creates a folder whose parent exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Creates a file that did not exist.
+    /// Creates a file that does not exist yet.
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
-    /// Makes a folder's entries survive a power loss.
+    /// Syncs a folder, so that its entries survive a power loss.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Moves a folder to a name that does not exist.
+    /// Renames a folder to a path that does not exist yet.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Swaps two existing folders in one step; `Unsupported` where the file system cannot.
+    /// Exchanges two existing folders atomically; `Unsupported` if the file system cannot.
     fn exchange(&self, left: &Path, right: &Path) -> io::Result<()>;
     /// Removes a folder and everything in it.
     fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
 }
 
-/// A file being written, by one thread after the other.
+/// A file that is being written, by one thread at a time.
 pub(super) trait StorageFile: Write + Send {
-    /// Makes the content survive a power loss.
+    /// Syncs the content, so that it survives a power loss.
     fn sync_all(&mut self) -> io::Result<()>;
 }
 

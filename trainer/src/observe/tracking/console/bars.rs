@@ -1,4 +1,4 @@
-//! Live bars: one for the stage, one for the phase within the step.
+//! Live progress bars: one for the stage, one for the phase within the step.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use crate::observe::tracking::{Stage, StepMetrics};
 const STAGE_TEMPLATE: &str = "{prefix:>10} {bar:28.cyan/dim} {pos}/{len}  {msg}";
 const PHASE_TEMPLATE: &str = "{prefix:>10.dim} {bar:28.blue/dim} {pos}/{len}  {msg:.dim}";
 const UNCOUNTED_TEMPLATE: &str = "{prefix:>10.dim} {spinner:.blue} {msg:.dim}";
-/// Thin bars whose rest is a faint line.
+/// Characters of a thin bar: filled, tip, and empty.
 const BAR_CHARACTERS: &str = "━╸─";
 
-/// Bars at the bottom of a terminal; finished steps scroll by above them.
+/// Progress bars at the bottom of a terminal; messages scroll by above them.
 pub(super) struct Bars {
     bars: MultiProgress,
     stage: ProgressBar,
@@ -24,7 +24,7 @@ pub(super) struct Bars {
 }
 
 impl Bars {
-    /// Bars on `target`, usually the standard error stream.
+    /// Creates bars on `target`, usually the standard error stream.
     pub(super) fn on(target: ProgressDrawTarget) -> Self {
         Self {
             bars: MultiProgress::with_draw_target(target),
@@ -76,7 +76,7 @@ impl Bars {
         self.stage.set_message(format!("{}{}", self.summary, remaining.unwrap_or_default()));
     }
 
-    /// Leaves the stage's last state behind as a line.
+    /// Ends the stage's bar and leaves its last state as a line.
     fn end_stage(&mut self) {
         self.phase.finish_and_clear();
         if !self.stage.is_hidden() {

@@ -1,4 +1,4 @@
-//! One line a step, for logs that are read later or through `kubectl logs`.
+//! Progress as one line per step, for logs that are read later or through `kubectl logs`.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::{Pace, Screen, Update, summary};
 use crate::observe::tracking::Stage;
 
-/// Steps of the cold start are short; more lines than this a second would only bury the others.
+/// Minimum time between two lines of the cold start, whose steps are short.
 const MIN_COLD_START_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Plain lines on any stream.
+/// A screen that writes plain lines to a stream.
 pub(super) struct Lines<W> {
     stream: W,
     pace: Pace,

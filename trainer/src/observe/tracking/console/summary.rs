@@ -1,10 +1,10 @@
-//! A step's metrics in a few words.
+//! A step's metrics as one short line.
 
 use std::time::Duration;
 
 use crate::observe::tracking::{Stage, StepMetrics};
 
-/// The metrics shown for every step, in this order; missing ones are left out.
+/// Metrics shown for every step of the training, in this order, with their labels; missing ones are left out.
 const TRAINING: [(&str, &str); 7] = [
     ("critic/rewards/mean", "reward"),
     ("preference/loss", "loss"),
@@ -15,7 +15,7 @@ const TRAINING: [(&str, &str); 7] = [
     ("actor/grad_norm", "grad norm"),
 ];
 
-/// `reward 0.412, held-out 0.390, kl 0.0031, ..`.
+/// Summarizes a step: `reward 0.412, held-out 0.390, kl 0.0031, ..`.
 pub(super) fn of_step(metrics: &StepMetrics) -> String {
     let values = &metrics.values;
     let named = |name: &str, label: &str| Some(format!("{label} {}", number(*values.get(name)?)));
@@ -34,7 +34,7 @@ pub(super) fn of_step(metrics: &StepMetrics) -> String {
     parts.join(", ")
 }
 
-/// The mean of all held-out rewards of a step that evaluated.
+/// Mean of all held-out rewards of a step; `None` for a step without evaluation.
 fn held_out(metrics: &StepMetrics) -> Option<f64> {
     let rewards: Vec<f64> = metrics
         .values
@@ -52,7 +52,7 @@ pub(super) fn tokens_per_second(rate: f64) -> String {
     }
 }
 
-/// Three significant digits.
+/// Formats a number with about three significant digits.
 fn number(value: f64) -> String {
     let magnitude = value.abs();
     match magnitude {
@@ -64,7 +64,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// `45s`, `3m05s`, `2h07m`.
+/// Formats a duration: `45s`, `3m05s`, `2h07m`.
 pub(super) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
