@@ -135,8 +135,8 @@ impl FullPass {
         Self { tokens, predicted: (samples * completion).min(tokens + samples), num_passes }
     }
 
-    /// Returns the fullest pass of all updates of the policy, and the most passes of an update, those of a cold
-    /// start included: its batches may be larger, and each of its demonstrations has a prompt of its own.
+    /// Returns the fullest pass of all updates of the policy, and the most passes of an update. Those of a
+    /// cold start are included: its batches may be larger, and each of its demonstrations has its own prompt.
     pub(super) fn of_updates(spec: &ResolvedSpec, samples_per_prompt: u64, budget: (u32, u32)) -> Self {
         let (own, demonstrations) = updated_prompts(spec, budget.1);
         let own = Self::new(spec, own, samples_per_prompt, budget);

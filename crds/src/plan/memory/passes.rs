@@ -57,9 +57,9 @@ pub(super) fn logprob(
 
 /// Memory of an update of one role, whose `num_trained` parameters have gradients.
 ///
-/// From the second micro-batch on, the gradients of the earlier ones exist beside all activations. An update of
-/// one micro-batch has never both: a layer frees its activations when its gradients are made. It takes the most
-/// either when its backward pass begins or when it ends.
+/// From the second micro-batch on, the gradients of the earlier ones exist beside all activations. An update
+/// of one micro-batch has never both: a layer frees its activations when its gradients are made. It takes the
+/// most either when its backward pass begins or when it ends.
 pub(super) fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,

@@ -214,7 +214,8 @@ impl Shards {
         term("gathered gradients", bytes)
     }
 
-    /// This rank's shard of the gradients of embeddings, final norm and head, which a backward pass makes first.
+    /// This rank's shard of the gradients of embeddings, final norm and head, which a backward pass makes
+    /// first.
     pub(super) fn gradients_outside_of_layers(&self) -> MemoryTerm {
         term("gradients", FP32 * self.shard_of(self.trained_outer))
     }
