@@ -29,6 +29,9 @@ use tokio::sync::oneshot;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request};
 
+/// Limit of each wait; a quiet machine needs a few seconds.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Vouches for tokens whose signature reads `signed`, and counts its reviews.
 #[derive(Clone, Default)]
 struct Tokens(Arc<AtomicUsize>);
@@ -145,14 +148,43 @@ fn pod(served: &Served, token: &str) -> (tempfile::TempDir, Settings) {
 
 /// The server's answer to one report with a token.
 async fn answer(served: &Served, token: Option<&str>, report: ReportRequest) -> Result<u32, Code> {
-    let answered = client(served).await.report(signed(report, token)).await;
+    answer_to(&mut client(served).await, token, report).await
+}
+
+async fn answer_to(
+    client: &mut ChannelClient<Channel>,
+    token: Option<&str>,
+    report: ReportRequest,
+) -> Result<u32, Code> {
+    let answered = client.report(signed(report, token)).await;
     answered.map(|response| response.into_inner().report_every_seconds).map_err(|status| status.code())
 }
 
 /// The server's answer to a launcher's request with a token.
 async fn follow(served: &Served, token: &str, question: FollowRequest) -> Result<FollowResponse, Code> {
-    let answered = client(served).await.follow(signed(question, Some(token))).await;
+    follow_by(&mut client(served).await, token, question).await
+}
+
+async fn follow_by(
+    client: &mut ChannelClient<Channel>,
+    token: &str,
+    question: FollowRequest,
+) -> Result<FollowResponse, Code> {
+    let answered = client.follow(signed(question, Some(token))).await;
     answered.map(tonic::Response::into_inner).map_err(|status| status.code())
+}
+
+/// Calls until a call is refused for its rate. Fails unless the whole burst was allowed, and at most what the
+/// rate adds in the time that the calls took.
+async fn flood(burst: u32, per_second: f64, mut is_refused: impl AsyncFnMut() -> bool) {
+    let begin = Instant::now();
+    let mut num_allowed = 0;
+    while !is_refused().await {
+        num_allowed += 1;
+        assert!(num_allowed < 10_000, "no call is refused");
+    }
+    let most = f64::from(burst) + per_second * begin.elapsed().as_secs_f64();
+    assert!(num_allowed >= burst && f64::from(num_allowed) <= most, "{num_allowed} of at most {most}");
 }
 
 async fn client(served: &Served) -> ChannelClient<Channel> {
@@ -183,7 +215,7 @@ async fn a_report_is_stored_for_the_status_and_its_job_is_requeued() {
         report.knows_checkpoints = true;
         report.checkpoints.push(Checkpoint { step: 20, is_latest: true, ..Checkpoint::default() });
     });
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + TIMEOUT;
     let has_checkpoint = |reports: &Reports| {
         let report = reports.of(&key());
         report.is_some_and(|report| report.checkpoints.as_ref().is_some_and(|all| all[0].step == 20))
@@ -237,27 +269,29 @@ async fn a_pod_reports_only_for_its_own_job_and_attempt() {
 #[tokio::test]
 async fn tokens_that_are_forged_one_after_the_other_cost_a_bounded_number_of_reviews() {
     let served = start().await;
-    let mut answers = Vec::new();
-    for idx in 0..100 {
-        let forged = token("team", "adding-0", &format!("forged{idx}"));
-        answers.push(answer(&served, Some(&forged), report(source())).await);
-    }
-    let num_reviews = served.reviews.0.load(Ordering::SeqCst);
-    assert!((60..=75).contains(&num_reviews), "{num_reviews}");
-    assert!(answers.contains(&Err(Code::ResourceExhausted)));
+    let mut client = client(&served).await;
+    let (mut num_calls, reviews) = (0, &served.reviews.0);
+    flood(64, 1.0, async || {
+        num_calls += 1;
+        let forged = token("team", "adding-0", &format!("forged{num_calls}"));
+        let answered = answer_to(&mut client, Some(&forged), report(source())).await;
+        answered == Err(Code::ResourceExhausted)
+    })
+    .await;
+    assert_eq!(reviews.load(Ordering::SeqCst), num_calls - 1, "the refused call is not reviewed");
 }
 
 #[tokio::test]
 async fn a_peer_that_does_not_shake_hands_is_left_and_one_address_opens_a_bounded_number_of_connections() {
     let served = start().await;
+    let begin = Instant::now();
     let mut silent = Vec::new();
     for _ in 0..300 {
         silent.push(tokio::net::TcpStream::connect(served.address).await.unwrap());
     }
-    let begin = Instant::now();
     let mut byte = [0];
     for (idx, stream) in silent.iter_mut().enumerate() {
-        let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut byte)).await;
+        let read = tokio::time::timeout(TIMEOUT, stream.read(&mut byte)).await;
         assert!(
             read.is_ok_and(|read| read.is_err() || read.is_ok_and(|length| length == 0)),
             "{idx} is open"
@@ -286,12 +320,12 @@ async fn a_report_without_a_source_or_beyond_its_bounds_is_refused() {
 #[tokio::test]
 async fn a_rank_that_floods_is_held_back() {
     let served = start().await;
-    let mut refused = 0;
-    for _ in 0..40 {
-        let answered = answer(&served, Some(&own_token()), report(source())).await;
-        refused += usize::from(answered == Err(Code::ResourceExhausted));
-    }
-    assert!((10..=20).contains(&refused), "{refused} of 40 refused");
+    let (mut client, own_token) = (client(&served).await, own_token());
+    flood(20, 2.0, async || {
+        let answered = answer_to(&mut client, Some(&own_token), report(source())).await;
+        answered == Err(Code::ResourceExhausted)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -354,10 +388,15 @@ async fn a_launcher_asks_for_its_own_pod_only_and_a_spare_has_no_ranks() {
     let endless = FollowRequest { ending: Some(endless), ..question(1, None) };
     assert_eq!(follow(&served, &own, endless).await.unwrap_err(), Code::InvalidArgument);
     assert_eq!(follow(&served, &own, question(1, Some(4000))).await.unwrap_err(), Code::InvalidArgument);
-    let mut refused = 0;
-    for _ in 0..40 {
-        refused +=
-            usize::from(follow(&served, &own, question(1, None)).await == Err(Code::ResourceExhausted));
-    }
-    assert!((10..=22).contains(&refused), "{refused} of 40 refused");
+}
+
+#[tokio::test]
+async fn a_launcher_that_floods_is_held_back() {
+    let served = start().await;
+    let (mut client, own_token) = (client(&served).await, own_token());
+    flood(20, 2.0, async || {
+        let answered = follow_by(&mut client, &own_token, question(1, None)).await;
+        answered == Err(Code::ResourceExhausted)
+    })
+    .await;
 }

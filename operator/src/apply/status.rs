@@ -1,6 +1,6 @@
 //! Status writes: one for a changed status, none for an unchanged one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::api::{Patch, PatchParams, Request};
 use kube::{Client, Resource as _};
@@ -10,6 +10,7 @@ use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_objects::seen::SeenMetadata;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::ApplyError;
 use crate::client::Importance;
@@ -188,7 +189,7 @@ mod tests {
         serde_json::from_value(json!({"attempt": 1, "conditions": [condition]})).unwrap()
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_first_status_waits_for_the_workers_and_no_longer_than_it_may() {
         let (client, num_writes) = server();
         let written = Written::default();
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(first_wait(usize::MAX), CROWD_WAIT);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn counts_wait_for_more_to_happen_and_conditions_for_nothing() {
         let (client, num_writes) = server();
         let written = Written::default();
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(write(&seen, &status(Reason::Restarting)).await, StatusWritten::Yes);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_status_written_by_another_client_replaces_the_pending_one() {
         let written = Written::default();
         written.defer("c", status(Reason::WorkersStarting), Instant::now());

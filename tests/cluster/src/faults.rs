@@ -29,9 +29,11 @@ pub enum Fault {
     Hang,
     /// All goes well, this much later.
     Delay(Duration),
-    /// The connection breaks this long after the answer has begun: for watches.
+    /// The connection breaks this long after the answer has begun, before any data if that is zero: for
+    /// watches.
     Break(Duration),
-    /// No more data is sent this long after the answer has begun, and the connection stays open: for watches.
+    /// No more data is sent this long after the answer has begun, none at all if that is zero, and the
+    /// connection stays open: for watches.
     Stall(Duration),
 }
 
@@ -146,7 +148,7 @@ where
     }
 }
 
-/// `body` for a while, then `rest`.
+/// Returns a body that is `body` for `duration`, and `rest` afterwards.
 fn cut<B>(
     body: B,
     duration: Duration,
@@ -156,7 +158,13 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let begun = body.map_err(Into::into).into_data_stream().take_until(tokio::time::sleep(duration));
+    let end = async move {
+        // Even a sleep of no time lets the first data pass.
+        if !duration.is_zero() {
+            tokio::time::sleep(duration).await;
+        }
+    };
+    let begun = body.map_err(Into::into).into_data_stream().take_until(Box::pin(end));
     StreamBody::new(begun.chain(rest).map_ok(Frame::data)).boxed_unsync()
 }
 
@@ -174,4 +182,60 @@ fn refusal(code: u16) -> Result<Response<AnyBody>, BoxError> {
     });
     let body = Full::from(serde_json::to_vec(&status)?).map_err(BoxError::from).boxed_unsync();
     Ok(Response::builder().status(code).header("content-type", "application/json").body(body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// Returns an endless answer of one byte a second, as a client receives it under `fault`.
+    async fn slow_answer(fault: Fault) -> Pin<Box<dyn Stream<Item = Result<Bytes, BoxError>> + Send>> {
+        let service = tower::service_fn(|_: Request<Body>| async {
+            let bytes = stream::unfold(0, |idx| async move {
+                tokio::time::sleep(Duration::from_secs(idx.min(1))).await;
+                Some((Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"."))), idx + 1))
+            });
+            Ok::<_, BoxError>(Response::new(StreamBody::new(bytes)))
+        });
+        let faults = Faults::default();
+        faults.inject("GET", "/", 1, fault);
+        let answer = faults.layer(service).call(Request::new(Body::empty())).await.unwrap();
+        Box::pin(answer.into_body().into_data_stream())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_breaks_after_the_duration_of_its_fault() {
+        let answer: Vec<_> = slow_answer(Fault::Break(Duration::from_millis(2500))).await.collect().await;
+        let is_data: Vec<bool> = answer.iter().map(Result::is_ok).collect();
+        assert_eq!(is_data, [true, true, true, false], "bytes after 0, 1 and 2 s, and an error");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_falls_silent_after_the_duration_of_its_fault_and_stays_open() {
+        let mut answer = slow_answer(Fault::Stall(Duration::from_millis(2500))).await;
+        for _ in 0..3 {
+            assert!(answer.next().await.unwrap().is_ok());
+        }
+        let more = tokio::time::timeout(Duration::from_secs(24 * 3600), answer.next()).await;
+        assert!(more.is_err(), "{more:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_data_passes_a_fault_that_begins_with_the_answer() {
+        let mut broken = slow_answer(Fault::Break(Duration::ZERO)).await;
+        assert!(broken.next().await.unwrap().is_err());
+        let mut silent = slow_answer(Fault::Stall(Duration::ZERO)).await;
+        let first = tokio::time::timeout(Duration::from_secs(3600), silent.next()).await;
+        assert!(first.is_err(), "{first:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delayed_answer_arrives_after_the_delay() {
+        let asked = tokio::time::Instant::now();
+        let _answer = slow_answer(Fault::Delay(Duration::from_secs(5))).await;
+        let elapsed = asked.elapsed();
+        assert!((5.0..5.1).contains(&elapsed.as_secs_f64()), "{elapsed:?}");
+    }
 }

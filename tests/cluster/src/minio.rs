@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use rlt_skipped::skip;
 use tempfile::TempDir;
 
+use crate::held_port::HeldPort;
 use crate::program::{MINIO, ProgramError};
 use crate::requirements::go_is_missing;
 
 /// How long the store may take to serve.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const USER: &str = "minio-user";
 const PASSWORD: &str = "knows-the-word";
 
@@ -47,7 +48,7 @@ pub enum MinioError {
 pub struct Minio {
     folder: TempDir,
     program: PathBuf,
-    port: u16,
+    port: HeldPort,
     server: Option<Child>,
 }
 
@@ -73,8 +74,7 @@ impl Minio {
         // A bucket is a folder.
         fs::create_dir_all(folder.path().join("data").join(Self::BUCKET))
             .map_err(failed("making a bucket"))?;
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.map_err(failed("looking for a free port"))?.port();
+        let port = HeldPort::on([127, 0, 0, 1]).map_err(failed("looking for a free port"))?;
         let mut store = Self { folder, program, port, server: None };
         store.restart()?;
         Ok(Some(store))
@@ -122,7 +122,7 @@ impl Minio {
 
     /// Host and port.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.port.number())
     }
 
     /// The environment of a client of this store, by way of `address`.

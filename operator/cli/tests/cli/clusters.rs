@@ -36,9 +36,8 @@ fn kubeconfig(folder: &Path, server: &str) -> PathBuf {
 #[test]
 fn a_server_that_does_not_answer_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    // Bound and released: no server listens there.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let server = format!("http://127.0.0.1:{port}");
+    let port = rlt_cluster::HeldPort::on([127, 0, 0, 1]).unwrap();
+    let server = format!("http://127.0.0.1:{}", port.number());
     let output = rlctl(&["status", "--kubeconfig", kubeconfig(folder.path(), &server).to_str().unwrap()]);
     let error = stderr(&output);
     assert!(error.starts_with(&format!("rlctl: reach the API server {server}: ")), "{error}");
