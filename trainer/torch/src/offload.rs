@@ -177,8 +177,8 @@ impl Offloaded {
         };
         let mut range = MmapOptions::new();
         range.offset(start).len(self.num_bytes());
-        // The file has no name and is never shortened; the caller must not write to it while the tensor is
-        // read.
+        // SAFETY: the file has no name and is never shortened; the caller must not write to it while the
+        // tensor is read.
         let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping an unlinked file of"))?;
         tensor_from_bytes(Arc::new(map), 0, &self.size, self.numbers.0)
     }

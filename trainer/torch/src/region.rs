@@ -33,8 +33,8 @@ struct Owned {
     len: usize,
 }
 
-// The mapping is plain memory that no thread owns. `Block::keep` hands out every byte once, so no two threads
-// write to the same.
+// SAFETY: the mapping is plain memory that no thread owns. `Block::keep` hands out every byte once, so no two
+// threads write to the same.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}

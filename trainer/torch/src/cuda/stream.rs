@@ -291,8 +291,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(driver) = Driver::get() {
-            // The event was created by `with_flags` and is destroyed once; the driver keeps it until it has
-            // happened.
+            // SAFETY: the event was created by `with_flags` and is destroyed once; the driver keeps it until
+            // it has happened.
             unsafe { (driver.event_destroy)(self.0) };
         }
     }
