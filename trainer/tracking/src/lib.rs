@@ -16,6 +16,7 @@ mod completion_record;
 mod lane;
 pub mod mlflow;
 mod records;
+mod reopening;
 pub mod replay;
 mod rest;
 mod run_description;
@@ -33,7 +34,7 @@ pub use completion_record::{CompletionRecord, TrainedCompletion};
 pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};
 pub use run_description::RunDescription;
-pub use step_log::{read_completions, read_steps};
+pub use step_log::{for_each_completion, read_completions, read_steps};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 
 /// An act of a tracker that failed.
