@@ -13,6 +13,7 @@
 mod append_file;
 mod backlog;
 mod completion_record;
+pub mod http;
 mod lane;
 pub mod mlflow;
 mod records;
@@ -75,6 +76,16 @@ pub enum TrackingError {
         url: String,
         /// What the connection said.
         source: reqwest::Error,
+    },
+    /// The answer of a server is too long or too slow, or breaks off.
+    #[error("failed to {act} at {url}")]
+    Answer {
+        /// What was asked for.
+        act: &'static str,
+        /// The server's address.
+        url: String,
+        /// Why it was not read to its end.
+        source: std::io::Error,
     },
     /// A server refused, or answered something else than expected.
     #[error("failed to {act} at {url}: it answered {status}: {answer}")]
