@@ -238,7 +238,10 @@ fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
 }
 
 fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
-    report::render(folder.root())?;
+    if let Err(error) = report::render(folder.root()) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+    }
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",
         folder.root().display()

@@ -58,7 +58,11 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
         Outcome::Complete => RunEnd::Complete,
         Outcome::Stopped(_) => RunEnd::Stopped,
     });
-    report::render(run.folder.root())?;
+    // The page can be drawn again at any time from the files, which are whole: it decides nothing.
+    if let Err(error) = report::render(run.folder.root()) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+    }
     Ok(())
 }
 
