@@ -227,7 +227,7 @@ impl RunFolder {
 /// # Errors
 /// When the temporary file beside `path` can not be written, synced or renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
@@ -235,7 +235,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.as_file().set_permissions(permissions)?;
     file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    File::open(folder)?.sync_all()
 }
 
 fn take_lock(root: &Path) -> Result<File, RunFolderError> {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::chat::ChatTemplate;
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
 use crate::data::images::ImageProcessor;
+use crate::storage::run_folder::write_atomically;
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -299,7 +300,8 @@ fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
-    fs::write(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
+    // An export is complete only if it is whole after a loss of power, too.
+    write_atomically(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
