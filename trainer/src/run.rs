@@ -3,6 +3,7 @@
 //! Built once by [`crate::run::setup`]; every rank has one, beside [`crate::roles::Roles`] and
 //! [`crate::data::Data`]. The loop is in `train`.
 
+pub(crate) mod best;
 pub mod device_failure;
 pub mod error;
 pub mod evaluate;
@@ -69,15 +70,13 @@ pub struct StepReward {
 }
 
 impl Progress {
-    /// Takes note of the mean held-out reward after the present step; whether it is the best so far.
-    fn take_evaluation(&mut self, reward: Option<f64>) -> bool {
+    /// Takes note of the mean held-out reward after the present step.
+    fn take_evaluation(&mut self, reward: Option<f64>) {
         (self.last_evaluation, self.last_evaluated_step) = (reward, Some(self.step));
-        let Some(reward) = reward else { return false };
-        let is_best = self.best_evaluation.is_none_or(|best| reward > best.reward);
-        if is_best {
+        let Some(reward) = reward else { return };
+        if self.best_evaluation.is_none_or(|best| reward > best.reward) {
             self.best_evaluation = Some(StepReward { step: self.step, reward });
         }
-        is_best
     }
 
     /// The mean held-out reward after the present step, where it was evaluated.

@@ -108,6 +108,11 @@ pub enum TrainError {
          fills it; end that process, or choose another GPU by CUDA_VISIBLE_DEVICES"
     )]
     GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
+    #[error(
+        "{num_failed} checkpoints in a row could not be saved: the run ends, because a failure would cost all work since the \
+         last one; make room or mend the storage"
+    )]
+    NoCheckpoints { num_failed: u32, source: Box<CheckpointError> },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
 }
@@ -148,6 +153,7 @@ impl TrainError {
             Self::Data(_) | Self::HubRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig
             }
+            Self::NoCheckpoints { .. } => ExitCode::RetryableIo,
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,

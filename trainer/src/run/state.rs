@@ -19,9 +19,8 @@ use crate::roles::learner::Learner;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::{FrozenPolicy, Reference};
 use crate::run::error::TrainError;
-use crate::run::saver::tolerate;
 use crate::run::saving::Patience;
-use crate::run::{Progress, Run};
+use crate::run::{Progress, Run, StepReward};
 use crate::storage::checkpoint::{Checkpoint, TensorPart};
 
 /// The progress of a checkpoint.
@@ -47,6 +46,10 @@ struct State {
     /// Of the critic.
     #[serde(default)]
     critic_loss_scale: Option<LossScale>,
+    /// The best checkpoint that is kept, this one included. `None` in checkpoints of earlier releases, whose
+    /// best checkpoint is that of the best evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept_best: Option<StepReward>,
     /// Of the recipe of the training; none in checkpoints of recipes without one.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     recipe: Value,
@@ -71,7 +74,8 @@ pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError>
 /// [`TrainError`], other than that a checkpoint could not be saved.
 pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
-    tolerate(run.progress.step, begin(run, roles, data))
+    let begun = begin(run, roles, data);
+    run.saver.borrow_mut().tolerate(run.progress.step, begun)
 }
 
 /// Commits the save in flight of a failed run, if all ranks have the same state: with a single rank, or if
@@ -153,6 +157,7 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
         kl_coefficient: roles.reference.kl_coefficient(),
         loss_scale: Some(roles.actor.actor.loss_scale()),
         critic_loss_scale: roles.critic.critic.as_ref().map(Critic::loss_scale),
+        kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
         recipe: run.recipes.training.state(),
     };
     serde_json::to_value(state).map_err(TrainError::State)
@@ -240,8 +245,8 @@ fn restore(
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
     if run.spec().checkpoint.keep_best {
-        let best = run.progress.best_evaluation.map(|best| best.step);
-        run.saver.borrow_mut().checkpoints.protect(best);
+        let best = state.kept_best.or(run.progress.best_evaluation);
+        run.saver.borrow_mut().resume_best(best);
     }
     restore_reference(roles, checkpoint)?;
     restore_critic(roles, checkpoint)?;
