@@ -61,9 +61,9 @@ fn a_commit_whose_files_are_all_in_the_cache_needs_no_hub() {
     let hub = HubServer::start(files).unwrap();
     let cache = tempfile::tempdir().unwrap();
     let fetched = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap();
-    // Nothing listens on a port of nobody.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let at = |revision: &str| HubSpec { endpoint: Some(format!("http://{closed}")), ..spec(&hub, revision) };
+    let closed = rlt_tests::HeldPort::new().unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", closed.number());
+    let at = |revision: &str| HubSpec { endpoint: Some(endpoint.clone()), ..spec(&hub, revision) };
     assert_eq!(fetch(&at(COMMIT), Some(cache.path())).unwrap(), fetched);
     let error = fetch(&at("main"), Some(cache.path())).unwrap_err();
     assert!(matches!(error, HubError::Resolve { .. }), "a branch may have moved: {error:?}");
