@@ -2,6 +2,7 @@
 //!
 //! There is no product code here, and product code does not use this crate.
 
+mod choices;
 pub mod collector;
 mod held_port;
 pub mod hub_push_server;
@@ -20,6 +21,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rlt_rules::rust_sources;
 use sha2::{Digest as _, Sha256};
 
+pub use choices::choices;
 pub use held_port::HeldPort;
 pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, WANDB};
