@@ -8,6 +8,7 @@ pub mod device_failure;
 pub mod error;
 pub mod evaluate;
 pub mod finish;
+pub mod identity;
 pub mod out_of_memory;
 pub(crate) mod prefetch;
 pub mod recipe;
@@ -32,6 +33,7 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
+use crate::storage::checkpoint::RunIdentity;
 use crate::storage::run_folder::RunFolder;
 
 /// The progress of a run: what a checkpoint has besides tensors and the data's position.
@@ -94,6 +96,8 @@ pub struct Run {
     pub(crate) recipes: Recipes,
     /// The context to which roles report, with trackers and stop requests.
     pub(crate) context: Rc<StepContext>,
+    /// The identity that its checkpoints carry.
+    pub(crate) identity: RunIdentity,
     /// Shared with the hook that commits a checkpoint after sampling.
     pub(crate) saver: Rc<RefCell<Saver>>,
     pub(crate) progress: Progress,

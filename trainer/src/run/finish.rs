@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rlt_api::resolved::TrainingLength;
 use rlt_api::spec::{ExportDtype, ExportSpec};
 use serde::Serialize;
 use tch::Kind;
@@ -27,6 +28,9 @@ struct RunResult<'a> {
     outcome: &'static str,
     step: u64,
     num_steps: u64,
+    /// Passes over the data that the steps are; none where the manifest gives steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epochs: Option<u32>,
     held_out_reward_before: Option<f64>,
     held_out_reward_after: Option<f64>,
     elapsed_seconds: f64,
@@ -171,6 +175,10 @@ fn write_result(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
         },
         step: run.progress.step,
         num_steps: run.num_steps,
+        epochs: match run.spec().training.length {
+            TrainingLength::Steps(_) => None,
+            TrainingLength::Epochs(epochs) => Some(epochs),
+        },
         held_out_reward_before: run.progress.first_evaluation,
         held_out_reward_after: run.progress.last_evaluation,
         elapsed_seconds: run.elapsed_seconds(),
