@@ -10,7 +10,6 @@ use serde_json::{Map, Value, json};
 use super::chat::ChatTemplate;
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
 use crate::data::images::ImageProcessor;
-use crate::storage::run_folder::write_atomically;
 
 const DEFINITION: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -301,7 +300,11 @@ fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
     // An export is complete only if it is whole after a loss of power, too.
-    write_atomically(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
+    let written = fs::File::create(path).and_then(|mut file| {
+        std::io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
 }
 
 #[cfg(test)]
