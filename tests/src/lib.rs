@@ -2,7 +2,9 @@
 //!
 //! There is no product code here, and product code does not use this crate.
 
+mod choices;
 pub mod collector;
+mod held_port;
 pub mod hub_push_server;
 pub mod hub_server;
 pub mod object_server;
@@ -19,11 +21,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rlt_rules::rust_sources;
 use sha2::{Digest as _, Sha256};
 
+pub use choices::choices;
+pub use held_port::HeldPort;
 pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, WANDB};
-pub use python_server::{MlflowServer, TrackioServer, free_port};
+pub use python_server::{MlflowServer, TrackioServer};
 pub use rlt_rules::workspace_root;
-pub use tiny::tiny_job;
+pub use tiny::{merge, tiny_job, tiny_job_with};
 
 /// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may
 /// differ in it.

@@ -117,7 +117,7 @@ fn serve(stream: TcpStream, shared: &Mutex<Shared>) -> io::Result<()> {
         }
         let Some((status, headers, body)) = answer(&request, shared) else {
             // Longer than any test.
-            std::thread::sleep(Duration::from_secs(600));
+            std::thread::sleep(Duration::from_secs(3600));
             return Ok(());
         };
         let len = if request.method == "HEAD" { 0 } else { body.len() };

@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{MLFLOW, TRACKIO};
+use crate::{HeldPort, MLFLOW, TRACKIO};
 
 /// Longest that a server takes to start.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -15,29 +15,21 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SERVE_TRACKIO: &str = "import sys, trackio; trackio.show(\
     open_browser=False, block_thread=True, share=False, server_port=int(sys.argv[1]))";
 
-/// A port that no process listens on now.
-///
-/// # Errors
-/// When there is none.
-pub fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
 /// A server of MLflow with its store in a folder; it ends when it is dropped.
 #[derive(Debug)]
 pub struct MlflowServer(Server);
 
 impl MlflowServer {
-    /// Starts a server on `port`, with the data of an earlier one in `folder`. `None` where MLflow cannot be
+    /// Starts a server at `port`, with the data of an earlier one in `folder`. `None` where MLflow cannot be
     /// installed.
     ///
     /// # Panics
     /// When the server does not start.
-    pub fn start(folder: &Path, port: u16) -> Option<Self> {
+    pub fn start(folder: &Path, port: &HeldPort) -> Option<Self> {
         let mut python = MLFLOW.python()?;
         let store = format!("sqlite:///{}/mlflow.db", folder.display());
         python.args(["-m", "mlflow", "server", "--workers", "1", "--backend-store-uri", &store, "--port"]);
-        Some(Self(Server::start(python.arg(port.to_string()), folder, port, "/health")))
+        Some(Self(Server::start(&mut python, folder, port, "/health")))
     }
 
     /// Its address.
@@ -54,14 +46,14 @@ impl TrackioServer {
     /// What allows to log.
     pub const WRITE_TOKEN: &str = "of-the-test";
 
-    /// Starts a server on `port`, with the data of an earlier one in `folder`. `None` where Trackio cannot be
+    /// Starts a server at `port`, with the data of an earlier one in `folder`. `None` where Trackio cannot be
     /// installed.
     ///
     /// # Panics
     /// When the server does not start.
-    pub fn start(folder: &Path, port: u16) -> Option<Self> {
+    pub fn start(folder: &Path, port: &HeldPort) -> Option<Self> {
         let mut python = TRACKIO.python()?;
-        python.args(["-c", SERVE_TRACKIO]).arg(port.to_string());
+        python.args(["-c", SERVE_TRACKIO]);
         python.env("TRACKIO_DIR", folder.join("trackio")).env("TRACKIO_WRITE_TOKEN", Self::WRITE_TOKEN);
         python.env("HF_HUB_OFFLINE", "1");
         Some(Self(Server::start(&mut python, folder, port, "/version")))
@@ -81,13 +73,14 @@ struct Server {
 }
 
 impl Server {
-    /// Starts `command` in `folder`, and waits until `health` is answered.
+    /// Starts `command`, whose last argument is missing, the number of `port`, in `folder`, and waits until
+    /// `health` is answered.
     #[expect(clippy::expect_used, reason = "a test fails by panicking")]
-    fn start(command: &mut Command, folder: &Path, port: u16, health: &str) -> Self {
+    fn start(command: &mut Command, folder: &Path, port: &HeldPort, health: &str) -> Self {
         let log = folder.join("server.log");
         let file = File::create(&log).expect("the folder of the server");
-        command.current_dir(folder).stdout(Stdio::null()).stderr(file);
-        let server = Self { process: command.spawn().expect("python3"), port };
+        command.arg(port.number().to_string()).current_dir(folder).stdout(Stdio::null()).stderr(file);
+        let server = Self { process: command.spawn().expect("python3"), port: port.number() };
         let started = Instant::now();
         while !server.is_ready(health).unwrap_or(false) {
             let said = || std::fs::read_to_string(&log).unwrap_or_default();

@@ -3,10 +3,12 @@
 //! Built once by [`crate::run::setup`]; every rank has one, beside [`crate::roles::Roles`] and
 //! [`crate::data::Data`]. The loop is in `train`.
 
+pub(crate) mod best;
 pub mod device_failure;
 pub mod error;
 pub mod evaluate;
 pub mod finish;
+pub mod identity;
 pub mod out_of_memory;
 pub(crate) mod prefetch;
 pub mod recipe;
@@ -31,6 +33,7 @@ use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
+use crate::storage::checkpoint::RunIdentity;
 use crate::storage::run_folder::RunFolder;
 
 /// The progress of a run: what a checkpoint has besides tensors and the data's position.
@@ -69,15 +72,13 @@ pub struct StepReward {
 }
 
 impl Progress {
-    /// Takes note of the mean held-out reward after the present step; whether it is the best so far.
-    fn take_evaluation(&mut self, reward: Option<f64>) -> bool {
+    /// Takes note of the mean held-out reward after the present step.
+    fn take_evaluation(&mut self, reward: Option<f64>) {
         (self.last_evaluation, self.last_evaluated_step) = (reward, Some(self.step));
-        let Some(reward) = reward else { return false };
-        let is_best = self.best_evaluation.is_none_or(|best| reward > best.reward);
-        if is_best {
+        let Some(reward) = reward else { return };
+        if self.best_evaluation.is_none_or(|best| reward > best.reward) {
             self.best_evaluation = Some(StepReward { step: self.step, reward });
         }
-        is_best
     }
 
     /// The mean held-out reward after the present step, where it was evaluated.
@@ -95,6 +96,8 @@ pub struct Run {
     pub(crate) recipes: Recipes,
     /// The context to which roles report, with trackers and stop requests.
     pub(crate) context: Rc<StepContext>,
+    /// The identity that its checkpoints carry.
+    pub(crate) identity: RunIdentity,
     /// Shared with the hook that commits a checkpoint after sampling.
     pub(crate) saver: Rc<RefCell<Saver>>,
     pub(crate) progress: Progress,

@@ -127,6 +127,23 @@ fn a_run_that_is_complete_is_not_run_again() {
 }
 
 #[test]
+fn a_complete_run_whose_epochs_are_raised_goes_on() {
+    let place = Place::new();
+    let of_epochs = |epochs: u32| {
+        tiny_with(json!({
+            "data": { "maxTrainPrompts": 6 },
+            "training": { "steps": null, "epochs": epochs, "promptsPerStep": 2, "evaluateEvery": 0 }
+        }))
+    };
+    place.train(&of_epochs(1)).expect(0, &[]);
+    assert_eq!(place.steps().len(), 3);
+    place.train(&of_epochs(1)).expect(0, &["complete already"]);
+    place.train(&of_epochs(2)).expect(0, &["resuming after step 3"]);
+    assert_eq!(place.steps().len(), 6);
+    place.train(&of_epochs(1)).expect(0, &["complete already"]);
+}
+
+#[test]
 fn an_exported_model_is_trained_on() {
     let place = Place::new();
     place.train(&crate::job::on_files(crate::job::small_model(), json!({}))).expect(0, &[]);

@@ -5,19 +5,22 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rlt_tests::object_server::{BUCKET, Mood, ObjectServer};
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, merge, signal, tiny_with};
+use crate::job::{Ended, Place, end_of, merge, signal, tiny_with, wait_until};
 use crate::resume::assert_same_run;
 
 fn job(steps: u32, uri: &str) -> Value {
-    tiny_with(json!({
-        "training": { "steps": steps }, "checkpoint": { "uri": uri, "keep": 2 },
-        "runPolicy": { "terminationGracePeriodSeconds": 2 }
-    }))
+    tiny_with(json!({ "training": { "steps": steps }, "checkpoint": { "uri": uri, "keep": 2 } }))
+}
+
+/// `job` with two seconds for its last copy: for stores that never take one. With one that does, a busy
+/// machine may need longer.
+fn hasty(mut job: Value) -> Value {
+    merge(&mut job["spec"], json!({ "runPolicy": { "terminationGracePeriodSeconds": 2 } }));
+    job
 }
 
 fn on_server(steps: u32) -> Value {
@@ -60,7 +63,10 @@ fn a_run_without_its_folder_resumes_from_the_newest_copy() {
     let steps: Vec<u64> = second.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [4, 5, 6]);
     assert!(whole_copies(&server).len() <= 2, "as many copies stay as checkpoints");
-    assert!(second.steps().iter().all(|step| step["checkpoint/copied_step"].as_f64() >= Some(3.0)));
+    // The first steps may end before the store has said what is there.
+    let steps = second.steps();
+    let mut copied = steps.iter().filter_map(|step| step["checkpoint/copied_step"].as_f64());
+    assert!(copied.all(|step| step >= 3.0), "{steps:?}");
 }
 
 #[test]
@@ -69,17 +75,15 @@ fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
     whole.train(&tiny_with(json!({ "training": { "steps": 12 } }))).expect(0, &[]);
     server.become_(Mood::HangingUp);
     let mut patient = on_server(12);
-    merge(&mut patient["spec"], json!({ "runPolicy": { "terminationGracePeriodSeconds": 20 } }));
+    merge(&mut patient["spec"], json!({ "runPolicy": { "terminationGracePeriodSeconds": 300 } }));
     let child = start(&place, &patient, &server);
     place.wait_for_steps(12);
     assert!(whole_copies(&server).is_empty(), "all steps are done without the store");
-    // One question for the copy and five tries of its first file, then the question again.
-    while server.num_requests() < 7 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    // Two requests at the start, then those for the owner of the prefix until all tries to write it have
+    // failed.
+    wait_until("fourteen requests", || server.num_requests() >= 14);
     server.become_(Mood::Moody);
-    Ended::of(child.wait_with_output().unwrap())
-        .expect(0, &["a checkpoint has no copy yet, training continues"]);
+    end_of(child).expect(0, &["a checkpoint has no copy yet, training continues"]);
     assert!(whole_copies(&server).contains("step-000012"));
     assert_same_run(&whole, &place);
 }
@@ -89,7 +93,7 @@ fn a_run_is_not_complete_before_its_last_checkpoint_is_copied() {
     let (server, place) = (ObjectServer::start().unwrap(), Place::new());
     server.become_(Mood::Silent);
     let said = ["step 4 is not copied to `s3://checkpoints/runs/one` yet", "exit code 75: RetryableIo"];
-    train(&place, &on_server(4), &server).expect(75, &said);
+    train(&place, &hasty(on_server(4)), &server).expect(75, &said);
     assert_eq!(place.steps().len(), 4);
     assert!(local(&place).contains("step-000004"));
     assert!(!place.run("result.json").exists());
@@ -103,12 +107,11 @@ fn a_run_is_not_complete_before_its_last_checkpoint_is_copied() {
 fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
     let (server, place) = (ObjectServer::start().unwrap(), Place::new());
     server.become_(Mood::Silent);
-    let child = start(&place, &on_server(4000), &server);
+    let child = start(&place, &hasty(on_server(4000)), &server);
     place.wait_for_steps(2);
     signal(&child, "TERM");
-    let asked = Instant::now();
-    Ended::of(child.wait_with_output().unwrap()).expect(80, &["is not copied to"]);
-    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    // The store does not answer within the time of any test.
+    end_of(child).expect(80, &["is not copied to"]);
 }
 
 #[test]
@@ -118,12 +121,8 @@ fn a_copy_that_a_kill_cut_off_does_not_count() {
     // Of the next one only the shard is uploaded.
     server.become_(Mood::WillingFor(1));
     let child = start(&first, &on_server(4000), &server);
-    let started = Instant::now();
-    while !server.keys().iter().any(|key| &**key > "runs/one/step-000003")
-        && started.elapsed() < Duration::from_secs(30)
-    {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let is_third = |key: &String| &**key > "runs/one/step-000003";
+    wait_until("a file of the third step's copy", || server.keys().iter().any(is_third));
     signal(&child, "KILL");
     child.wait_with_output().unwrap();
     let newest = whole_copies(&server).into_iter().next_back().unwrap();
@@ -131,7 +130,30 @@ fn a_copy_that_a_kill_cut_off_does_not_count() {
     server.become_(Mood::Willing);
     train(&second, &on_server(4), &server).expect(0, &["fetched checkpoint step-000002"]);
     assert!(whole_copies(&server).contains("step-000004"));
-    assert!(server.keys().len() <= 6, "what was cut off is swept: {:?}", server.keys());
+    assert!(server.keys().len() <= 7, "what was cut off is swept: {:?}", server.keys());
+}
+
+/// One prefix belongs to one run: neither a job of another name nor one with other settings fetches, replaces
+/// or removes its copies, with `--overwrite` neither.
+#[test]
+fn a_job_that_is_given_the_prefix_of_another_run_ends_before_it_touches_the_copies() {
+    let server = ObjectServer::start().unwrap();
+    train(&Place::new(), &on_server(3), &server).expect(0, &[]);
+    let before = server.keys();
+    assert!(before.contains(&"runs/one/run.json".to_owned()), "{before:?}");
+    let (mut renamed, mut faster) = (on_server(6), on_server(6));
+    merge(&mut renamed, json!({ "metadata": { "name": "another" } }));
+    merge(&mut faster["spec"], json!({ "training": { "optimizer": { "learningRate": 0.5 } } }));
+    for (manifest, said) in [(&renamed, "this job is `another`"), (&faster, "with other settings")] {
+        let place = Place::new();
+        train(&place, manifest, &server).expect(78, &["runs/one", said]);
+        assert!(!place.run("result.json").exists() && !place.run("export").exists());
+        let mut afresh = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        afresh.args(["launch", "--overwrite", "--manifest"]).arg(place.file("job.yaml"));
+        afresh.arg("--output").arg(place.run("")).envs(server.environment());
+        Ended::of(afresh.output().unwrap()).expect(78, &["runs/one", said]);
+        assert_eq!(server.keys(), before);
+    }
 }
 
 #[test]
@@ -158,9 +180,9 @@ fn a_run_without_folder_and_store_cannot_be_resumed() {
         command.envs(server.environment()).env("AWS_ENDPOINT", "http://127.0.0.1:1");
         Ended::of(command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap())
     };
-    alone(&Place::new(), &on_server(2)).expect(75, &["runs/one", "exit code 75"]);
+    alone(&Place::new(), &hasty(on_server(2))).expect(75, &["runs/one", "exit code 75"]);
     let said = ["copies of checkpoints could not be listed", "resuming after step 2", "is not copied to"];
-    alone(&place, &on_server(4)).expect(75, &said);
+    alone(&place, &hasty(on_server(4))).expect(75, &said);
     assert_eq!(place.steps().len(), 4, "the local checkpoint was enough to resume");
 }
 

@@ -95,7 +95,7 @@ fn a_run_that_goes_on_keeps_the_commit_of_its_data() {
     let record = fs::read_to_string(&path).unwrap();
     // As if the branch had moved since: the commit of the record is not the one at which it is.
     fs::write(&path, record.replace(COMMIT, &"f".repeat(40))).unwrap();
-    train(&place, &with_steps(&changes, 2), &place).expect(75, &["fetching owner/tiny at commit ffff"]);
+    train(&place, &with_steps(&changes, 2), &place).expect(78, &["fetching owner/tiny at commit ffff"]);
     for unreadable in ["{", "{\"idx\": 0}", ""] {
         fs::write(&path, unreadable).unwrap();
         let named = format!("failed to read {}", path.display());

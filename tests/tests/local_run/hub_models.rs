@@ -79,5 +79,5 @@ fn a_run_continues_on_the_commit_of_its_model_though_the_branch_has_moved() {
     assert_eq!((server.downloads().len(), place.steps().len()), (num_downloads, 2));
     assert_eq!(document(&place, "model.json"), json!({ "repo": REPO, "commit": COMMIT }));
     let another = Place::new();
-    train(&another, &server, 1).expect(75, &[MOVED]);
+    train(&another, &server, 1).expect(78, &[MOVED]);
 }

@@ -4,38 +4,16 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-pub(crate) use rlt_tests::tiny_job as tiny;
+use rlt_tests::HeldPort;
+pub(crate) use rlt_tests::{merge, tiny_job as tiny, tiny_job_with as tiny_with};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Longest that a test waits for something that takes a second.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The tiny job with `changes` to its `spec` laid over it: maps are merged, `null` removes, all else
-/// replaces.
-pub(crate) fn tiny_with(changes: Value) -> Value {
-    let mut manifest = tiny();
-    merge(&mut manifest["spec"], changes);
-    manifest
-}
-
-/// Lays `changes` over `base`.
-pub(crate) fn merge(base: &mut Value, changes: Value) {
-    match (base, changes) {
-        (Value::Object(base), Value::Object(changes)) => {
-            for (key, change) in changes {
-                if change.is_null() {
-                    base.remove(&key);
-                } else {
-                    merge(base.entry(key).or_insert(Value::Null), change);
-                }
-            }
-        }
-        (base, changes) => *base = changes,
-    }
-}
+/// Longest that a test waits for something that takes a second on a quiet machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The tiny job on a model and data from files.
 pub(crate) fn on_files(model: &Path, changes: Value) -> Value {
@@ -51,6 +29,7 @@ pub(crate) fn on_files(model: &Path, changes: Value) -> Value {
 /// A place for one run: a manifest and its run folder.
 pub(crate) struct Place {
     root: TempDir,
+    port: OnceLock<HeldPort>,
 }
 
 /// How a process ended.
@@ -87,7 +66,12 @@ impl Ended {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { root: tempfile::tempdir().unwrap() }
+        Self { root: tempfile::tempdir().unwrap(), port: OnceLock::new() }
+    }
+
+    /// The port at which launchers of this place meet, the same at every call; nobody else is given it.
+    pub(crate) fn port(&self) -> String {
+        self.port.get_or_init(|| HeldPort::new().unwrap()).number().to_string()
     }
 
     /// Any file beside the run folder.
@@ -127,17 +111,18 @@ impl Place {
 
     /// Waits until the run has logged `num_steps` steps of the training.
     pub(crate) fn wait_for_steps(&self, num_steps: usize) {
-        let started = Instant::now();
-        while self.steps().len() < num_steps {
-            assert!(started.elapsed() < PATIENCE, "no {num_steps} steps in {PATIENCE:?}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_until(&format!("{num_steps} steps"), || self.steps().len() >= num_steps);
     }
 
     /// The lines of `metrics.jsonl` that are whole, the evaluation before the first step left out.
     pub(crate) fn steps(&self) -> Vec<Value> {
         let is_step = |line: &Value| line["training/phase"] == 1 && line["step"] != 0;
         self.metrics().into_iter().filter(is_step).collect()
+    }
+
+    /// The number of the last step of the training that the run has logged; 0 before the first.
+    pub(crate) fn last_step(&self) -> u64 {
+        self.steps().last().map_or(0, |step| step["step"].as_u64().unwrap())
     }
 
     /// The lines of `metrics.jsonl` that are whole.
@@ -155,6 +140,29 @@ impl Place {
     /// The exported weights, byte for byte.
     pub(crate) fn weights(&self) -> Vec<u8> {
         fs::read(self.run("export/model.safetensors")).unwrap()
+    }
+}
+
+/// Waits for the end of a process that should end now; one that does not is killed, and the test fails.
+pub(crate) fn end_of(child: Child) -> Ended {
+    let pid = child.id().to_string();
+    let (ended, is_ended) = channel();
+    // Output is read while the process runs, because a full pipe would block it.
+    std::thread::spawn(move || ended.send(child.wait_with_output()));
+    let output = is_ended.recv_timeout(PATIENCE);
+    if output.is_err() {
+        let _ = Command::new("kill").args(["-s", "KILL", &pid]).status();
+    }
+    assert!(output.is_ok(), "the process does not end");
+    Ended::of(output.unwrap().unwrap())
+}
+
+/// Waits until `is_met`; `what` is what a failure misses.
+pub(crate) fn wait_until(what: &str, mut is_met: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_met() {
+        assert!(started.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::process::Child;
-use std::time::{Duration, Instant};
 
 use rlt_cluster::Minio;
 use rlt_tests::relay::{Flow, Relay};
 use serde_json::{Value, json};
 
 use crate::copies::whole_of;
-use crate::job::{Ended, Place, signal, tiny_with};
+use crate::job::{Ended, Place, signal, tiny_with, wait_until};
 
 /// 1.1 million weights: a checkpoint of three times as many numbers takes two parts of an upload.
 fn job(steps: u32) -> Value {
@@ -17,7 +16,7 @@ fn job(steps: u32) -> Value {
         "model": { "architecture": { "hiddenSize": 192, "intermediateSize": 768, "numLayers": 2 } },
         "training": { "steps": steps },
         "checkpoint": { "uri": format!("s3://{}/runs/one", Minio::BUCKET), "keep": 3 },
-        "runPolicy": { "terminationGracePeriodSeconds": 60 }
+        "runPolicy": { "terminationGracePeriodSeconds": 300 }
     }))
 }
 
@@ -75,7 +74,7 @@ fn an_interrupted_upload_is_no_checkpoint_and_a_failing_store_stops_no_run() {
     // A part of the next shard is uploaded, and some of the one after it.
     store.relay.set(Flow::Only(10 << 20));
     let child = store.begin(&first, &job(4000));
-    wait_until(|| store.relay.is_dry());
+    wait_until("the end of what the relay carries", || store.relay.is_dry());
     signal(&child, "KILL");
     child.wait_with_output().unwrap();
     store.relay.set(Flow::Free);
@@ -90,12 +89,4 @@ fn an_interrupted_upload_is_no_checkpoint_and_a_failing_store_stops_no_run() {
     assert_eq!(second.steps().len(), 11, "none twice");
     let copies = store.whole_copies();
     assert!(copies.contains("step-000012") && copies.len() <= 3, "{copies:?}");
-}
-
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

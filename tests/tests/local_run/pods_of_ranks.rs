@@ -2,13 +2,11 @@
 //! folder, as pods with a shared volume do.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, merge, tiny_with};
+use crate::job::{Ended, Place, end_of, merge, tiny_with, wait_until};
 use crate::ranks::{TOLERANCE, difference, is_running, send, train, workers};
 use crate::resume::assert_same_run;
 
@@ -26,7 +24,6 @@ fn two_by_two(changes: &Value) -> Value {
 
 /// Both pods, started with the operator's variables.
 fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
     let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
     let path = place.write(manifest);
@@ -35,26 +32,25 @@ fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
         command.args(["launch", "--manifest"]).arg(&path).arg("--output").arg(place.run(""));
         let variables = plan.worker_groups[0].environment(worker_idx * RANKS_PER_WORKER).unwrap();
         command.envs(variables.into_iter().map(|variable| (variable.name, variable.value)));
-        command.envs([("MASTER_ADDR", "localhost"), ("MASTER_PORT", &port)]);
+        command.envs([("MASTER_ADDR", "localhost".to_owned()), ("MASTER_PORT", place.port())]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     })
 }
 
 /// One pod with all ranks of a job, which may restart them in place as often as `retries` says.
 fn pod_of_all(place: &Place, manifest: &Value, retries: &Value) -> Child {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let job = rlt_api::validate(&manifest.to_string()).unwrap();
     let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     command.args(["launch", "--manifest"]).arg(place.write(manifest)).arg("--output").arg(place.run(""));
     let variables = plan.worker_groups[0].environment(0).unwrap();
     command.envs(variables.into_iter().map(|variable| (variable.name, variable.value)));
-    command.envs([("MASTER_PORT", port), ("RLT_RETRIES_LEFT", retries.to_string())]);
+    command.envs([("MASTER_PORT", place.port()), ("RLT_RETRIES_LEFT", retries.to_string())]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn end_of(pods: [Child; 2]) -> [Ended; 2] {
-    pods.map(|pod| Ended::of(pod.wait_with_output().unwrap()))
+fn end_of_both(pods: [Child; 2]) -> [Ended; 2] {
+    pods.map(end_of)
 }
 
 #[test]
@@ -63,7 +59,7 @@ fn two_pods_of_two_ranks_train_as_one_rank() {
     let one = train(1, &changes(json!({})));
     for mesh in [json!({ "dpShard": 4 }), json!({ "dpShard": 2, "sp": 2, "rolloutTp": 2 })] {
         let many = Place::new();
-        for pod in end_of(pods(&many, &two_by_two(&changes(mesh.clone())))) {
+        for pod in end_of_both(pods(&many, &two_by_two(&changes(mesh.clone())))) {
             pod.expect(0, &[]);
         }
         let difference = difference(&one, &many);
@@ -86,12 +82,12 @@ fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     assert!(of_second.keys().eq(["2", "3"]), "{of_second:?}");
     send(of_second["3"], "KILL");
     assert!(running[0].wait().unwrap().code() != Some(0));
-    let [first, second] = end_of(running);
+    let [first, second] = end_of_both(running);
     second.expect(76, &["error: rank 3 was killed by signal 9"]);
     assert!(first.stderr.contains("rank 3"), "{}", first.stderr);
     assert!(of_second.values().all(|pid| !is_running(*pid)));
     let num_steps = u32::try_from(place.steps().len()).unwrap() + 2;
-    let [first, _] = end_of(pods(&place, &two_by_two(&changes(num_steps))));
+    let [first, _] = end_of_both(pods(&place, &two_by_two(&changes(num_steps))));
     first.expect(0, &["resuming after step"]);
     whole.train(&two_by_two(&changes(num_steps))).expect(0, &[]);
     assert_same_run(&whole, &place);
@@ -110,15 +106,11 @@ fn one_by(ranks: u32, steps: u32, every: u32) -> Value {
 
 /// Waits for the ranks that follow `known` in place, and for their first steps.
 fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
-    let started = Instant::now();
-    let ranks = loop {
-        let ranks = workers(pod);
-        if ranks.len() == known.len() && ranks.values().all(|pid| !known.values().any(|old| old == pid)) {
-            break ranks;
-        }
-        assert!(started.elapsed() < Duration::from_secs(60), "no restart in place: {ranks:?}");
-        std::thread::sleep(Duration::from_millis(2));
-    };
+    let mut ranks = BTreeMap::new();
+    wait_until("a restart in place", || {
+        ranks = workers(pod);
+        ranks.len() == known.len() && ranks.values().all(|pid| !known.values().any(|old| old == pid))
+    });
     assert!(known.values().all(|pid| !is_running(*pid)), "a process of the failed attempt lives on");
     // Enough for a new checkpoint to be committed.
     place.wait_for_steps(place.steps().len() + 3);
@@ -137,13 +129,13 @@ fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_come
         assert!(pod.try_wait().unwrap().is_none(), "the pod is alive");
     }
     send(pod.id(), "TERM");
-    let ended = Ended::of(pod.wait_with_output().unwrap());
+    let ended = end_of(pod);
     let said = format!("{}{}", ended.stdout, ended.stderr);
     assert_eq!(said.matches("the ranks are restarted in place").count(), 2, "{said}");
     ended.expect(80, &[]);
     let num_steps = u32::try_from(place.steps().len()).unwrap() + 2;
     let last = pod_of_all(&place, &one_by(3, num_steps, 1), &json!({}));
-    Ended::of(last.wait_with_output().unwrap()).expect(0, &["resuming after step"]);
+    end_of(last).expect(0, &["resuming after step"]);
     whole.train(&one_by(3, num_steps, 1)).expect(0, &[]);
     assert_same_run(&whole, &place);
 }
@@ -158,7 +150,7 @@ fn a_pod_whose_ranks_crash_twice_without_a_checkpoint_ends_and_counts_what_it_re
     let second = restarted(&pod, &place, &first);
     send(second["1"], "KILL");
     let said = ["another node may do better", "restarts in place: Signalled=1"];
-    Ended::of(pod.wait_with_output().unwrap()).expect(76, &said);
+    end_of(pod).expect(76, &said);
 }
 
 #[test]
@@ -167,5 +159,5 @@ fn a_pod_without_retries_of_its_own_ends_with_its_first_rank() {
     let pod = pod_of_all(&place, &one_by(2, 4000, 1), &json!({ "crash": 0 }));
     place.wait_for_steps(1);
     send(workers(&pod)["0"], "KILL");
-    Ended::of(pod.wait_with_output().unwrap()).expect(76, &["rank 0 was killed by signal 9"]);
+    end_of(pod).expect(76, &["rank 0 was killed by signal 9"]);
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, merge, signal, tiny_with};
+use crate::job::{Place, end_of, merge, signal, tiny_with};
 
 const SIGTERM: u32 = 15;
 
@@ -62,21 +62,22 @@ pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     (whole, resumed)
 }
 
-/// A run that `name` ends early, and a second process that continues.
+/// A run that `name` ends early, and a second process that continues. The first one is longer than any
+/// machine trains before the signal; the second one ends two steps after it.
 fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let (whole, resumed) = (Place::new(), Place::new());
-    let manifest = with_steps(changes, 40);
-    whole.train(&manifest).expect(0, &[]);
-    let child = resumed.start(&manifest);
+    let child = resumed.start(&with_steps(changes, 100_000));
     // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before
     // step 5.
     resumed.wait_for_steps(5);
     assert_no_computing_thread_takes_signals(child.id());
     signal(&child, name);
-    let ended = crate::job::Ended::of(child.wait_with_output().unwrap());
+    let ended = end_of(child);
     assert_eq!(ended.code, code, "{}", ended.stderr);
-    assert!(!resumed.run("export").exists(), "it ended before it was interrupted");
+    assert!(!resumed.run("export").exists(), "an interrupted run has no export");
+    let manifest = with_steps(changes, resumed.last_step() + 2);
     resumed.train(&manifest).expect(0, &["resuming after step"]);
+    whole.train(&manifest).expect(0, &[]);
     assert_same_run(&whole, &resumed);
 }
 
@@ -219,23 +220,32 @@ fn a_kill_costs_no_more_than_the_steps_since_the_last_checkpoint() {
     interrupt(&changes, "KILL", None);
 }
 
+/// The step of the newest committed checkpoint; 0 before the first.
+fn newest_checkpoint(place: &Place) -> u64 {
+    let Ok(entries) = fs::read_dir(place.run("checkpoints")) else { return 0 };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
+}
+
 #[test]
 fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
-    let manifest = with_steps(&json!({}), 40);
-    let whole = Place::new();
-    whole.train(&manifest).expect(0, &[]);
-    let resumed = Place::new();
+    let (whole, resumed) = (Place::new(), Place::new());
     for step in [1, 4, 9, 15] {
-        let mut child = resumed.start(&manifest);
-        // The instant of a commit, at which the log must hold the step already.
-        let committed = resumed.run(&format!("checkpoints/step-{step:06}"));
-        while !committed.exists() && child.try_wait().unwrap().is_none() {
+        let mut child = resumed.start(&with_steps(&json!({}), 100_000));
+        // The instant of a commit, at which the log must hold the step already. On a busy machine it may be
+        // that of a later step.
+        while newest_checkpoint(&resumed) < step {
+            assert!(child.try_wait().unwrap().is_none(), "the run has ended by itself");
             std::thread::sleep(std::time::Duration::from_micros(50));
         }
         signal(&child, "KILL");
         child.wait().unwrap();
+        let committed = newest_checkpoint(&resumed);
+        assert!(resumed.last_step() >= committed, "step {committed} is committed and not logged");
     }
+    let manifest = with_steps(&json!({}), resumed.last_step() + 2);
     resumed.train(&manifest).expect(0, &["resuming after step"]);
+    whole.train(&manifest).expect(0, &[]);
     assert_same_run(&whole, &resumed);
 }
 

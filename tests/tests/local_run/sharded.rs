@@ -2,7 +2,6 @@
 //! checkpoints.
 
 use std::fs;
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -166,9 +165,9 @@ fn a_sharded_checkpoint_is_resumed_by_any_number_of_ranks() {
 /// Pods without shared storage: a launcher each, with a run folder of its own.
 #[test]
 fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpoint() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let changes = json!({ "training": { "steps": 2 } });
     let places = [Place::new(), Place::new()];
+    let port = places[0].port();
     let pods = [0, 1].map(|rank| {
         let place = &places[rank];
         let path = place.write(&on(2, &shared_by((2, 1), &changes)));

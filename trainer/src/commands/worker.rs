@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use rlt_api::resolved::ResolvedSpec;
+use rlt_api::resolved::{ResolvedSpec, TrainingLength};
 use rlt_api::{ExitCode, ValidatedJob, spec};
+use rlt_channel::environment;
 use rlt_core::partition::Balance;
 use tracing::field::Empty;
 
@@ -18,10 +19,15 @@ use crate::parallel::{RankEnvironment, Ranks};
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::train::train;
-use crate::run::{out_of_memory, setup};
+use crate::run::{identity, out_of_memory, setup};
 use crate::storage::checkpoint::clear_copies;
 use crate::storage::error_chain;
 use crate::storage::run_folder::RunFolder;
+
+/// How long a pod waits for the lock of its run folder: longer than file servers keep that of a dead client.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(180);
+/// Between two tries of the lock.
+const LOCK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -138,7 +144,8 @@ fn run_rank(
     (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
 ) -> Result<ExitCode, TrainError> {
     let root = args.root(&job);
-    let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
+    let folder =
+        if ranks.is_leader() { take_folder(args, &root, (&job, &stop))? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.broadcast(complete)? {
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
@@ -156,18 +163,52 @@ fn run_rank(
     })
 }
 
-fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
-    let folder = if args.overwrite { start_afresh(root, job)? } else { RunFolder::open(root, false)? };
-    folder.claim(&job.to_yaml()?, identity)?;
+fn take_folder(
+    args: &WorkerArgs,
+    root: &Path,
+    (job, stop): (&ValidatedJob, &StopRequest),
+) -> Result<RunFolder, TrainError> {
+    let folder = match args.overwrite {
+        true => start_afresh(root, job)?,
+        false => RunFolder::lock_patiently(root, lock_patience(stop))?.ready()?,
+    };
+    folder.claim(&job.to_yaml()?, identity::lasting_settings)?;
     Ok(folder)
 }
 
-/// Removes the files of an earlier run, and the copies of its checkpoints.
-pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
-    let folder = RunFolder::open(root, true)?;
-    if let Some(uri) = &job.spec().checkpoint.uri {
-        clear_copies(uri)?;
+/// Returns a function that waits between two tries of a folder's lock, and says whether to try again. On a
+/// cluster the holder may be a pod that is gone, whose lock the file server keeps for a while. Elsewhere it
+/// is another run, which is not waited for.
+fn lock_patience(stop: &StopRequest) -> impl FnMut(&str) -> bool {
+    let is_pod = std::env::var_os(environment::JOB_UID).is_some();
+    let deadline = Instant::now() + if is_pod { LOCK_TIMEOUT } else { Duration::ZERO };
+    let mut is_first = true;
+    move |holder: &str| {
+        if Instant::now() >= deadline || stop.reason().is_some() {
+            return false;
+        }
+        if std::mem::take(&mut is_first) {
+            let seconds = LOCK_TIMEOUT.as_secs();
+            tracing::warn!(
+                "another process holds the run folder ({holder}), waiting up to {seconds} s for it"
+            );
+        }
+        std::thread::sleep(LOCK_INTERVAL);
+        true
     }
+}
+
+/// Removes the files of an earlier run, and the copies of its checkpoints: those of the run that the folder
+/// holds, or of one with this very manifest. The copies go first, because the folder's manifest proves whose
+/// they are.
+pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    let folder = RunFolder::lock(root)?;
+    if let Some(uri) = &job.spec().checkpoint.uri {
+        let earlier = std::fs::read_to_string(folder.manifest()).ok();
+        let earlier = earlier.map(|manifest| identity::of_manifest(&manifest));
+        clear_copies(uri, &identity::of_job(job)?, earlier.as_ref())?;
+    }
+    folder.clear()?;
     Ok(folder)
 }
 
@@ -195,50 +236,26 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 
-/// Fields of the manifest that may change between a run and its continuation: length, outputs, trackers, and
-/// hardware.
-const CONTINUABLE: [&[&str]; 11] = [
-    &["metadata"],
-    &["spec", "training", "length"],
-    &["spec", "training", "steps"],
-    &["spec", "training", "epochs"],
-    &["spec", "training", "evaluateEvery"],
-    &["spec", "training", "offload"],
-    &["spec", "checkpoint"],
-    &["spec", "tracking"],
-    &["spec", "workers"],
-    &["spec", "runPolicy"],
-    &["spec", "managedBy"],
-];
-
-/// The fields that must be equal for a resume, as text.
-fn identity(manifest: &str) -> String {
-    let Ok(mut value) = rlt_api::read_yaml::<serde_json::Value>(manifest) else {
-        return manifest.to_owned();
-    };
-    for path in CONTINUABLE {
-        let (Some(last), parents) = (path.last(), &path[..path.len() - 1]) else { continue };
-        let parent = parents.iter().try_fold(&mut value, |at, key| at.get_mut(key));
-        if let Some(map) = parent.and_then(serde_json::Value::as_object_mut) {
-            map.remove(*last);
-        }
-    }
-    format!("{value:#}")
-}
-
 /// Whether an earlier process finished this very job.
 fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
     let Ok(text) = std::fs::read_to_string(folder.result()) else { return false };
     let Ok(result) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
-    let wanted = match job.spec().training.length {
-        rlt_api::resolved::TrainingLength::Steps(steps) => Some(steps),
-        rlt_api::resolved::TrainingLength::Epochs(_) => result["num_steps"].as_u64(),
+    let has_all = match job.spec().training.length {
+        TrainingLength::Steps(steps) => result["step"].as_u64() >= Some(steps),
+        // A result without epochs is one of an earlier release or of a length in steps: the data says how
+        // many steps there are.
+        TrainingLength::Epochs(epochs) => {
+            result["epochs"].as_u64() >= Some(epochs.into()) && result["step"] == result["num_steps"]
+        }
     };
-    result["outcome"] == "complete" && result["step"].as_u64() >= wanted
+    result["outcome"] == "complete" && has_all
 }
 
 fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
-    report::render(folder.root())?;
+    if let Err(error) = report::render(folder.root()) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+    }
     tracing::info!(
         "this run is complete already: {} (start afresh with --overwrite)",
         folder.root().display()

@@ -109,8 +109,31 @@ impl HubError {
             Self::Fetch { source: SnapshotError::BadName { .. } | SnapshotError::TooMany, .. } => {
                 ExitCode::BadConfig
             }
+            Self::Client { source, .. }
+            | Self::Resolve { source, .. }
+            | Self::Fetch { source: SnapshotError::Hub { source, .. }, .. }
+                if is_permanent(source) =>
+            {
+                ExitCode::BadConfig
+            }
             _ => ExitCode::RetryableIo,
         }
+    }
+}
+
+/// Whether the hub refuses for good: the token lacks a right, or there is no such repository, revision or
+/// file.
+fn is_permanent(error: &HFError) -> bool {
+    match error {
+        HFError::AuthRequired { .. }
+        | HFError::Forbidden { .. }
+        | HFError::RepoNotFound { .. }
+        | HFError::RevisionNotFound { .. }
+        | HFError::EntryNotFound { .. }
+        | HFError::InvalidParameter(_)
+        | HFError::Url(_) => true,
+        HFError::Http { context } => matches!(context.status.as_u16(), 400 | 401 | 403 | 404 | 410 | 451),
+        _ => false,
     }
 }
 

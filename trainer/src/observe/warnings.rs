@@ -22,6 +22,8 @@ struct State {
     folder: Option<PathBuf>,
     /// Those that hold for the whole attempt.
     standing: Vec<String>,
+    /// That checkpoints cannot be saved.
+    unsaved: Option<String>,
     course: Course,
     symptoms: Vec<Symptom>,
 }
@@ -56,6 +58,14 @@ impl Warnings {
         state.text()
     }
 
+    /// Replaces the warning that checkpoints cannot be saved; returns all warnings as one text.
+    pub(super) fn unsaved(&self, warning: Option<&str>) -> String {
+        let mut state = self.0.borrow_mut();
+        state.unsaved = warning.map(str::to_owned);
+        state.keep();
+        state.text()
+    }
+
     /// Adds a finished step; returns the change of warnings, if any.
     pub(super) fn end_step(&self, metrics: &StepMetrics) -> Option<Change> {
         let mut state = self.0.borrow_mut();
@@ -78,7 +88,7 @@ impl Warnings {
 impl State {
     fn all(&self) -> Vec<&str> {
         let symptoms = self.symptoms.iter().map(|symptom| symptom.evidence.as_str());
-        self.standing.iter().map(String::as_str).chain(symptoms).collect()
+        self.standing.iter().chain(&self.unsaved).map(String::as_str).chain(symptoms).collect()
     }
 
     fn text(&self) -> String {

@@ -147,6 +147,14 @@ impl Watchers {
         self.channel.warn(&self.warnings.stand(warning));
     }
 
+    /// Reports that checkpoints cannot be saved, or that they can again.
+    pub fn unsaved(&self, warning: Option<&str>) {
+        self.channel.warn(&self.warnings.unsaved(warning));
+        if let Some(warning) = warning {
+            self.progress.message(&format!("warning: this run {warning}"));
+        }
+    }
+
     /// A message to the user.
     pub fn message(&self, text: &str) {
         self.progress.message(text);

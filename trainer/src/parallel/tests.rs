@@ -28,7 +28,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
             master_port,
             attempt: 1,
         };
-        Ranks::join(&environment, Duration::from_secs(20)).unwrap()
+        Ranks::join(&environment, Duration::from_secs(100)).unwrap()
     };
     thread::scope(|scope| {
         let handles: Vec<_> = (0..size)

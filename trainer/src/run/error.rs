@@ -108,6 +108,21 @@ pub enum TrainError {
          fills it; end that process, or choose another GPU by CUDA_VISIBLE_DEVICES"
     )]
     GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
+    #[error(
+        "{} is a checkpoint of the job `{run}`, whose {field} is {there}, and this job's is {here}: name another \
+         checkpoint, or start from its weights by spec.model.path",
+        path.display()
+    )]
+    OtherRun { path: std::path::PathBuf, run: String, field: String, there: String, here: String },
+    #[error(
+        "{num_failed} checkpoints in a row could not be saved: the run ends, because a failure would cost all work since the \
+         last one; make room or mend the storage"
+    )]
+    NoCheckpoints { num_failed: u32, source: Box<CheckpointError> },
+    #[error(
+        "{path}: {free} bytes are free, and the next checkpoint needs {needed}: make room, or lower spec.checkpoint.keep"
+    )]
+    NoRoom { path: String, free: u64, needed: u64 },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
 }
@@ -136,7 +151,10 @@ impl TrainError {
             Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::NoKernels { .. } => ExitCode::BadConfig,
             Self::OutOfMemory(_) => ExitCode::BadConfig,
             Self::DeviceFailed(_) | Self::GpuTaken { .. } => ExitCode::DeviceFailed,
-            Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
+            Self::RunFolder(
+                RunFolderError::Io { .. } | RunFolderError::Busy { was_waited_for: true, .. },
+            )
+            | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
             Self::Report(_) => ExitCode::RetryableIo,
             Self::RewardModel(error) => error.exit_code(),
@@ -148,6 +166,8 @@ impl TrainError {
             Self::Data(_) | Self::HubRecord { .. } | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig
             }
+            Self::OtherRun { .. } => ExitCode::BadConfig,
+            Self::NoCheckpoints { .. } | Self::NoRoom { .. } => ExitCode::RetryableIo,
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,

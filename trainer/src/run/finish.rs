@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rlt_api::resolved::TrainingLength;
 use rlt_api::spec::{ExportDtype, ExportSpec};
 use serde::Serialize;
 use tch::Kind;
@@ -27,6 +28,9 @@ struct RunResult<'a> {
     outcome: &'static str,
     step: u64,
     num_steps: u64,
+    /// Passes over the data that the steps are; none where the manifest gives steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epochs: Option<u32>,
     held_out_reward_before: Option<f64>,
     held_out_reward_after: Option<f64>,
     elapsed_seconds: f64,
@@ -58,7 +62,11 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
         Outcome::Complete => RunEnd::Complete,
         Outcome::Stopped(_) => RunEnd::Stopped,
     });
-    report::render(run.folder.root())?;
+    // The page can be drawn again at any time from the files, which are whole: it decides nothing.
+    if let Err(error) = report::render(run.folder.root()) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(error, "report.html is not drawn; `rlt-trainer report` draws it again");
+    }
     Ok(())
 }
 
@@ -167,6 +175,10 @@ fn write_result(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
         },
         step: run.progress.step,
         num_steps: run.num_steps,
+        epochs: match run.spec().training.length {
+            TrainingLength::Steps(_) => None,
+            TrainingLength::Epochs(epochs) => Some(epochs),
+        },
         held_out_reward_before: run.progress.first_evaluation,
         held_out_reward_after: run.progress.last_evaluation,
         elapsed_seconds: run.elapsed_seconds(),

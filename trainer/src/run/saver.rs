@@ -9,12 +9,18 @@ use serde_json::Value;
 
 use crate::parallel::Ranks;
 use crate::roles::step_context::StepContext;
+use crate::run::StepReward;
+use crate::run::best::BestCheckpoint;
 use crate::run::error::TrainError;
 use crate::run::saving::{Patience, Saving, Settled};
 use crate::storage::checkpoint::{CheckpointStore, TensorPart};
+use crate::storage::error_chain;
 
 /// Cold-start steps and steps of a checkpoint.
 pub(crate) type SavedAt = (u64, u64);
+
+/// Saves in a row whose failure ends the run.
+const MAX_FAILED_SAVES: u32 = 5;
 
 /// Saves checkpoints beside the training.
 pub(crate) struct Saver {
@@ -22,8 +28,12 @@ pub(crate) struct Saver {
     pub(crate) checkpoints: CheckpointStore,
     saving: Saving,
     context: Rc<StepContext>,
+    /// The best checkpoint of a run that keeps it.
+    pub(crate) best: BestCheckpoint,
     /// The latest checkpoint, committed or in flight.
     pub(crate) saved_at: Option<SavedAt>,
+    /// Saves in a row that have failed.
+    num_failed: u32,
     /// How long the training has waited for checkpoints, until a step reports it.
     waited: Option<Duration>,
 }
@@ -35,7 +45,14 @@ impl Saver {
         saving: Saving,
         context: Rc<StepContext>,
     ) -> Self {
-        Self { ranks, checkpoints, saving, context, saved_at: None, waited: None }
+        let best = BestCheckpoint::default();
+        Self { ranks, checkpoints, saving, context, best, saved_at: None, num_failed: 0, waited: None }
+    }
+
+    /// Continues to keep the best checkpoint of the run that resumes.
+    pub(crate) fn resume_best(&mut self, best: Option<StepReward>) {
+        self.best = BestCheckpoint::resumed(best);
+        self.checkpoints.protect(self.best.step());
     }
 
     /// Shares it with a hook that commits a checkpoint when sampling ends: sampling is the longest part of a
@@ -73,9 +90,12 @@ impl Saver {
         state: Value,
         parts: Option<Vec<TensorPart>>,
     ) -> Result<(), TrainError> {
-        self.saving.begin((&self.ranks, &self.checkpoints), position.1, state, parts)?;
-        self.saved_at = Some(position);
-        Ok(())
+        let begun = self.saving.begin((&self.ranks, &self.checkpoints), position.1, state, parts);
+        match begun {
+            Ok(()) => self.saved_at = Some(position),
+            Err(_) => self.best.failed(position.1),
+        }
+        begun
     }
 
     /// Commits the checkpoint that is being saved, if all ranks are done with it. One that could not be saved
@@ -88,7 +108,31 @@ impl Saver {
         let started = Instant::now();
         let settled = self.settle(patience);
         self.add_time(started.elapsed());
-        tolerate(step, settled)
+        self.tolerate(step, settled)
+    }
+
+    /// Lets the training continue where all that failed is a checkpoint, until too many in a row have: then
+    /// the work since the last one is not worth more of it. The user and the operator see each failure.
+    ///
+    /// # Errors
+    /// [`TrainError`], and [`TrainError::NoCheckpoints`] after the last failure that is tolerated.
+    pub(crate) fn tolerate(&mut self, step: u64, result: Result<(), TrainError>) -> Result<(), TrainError> {
+        let Err(TrainError::Checkpoint(source)) = result else { return result };
+        self.num_failed += 1;
+        let (num_failed, causes) = (self.num_failed, error_chain(&source));
+        tracing::error!(
+            error = causes,
+            step,
+            "a checkpoint could not be saved, training continues without it"
+        );
+        if num_failed >= MAX_FAILED_SAVES {
+            return Err(TrainError::NoCheckpoints { num_failed, source: Box::new(source) });
+        }
+        if self.ranks.is_leader() {
+            let saves = if num_failed == 1 { "checkpoint" } else { "checkpoints in a row" };
+            self.context.watch().unsaved(Some(&format!("has lost {num_failed} {saves}: {causes}")));
+        }
+        Ok(())
     }
 
     /// Commits the checkpoint that is being saved.
@@ -96,9 +140,16 @@ impl Saver {
     /// # Errors
     /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
     pub(crate) fn settle(&mut self, patience: Patience) -> Result<(), TrainError> {
+        let step = self.saving.step();
         match self.saving.settle((&self.ranks, &mut self.checkpoints), patience) {
             Ok(Settled::Nothing | Settled::Later) => Ok(()),
             Ok(Settled::Committed) => {
+                if std::mem::take(&mut self.num_failed) > 0 && self.ranks.is_leader() {
+                    self.context.watch().unsaved(None);
+                }
+                if step.is_some_and(|step| self.best.committed(step)) {
+                    self.checkpoints.protect(self.best.step());
+                }
                 if self.ranks.is_leader() {
                     self.report();
                 }
@@ -107,6 +158,7 @@ impl Saver {
             Err(error) => {
                 // Another request for a checkpoint of that step makes a new one.
                 self.saved_at = None;
+                step.iter().for_each(|step| self.best.failed(*step));
                 Err(error)
             }
         }
@@ -123,14 +175,5 @@ impl Saver {
     }
 }
 
-/// Lets the training continue where all that failed is a checkpoint.
-pub(crate) fn tolerate(step: u64, result: Result<(), TrainError>) -> Result<(), TrainError> {
-    match result {
-        Err(TrainError::Checkpoint(error)) => {
-            let error = &error as &dyn std::error::Error;
-            tracing::error!(error, step, "a checkpoint could not be saved, training continues without it");
-            Ok(())
-        }
-        result => result,
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -40,8 +40,8 @@ use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::saver::Saver;
 use crate::run::saving::Saving;
-use crate::run::{ModelOrigin, Progress, Run};
-use crate::storage::checkpoint::CheckpointStore;
+use crate::run::{ModelOrigin, Progress, Run, identity};
+use crate::storage::checkpoint::{CheckpointStore, RunIdentity};
 use crate::storage::run_folder::RunFolder;
 
 use datasets::{Datasets, Located};
@@ -61,7 +61,7 @@ pub fn setup(
     ranks: Ranks,
     choose: fn(&ResolvedSpec) -> Recipes,
 ) -> Result<(Run, Roles, Data), TrainError> {
-    let spec = job.spec().clone();
+    let (spec, identity) = (job.spec().clone(), identity::of_job(&job)?);
     let pass_ranks = PassRanks::of(&spec, ranks)?;
     let ranks = pass_ranks.updates.of_all_places();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
@@ -89,7 +89,7 @@ pub fn setup(
     let reference = model::reference(&spec, &actor, &folder, &meshes)?;
     let folders = model::reward_model_folders(&spec, &ranks, &folder)?;
     let reward_models = model::reward_models(&spec, &folders, &tokenizer, (&actor, &meshes), &folder)?;
-    let checkpoints = checkpoint_store(&spec, &folder, &ranks)?;
+    let checkpoints = checkpoint_store(&spec, &identity, (&folder, &ranks))?;
     let saving = Saving::prepare(&ranks, &checkpoints)?;
     let context = StepContext::new(spec.training.seed, stop);
     let num_steps = datasets.num_steps(&spec);
@@ -124,6 +124,7 @@ pub fn setup(
         unquantized: roles.actor.actor.decoder.starts_from_error().then_some(weights),
         saver: saver.committing_after_sampling(),
         num_steps,
+        identity,
         job,
         folder,
         ranks,
@@ -137,15 +138,15 @@ pub fn setup(
 
 fn checkpoint_store(
     spec: &ResolvedSpec,
-    folder: &RunFolder,
-    ranks: &Ranks,
+    identity: &RunIdentity,
+    (folder, ranks): (&RunFolder, &Ranks),
 ) -> Result<CheckpointStore, TrainError> {
     if !ranks.is_leader() {
         return Ok(CheckpointStore::follow(&folder.checkpoints()));
     }
     let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
     Ok(match &spec.checkpoint.uri {
-        Some(uri) => store.copied_to(uri)?,
+        Some(uri) => store.copied_to(uri, identity)?,
         None => store,
     })
 }

@@ -19,10 +19,10 @@ use crate::roles::learner::Learner;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::{FrozenPolicy, Reference};
 use crate::run::error::TrainError;
-use crate::run::saver::tolerate;
 use crate::run::saving::Patience;
-use crate::run::{Progress, Run};
-use crate::storage::checkpoint::{Checkpoint, TensorPart};
+use crate::run::{Progress, Run, StepReward, identity};
+use crate::storage::checkpoint::{Checkpoint, RunIdentity, TensorPart};
+use crate::storage::run_folder::free_bytes;
 
 /// The progress of a checkpoint.
 ///
@@ -47,6 +47,13 @@ struct State {
     /// Of the critic.
     #[serde(default)]
     critic_loss_scale: Option<LossScale>,
+    /// The best checkpoint that is kept, this one included. `None` in checkpoints of earlier releases, whose
+    /// best checkpoint is that of the best evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kept_best: Option<StepReward>,
+    /// Identity of the run; `None` in checkpoints of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<RunIdentity>,
     /// Of the recipe of the training; none in checkpoints of recipes without one.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     recipe: Value,
@@ -71,7 +78,8 @@ pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError>
 /// [`TrainError`], other than that a checkpoint could not be saved.
 pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
     run.saver.borrow_mut().commit_if_done(Patience::Until)?;
-    tolerate(run.progress.step, begin(run, roles, data))
+    let begun = begin(run, roles, data);
+    run.saver.borrow_mut().tolerate(run.progress.step, begun)
 }
 
 /// Commits the save in flight of a failed run, if all ranks have the same state: with a single rank, or if
@@ -153,6 +161,8 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
         kl_coefficient: roles.reference.kl_coefficient(),
         loss_scale: Some(roles.actor.actor.loss_scale()),
         critic_loss_scale: roles.critic.critic.as_ref().map(Critic::loss_scale),
+        kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
+        run: Some(run.identity.clone()),
         recipe: run.recipes.training.state(),
     };
     serde_json::to_value(state).map_err(TrainError::State)
@@ -165,6 +175,9 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
 /// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
 pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
     let (checkpoint, notes) = find_together(run)?;
+    if let (Some(checkpoint), true) = (&checkpoint, run.ranks.is_leader()) {
+        check_room(run, checkpoint)?;
+    }
     let unquantized = run.unquantized.take();
     let resumed_after = match (&checkpoint, unquantized) {
         (Some(checkpoint), _) => Some(restore(run, roles, data, checkpoint)?),
@@ -180,6 +193,19 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
     }
     notes.iter().for_each(|note| run.context.watch().message(note));
     Ok(())
+}
+
+/// Fails where the disk has no room for another checkpoint like the one that the run resumes from, unless the
+/// run has no step left.
+fn check_room(run: &Run, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let needed: u64 = checkpoint.manifest().files.values().map(|file| file.num_bytes).sum();
+    let folder = run.folder.checkpoints();
+    match free_bytes(&folder) {
+        Some(free) if free < needed && checkpoint.step() < run.num_steps => {
+            Err(TrainError::NoRoom { path: folder.display().to_string(), free, needed })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The leader chooses and verifies; the other ranks use the same, and read only what they need.
@@ -231,6 +257,8 @@ fn restore(
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
     roles.actor.actor.trainable().restore(checkpoint)?;
+    // After the tensors, whose misfit says more.
+    identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let State { progress, prompts, demonstrations, preferences, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations, preferences })?;
@@ -240,8 +268,8 @@ fn restore(
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
     if run.spec().checkpoint.keep_best {
-        let best = run.progress.best_evaluation.map(|best| best.step);
-        run.saver.borrow_mut().checkpoints.protect(best);
+        let best = state.kept_best.or(run.progress.best_evaluation);
+        run.saver.borrow_mut().resume_best(best);
     }
     restore_reference(roles, checkpoint)?;
     restore_critic(roles, checkpoint)?;

@@ -16,11 +16,11 @@ use crate::observe::tracking::{RunEnd, Stage};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};
-use crate::run::Run;
 use crate::run::error::TrainError;
 use crate::run::evaluate::{Evaluation, evaluate};
 use crate::run::recipe::Recipe;
 use crate::run::saving::Patience;
+use crate::run::{Run, StepReward};
 use crate::run::{finish, out_of_memory, state};
 
 /// Trains from the state of the run folder to the end.
@@ -128,7 +128,10 @@ fn train_one_step(
     let is_evaluated = is_due(step, run.spec().training.evaluate_every, run.num_steps);
     let mut is_best = false;
     if let Some(evaluation) = if is_evaluated { evaluate(run, roles, data)? } else { None } {
-        is_best = run.progress.take_evaluation(evaluation.reward) && run.spec().checkpoint.keep_best;
+        run.progress.take_evaluation(evaluation.reward);
+        if let (Some(reward), true) = (evaluation.reward, run.spec().checkpoint.keep_best) {
+            is_best = run.saver.borrow_mut().best.take(StepReward { step, reward });
+        }
         metrics.extend(evaluation.into_metrics());
     }
     run.saver.borrow_mut().commit_if_done(Patience::None)?;
@@ -138,9 +141,6 @@ fn train_one_step(
     let is_saved = is_best || is_due(step, run.spec().checkpoint.every_steps, u64::MAX);
     if step < run.num_steps && is_saved {
         state::save_beside(run, roles, data)?;
-    }
-    if is_best {
-        run.saver.borrow_mut().checkpoints.protect(Some(step));
     }
     run.check_divergence()?;
     Ok(None)

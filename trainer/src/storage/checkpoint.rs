@@ -21,6 +21,7 @@
 mod copies;
 mod dtype;
 mod error;
+mod identity;
 mod load;
 mod manifest;
 mod part;
@@ -43,6 +44,7 @@ use tch::Tensor;
 
 pub use copies::{CopyError, clear as clear_copies};
 pub use error::CheckpointError;
+pub use identity::RunIdentity;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
 pub use part::{TensorPart, divided};

@@ -27,11 +27,16 @@ pub enum RunFolderError {
     },
     /// Another process is training into the folder.
     #[error(
-        "another run is writing to `{path}`: wait for it, stop it, or choose another folder with --output"
+        "another run is writing to `{path}` ({holder}): wait for it, stop it, or choose another folder with --output"
     )]
     Busy {
         /// The folder.
         path: String,
+        /// Who holds its lock, as far as the lock says.
+        holder: String,
+        /// Whether the lock was waited for. That of a dead client of a file server lasts until its lease
+        /// ends, so it may be free the next time.
+        was_waited_for: bool,
     },
     /// The folder was made by a different manifest.
     #[error(
@@ -62,7 +67,6 @@ pub struct RunFolder {
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
 const CONTENT: [&str; 15] = [
-    "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
     "events",
@@ -77,6 +81,7 @@ const CONTENT: [&str; 15] = [
     DATA_RECORD,
     "reference-logprobs",
     WARNINGS,
+    "manifest.yaml",
 ];
 
 /// Where checkpoints are exported, by their step, unless the user names a folder.
@@ -103,16 +108,50 @@ impl RunFolder {
     /// # Errors
     /// [`RunFolderError`]: the folder is busy, belongs to something else, or can not be written.
     pub fn open(root: &Path, overwrite: bool) -> Result<Self, RunFolderError> {
+        let folder = Self::lock(root)?;
+        if !overwrite {
+            return folder.ready();
+        }
+        folder.clear()?;
+        Ok(folder)
+    }
+
+    /// Creates or re-opens the folder and locks it, whatever is in it.
+    ///
+    /// # Errors
+    /// [`RunFolderError`]: the folder is busy or can not be written.
+    pub fn lock(root: &Path) -> Result<Self, RunFolderError> {
         std::fs::create_dir_all(root).map_err(|source| io("create the run folder", root, source))?;
         let lock = take_lock(root)?;
-        let folder = Self { root: root.to_path_buf(), _lock: Some(lock) };
-        if overwrite {
-            folder.clear()?;
-        } else {
-            folder.remove_leftovers()?;
-            folder.refuse_foreign_content()?;
+        Ok(Self { root: root.to_path_buf(), _lock: Some(lock) })
+    }
+
+    /// As [`Self::lock`]. While another process has the lock, it is tried again as long as `wait`, which is
+    /// told who that is, returns true.
+    ///
+    /// # Errors
+    /// As [`Self::lock`].
+    pub fn lock_patiently(root: &Path, mut wait: impl FnMut(&str) -> bool) -> Result<Self, RunFolderError> {
+        let mut has_waited = false;
+        loop {
+            match Self::lock(root) {
+                Err(RunFolderError::Busy { holder, .. }) if wait(&holder) => has_waited = true,
+                Err(RunFolderError::Busy { path, holder, .. }) => {
+                    return Err(RunFolderError::Busy { path, holder, was_waited_for: has_waited });
+                }
+                other => return other,
+            }
         }
-        Ok(folder)
+    }
+
+    /// Makes a locked folder ready for a run that continues or begins in it.
+    ///
+    /// # Errors
+    /// [`RunFolderError`]: the folder belongs to something else, or can not be written.
+    pub fn ready(self) -> Result<Self, RunFolderError> {
+        self.remove_leftovers()?;
+        self.refuse_foreign_content()?;
+        Ok(self)
     }
 
     /// The folder that the leader of this rank has opened. This rank writes nothing there.
@@ -133,6 +172,8 @@ impl RunFolder {
     ) -> Result<(), RunFolderError> {
         let path = self.manifest();
         match std::fs::read_to_string(&path) {
+            // Nothing is written, for which a full disk may have no room.
+            Ok(earlier) if earlier == resolved_yaml => return Ok(()),
             Ok(earlier) => {
                 if let Some(difference) = first_difference(&identity(&earlier), &identity(resolved_yaml)) {
                     return Err(RunFolderError::OtherManifest { path: self.display(), difference });
@@ -183,7 +224,11 @@ impl RunFolder {
         self.root.display().to_string()
     }
 
-    fn clear(&self) -> Result<(), RunFolderError> {
+    /// Removes the files of an earlier run, the manifest last: it says whose files they are.
+    ///
+    /// # Errors
+    /// When a file can not be removed.
+    pub fn clear(&self) -> Result<(), RunFolderError> {
         for name in CONTENT {
             let path = self.root.join(name);
             let removed =
@@ -222,12 +267,13 @@ impl RunFolder {
     }
 }
 
-/// Writes a whole file so that a reader sees the old content or the new one, never a part.
+/// Writes a whole file so that a reader sees the old content or the new one, never a part, also after a loss
+/// of power.
 ///
 /// # Errors
 /// When the temporary file beside `path` can not be written, synced or renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
@@ -235,22 +281,43 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.as_file().set_permissions(permissions)?;
     file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    File::open(folder)?.sync_all()
 }
 
 fn take_lock(root: &Path) -> Result<File, RunFolderError> {
     let path = root.join(".lock");
-    let file = OpenOptions::new()
+    let mut file = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .open(&path)
         .map_err(|source| io("open the lock", &path, source))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(RunFolderError::Busy { path: root.display().to_string() }),
+        Ok(()) => {
+            // For whoever waits; a full disk keeps no run from its lock.
+            let _ = file.set_len(0).and_then(|()| file.write_all(holder().as_bytes()));
+            Ok(file)
+        }
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let said = std::fs::read_to_string(&path).unwrap_or_default();
+            let holder = if said.is_empty() { "its lock does not say who".to_owned() } else { said };
+            Err(RunFolderError::Busy { path: root.display().to_string(), holder, was_waited_for: false })
+        }
         Err(error) => Err(io("lock", &path, error.into())),
     }
+}
+
+/// This process, for others that find the lock taken: attempt, process and host.
+fn holder() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let attempt = std::env::var(rlt_channel::environment::ATTEMPT).unwrap_or_else(|_| "1".to_owned());
+    format!("attempt {attempt}, process {} on host {}", std::process::id(), host.trim())
+}
+
+/// Bytes that are free on the disk of `path`; `None` where the file system does not say.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(path).ok().filter(|disk| disk.f_blocks > 0)?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
 }
 
 fn first_difference(earlier: &str, now: &str) -> Option<String> {
@@ -292,6 +359,30 @@ mod tests {
         assert!(matches!(second, Err(RunFolderError::Busy { .. })));
         drop(first);
         RunFolder::open(temporary.path(), false).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_and_its_holder_is_named() {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = temporary.path();
+        let mut first = Some(RunFolder::open(root, false).unwrap());
+        let mut num_tries = 0;
+        let refused = RunFolder::lock_patiently(root, |holder| {
+            assert!(holder.contains(&format!("process {}", std::process::id())), "{holder}");
+            num_tries += 1;
+            num_tries < 5
+        });
+        let error = refused.unwrap_err();
+        assert!(matches!(&error, RunFolderError::Busy { was_waited_for: true, .. }), "{error}");
+        assert!(error.to_string().contains("attempt 1, process"), "{error}");
+        let impatient = RunFolder::lock_patiently(root, |_| false).unwrap_err();
+        assert!(matches!(impatient, RunFolderError::Busy { was_waited_for: false, .. }));
+        // The holder's lease ends.
+        let second = RunFolder::lock_patiently(root, |_| {
+            drop(first.take());
+            true
+        });
+        second.unwrap().ready().unwrap();
     }
 
     #[test]

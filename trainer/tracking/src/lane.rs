@@ -128,10 +128,15 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
             }
             (Ok(()), None) => {}
             (Err(error), answer) => {
+                let num_pending = match &error {
+                    TrackingError::Pending { num_steps, .. } => *num_steps as u64,
+                    _ => 0,
+                };
                 let error = error_chain(&error);
                 if answer.is_none() && losses.lose_one() == 0 {
                     tracing::warn!(tracker = name, error, "a tracker fails; steps are lost");
                 }
+                losses.num_lost.fetch_add(num_pending, Ordering::Relaxed);
                 *losses.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         }

@@ -13,9 +13,11 @@
 mod append_file;
 mod backlog;
 mod completion_record;
+pub mod http;
 mod lane;
 pub mod mlflow;
 mod records;
+mod reopening;
 pub mod replay;
 mod rest;
 mod run_description;
@@ -33,7 +35,7 @@ pub use completion_record::{CompletionRecord, TrainedCompletion};
 pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};
 pub use run_description::RunDescription;
-pub use step_log::{read_completions, read_steps};
+pub use step_log::{for_each_completion, read_completions, read_steps};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 
 /// An act of a tracker that failed.
@@ -74,6 +76,16 @@ pub enum TrackingError {
         url: String,
         /// What the connection said.
         source: reqwest::Error,
+    },
+    /// The answer of a server is too long or too slow, or breaks off.
+    #[error("failed to {act} at {url}")]
+    Answer {
+        /// What was asked for.
+        act: &'static str,
+        /// The server's address.
+        url: String,
+        /// Why it was not read to its end.
+        source: std::io::Error,
     },
     /// A server refused, or answered something else than expected.
     #[error("failed to {act} at {url}: it answered {status}: {answer}")]

@@ -1,4 +1,5 @@
-//! Requests to the REST API of a tracking server: time limits, and errors that name the server.
+//! Requests to the REST API of a tracking server: limits of time and length, no redirects, and errors that
+//! name the server.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use reqwest::blocking::{Client, RequestBuilder};
 use reqwest::header::CONTENT_TYPE;
 use serde_json::Value;
 
-use crate::TrackingError;
+use crate::{TrackingError, http};
 
 /// A request that takes longer is given up and sent again later.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,7 +24,7 @@ pub(crate) struct Rest {
 impl Rest {
     pub(crate) fn new(url: &str) -> Result<Self, TrackingError> {
         let url = url.trim_end_matches('/').to_owned();
-        let http = Client::builder().timeout(TIMEOUT).connect_timeout(CONNECT_TIMEOUT).build();
+        let http = http::client(CONNECT_TIMEOUT).timeout(TIMEOUT).build();
         let http = http.map_err(|source| TrackingError::Unreachable {
             act: "make requests",
             url: url.clone(),
@@ -56,7 +57,8 @@ impl Rest {
         };
         let answer = request.send().map_err(unreachable)?;
         let status = answer.status();
-        let text = answer.text().map_err(unreachable)?;
+        let text = http::text_of(answer, TIMEOUT);
+        let text = text.map_err(|source| TrackingError::Answer { act, url: self.url.clone(), source })?;
         if !status.is_success() {
             return Err(self.refused(act, status.as_u16(), &text));
         }
@@ -74,3 +76,6 @@ impl Rest {
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,17 +1,17 @@
 //! `metrics.jsonl` and `completions.jsonl`: one JSON object a line, every step exactly once.
 
 use std::fs;
-use std::io::{self, BufRead as _, BufReader, BufWriter, Write};
+use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::append_file::AppendFile;
+use super::append_file::{AppendFile, RecordSink as _, end_of_lines};
 use super::{CompletionRecord, Stage, StepMetrics, Tracker, TrackingError};
 
-/// How files begin that are not written completely: `rlt-trainer` removes them.
-const UNFINISHED: &str = ".new-";
+/// Name of the log of steps.
+const METRICS: &str = "metrics.jsonl";
 
 /// `metrics.jsonl`.
 pub(super) struct StepLog(AppendFile);
@@ -20,17 +20,13 @@ pub(super) struct StepLog(AppendFile);
 pub(super) struct CompletionLog(AppendFile);
 
 impl StepLog {
-    /// Opens the log in `folder`, forgetting all steps after `resumed_after`, or all of them. Returns the
-    /// steps that stay, in order.
-    pub(super) fn open(
-        folder: &Path,
-        resumed_after: Option<(Stage, u64)>,
-    ) -> Result<(Self, Vec<StepMetrics>), TrackingError> {
-        let path = folder.join("metrics.jsonl");
-        let mut steps = read_steps(&path)?;
-        steps.retain(|metrics| resumed_after.is_some_and(|last| metrics.position() <= last));
-        replace(&path, |file| steps.iter().try_for_each(|metrics| file.write_all(&line(metrics))))?;
-        Ok((Self(AppendFile::open(&path)?), steps))
+    /// Opens the log in `folder`, cut after the last step up to `resumed_after`, or empty.
+    pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
+        let stays = |line: &[u8]| {
+            let metrics = serde_json::from_slice::<StepMetrics>(line);
+            metrics.is_ok_and(|metrics| resumed_after.is_some_and(|last| metrics.position() <= last))
+        };
+        Ok(Self(open_cut(&folder.join(METRICS), resumed_after, stays)?))
     }
 }
 
@@ -45,25 +41,17 @@ impl Tracker for StepLog {
 }
 
 impl CompletionLog {
-    /// Opens the log in `folder`, forgetting all completions after `resumed_after`, or all of them.
+    /// Opens the log in `folder`, cut after the last completion up to `resumed_after`, or empty.
     pub(super) fn open(folder: &Path, resumed_after: Option<(Stage, u64)>) -> Result<Self, TrackingError> {
         #[derive(Deserialize)]
         struct Position {
             step: u64,
         }
-        let path = folder.join("completions.jsonl");
-        // Line by line, and as they are: the file of a long run does not fit into memory.
         let stays = |line: &[u8]| {
             let step = serde_json::from_slice(line).map(|Position { step }| step);
             step.is_ok_and(|step| resumed_after.is_some_and(|last| (Stage::Training, step) <= last))
         };
-        replace(&path, |file| {
-            for_each_line(
-                &path,
-                |line| if stays(line) { file.write_all(&[line, b"\n"].concat()) } else { Ok(()) },
-            )
-        })?;
-        Ok(Self(AppendFile::open(&path)?))
+        Ok(Self(open_cut(&folder.join("completions.jsonl"), resumed_after, stays)?))
     }
 }
 
@@ -85,6 +73,32 @@ impl Tracker for CompletionLog {
     }
 }
 
+/// Opens a log, cut in place after the last line that `stays`. The log of a run that starts afresh is
+/// emptied.
+fn open_cut(
+    path: &Path,
+    resumed_after: Option<(Stage, u64)>,
+    stays: impl Fn(&[u8]) -> bool,
+) -> Result<AppendFile, TrackingError> {
+    let end = if resumed_after.is_some() { end_of_lines(path, stays) } else { Ok(0) };
+    AppendFile::open_cut(path, end.map_err(TrackingError::file("read", path))?)
+}
+
+/// The steps of the `metrics.jsonl` in `folder` up to `resumed_after`, in order; none for a run that starts
+/// afresh.
+///
+/// # Errors
+/// The file exists and cannot be read.
+pub(super) fn history(
+    folder: &Path,
+    resumed_after: Option<(Stage, u64)>,
+) -> Result<Vec<StepMetrics>, TrackingError> {
+    let Some(last) = resumed_after else { return Ok(Vec::new()) };
+    let mut steps = read_steps(&folder.join(METRICS))?;
+    steps.retain(|metrics| metrics.position() <= last);
+    Ok(steps)
+}
+
 /// All steps of a `metrics.jsonl` in the order of the run, the last of those logged twice; none where the
 /// file is missing. Lines that a kill has torn are passed over.
 ///
@@ -104,19 +118,29 @@ pub fn read_steps(path: &Path) -> Result<Vec<StepMetrics>, TrackingError> {
     Ok(unique)
 }
 
-/// All completions of a `completions.jsonl` in order, without the numbers of their tokens; none where the
-/// file is missing. Lines that a kill has torn are passed over.
+/// Calls `take` with each completion of a `completions.jsonl` in order, without the numbers of its tokens,
+/// one at a time: the file of a long run does not fit into memory. A missing file has none. Lines that a kill
+/// has torn are passed over.
+///
+/// # Errors
+/// The file exists and cannot be read.
+pub fn for_each_completion(path: &Path, mut take: impl FnMut(CompletionRecord)) -> Result<(), TrackingError> {
+    let read = for_each_line(path, |line| {
+        if let Ok(record) = serde_json::from_slice::<CompletionRecord>(line) {
+            take(record.without_tokens());
+        }
+        Ok(())
+    });
+    read.map_err(TrackingError::file("read", path))
+}
+
+/// All completions of a `completions.jsonl`, as [`for_each_completion`] takes them.
 ///
 /// # Errors
 /// The file exists and cannot be read.
 pub fn read_completions(path: &Path) -> Result<Vec<CompletionRecord>, TrackingError> {
     let mut records = Vec::new();
-    let read = for_each_line(path, |line| {
-        let record = serde_json::from_slice::<CompletionRecord>(line);
-        records.extend(record.ok().map(CompletionRecord::without_tokens));
-        Ok(())
-    });
-    read.map_err(TrackingError::file("read", path))?;
+    for_each_completion(path, |record| records.push(record))?;
     Ok(records)
 }
 
@@ -150,26 +174,4 @@ fn line(record: &impl Serialize) -> Vec<u8> {
     let mut line = serde_json::to_vec(record).unwrap_or_default();
     line.push(b'\n');
     line
-}
-
-/// Replaces the file by what `write` writes, in one step.
-fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), TrackingError> {
-    let replace = || {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
-        let mut buffered = BufWriter::new(file);
-        write(&mut buffered)?;
-        let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.as_file().sync_data()?;
-        readable_by_all(file.as_file())?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    replace().map_err(TrackingError::file("rewrite", path))
-}
-
-/// Temporary files are private to their owner; logs have the default permissions.
-fn readable_by_all(file: &fs::File) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.set_permissions(fs::Permissions::from_mode(0o644))
 }

@@ -4,31 +4,40 @@
 //! ```text
 //! u64 length | u32 masked crc32c(length) | bytes | u32 masked crc32c(bytes)        (all little-endian)
 //! ```
-//! When a run resumes the file is written again from `metrics.jsonl`, so that both always agree.
+//! When a run resumes the file is cut after the steps of `metrics.jsonl`, or written again from them where it
+//! does not begin with them, so that both always agree.
 
 use std::fs;
-use std::path::Path;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::append_file::AppendFile;
+use super::append_file::{AppendFile, RecordSink as _};
 use super::{Stage, StepMetrics, Tracker, TrackingError};
+
+/// How the names of event files begin.
+const EVENT_FILE: &str = "events.out.tfevents.";
 
 /// Writes scalars into one event file.
 pub(super) struct EventLog(AppendFile);
 
 impl EventLog {
-    /// Starts a new event file in `folder`, alone there, with all steps of `history`.
+    /// Opens the event file in `folder`, alone there, with all steps of `history` and no other ones.
     pub(super) fn open(folder: &Path, history: &[StepMetrics]) -> Result<Self, TrackingError> {
         fs::create_dir_all(folder).map_err(TrackingError::file("create folder", folder))?;
-        remove_event_files(folder).map_err(TrackingError::file("clean folder", folder))?;
+        let mut present = event_files(folder).map_err(TrackingError::file("list", folder))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let path = folder.join(format!("events.out.tfevents.{:010}.rlt-trainer", now.as_secs()));
-        let mut log = Self(AppendFile::open(&path)?);
+        let fresh = || folder.join(format!("{EVENT_FILE}{:010}.rlt-trainer", now.as_secs()));
+        // The file of a run keeps its name, so that no moment is without one.
+        let path = present.pop().filter(|_| !history.is_empty()).unwrap_or_else(fresh);
         let started = history.first().map_or(now.as_secs_f64(), |first| first.timestamp);
-        let mut records = record(&version_event(started));
-        records.extend(history.iter().flat_map(|metrics| record(&scalar_event(metrics))));
-        log.0.append(&records)?;
-        Ok(log)
+        let version = version_record(&path).unwrap_or_else(|| record(&version_event(started)));
+        let file = AppendFile::restore(&path, |file| {
+            file.append(&version)?;
+            history.iter().try_for_each(|metrics| file.append(&record(&scalar_event(metrics))))
+        })?;
+        remove_event_files_but(folder, &path).map_err(TrackingError::file("clean folder", folder))?;
+        Ok(Self(file))
     }
 }
 
@@ -42,14 +51,31 @@ impl Tracker for EventLog {
     }
 }
 
-fn remove_event_files(folder: &Path) -> std::io::Result<()> {
+/// The first record of an event file, which says when it was begun; `None` where it is not one.
+fn version_record(path: &Path) -> Option<Vec<u8>> {
+    let mut found = vec![0; record(&version_event(0.0)).len()];
+    fs::File::open(path).ok()?.read_exact(&mut found).ok()?;
+    // Behind the length, its checksum and the key of the time.
+    let begun = f64::from_le_bytes(*found.get(13..)?.first_chunk()?);
+    (record(&version_event(begun)) == found).then_some(found)
+}
+
+/// The event files of a folder, the newest last.
+fn event_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("events.out.tfevents.") {
-            fs::remove_file(entry.path())?;
+        if entry.file_name().to_string_lossy().starts_with(EVENT_FILE) {
+            files.push(entry.path());
         }
     }
-    Ok(())
+    files.sort();
+    Ok(files)
+}
+
+fn remove_event_files_but(folder: &Path, kept: &Path) -> std::io::Result<()> {
+    let others = event_files(folder)?.into_iter().filter(|path| path != kept);
+    others.into_iter().try_for_each(fs::remove_file)
 }
 
 /// Frames one event as a TFRecord.

@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
+use super::append_file::RecordSink as _;
 use super::*;
+
+/// Longest that a test waits for files, and for another thread; milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 fn options(folder: &Path, resumed_after: Option<(Stage, u64)>) -> TrackersOptions<'_> {
     TrackersOptions { folder, resumed_after, remote: RemoteTrackers::default() }
@@ -43,7 +48,7 @@ fn run(folder: &Path, resumed_after: Option<(Stage, u64)>, steps: std::ops::Rang
         trackers.log(&step(Stage::Training, idx, idx as f64));
         trackers.completions(vec![completion(idx), completion(idx)]);
     }
-    assert!(trackers.sync(Duration::from_secs(10)));
+    assert!(trackers.sync(PATIENCE));
 }
 
 #[test]
@@ -88,7 +93,7 @@ fn cold_start_and_training_count_apart() {
     trackers.log(&step(Stage::ColdStart, 1, 0.0));
     trackers.log(&step(Stage::ColdStart, 2, 0.0));
     trackers.log(&step(Stage::Training, 1, 0.0));
-    trackers.sync(Duration::from_secs(10));
+    trackers.sync(PATIENCE);
     drop(Trackers::open(&options(dir.path(), Some((Stage::ColdStart, 1)))));
     assert_eq!(positions(dir.path()), [(Stage::ColdStart, 1)]);
 }
@@ -104,12 +109,13 @@ fn a_line_is_one_flat_object_with_null_for_what_is_not_finite() {
     assert_eq!(back.values, BTreeMap::from([("actor/lr".to_owned(), 1e-6)]));
 }
 
-/// Hangs in its first call forever, as a server may.
-struct Hanging;
+/// Hangs in its first call, as a server may, until the test ends.
+struct Hanging(Receiver<()>);
 
 impl Tracker for Hanging {
     fn log_step(&mut self, _metrics: &StepMetrics) -> Result<(), TrackingError> {
-        std::thread::sleep(Duration::from_secs(3600));
+        // An error when the test has ended.
+        let _ = self.0.recv();
         Ok(())
     }
 
@@ -122,23 +128,26 @@ impl Tracker for Hanging {
 fn a_hanging_tracker_delays_no_other_and_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut trackers = Trackers::open(&options(dir.path(), None));
-    trackers.add("hanging", Ok(Box::new(Hanging)));
-    let mut logging = Duration::ZERO;
-    for idx in 0..1000 {
-        let started = Instant::now();
-        trackers.log(&step(Stage::Training, idx, 0.0));
-        logging += started.elapsed();
-        // The queues of the others are shorter than the steps of this test; a checkpoint waits for files
-        // alone.
-        assert!(idx % 100 > 0 || trackers.sync(Duration::from_secs(10)));
-    }
-    assert!(logging < Duration::from_secs(1), "{logging:?}");
+    let (_until_the_end, hanging) = channel();
+    trackers.add("hanging", Ok(Box::new(Hanging(hanging))));
+    // On a thread of its own: a call that waited for the hanging tracker would never return.
+    let (logged, is_logged) = channel();
+    std::thread::spawn(move || {
+        for idx in 0..1000 {
+            trackers.log(&step(Stage::Training, idx, 0.0));
+            // The queues of the others are shorter than the steps of this test; a checkpoint waits for files
+            // alone.
+            assert!(idx % 100 > 0 || trackers.sync(PATIENCE));
+        }
+        logged.send(trackers).unwrap();
+    });
+    let trackers = is_logged.recv_timeout(PATIENCE).expect("a call waits for the hanging tracker");
     let reports: Vec<_> =
         trackers.lanes.iter().map(lane::Lane::report).filter(TrackerReport::has_losses).collect();
     assert_eq!(reports.len(), 1, "{reports:?}");
     assert_eq!(reports[0].name, "hanging");
     assert!(reports[0].num_lost >= 700, "{reports:?}");
-    assert!(trackers.sync(Duration::from_secs(10)));
+    assert!(trackers.sync(PATIENCE));
     assert_eq!(positions(dir.path()).len(), 1000);
 }
 
@@ -153,6 +162,83 @@ fn a_full_disk_loses_nothing_once_it_is_cleaned() {
     log.clean_disk();
     log.append("three\n").unwrap();
     assert_eq!(fs::read_to_string(&log.path).unwrap(), "one\ntwo\nthree\n");
+}
+
+/// The paths and inodes of all files below a folder.
+fn inodes(folder: &Path) -> BTreeMap<PathBuf, u64> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(inodes(&path)),
+            false => drop(found.insert(path.clone(), fs::metadata(&path).unwrap().ino())),
+        }
+    }
+    found
+}
+
+/// A full disk leaves no room for a second copy of any log.
+#[test]
+fn a_resume_cuts_every_log_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("manifest.yaml"), "metadata: {name: job}\nspec: {training: {steps: 9}}")
+        .unwrap();
+    let run = |resumed_after, steps: std::ops::RangeInclusive<u64>| {
+        let remote = RemoteTrackers { wandb: Some(wandb::WandbOptions::default()), ..Default::default() };
+        let trackers = Trackers::open(&TrackersOptions { remote, ..options(dir.path(), resumed_after) });
+        for idx in steps {
+            trackers.log(&step(Stage::Training, idx, 1.0 / (idx + 3) as f64));
+            trackers.completions(vec![completion(idx), completion(idx)]);
+        }
+        let reports = trackers.finish(RunEnd::Stopped);
+        assert!(reports.is_empty(), "{reports:?}");
+    };
+    run(None, 1..=7);
+    let before = inodes(dir.path());
+    assert_eq!(before.len(), 5, "{before:?}");
+    run(Some((Stage::Training, 5)), 6..=9);
+    assert_eq!(inodes(dir.path()), before);
+    assert_eq!(positions(dir.path()), (1..=9).map(|step| (Stage::Training, step)).collect::<Vec<_>>());
+    let steps: Vec<u64> = events(dir.path()).iter().map(|(_, step, _)| *step).collect();
+    assert_eq!(steps, (1..=9).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_log_that_cannot_be_opened_for_a_moment_loses_nothing_and_no_tracker_begins_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), None, 1..=5);
+    let before = inodes(dir.path());
+    // A folder stands where the log should be.
+    let (log, aside) = (dir.path().join("metrics.jsonl"), dir.path().join("aside"));
+    fs::rename(&log, &aside).unwrap();
+    fs::create_dir(&log).unwrap();
+    let trackers = Trackers::open(&options(dir.path(), Some((Stage::Training, 4))));
+    trackers.log(&step(Stage::Training, 5, 0.5));
+    assert!(!trackers.sync(Duration::from_secs(10)));
+    fs::remove_dir(&log).unwrap();
+    fs::rename(&aside, &log).unwrap();
+    trackers.log(&step(Stage::Training, 6, 0.5));
+    assert!(trackers.sync(Duration::from_secs(10)));
+    assert_eq!(trackers.finish(RunEnd::Complete).iter().map(|report| report.num_lost).sum::<u64>(), 0);
+    assert_eq!(inodes(dir.path()), before);
+    assert_eq!(positions(dir.path()), (1..=6).map(|step| (Stage::Training, step)).collect::<Vec<_>>());
+    let steps: Vec<u64> = events(dir.path()).iter().map(|(_, step, _)| *step).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn what_a_log_loses_that_is_never_opened_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("metrics.jsonl")).unwrap();
+    let trackers = Trackers::open(&options(dir.path(), None));
+    for idx in 0..1500 {
+        trackers.log(&step(Stage::Training, idx, 0.0));
+        assert!(idx % 100 > 0 || !trackers.sync(Duration::from_secs(10)));
+    }
+    let reports = trackers.finish(RunEnd::Complete);
+    let lost: Vec<_> = reports.iter().map(|report| (report.name, report.num_lost)).collect();
+    assert_eq!(lost, [("metrics.jsonl", 1500)], "{reports:?}");
 }
 
 /// A disk is full to this file where its descriptor may not be written to.

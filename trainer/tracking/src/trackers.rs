@@ -3,12 +3,14 @@
 //! A tracker that blocks, fails or was never there costs the training one failed `try_send` a step and is
 //! named in [`Trackers::finish`]; it never delays or ends the training.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::lane::{self, Item, Lane};
 use crate::mlflow::{Mlflow, MlflowOptions};
+use crate::reopening::{Open, Reopening, Takes};
 use crate::trackio::{Trackio, TrackioOptions};
 use crate::wandb::{OfflineRun, WandbOptions};
 use crate::{
@@ -47,46 +49,86 @@ pub struct TrackersOptions<'a> {
 pub struct Trackers {
     pub(crate) lanes: Vec<Lane>,
     dead: Vec<TrackerReport>,
+    /// Steps that were logged, which the dead ones have lost.
+    num_steps: AtomicU64,
+}
+
+/// The steps of a run that resumes, which trackers follow.
+struct Followed {
+    folder: PathBuf,
+    resumed_after: Option<(Stage, u64)>,
+    /// `None` where they could not be read.
+    history: Option<Arc<[StepMetrics]>>,
+}
+
+impl Followed {
+    /// Opens a tracker with the steps so far: those that are read already, or the file's at a later try.
+    fn by(
+        &self,
+        open: impl Fn(&[StepMetrics]) -> Result<Box<dyn Tracker>, TrackingError> + Send + 'static,
+    ) -> Open {
+        let (folder, resumed_after) = (self.folder.clone(), self.resumed_after);
+        let mut history = self.history.clone();
+        Box::new(move || match history.take() {
+            Some(history) => open(&history),
+            None => open(&step_log::history(&folder, resumed_after)?),
+        })
+    }
 }
 
 impl Trackers {
-    /// Opens every tracker that `options` ask for. One that cannot be opened is reported as a warning and by
-    /// [`finish`](Self::finish), and the others continue without it.
+    /// Opens every tracker that `options` ask for. One that cannot be opened is reported as a warning, tried
+    /// again as steps arrive, and named by [`finish`](Self::finish) with what it lost; the others continue
+    /// without it.
     pub fn open(options: &TrackersOptions<'_>) -> Self {
         let mut trackers = Self::default();
         let TrackersOptions { folder, resumed_after, .. } = *options;
-        let history = step_log::StepLog::open(folder, resumed_after).map(|(log, history)| {
-            trackers.add("metrics.jsonl", Ok(Box::new(log)));
-            history
-        });
-        let history = history.unwrap_or_else(|error| {
-            trackers.add("metrics.jsonl", Err(error));
-            Vec::new()
-        });
-        let completions = step_log::CompletionLog::open(folder, resumed_after);
-        trackers.add("completions.jsonl", completions.map(boxed));
-        let events = tensorboard::EventLog::open(&folder.join("events"), &history);
-        trackers.add("tensorboard", events.map(boxed));
-        trackers.add_remote(options, &history);
+        // Read before anything is cut. Whoever needs the history reads it again where that failed: no tracker
+        // begins a run anew because a file could not be read for a moment.
+        let history = step_log::history(folder, resumed_after).ok().map(Arc::from);
+        let root = folder.to_path_buf();
+        let open = move || step_log::StepLog::open(&root, resumed_after).map(boxed);
+        trackers.open_or_wait("metrics.jsonl", Takes::Steps, Box::new(open));
+        let root = folder.to_path_buf();
+        let open = move || step_log::CompletionLog::open(&root, resumed_after).map(boxed);
+        trackers.open_or_wait("completions.jsonl", Takes::Completions, Box::new(open));
+        let events = folder.join("events");
+        let followed = Followed { folder: folder.to_path_buf(), resumed_after, history };
+        let open = followed.by(move |history| tensorboard::EventLog::open(&events, history).map(boxed));
+        trackers.open_or_wait("tensorboard", Takes::Steps, open);
+        trackers.open_remote(&options.remote, &followed);
         trackers
     }
 
-    fn add_remote(&mut self, options: &TrackersOptions<'_>, history: &[StepMetrics]) {
-        let TrackersOptions { folder, remote, .. } = options;
-        let run = || RunDescription::read(folder);
-        if let Some(mlflow) = &remote.mlflow {
-            let tracker = run().and_then(|run| Mlflow::open(mlflow, run, history));
-            self.add("mlflow", tracker.map(boxed));
+    fn open_remote(&mut self, remote: &RemoteTrackers, followed: &Followed) {
+        let folder = followed.folder.clone();
+        let run = move || RunDescription::read(&folder);
+        if let Some(mlflow) = remote.mlflow.clone() {
+            let run = run.clone();
+            let open = followed.by(move |history| Mlflow::open(&mlflow, run()?, history).map(boxed));
+            self.open_or_wait("mlflow", Takes::StepsElsewhere, open);
         }
-        if let Some(trackio) = &remote.trackio {
-            let tracker = run().and_then(|run| Trackio::open(trackio, run, history));
-            self.add("trackio", tracker.map(boxed));
+        if let Some(trackio) = remote.trackio.clone() {
+            let run = run.clone();
+            let open = followed.by(move |history| Trackio::open(&trackio, run()?, history).map(boxed));
+            self.open_or_wait("trackio", Takes::StepsElsewhere, open);
         }
-        if let Some(wandb) = &remote.wandb {
-            let folder = folder.join("wandb");
-            let tracker = run().and_then(|run| OfflineRun::open_alone(&folder, wandb, run, history));
-            self.add("wandb", tracker.map(boxed));
+        if let Some(wandb) = remote.wandb.clone() {
+            let folder = followed.folder.join("wandb");
+            let open = followed
+                .by(move |history| OfflineRun::open_alone(&folder, &wandb, run()?, history).map(boxed));
+            self.open_or_wait("wandb", Takes::Steps, open);
         }
+    }
+
+    /// Adds the tracker that `open` gives, now or later.
+    fn open_or_wait(&mut self, name: &'static str, takes: Takes, mut open: Open) {
+        let tracker = open().unwrap_or_else(|error| {
+            let error = error_chain(&error);
+            tracing::warn!(tracker = name, error, "a tracker cannot be opened; it is tried again");
+            Box::new(Reopening::new(takes, open))
+        });
+        self.add(name, Ok(tracker));
     }
 
     /// Adds a tracker, or reports why there is none.
@@ -103,6 +145,7 @@ impl Trackers {
 
     /// Hands one finished step to every tracker and returns at once.
     pub fn log(&self, metrics: &StepMetrics) {
+        self.num_steps.fetch_add(1, Ordering::Relaxed);
         let metrics = Arc::new(metrics.clone());
         self.lanes.iter().for_each(|lane| lane.send(Item::Step(metrics.clone())));
     }
@@ -128,7 +171,9 @@ impl Trackers {
         let lanes: Vec<&Lane> = self.lanes.iter().collect();
         lane::ask_all(&lanes, FINISH_TIMEOUT, |answer| Item::End(end, answer));
         let reports = self.lanes.iter().map(Lane::report).filter(TrackerReport::has_losses);
-        self.dead.iter().cloned().chain(reports).collect()
+        let num_lost = self.num_steps.load(Ordering::Relaxed);
+        let dead = self.dead.iter().map(|report| TrackerReport { num_lost, ..report.clone() });
+        dead.chain(reports).collect()
     }
 }
 

@@ -5,7 +5,7 @@
 //! ```
 //! The file is a log in blocks (`log_file`) of messages (`messages`): header, run, then a history
 //! record and the summary for each step, and the exit once the run has ended. It follows from
-//! `metrics.jsonl` alone: when a run resumes it is written again.
+//! `metrics.jsonl` alone: when a run resumes it is cut after the steps that stay, or written again.
 //!
 //! W&B has one step axis. `_step` is the step of the training, behind those of a cold start if there was
 //! one; metrics of a cold start begin with `cold_start/`.
@@ -17,10 +17,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use jiff::{Timestamp, tz::TimeZone};
-use log_file::LogFile;
 use messages::{HistoryStep, Item, Items, Record};
 use serde_json::Value;
 
+use crate::append_file::{AppendFile, RecordSink};
 use crate::{RunDescription, RunEnd, Stage, StepMetrics, Tracker, TrackingError};
 
 /// How a run is named at Weights & Biases.
@@ -39,12 +39,12 @@ pub struct OfflineRun {
     folder: PathBuf,
     options: WandbOptions,
     run: RunDescription,
-    file: Option<OpenRun>,
+    /// The file, once the first step says when the run began.
+    log: Option<(AppendFile, Cursor)>,
 }
 
-/// What is known once the first step is.
-struct OpenRun {
-    file: LogFile,
+/// The position in a log, which the next record depends on.
+struct Cursor {
     /// Number of the latest record, from 1.
     num: i64,
     started: f64,
@@ -54,22 +54,24 @@ struct OpenRun {
 }
 
 impl OfflineRun {
-    /// The run with all steps of `history`, replacing a file of the same run in `folder`.
+    /// The run with all steps of `history`. The file of the same run in `folder` is cut after them.
     ///
     /// # Errors
-    /// [`TrackingError::File`].
+    /// [`TrackingError::File`]; the file is as it was.
     pub fn open(
         folder: &Path,
         options: &WandbOptions,
         run: RunDescription,
         history: &[StepMetrics],
     ) -> Result<Self, TrackingError> {
-        let mut opened = Self { folder: folder.to_path_buf(), options: options.clone(), run, file: None };
-        history.iter().try_for_each(|metrics| opened.log_step(metrics))?;
+        let mut opened = Self { folder: folder.to_path_buf(), options: options.clone(), run, log: None };
+        if let Some(first) = history.first() {
+            opened.log = Some(opened.begin(first, history)?);
+        }
         Ok(opened)
     }
 
-    /// The same in a folder that no other run uses: files of earlier runs are removed.
+    /// The same in a folder that no other run uses: files of other runs are removed.
     ///
     /// # Errors
     /// [`TrackingError::File`].
@@ -79,36 +81,46 @@ impl OfflineRun {
         run: RunDescription,
         history: &[StepMetrics],
     ) -> Result<Self, TrackingError> {
+        let opened = Self::open(folder, options, run, history)?;
         if folder.exists() {
-            remove_runs(folder).map_err(TrackingError::file("clean folder", folder))?;
+            let kept = history.first().map(|first| opened.run_folder(first));
+            remove_runs_but(folder, kept.as_deref()).map_err(TrackingError::file("clean folder", folder))?;
         }
-        Self::open(folder, options, run, history)
+        Ok(opened)
     }
 
-    /// The file with header and run, once the first step says when the run began.
-    fn create(&self, first: &StepMetrics) -> Result<OpenRun, TrackingError> {
-        // W&B's own ids have eight characters.
-        let id: String = self.run.id(first).chars().take(8).collect();
-        let started = Timestamp::from_millisecond((first.timestamp * 1e3) as i64).unwrap_or_default();
-        let date = started.to_zoned(TimeZone::UTC).strftime("%Y%m%d_%H%M%S");
-        let folder = self.folder.join(format!("offline-run-{date}-{id}"));
-        let path = folder.join(format!("run-{id}.wandb"));
-        if path.exists() {
-            fs::remove_file(&path).map_err(TrackingError::file("replace", &path))?;
-        }
+    /// The run's id: W&B's own ids have eight characters.
+    fn id(&self, first: &StepMetrics) -> String {
+        self.run.id(first).chars().take(8).collect()
+    }
+
+    fn run_folder(&self, first: &StepMetrics) -> PathBuf {
+        let date = moment(first).to_zoned(TimeZone::UTC).strftime("%Y%m%d_%H%M%S");
+        self.folder.join(format!("offline-run-{date}-{}", self.id(first)))
+    }
+
+    /// The file with header, run and `history`. The first step says when the run began.
+    fn begin(
+        &self,
+        first: &StepMetrics,
+        history: &[StepMetrics],
+    ) -> Result<(AppendFile, Cursor), TrackingError> {
+        let folder = self.run_folder(first);
         let files = folder.join("files");
         fs::create_dir_all(&files).map_err(TrackingError::file("create folder", &files))?;
-        let file = LogFile::create(&path)?;
-        let mut opened = OpenRun {
-            file,
-            num: 0,
-            started: first.timestamp,
-            last: first.timestamp,
-            num_cold_start_steps: 0,
-        };
-        opened.write(Record::header())?;
-        opened.write(Record { run: Some(self.run_record(id, started)), ..Record::default() })?;
-        Ok(opened)
+        let path = folder.join(format!("run-{}.wandb", self.id(first)));
+        let begun =
+            || Cursor { num: 0, started: first.timestamp, last: first.timestamp, num_cold_start_steps: 0 };
+        let mut cursor = begun();
+        let file = AppendFile::restore(&path, |log| {
+            cursor = begun();
+            log_file::begin(log)?;
+            cursor.write(log, Record::header())?;
+            let run = self.run_record(self.id(first), moment(first));
+            cursor.write(log, Record { run: Some(run), ..Record::default() })?;
+            history.iter().try_for_each(|metrics| cursor.write_step(log, metrics))
+        })?;
+        Ok((file, cursor))
     }
 
     fn run_record(&self, run_id: String, started: Timestamp) -> messages::Run {
@@ -129,10 +141,28 @@ impl OfflineRun {
     }
 }
 
-impl OpenRun {
-    fn write(&mut self, record: Record) -> Result<(), TrackingError> {
+/// When a step was finished.
+fn moment(metrics: &StepMetrics) -> Timestamp {
+    Timestamp::from_millisecond((metrics.timestamp * 1e3) as i64).unwrap_or_default()
+}
+
+impl Cursor {
+    fn write(&mut self, log: &mut dyn RecordSink, record: Record) -> Result<(), TrackingError> {
         self.num += 1;
-        self.file.append(&Record { num: self.num, ..record })
+        log_file::append(log, &Record { num: self.num, ..record })
+    }
+
+    fn write_step(&mut self, log: &mut dyn RecordSink, metrics: &StepMetrics) -> Result<(), TrackingError> {
+        self.last = metrics.timestamp;
+        let step = self.step_of(metrics);
+        let items = self.items(metrics, step);
+        let summary = Some(Items { update: items.clone() });
+        self.write(log, Record { summary, ..Record::default() })?;
+        let step = Some(HistoryStep { num: step as i64 });
+        self.write(
+            log,
+            Record { history: Some(messages::History { item: items, step }), ..Record::default() },
+        )
     }
 
     /// Position of a step on the run's one axis.
@@ -164,37 +194,33 @@ impl OpenRun {
 
 impl Tracker for OfflineRun {
     fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError> {
-        if self.file.is_none() {
-            self.file = Some(self.create(metrics)?);
+        if self.log.is_none() {
+            self.log = Some(self.begin(metrics, &[])?);
         }
-        let Some(run) = &mut self.file else { return Ok(()) };
-        run.last = metrics.timestamp;
-        let step = run.step_of(metrics);
-        let items = run.items(metrics, step);
-        let summary = Some(Items { update: items.clone() });
-        run.write(Record { summary, ..Record::default() })?;
-        let step = Some(HistoryStep { num: step as i64 });
-        run.write(Record { history: Some(messages::History { item: items, step }), ..Record::default() })
+        let Some((file, cursor)) = &mut self.log else { return Ok(()) };
+        cursor.write_step(file, metrics)
     }
 
     fn sync(&mut self) -> Result<(), TrackingError> {
-        self.file.as_mut().map_or(Ok(()), |run| run.file.sync())
+        self.log.as_mut().map_or(Ok(()), |(file, _)| file.sync())
     }
 
     fn end(&mut self, end: RunEnd) -> Result<(), TrackingError> {
-        let Some(run) = &mut self.file else { return Ok(()) };
+        let Some((file, cursor)) = &mut self.log else { return Ok(()) };
         let exit_code = i32::from(end != RunEnd::Complete);
-        let runtime = (run.last - run.started) as i32;
-        run.write(Record { exit: Some(messages::Exit { exit_code, runtime }), ..Record::default() })?;
-        run.file.sync()
+        let runtime = (cursor.last - cursor.started) as i32;
+        let exit = Some(messages::Exit { exit_code, runtime });
+        cursor.write(file, Record { exit, ..Record::default() })?;
+        file.sync()
     }
 }
 
-fn remove_runs(folder: &Path) -> std::io::Result<()> {
+fn remove_runs_but(folder: &Path, kept: Option<&Path>) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("offline-run-") {
-            fs::remove_dir_all(entry.path())?;
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("offline-run-") && kept != Some(&path) {
+            fs::remove_dir_all(path)?;
         }
     }
     Ok(())

@@ -299,7 +299,12 @@ fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
-    fs::write(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
+    // An export is complete only if it is whole after a loss of power, too.
+    let written = fs::File::create(path).and_then(|mut file| {
+        std::io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use reqwest::StatusCode;
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use rlt_api::ExitCode;
+use rlt_tracking::http;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -84,6 +85,14 @@ pub enum PushError {
         /// The error; it contains no address, which may hold a signature.
         source: reqwest::Error,
     },
+    /// An answer is too long or too slow, or breaks off.
+    #[error("{act}: the answer was not read to its end")]
+    CutOff {
+        /// The operation.
+        act: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The hub refuses.
     #[error("{act}: the answer is {status}: {text}")]
     Refused {
@@ -120,7 +129,8 @@ impl PushError {
         match self {
             Self::NoToken | Self::BadToken => ExitCode::Usage,
             Self::Refused { status, .. }
-                if status.is_client_error() && *status != StatusCode::TOO_MANY_REQUESTS =>
+                if status.is_redirection()
+                    || (status.is_client_error() && *status != StatusCode::TOO_MANY_REQUESTS) =>
             {
                 ExitCode::BadConfig
             }
@@ -166,7 +176,7 @@ impl Hub {
         let mut authorization =
             HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| PushError::BadToken)?;
         authorization.set_sensitive(true);
-        let client = Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(None).build();
+        let client = http::client(CONNECT_TIMEOUT).timeout(None).build();
         let client = client.map_err(PushError::Client)?;
         Ok(Self { endpoint: endpoint.trim_end_matches('/').to_owned(), authorization, client })
     }
@@ -256,7 +266,7 @@ fn answered(act: &str, request: RequestBuilder) -> Result<Response, PushError> {
     if status.is_success() {
         return Ok(answer);
     }
-    let text = answer.text().unwrap_or_default();
+    let text = http::text_of(answer, ANSWER_TIMEOUT).unwrap_or_default();
     let end = text.floor_char_boundary(MAX_SHOWN_BYTES);
     let text = match status {
         StatusCode::UNAUTHORIZED => format!("HF_TOKEN is not known there: {}", &text[..end]),
@@ -267,9 +277,8 @@ fn answered(act: &str, request: RequestBuilder) -> Result<Response, PushError> {
 }
 
 fn json_of(act: &str, answer: Response) -> Result<Value, PushError> {
-    let no_answer =
-        |source: reqwest::Error| PushError::NoAnswer { act: act.to_owned(), source: source.without_url() };
-    let text = answer.text().map_err(no_answer)?;
+    let text = http::text_of(answer, ANSWER_TIMEOUT);
+    let text = text.map_err(|source| PushError::CutOff { act: act.to_owned(), source })?;
     serde_json::from_str(&text).map_err(|_| bad_answer(act, "JSON", &text))
 }
 

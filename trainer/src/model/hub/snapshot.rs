@@ -86,7 +86,8 @@ pub(super) struct Listed {
     pub(super) num_bytes: u64,
 }
 
-/// Fetches files of `listed` into the folder `dir`; existing files are not fetched again.
+/// Fetches files of `listed` into the folder `dir`; existing files of the listed length are not fetched
+/// again.
 ///
 /// # Errors
 /// [`SnapshotError`].
@@ -97,7 +98,10 @@ pub(super) fn fetch<'a, T: RepoType + Sync>(
     listed: impl Iterator<Item = &'a Listed>,
 ) -> Result<(), SnapshotError> {
     fs::create_dir_all(dir).map_err(failed("create folder", dir))?;
-    let missing: Vec<&Listed> = listed.filter(|file| !dir.join(&file.name).exists()).collect();
+    let is_whole = |file: &&Listed| {
+        fs::metadata(dir.join(&file.name)).is_ok_and(|metadata| metadata.len() == file.num_bytes)
+    };
+    let missing: Vec<&Listed> = listed.filter(|file| !is_whole(file)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         loop {
@@ -170,6 +174,7 @@ pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
         fs::create_dir_all(dir)?;
         let mut file = tempfile::Builder::new().prefix(".listing-").tempfile_in(dir)?;
         serde_json::to_writer(&mut file, listed)?;
+        file.as_file().sync_all()?;
         file.persist(dir.join(LISTING))?;
         Ok(())
     };
@@ -192,7 +197,12 @@ fn keep(fetched: &Path, path: &Path, file: &Listed) -> Result<(), SnapshotError>
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(failed("create folder", folder))?;
     }
-    fs::rename(fetched, path).map_err(failed("renaming", fetched))
+    // A file that has its name is whole, after a loss of power too.
+    let sync = |path: &Path| fs::File::open(path)?.sync_all();
+    sync(fetched).map_err(failed("syncing", fetched))?;
+    fs::rename(fetched, path).map_err(failed("renaming", fetched))?;
+    let folder = path.parent().unwrap_or(path);
+    sync(folder).map_err(failed("syncing", folder))
 }
 
 fn failed(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> SnapshotError {

@@ -61,9 +61,9 @@ fn a_commit_whose_files_are_all_in_the_cache_needs_no_hub() {
     let hub = HubServer::start(files).unwrap();
     let cache = tempfile::tempdir().unwrap();
     let fetched = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap();
-    // Nothing listens on a port of nobody.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let at = |revision: &str| HubSpec { endpoint: Some(format!("http://{closed}")), ..spec(&hub, revision) };
+    let closed = rlt_tests::HeldPort::new().unwrap();
+    let endpoint = format!("http://127.0.0.1:{}", closed.number());
+    let at = |revision: &str| HubSpec { endpoint: Some(endpoint.clone()), ..spec(&hub, revision) };
     assert_eq!(fetch(&at(COMMIT), Some(cache.path())).unwrap(), fetched);
     let error = fetch(&at("main"), Some(cache.path())).unwrap_err();
     assert!(matches!(error, HubError::Resolve { .. }), "a branch may have moved: {error:?}");
@@ -130,6 +130,50 @@ fn an_unavailable_repository_or_revision_is_named() {
     assert!(refusal(&elsewhere).contains("owner/other"));
     let invalid = HubSpec { endpoint: Some("not an address".to_owned()), ..spec(&hub, "main") };
     assert!(refusal(&invalid).contains("connecting to the hub"));
+}
+
+#[test]
+fn what_the_hub_refuses_for_good_is_not_worth_another_try() {
+    let (_, files) = tiny_model();
+    let hub = HubServer::start(files).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let code = |spec: &HubSpec| fetch(spec, Some(cache.path())).unwrap_err().exit_code();
+    assert_eq!(code(&spec(&hub, "gone")), ExitCode::BadConfig);
+    assert_eq!(code(&spec(&hub, &"f".repeat(40))), ExitCode::BadConfig);
+    assert_eq!(code(&HubSpec { repo: "owner/other".to_owned(), ..spec(&hub, "main") }), ExitCode::BadConfig);
+    for (status, expected) in [
+        ("401 Unauthorized", ExitCode::BadConfig),
+        ("403 Forbidden", ExitCode::BadConfig),
+        ("404 Not Found", ExitCode::BadConfig),
+        ("500 Internal Server Error", ExitCode::RetryableIo),
+        ("503 Service Unavailable", ExitCode::RetryableIo),
+    ] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let mut lines = std::io::BufRead::lines(std::io::BufReader::new(&stream));
+                while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                let _ = std::io::Write::write_all(&mut &stream, answer.as_bytes());
+            }
+        });
+        assert_eq!(code(&HubSpec { endpoint, ..spec(&hub, "main") }), expected, "{status}");
+    }
+}
+
+#[test]
+fn a_cached_file_that_is_cut_off_is_fetched_again() {
+    let (_, files) = tiny_model();
+    let hub = HubServer::start(files.clone()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let fetched = fetch(&spec(&hub, "main"), Some(cache.path())).unwrap();
+    let num_downloads = hub.downloads().len();
+    let weights = fetched.dir.join("model.safetensors");
+    std::fs::write(&weights, &files["model.safetensors"][..100]).unwrap();
+    fetch(&spec(&hub, "main"), Some(cache.path())).unwrap();
+    assert_eq!(&std::fs::read(&weights).unwrap(), &files["model.safetensors"]);
+    assert_eq!(hub.downloads().len(), num_downloads + 1, "whole files are not fetched again");
 }
 
 fn dataset(hub: &HubServer, config: Option<&str>, split: &str) -> HubDatasetSpec {

@@ -9,6 +9,8 @@ use crate::observe::tracking::CompletionRecord;
 
 /// Pairs shown at most.
 const MAX_PAIRS: usize = 6;
+/// Completions of one step that are looked through for pairs.
+const MAX_OF_STEP: usize = 64;
 /// Characters shown of a prompt or a completion.
 const MAX_CHARACTERS: usize = 1500;
 
@@ -22,23 +24,64 @@ pub(super) fn render(run: &Run) -> String {
     format!("<section><h2>Early and late</h2><div class=\"pairs\">{rows}</div></section>\n")
 }
 
+/// The completions that the page may show: those of the first and of the last step, held-out ones apart,
+/// because they are sampled repeatedly and are shown first.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    held_out: OfKind,
+    trained: OfKind,
+}
+
+#[derive(Debug, Default)]
+struct OfKind {
+    first: Vec<CompletionRecord>,
+    last: Vec<CompletionRecord>,
+}
+
+impl Ends {
+    /// Takes the next completion of a run.
+    pub(super) fn take(&mut self, record: CompletionRecord) {
+        // One of each group, so that several prompts are seen.
+        if record.sample > 0 {
+            return;
+        }
+        let kind = if record.held_out { &mut self.held_out } else { &mut self.trained };
+        keep(&mut kind.first, &record, |step, kept| step < kept);
+        keep(&mut kind.last, &record, |step, kept| step > kept);
+    }
+
+    /// Number of completions in memory.
+    #[cfg(test)]
+    pub(super) fn num_kept(&self) -> usize {
+        let kinds = [&self.held_out, &self.trained].into_iter();
+        kinds.map(|kind| kind.first.len() + kind.last.len()).sum()
+    }
+}
+
+/// Keeps the completions of one step: that which `replaces` all others.
+fn keep(kept: &mut Vec<CompletionRecord>, record: &CompletionRecord, replaces: fn(u64, u64) -> bool) {
+    match kept.first().map(|first| first.step) {
+        Some(step) if replaces(record.step, step) => kept.clear(),
+        Some(step) if step != record.step => return,
+        _ => {}
+    }
+    if kept.len() < MAX_OF_STEP {
+        kept.push(record.clone());
+    }
+}
+
 type Pair<'a> = (&'a CompletionRecord, Option<&'a CompletionRecord>);
 
 /// The first step's completions beside the last step's, to the same prompt where one was asked at both.
-/// Held-out prompts are first, because they are sampled repeatedly.
-fn pairs(records: &[CompletionRecord]) -> Vec<Pair<'_>> {
+fn pairs(ends: &Ends) -> Vec<Pair<'_>> {
     let mut pairs = Vec::new();
-    for held_out in [true, false] {
-        // One of each group, so that several prompts are seen.
-        let is_shown = |record: &&CompletionRecord| record.held_out == held_out && record.sample == 0;
-        let of_kind: Vec<_> = records.iter().filter(is_shown).collect();
-        let steps = || of_kind.iter().map(|record| record.step);
-        let (Some(first), Some(last)) = (steps().min(), steps().max()) else { continue };
-        let early: Vec<_> = of_kind.iter().copied().filter(|record| record.step == first).collect();
-        let late: Vec<_> = of_kind.iter().copied().filter(|record| record.step == last).collect();
-        match first == last {
-            true => pairs.extend(early.into_iter().map(|record| (record, None))),
-            false => pairs.extend(matched(&early, &late)),
+    for OfKind { first, last } in [&ends.held_out, &ends.trained] {
+        let is_one_step = first.first().map(|record| record.step) == last.first().map(|record| record.step);
+        match is_one_step {
+            true => pairs.extend(first.iter().map(|record| (record, None))),
+            false => {
+                pairs.extend(matched(&first.iter().collect::<Vec<_>>(), &last.iter().collect::<Vec<_>>()))
+            }
         }
     }
     pairs.truncate(MAX_PAIRS);

@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ReportError;
-use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, read_completions, read_steps};
+use super::completions::Ends;
+use crate::observe::tracking::{Stage, StepMetrics, for_each_completion, read_steps};
 use crate::storage::run_folder::WARNINGS;
 
 /// A run as the report sees it.
@@ -18,8 +19,8 @@ pub(super) struct Run {
     pub(super) manifest: Value,
     /// All steps in order.
     pub(super) steps: Vec<StepMetrics>,
-    /// All recorded completions in order.
-    pub(super) completions: Vec<CompletionRecord>,
+    /// Completions of the first and the last step.
+    pub(super) completions: Ends,
     /// The warnings of the run.
     pub(super) warnings: Vec<String>,
     /// Processor and memory of this machine, in a few words.
@@ -33,7 +34,9 @@ impl Run {
     pub(super) fn load(folder: &Path) -> Result<Self, ReportError> {
         let logs = |source| ReportError::Logs { folder: folder.to_path_buf(), source };
         let steps = read_steps(&folder.join("metrics.jsonl")).map_err(logs)?;
-        let completions = read_completions(&folder.join("completions.jsonl")).map_err(logs)?;
+        let mut completions = Ends::default();
+        for_each_completion(&folder.join("completions.jsonl"), |record| completions.take(record))
+            .map_err(logs)?;
         let manifest = read_manifest(&folder.join("manifest.yaml"));
         let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
         let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));

@@ -152,3 +152,23 @@ fn long_runs_make_small_pages() {
     let page = page(folder_with(&steps, "", "").path());
     assert!(page.len() < 200_000, "{} bytes", page.len());
 }
+
+#[test]
+fn of_many_completions_only_those_of_both_ends_are_held_in_memory() {
+    use super::completions::Ends;
+    let mut ends = Ends::default();
+    for step in 1..=1000 {
+        for sample in 0..8 {
+            let prompt = format!("{step} at {sample}");
+            let record = crate::observe::tracking::CompletionRecord {
+                step,
+                sample,
+                held_out: step % 2 == 0,
+                prompt,
+                ..Default::default()
+            };
+            (0..100).for_each(|_| ends.take(record.clone()));
+        }
+    }
+    assert_eq!(ends.num_kept(), 4 * 64);
+}

@@ -36,12 +36,23 @@ pub struct RewardPool {
     functions: Arc<RewardFunctions>,
     options: PoolOptions,
     num_abandoned: Arc<AtomicUsize>,
+    clock: Box<CallClock>,
 }
+
+/// Returns for how long a call of a function has run.
+type CallClock = dyn Fn(&Call) -> Duration + Send + Sync;
 
 impl RewardPool {
     /// A pool without threads yet: they live as long as a call of [`RewardPool::score`].
     pub fn new(functions: RewardFunctions, options: PoolOptions) -> Self {
-        Self { functions: Arc::new(functions), options, num_abandoned: Arc::default() }
+        let clock = Box::new(|call: &Call| call.started.elapsed());
+        Self { functions: Arc::new(functions), options, num_abandoned: Arc::default(), clock }
+    }
+
+    /// The pool with `clock` in place of the time since a call began: a test decides which calls hang.
+    #[cfg(test)]
+    pub(super) fn with_clock(self, clock: impl Fn(&Call) -> Duration + Send + Sync + 'static) -> Self {
+        Self { clock: Box::new(clock), ..self }
     }
 
     /// One reward for each sample, with its external verdicts, in the order of the samples.
@@ -76,7 +87,7 @@ impl RewardPool {
 
     fn replace_hung(&self, batch: &Arc<Batch>, workers: &mut Vec<Arc<Worker>>) {
         let num_before = workers.len();
-        workers.retain(|worker| !worker.abandon_if_hung(batch, self.options.timeout));
+        workers.retain(|worker| !worker.abandon_if_hung(batch, self.options.timeout, &*self.clock));
         for _ in workers.len()..num_before {
             if self.num_abandoned() < MAX_ABANDONED {
                 workers.extend(batch.start_worker());
@@ -186,10 +197,11 @@ struct WorkerState {
     is_abandoned: bool,
 }
 
-/// A function at work.
+/// A call of a function that has not returned.
 #[derive(Clone)]
-struct Call {
-    job_idx: usize,
+pub(super) struct Call {
+    /// Index of the sample within its batch.
+    pub(super) job_idx: usize,
     function: String,
     started: Instant,
 }
@@ -257,9 +269,9 @@ impl Worker {
 
     /// Settles the sample of a call that is past its limit. Holding the state's lock, so that the thread
     /// learns of it before it could write a reward of its own.
-    fn abandon_if_hung(&self, batch: &Batch, timeout: Duration) -> bool {
+    fn abandon_if_hung(&self, batch: &Batch, timeout: Duration, clock: &CallClock) -> bool {
         let mut state = locked(&self.state);
-        let Some(call) = state.running.clone().filter(|call| call.started.elapsed() > timeout) else {
+        let Some(call) = state.running.clone().filter(|call| clock(call) > timeout) else {
             return false;
         };
         state.is_abandoned = true;

@@ -1,5 +1,7 @@
-//! Whole runs in this process, for cases that no manifest can request: reward functions that panic, and how
-//! often weights are packed.
+//! Whole runs in this process: of every choice of a manifest, and of cases that no manifest can request, such
+//! as reward functions that panic and how often weights are packed.
+
+mod every_choice;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::copies::{self, CopyError, Uploads};
+use super::identity::RunIdentity;
 use super::load::{self, Checkpoint};
 use super::manifest::Manifest;
 use super::part::TensorPart;
@@ -38,6 +39,8 @@ pub struct CheckpointStore {
 /// Where committed checkpoints are copied to.
 struct Copies {
     uri: String,
+    /// The run to which they belong.
+    run: RunIdentity,
     uploads: Uploads,
 }
 
@@ -138,21 +141,22 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Copies later checkpoints to `uri`, beside the training, and keeps as many there.
+    /// Copies later checkpoints of `run` to `uri`, beside the training, and keeps as many there.
     ///
     /// # Errors
     /// [`CopyError`] for an address that cannot work.
-    pub fn copied_to(self, uri: &str) -> Result<Self, CopyError> {
-        let uploads = Uploads::start(uri, self.keep)?;
-        Ok(Self { copies: Some(Copies { uri: uri.to_owned(), uploads }), ..self })
+    pub fn copied_to(self, uri: &str, run: &RunIdentity) -> Result<Self, CopyError> {
+        let uploads = Uploads::start(uri, self.keep, run)?;
+        let copies = Copies { uri: uri.to_owned(), run: run.clone(), uploads };
+        Ok(Self { copies: Some(copies), ..self })
     }
 
-    /// From now on the checkpoint of `step`, here and its copy, is never removed; that of an earlier call is
-    /// again one like the others.
+    /// From now on the committed checkpoint of `step` is never removed, and that of an earlier call is again
+    /// one like the others. Of copies, that of the earlier call is protected until `step` has its own.
     pub fn protect(&mut self, step: Option<u64>) {
         self.protected = step;
-        if let Some(copies) = &self.copies {
-            copies.uploads.protect(step);
+        if let (Some(copies), Some(step)) = (&self.copies, step) {
+            copies.uploads.protect(step, &self.dir.join(folder_name(step)));
         }
     }
 
@@ -160,11 +164,11 @@ impl CheckpointStore {
     /// user.
     ///
     /// # Errors
-    /// The store cannot be reached or refuses.
+    /// The store cannot be reached or refuses, or the copies belong to another run.
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
-        let Some(Copies { uri, .. }) = &self.copies else { return Ok(Vec::new()) };
+        let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
-        copies::fetch_newer(uri, &self.dir, here.map(|(save_index, _)| save_index))
+        copies::fetch_newer((uri.as_str(), run), &self.dir, here.map(|(save_index, _)| save_index))
     }
 
     /// The newest step that has a copy; `None` where there is no such place, or nothing in it yet.

@@ -78,6 +78,17 @@ impl Rendezvous {
     /// # Errors
     /// [`RendezvousError`], naming the ranks that did not join.
     pub fn join(membership: Membership) -> Result<Self, RendezvousError> {
+        Self::join_with(membership, &mut || sleep(RETRY))
+    }
+
+    /// Joins with `pause` between two tries to reach the store of this attempt.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub(crate) fn join_with(
+        membership: Membership,
+        pause: &mut dyn FnMut(),
+    ) -> Result<Self, RendezvousError> {
         if membership.rank >= membership.world_size {
             return Err(RendezvousError::Argument {
                 name: "rank",
@@ -86,7 +97,7 @@ impl Rendezvous {
             });
         }
         let deadline = Instant::now() + membership.join_timeout;
-        let (store, address) = store_of_attempt(&membership, deadline)?;
+        let (store, address) = store_of_attempt(&membership, deadline, pause)?;
         if store.add(&seat_name(membership.rank), 1)? > 1 {
             return Err(RendezvousError::RankTaken { rank: membership.rank });
         }
@@ -168,12 +179,16 @@ impl Rendezvous {
 /// Connects to the store of this attempt, and returns it with this machine's address on the way to it. Where
 /// the pod of rank 0 is started again in place, the store of the attempt before may answer until that pod has
 /// ended its ranks.
-fn store_of_attempt(membership: &Membership, deadline: Instant) -> Result<(Store, IpAddr), RendezvousError> {
+fn store_of_attempt(
+    membership: &Membership,
+    deadline: Instant,
+    pause: &mut dyn FnMut(),
+) -> Result<(Store, IpAddr), RendezvousError> {
     loop {
-        let (server, address) = reach(membership, deadline)?;
+        let (server, address) = reach(membership, deadline, pause)?;
         match connect(server, membership, deadline) {
             Ok(store) => return Ok((store, address)),
-            Err(error) if error.may_be_of_earlier_attempt() && Instant::now() < deadline => sleep(RETRY),
+            Err(error) if error.may_be_of_earlier_attempt() && Instant::now() < deadline => pause(),
             Err(error) => return Err(error),
         }
     }
@@ -186,7 +201,11 @@ fn connect(server: SocketAddr, membership: &Membership, deadline: Instant) -> Re
 }
 
 /// The store's address, and this machine's address on the way to it.
-fn reach(membership: &Membership, deadline: Instant) -> Result<(SocketAddr, IpAddr), RendezvousError> {
+fn reach(
+    membership: &Membership,
+    deadline: Instant,
+    pause: &mut dyn FnMut(),
+) -> Result<(SocketAddr, IpAddr), RendezvousError> {
     let address = format!("{}:{}", membership.host, membership.port);
     loop {
         match try_reach(&address) {
@@ -195,7 +214,7 @@ fn reach(membership: &Membership, deadline: Instant) -> Result<(SocketAddr, IpAd
                 let timeout = membership.join_timeout;
                 return Err(RendezvousError::Unreachable { address, timeout, source });
             }
-            Err(_) => sleep(RETRY),
+            Err(_) => pause(),
         }
     }
 }

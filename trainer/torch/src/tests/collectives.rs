@@ -5,12 +5,16 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rlt_tests::HeldPort;
 use tch::{Kind, Tensor};
 
 use super::randn;
 use crate::collectives::{
     Alone, CollectiveError, Collectives, Membership, Reduction, Rendezvous, RendezvousError, serve_store,
 };
+
+/// Longest that a rank waits for another one; milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 fn membership(port: u16, rank: usize, world_size: usize) -> Membership {
     Membership {
@@ -19,8 +23,8 @@ fn membership(port: u16, rank: usize, world_size: usize) -> Membership {
         rank,
         world_size,
         attempt: 3,
-        join_timeout: Duration::from_secs(20),
-        operation_timeout: Duration::from_secs(20),
+        join_timeout: PATIENCE,
+        operation_timeout: PATIENCE,
     }
 }
 
@@ -166,7 +170,7 @@ fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
     thread::scope(|scope| {
         let join = |rank| {
             let timeouts =
-                Membership { operation_timeout: Duration::from_secs(3), ..membership(port, rank, 3) };
+                Membership { operation_timeout: Duration::from_secs(5), ..membership(port, rank, 3) };
             Rendezvous::join(timeouts).unwrap()
         };
         let (done, is_done) = std::sync::mpsc::channel::<()>();
@@ -175,7 +179,7 @@ fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
             let mut group = rendezvous.group("all", &[0, 1, 2]).unwrap().unwrap();
             group.barrier().unwrap();
             // It hangs while its process lives on, until the others have said so.
-            is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+            is_done.recv_timeout(PATIENCE).unwrap();
         });
         let failing = [0, 1].map(|rank| {
             scope.spawn(move || {
@@ -185,7 +189,7 @@ fn a_rank_that_misses_a_collective_is_named_within_the_timeout() {
                 let (begin, tensor) = (Instant::now(), Tensor::ones([4], tch::kind::FLOAT_CPU));
                 let error =
                     group.all_reduce(&tensor, Reduction::Sum).and_then(|pending| pending.wait()).unwrap_err();
-                assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+                assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
                 let CollectiveError::Failed { operation, sequence, diagnosis, .. } = &error else {
                     panic!("{error}")
                 };
@@ -230,14 +234,12 @@ fn a_rank_of_another_attempt_world_or_seat_is_refused() {
 
 #[test]
 fn a_store_that_appears_late_is_waited_for_and_one_that_never_does_is_named() {
-    let port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
-    let late = thread::spawn(move || Rendezvous::join(membership(port, 0, 1)).map(|_| ()));
-    thread::sleep(Duration::from_millis(500));
-    let store = serve_store(port, 3, 1).unwrap();
-    late.join().unwrap().unwrap();
+    let held = HeldPort::new().unwrap();
+    let port = held.number();
+    let mut store = None;
+    let mut appears = || store = Some(serve_store(port, 3, 1).unwrap());
+    Rendezvous::join_with(membership(port, 0, 1), &mut appears).unwrap();
+    assert!(store.is_some(), "joined a store that is not there");
     drop(store);
     let never = Membership { join_timeout: Duration::from_millis(300), ..membership(port, 0, 1) };
     let error = Rendezvous::join(never).unwrap_err();
@@ -246,13 +248,20 @@ fn a_store_that_appears_late_is_waited_for_and_one_that_never_does_is_named() {
 
 #[test]
 fn a_rank_waits_for_the_store_of_its_attempt_while_an_older_store_answers() {
-    let last = serve_store(0, 2, 1).unwrap();
-    let port = last.port();
-    let early = thread::spawn(move || Rendezvous::join(membership(port, 0, 1)).map(|_| ()));
-    thread::sleep(Duration::from_millis(500));
-    drop(last);
-    let _own = serve_store(port, 3, 1).unwrap();
-    early.join().unwrap().unwrap();
+    let held = HeldPort::new().unwrap();
+    let port = held.number();
+    let (mut store, mut num_pauses) = (Some(serve_store(port, 2, 1).unwrap()), 0);
+    // The older store answers twice, then it ends, and that of the attempt follows.
+    let mut pause = || {
+        num_pauses += 1;
+        match num_pauses {
+            2 => store = None,
+            3 => store = Some(serve_store(port, 3, 1).unwrap()),
+            _ => {}
+        }
+    };
+    Rendezvous::join_with(membership(port, 0, 1), &mut pause).unwrap();
+    assert_eq!(num_pauses, 3);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A run on a real MLflow server: created, resumed, completed after the server was down.
 
-use rlt_tests::MlflowServer;
+use rlt_tests::{HeldPort, MlflowServer};
 
 use super::*;
 use crate::{Metrics, Tracker as _, error_chain};
@@ -12,7 +12,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(folder: &std::path::Path, port: u16) -> Option<Self> {
+    fn start(folder: &std::path::Path, port: &HeldPort) -> Option<Self> {
         let process = MlflowServer::start(folder, port)?;
         Some(Self { url: process.url(), _process: process })
     }
@@ -65,8 +65,8 @@ fn run() -> RunDescription {
 #[test]
 fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_down() {
     let folder = tempfile::tempdir().unwrap();
-    let port = rlt_tests::free_port().unwrap();
-    let Some(server) = Server::start(folder.path(), port) else { return };
+    let port = HeldPort::new().unwrap();
+    let Some(server) = Server::start(folder.path(), &port) else { return };
     let options = server.options();
     let cold_start = StepMetrics { stage: Stage::ColdStart, ..step(1) };
     let mut tracker = Mlflow::open(&options, run(), &[]).unwrap();
@@ -87,7 +87,7 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     tracker.log_step(&step(4)).unwrap();
     let error = error_chain(&tracker.end(RunEnd::Stopped).unwrap_err());
     assert!(error.contains("1 steps were not logged") && error.contains(&options.url), "{error}");
-    let server = Server::start(folder.path(), port).unwrap();
+    let server = Server::start(folder.path(), &port).unwrap();
 
     // Resumed after step 2: steps 3 and 4 are trained again.
     let mut tracker = Mlflow::open(&options, run(), &[cold_start, step(1), step(2)]).unwrap();

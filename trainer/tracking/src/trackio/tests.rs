@@ -1,6 +1,6 @@
 //! A run on a real server of Trackio: created, resumed, completed after the server was down.
 
-use rlt_tests::TrackioServer;
+use rlt_tests::{HeldPort, TrackioServer};
 
 use super::*;
 use crate::{Metrics, Tracker as _, error_chain};
@@ -31,8 +31,8 @@ fn ask(url: &str, endpoint: &str, project: &str, id: &str) -> Value {
 #[test]
 fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_down() {
     let folder = tempfile::tempdir().unwrap();
-    let port = rlt_tests::free_port().unwrap();
-    let Some(server) = TrackioServer::start(folder.path(), port) else { return };
+    let port = HeldPort::new().unwrap();
+    let Some(server) = TrackioServer::start(folder.path(), &port) else { return };
     let options =
         TrackioOptions { url: server.url(), project: Some("math".into()), run_name: Some("first".into()) };
     let cold_start = StepMetrics { stage: Stage::ColdStart, ..step(1) };
@@ -47,7 +47,7 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
     tracker.log_step(&step(4)).unwrap();
     let error = error_chain(&tracker.end(RunEnd::Stopped).unwrap_err());
     assert!(error.contains("1 steps were not logged") && error.contains(&options.url), "{error}");
-    let server = TrackioServer::start(folder.path(), port).unwrap();
+    let server = TrackioServer::start(folder.path(), &port).unwrap();
 
     // Resumed after step 2: steps 3 and 4 are trained again.
     let mut tracker = Trackio::with(credentials(), &options, run(), &[cold_start, step(1), step(2)]).unwrap();
@@ -68,8 +68,8 @@ fn a_server_gets_every_step_once_though_the_run_is_resumed_and_the_server_was_do
 #[test]
 fn a_server_refuses_a_run_without_its_write_token_and_the_error_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let port = rlt_tests::free_port().unwrap();
-    let Some(server) = TrackioServer::start(folder.path(), port) else { return };
+    let port = HeldPort::new().unwrap();
+    let Some(server) = TrackioServer::start(folder.path(), &port) else { return };
     let options = TrackioOptions { url: server.url(), project: None, run_name: None };
     let wrong = Credentials { write_token: Some("guessed".into()), hub_token: None };
     let mut tracker = Trackio::with(wrong, &options, run(), &[step(1)]).unwrap();

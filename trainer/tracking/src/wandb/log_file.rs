@@ -7,13 +7,11 @@
 //! All little-endian. No part crosses a block of 32 KiB (the file's header counts): a record that does not
 //! fit is split. The checksum is zlib's crc32, where LevelDB has a masked crc32c.
 
-use std::path::Path;
-
 use prost::Message as _;
 
 use super::messages::Record;
 use crate::TrackingError;
-use crate::append_file::AppendFile;
+use crate::append_file::RecordSink;
 
 const BLOCK_LEN: usize = 32 * 1024;
 const HEADER: [u8; 7] = *b":W&B\xe1\xbe\x00";
@@ -28,26 +26,15 @@ enum Part {
     Last = 4,
 }
 
-/// A file that records are appended to.
-pub(super) struct LogFile(AppendFile);
+/// Begins an empty log.
+pub(super) fn begin(log: &mut dyn RecordSink) -> Result<(), TrackingError> {
+    log.append(&HEADER)
+}
 
-impl LogFile {
-    /// A new file.
-    pub(super) fn create(path: &Path) -> Result<Self, TrackingError> {
-        let mut file = AppendFile::open(path)?;
-        file.append(&HEADER)?;
-        Ok(Self(file))
-    }
-
-    /// Appends one record.
-    pub(super) fn append(&mut self, record: &Record) -> Result<(), TrackingError> {
-        self.0.append(&framed(self.0.len(), &record.encode_to_vec()))
-    }
-
-    /// Makes everything survive a power loss.
-    pub(super) fn sync(&mut self) -> Result<(), TrackingError> {
-        self.0.sync()
-    }
+/// Appends one record to a log.
+pub(super) fn append(log: &mut dyn RecordSink, record: &Record) -> Result<(), TrackingError> {
+    let framed = framed(log.len(), &record.encode_to_vec());
+    log.append(&framed)
 }
 
 /// A record framed for a file of `len` bytes.

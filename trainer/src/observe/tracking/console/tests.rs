@@ -7,9 +7,28 @@ use indicatif::{ProgressDrawTarget, TermLike};
 
 use super::*;
 
+/// Longest that a test waits for another thread to draw; milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(100);
+
 /// Everything that was ever shown.
 #[derive(Clone, Debug, Default)]
 struct Page(Arc<Mutex<Vec<u8>>>);
+
+impl Page {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// Waits until `expected` has been drawn.
+    #[track_caller]
+    fn wait_for(&self, expected: &str) {
+        let started = Instant::now();
+        while !self.text().contains(expected) {
+            assert!(started.elapsed() < PATIENCE, "{expected:?} is not in\n{}", self.text());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
 
 impl Write for Page {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -74,7 +93,7 @@ fn without_a_terminal_every_step_is_one_readable_line() {
     console.end_step(&step(Stage::Training, 1, &values));
     console.end_step(&step(Stage::Training, 2, &values[..1]));
     drop(console);
-    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let text = page.text();
     let expected = "evaluating 200 held-out prompts\n\
         step 1/2: reward 0.412, held-out 0.390, kl 0.0031, 18.4k tok/s, 2.0 s, 0s left\n\
         step 2/2: reward 0.412\n";
@@ -88,47 +107,53 @@ fn a_quick_cold_start_shows_its_first_and_last_step() {
     console.begin_stage(Stage::ColdStart, 0, 50);
     (1..=50).for_each(|idx| console.end_step(&step(Stage::ColdStart, idx, &[("sft/loss", 1.5)])));
     drop(console);
-    let text = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
+    let text = page.text();
     assert_eq!(text.lines().count(), 2, "{text}");
     assert!(text.contains("cold start 1/50: loss 1.500") && text.contains("cold start 50/50"), "{text}");
 }
 
+/// The terminal takes nothing until the test lets it, so that a console which waited for it would never end.
 #[test]
 fn a_blocked_terminal_delays_nothing() {
-    struct Held;
-    impl Write for Held {
-        fn write(&mut self, _bytes: &[u8]) -> std::io::Result<usize> {
-            std::thread::sleep(Duration::from_secs(3600));
-            Ok(0)
+    struct Blocked(Receiver<()>);
+    impl Write for Blocked {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            // An error when the test has ended.
+            let _ = self.0.recv();
+            Ok(bytes.len())
         }
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
     }
-    let console = Console::draw_on(Box::new(lines::Lines::new(Held))).unwrap();
-    let started = Instant::now();
-    (0..10_000).for_each(|idx| console.message(&format!("message {idx}")));
-    drop(console);
-    assert!(started.elapsed() < FINISH_TIMEOUT + Duration::from_secs(1));
+    let (release, blocked) = sync_channel::<()>(0);
+    let console = Console::draw_on(Box::new(lines::Lines::new(Blocked(blocked)))).unwrap();
+    let (done, is_done) = sync_channel(1);
+    std::thread::spawn(move || {
+        (0..10_000).for_each(|idx| console.message(&format!("message {idx}")));
+        drop(console);
+        done.send(()).unwrap();
+    });
+    is_done.recv_timeout(PATIENCE).expect("the console waits for a blocked terminal");
+    drop(release);
 }
 
 #[test]
 fn bars_show_stage_phase_and_rate() {
     let page = Page::default();
-    let text_of = |page: &Page| String::from_utf8(std::mem::take(&mut *page.0.lock().unwrap())).unwrap();
     let mut bars = bars::Bars::on(ProgressDrawTarget::term_like(Box::new(page.clone())));
     bars.draw(Update::Stage { stage: Stage::Training, num_done: 10, num_steps: 20 });
     bars.draw(Update::Phase { phase: Phase::Rollout, total: 64 });
     bars.draw(Update::Advance { num_done: 32, num_tokens: 1_000_000_000 });
-    std::thread::sleep(Duration::from_millis(250));
-    let text = text_of(&page);
+    // The bars draw at their own times.
     for expected in ["training", "10/20", "rollout", "32/64", "tok/s"] {
-        assert!(text.contains(expected), "{expected:?} is not in\n{text}");
+        page.wait_for(expected);
     }
+    page.0.lock().unwrap().clear();
     bars.draw(Update::Step(step(Stage::Training, 11, &[("critic/rewards/mean", 0.5)])));
     drop(bars);
-    let text = text_of(&page);
-    assert!(text.contains("11/20") && text.contains("reward 0.500"), "{text}");
+    page.wait_for("11/20");
+    page.wait_for("reward 0.500");
 }
 
 #[test]

@@ -79,7 +79,9 @@ fn a_port_that_is_taken_is_named() {
 
 #[test]
 fn the_port_is_free_again_afterwards() {
-    let (exporter, endpoint) = serve(0).unwrap();
+    // Held, so that nobody else is given the port between the endpoint's end and its next user.
+    let held = rlt_tests::HeldPort::new().unwrap();
+    let (exporter, endpoint) = serve(held.number()).unwrap();
     let address = endpoint.address();
     let open = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port())).unwrap();
     drop((exporter, endpoint));

@@ -76,6 +76,27 @@ pub enum CopyError {
     /// The thread that copies could not be started.
     #[error("failed to start the thread that copies checkpoints")]
     Thread(#[source] io::Error),
+    /// The prefix, or a copy in it, belongs to another run.
+    #[error(
+        "spec.checkpoint.uri: `{uri}` belongs to one run: {difference}. Give this job another address, or remove the copies \
+         there yourself"
+    )]
+    OtherRun {
+        /// The address.
+        uri: String,
+        /// To whom it belongs, and to whom not.
+        difference: String,
+    },
+    /// The file that says whose copies are in a prefix is not one.
+    #[error(
+        "spec.checkpoint.uri: `run.json` at `{uri}` does not say whose copies are there: restore or remove it"
+    )]
+    Owner {
+        /// The address.
+        uri: String,
+        /// Where and why.
+        source: serde_json::Error,
+    },
     /// The run ended before the copy was complete.
     #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
     NotCopied {
@@ -93,7 +114,12 @@ impl CopyError {
     pub fn is_permanent(&self) -> bool {
         matches!(
             self,
-            Self::Address { .. } | Self::Prepare { .. } | Self::NoBucket { .. } | Self::Refused { .. }
+            Self::Address { .. }
+                | Self::Prepare { .. }
+                | Self::NoBucket { .. }
+                | Self::Refused { .. }
+                | Self::OtherRun { .. }
+                | Self::Owner { .. }
         )
     }
 

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::super::load;
 use super::super::store::{order_of, step_of};
-use super::super::{Checkpoint, CheckpointError};
+use super::super::{Checkpoint, CheckpointError, RunIdentity};
 use super::CopyError;
 use super::error::with_causes;
 use super::place::Place;
@@ -30,28 +30,37 @@ pub(in super::super) type Notes = Vec<String>;
 /// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one
 /// is tried.
 pub(in super::super) fn fetch_newer(
-    uri: &str,
+    (uri, run): (&str, &RunIdentity),
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
     let (runtime, place) = (runtime()?, Place::open(uri)?);
-    tried_again(|| runtime.block_on(fetch_from(&place, folder, newer_than)))
+    tried_again(|| runtime.block_on(fetch_from((&place, run), folder, newer_than)))
 }
 
-/// Removes every copy at `uri`.
+/// Removes every copy at `uri`, which then belongs to `run`. Before it may belong to the run `earlier` too.
 ///
 /// # Errors
-/// The store cannot be reached or refuses.
-pub fn clear(uri: &str) -> Result<(), CopyError> {
+/// The store cannot be reached or refuses, or the copies belong to a third run, and all of them stay.
+pub fn clear(uri: &str, run: &RunIdentity, earlier: Option<&RunIdentity>) -> Result<(), CopyError> {
     let (runtime, place) = (runtime()?, Place::open(uri)?);
-    tried_again(|| {
-        runtime.block_on(async {
-            for name in place.folders().await? {
-                place.remove(&name).await?;
-            }
-            Ok(())
-        })
-    })
+    tried_again(|| runtime.block_on(clear_at(&place, run, earlier)))
+}
+
+pub(super) async fn clear_at(
+    place: &Place,
+    run: &RunIdentity,
+    earlier: Option<&RunIdentity>,
+) -> Result<(), CopyError> {
+    let owner = place.owner().await?;
+    let is_of_earlier = |owner| earlier.is_some_and(|earlier| earlier.difference(owner).is_none());
+    if !owner.as_ref().is_some_and(is_of_earlier) {
+        place.check_owner(run).await?;
+    }
+    for name in place.folders().await? {
+        place.remove(&name).await?;
+    }
+    place.give_to(run).await
 }
 
 pub(super) fn runtime() -> Result<Runtime, CopyError> {
@@ -73,16 +82,17 @@ fn tried_again<T>(mut act: impl FnMut() -> Result<T, CopyError>) -> Result<T, Co
 }
 
 pub(super) async fn fetch_from(
-    place: &Place,
+    (place, run): (&Place, &RunIdentity),
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
+    place.check_owner(run).await?;
     let mut notes = Notes::new();
     for (save_index, name) in newest_first(place, &mut notes).await? {
         if Some(save_index) <= newer_than {
             break;
         }
-        match fetch_one(place, folder, &name).await {
+        match fetch_one((place, run), folder, &name).await {
             Ok(()) => {
                 notes.push(format!("fetched checkpoint {name} from {}", place.uri()));
                 break;
@@ -114,7 +124,7 @@ fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {
 }
 
 /// Fetches one copy beside its place, verifies every byte, and gives it its name.
-async fn fetch_one(place: &Place, folder: &Path, name: &str) -> Result<(), CopyError> {
+async fn fetch_one((place, run): (&Place, &RunIdentity), folder: &Path, name: &str) -> Result<(), CopyError> {
     // A process's own: several may fetch on one machine.
     let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
     if temporary.exists() {
@@ -122,6 +132,7 @@ async fn fetch_one(place: &Place, folder: &Path, name: &str) -> Result<(), CopyE
     }
     fs::create_dir_all(&temporary).map_err(CopyError::local("create folder", &temporary))?;
     let fetched = fetch_files(place, &temporary, name).await;
+    let fetched = fetched.and_then(|checkpoint| check_run(place, run, &checkpoint));
     let fetched = fetched.and_then(|()| commit(&temporary, &folder.join(name)));
     if fetched.is_err() {
         // The error that matters is the one above; leftovers are removed at the next open.
@@ -130,7 +141,15 @@ async fn fetch_one(place: &Place, folder: &Path, name: &str) -> Result<(), CopyE
     fetched
 }
 
-async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<(), CopyError> {
+/// A copy whose state names another run is not this run's, whatever the prefix says.
+fn check_run(place: &Place, run: &RunIdentity, checkpoint: &Checkpoint) -> Result<(), CopyError> {
+    let saved = checkpoint.identity()?;
+    let difference = saved.and_then(|saved| run.difference(&saved));
+    difference
+        .map_or(Ok(()), |difference| Err(CopyError::OtherRun { uri: place.uri().to_owned(), difference }))
+}
+
+async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<Checkpoint, CopyError> {
     let path = temporary.join(super::super::manifest::FILE_NAME);
     let json = place.manifest(name).await?.unwrap_or_default();
     let manifest = load::parse_manifest(&path, &json)?;
@@ -138,8 +157,7 @@ async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<(), 
         place.get_file(name, &temporary.join(file), entry.num_bytes).await?;
     }
     fs::write(&path, json).map_err(CopyError::local("write", &path))?;
-    Checkpoint::open(temporary)?;
-    Ok(())
+    Ok(Checkpoint::open(temporary)?)
 }
 
 /// Gives the verified folder its name. A damaged local one of that name makes room.

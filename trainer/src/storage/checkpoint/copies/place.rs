@@ -14,9 +14,10 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart};
+use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, PutMode, RetryConfig, WriteMultipart};
 use sha2::{Digest, Sha256};
 
+use super::super::identity::RunIdentity;
 use super::super::manifest::{self, FileEntry};
 use super::super::store::step_of;
 use super::CopyError;
@@ -28,6 +29,8 @@ const PART_BYTES: u64 = 8 << 20;
 const MAX_PARTS: u64 = 9000;
 /// Concurrent uploads of parts.
 const NUM_CONCURRENT: usize = 4;
+/// The file of a prefix that says to which run its copies belong.
+const OWNER: &str = "run.json";
 
 /// Where the copies of one run are. All of its calls belong to one thread's runtime.
 pub(super) struct Place {
@@ -66,6 +69,45 @@ impl Place {
         Arc::clone(&self.sent)
     }
 
+    /// The run to which the prefix belongs; `None` for an empty one, and for one of a release that wrote
+    /// none.
+    pub(super) async fn owner(&self) -> Result<Option<RunIdentity>, CopyError> {
+        let Some(json) = self.read(&self.prefix.clone().join(OWNER)).await? else { return Ok(None) };
+        let owner = serde_json::from_slice(&json);
+        owner.map(Some).map_err(|source| CopyError::Owner { uri: self.uri.clone(), source })
+    }
+
+    /// Fails where the prefix belongs to another run than `run`; returns whether it belongs to any.
+    pub(super) async fn check_owner(&self, run: &RunIdentity) -> Result<bool, CopyError> {
+        let Some(owner) = self.owner().await? else { return Ok(false) };
+        match run.difference(&owner) {
+            Some(difference) => Err(CopyError::OtherRun { uri: self.uri.clone(), difference }),
+            None => Ok(true),
+        }
+    }
+
+    /// Makes the prefix that of `run`, unless it belongs to another one: of two runs that begin at the same
+    /// time, one gets it.
+    pub(super) async fn claim(&self, run: &RunIdentity) -> Result<(), CopyError> {
+        if self.check_owner(run).await? {
+            return Ok(());
+        }
+        let path = self.prefix.clone().join(OWNER);
+        let created = self.store.put_opts(&path, identity_json(run).into(), PutMode::Create.into()).await;
+        if created.is_ok() || self.check_owner(run).await? {
+            return Ok(());
+        }
+        // A store that does not know how to create without replacing.
+        self.give_to(run).await
+    }
+
+    /// Makes the prefix that of `run`, whoever has it.
+    pub(super) async fn give_to(&self, run: &RunIdentity) -> Result<(), CopyError> {
+        let path = self.prefix.clone().join(OWNER);
+        let written = self.store.put(&path, identity_json(run).into()).await;
+        written.map(drop).map_err(CopyError::request(&self.uri, "write", &path))
+    }
+
     /// The folders of checkpoints, complete or not. Other objects there are neither fetched nor removed.
     pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
@@ -76,12 +118,15 @@ impl Place {
 
     /// The manifest of a folder; none where the folder is no checkpoint.
     pub(super) async fn manifest(&self, folder: &str) -> Result<Option<Vec<u8>>, CopyError> {
-        let path = self.path(folder, manifest::FILE_NAME);
-        let read = async { self.store.get(&path).await?.bytes().await };
+        self.read(&self.path(folder, manifest::FILE_NAME)).await
+    }
+
+    async fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, CopyError> {
+        let read = async { self.store.get(path).await?.bytes().await };
         match read.await {
             Ok(bytes) => Ok(Some(bytes.to_vec())),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(CopyError::request(&self.uri, "read", &path)(error)),
+            Err(error) => Err(CopyError::request(&self.uri, "read", path)(error)),
         }
     }
 
@@ -191,6 +236,11 @@ impl Place {
     fn path(&self, folder: &str, file: &str) -> Path {
         self.prefix.clone().join(folder).join(file)
     }
+}
+
+fn identity_json(run: &RunIdentity) -> Vec<u8> {
+    // Strings always serialise.
+    serde_json::to_vec_pretty(run).unwrap_or_default()
 }
 
 /// A local file that is uploaded, digested as it is read.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path as FilePath;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -11,17 +11,26 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::super::{CheckpointContent, CheckpointStore};
-use super::fetch::{fetch_from, runtime};
+use super::super::{CheckpointContent, CheckpointStore, RunIdentity};
+use super::fetch::{clear_at, fetch_from, runtime};
 use super::place::Place;
 use super::upload::Uploads;
 use super::{CopyError, clear};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest that a test waits for a copy; milliseconds on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 fn content(step: u64) -> CheckpointContent {
     let weight = Tensor::arange(5000, (Kind::Float, Device::Cpu)) + step as f64;
     CheckpointContent { tensors: vec![("weight".into(), weight)], state: json!({ "step": step }) }
+}
+
+fn run_named(name: &str, learning_rate: &str) -> RunIdentity {
+    RunIdentity { run: name.into(), spec: json!({ "training": { "learningRate": learning_rate } }) }
+}
+
+fn this_run() -> RunIdentity {
+    run_named("one", "1e-6")
 }
 
 fn place(store: &Arc<InMemory>) -> Place {
@@ -39,7 +48,7 @@ fn folders(store: &Arc<InMemory>) -> Vec<String> {
 }
 
 fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u64]) {
-    let uploads = Uploads::to(place(store), keep).unwrap();
+    let uploads = Uploads::to(place(store), keep, &this_run()).unwrap();
     let mut checkpoints = CheckpointStore::open(dir, 100).unwrap();
     for &step in steps {
         let saved = checkpoints.save(step, &content(step)).unwrap();
@@ -51,7 +60,7 @@ fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u6
 }
 
 fn fetch(store: &Arc<InMemory>, dir: &FilePath, newer_than: Option<u64>) -> Vec<String> {
-    runtime().unwrap().block_on(fetch_from(&place(store), dir, newer_than)).unwrap()
+    runtime().unwrap().block_on(fetch_from((&place(store), &this_run()), dir, newer_than)).unwrap()
 }
 
 fn newest(dir: &FilePath) -> Option<u64> {
@@ -149,10 +158,18 @@ fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() 
     let mut bytes = fs::read(&shard).unwrap();
     bytes[9000] ^= 1;
     fs::write(&shard, bytes).unwrap();
-    let uploads = Uploads::to(place(&store), 3).unwrap();
+    let uploads = Uploads::to(place(&store), 3, &this_run()).unwrap();
     uploads.offer(1, &saved.path);
-    let error = uploads.finish(Duration::from_millis(300)).unwrap_err();
-    assert!(error.to_string().contains("is not what its manifest says"), "{error}");
+    let started = Instant::now();
+    // The first try may not have failed yet.
+    let error = loop {
+        let error = uploads.finish(Duration::ZERO).unwrap_err().to_string();
+        if !error.contains("nothing moved") || started.elapsed() > PATIENCE {
+            break error;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(error.contains("is not what its manifest says"), "{error}");
     assert!(uploads.needs(&saved.path) && uploads.copied_step().is_none());
     assert!(!objects(&store, "runs/one/step-000001").contains(&"manifest.json".to_owned()));
 }
@@ -162,18 +179,19 @@ fn a_folder_is_a_store_and_can_be_cleared() {
     let (here, there, store) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let uri = format!("file://{}/copies", store.path().display());
-    let mut checkpoints = CheckpointStore::open(here.path(), 1).unwrap().copied_to(&uri).unwrap();
+    let mut checkpoints =
+        CheckpointStore::open(here.path(), 1).unwrap().copied_to(&uri, &this_run()).unwrap();
     for step in 1..=4 {
         checkpoints.save(step, &content(step)).unwrap();
     }
     checkpoints.finish_copies(PATIENCE).unwrap();
     assert_eq!(checkpoints.copied_step(), Some(4));
-    let elsewhere = CheckpointStore::open(there.path(), 1).unwrap().copied_to(&uri).unwrap();
+    let elsewhere = CheckpointStore::open(there.path(), 1).unwrap().copied_to(&uri, &this_run()).unwrap();
     assert_eq!(elsewhere.fetch_newer().unwrap().len(), 1);
     assert_eq!(newest(there.path()), Some(4));
-    clear(&uri).unwrap();
+    clear(&uri, &this_run(), None).unwrap();
     let empty = tempfile::tempdir().unwrap();
-    let third = CheckpointStore::open(empty.path(), 1).unwrap().copied_to(&uri).unwrap();
+    let third = CheckpointStore::open(empty.path(), 1).unwrap().copied_to(&uri, &this_run()).unwrap();
     assert!(third.fetch_newer().unwrap().is_empty());
 }
 
@@ -184,4 +202,132 @@ fn an_invalid_address_is_refused_with_the_valid_forms() {
         assert!(matches!(error, CopyError::Address { .. }) && error.is_permanent(), "{uri}: {error}");
         assert!(error.to_string().contains("s3://BUCKET/PREFIX"), "{error}");
     }
+}
+
+/// All bytes of the prefix, by name.
+fn content_of(store: &Arc<InMemory>) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for folder in [vec![String::new()], folders(store)].concat() {
+        for file in objects(store, &format!("runs/one/{folder}")) {
+            let path = Path::from(format!("runs/one/{folder}/{file}"));
+            let bytes = runtime().unwrap().block_on(async { store.get(&path).await?.bytes().await });
+            found.push((path.to_string(), bytes.unwrap().to_vec()));
+        }
+    }
+    found
+}
+
+fn assert_refused(result: Result<(), CopyError>, said: &str) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, CopyError::OtherRun { .. }) && error.is_permanent(), "{error}");
+    assert!(error.to_string().contains(said), "{error}");
+}
+
+#[test]
+fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 2, &[1, 2]);
+    let before = content_of(&store);
+    for (other, said) in [
+        (run_named("two", "1e-6"), "it belongs to the job `one`, this job is `two`"),
+        (run_named("one", "1e-5"), "spec.training.learningRate: \"1e-6\" there, \"1e-5\" here"),
+    ] {
+        let runtime = runtime().unwrap();
+        let fetched = runtime.block_on(fetch_from((&place(&store), &other), there.path(), None));
+        assert_refused(fetched.map(drop), said);
+        assert_refused(runtime.block_on(clear_at(&place(&store), &other, None)), said);
+        let earlier = run_named("three", "1e-4");
+        assert_refused(runtime.block_on(clear_at(&place(&store), &other, Some(&earlier))), said);
+        let uploads = Uploads::to(place(&store), 1, &other).unwrap();
+        let saved = CheckpointStore::open(there.path(), 9).unwrap().save(9, &content(9)).unwrap();
+        uploads.offer(9, &saved.path);
+        assert_refused(uploads.finish(PATIENCE), said);
+        assert!(content_of(&store) == before, "{said}");
+        fs::remove_dir_all(saved.path).unwrap();
+    }
+    // Whose folder holds the run may start afresh under another manifest.
+    let faster = run_named("one", "1e-5");
+    runtime().unwrap().block_on(clear_at(&place(&store), &faster, Some(&this_run()))).unwrap();
+    assert!(folders(&store).is_empty());
+    let owner = runtime().unwrap().block_on(place(&store).owner()).unwrap();
+    assert_eq!(owner, Some(faster));
+}
+
+#[test]
+fn of_two_runs_that_begin_at_once_one_gets_the_prefix() {
+    let store = Arc::new(InMemory::new());
+    let claim = |run: &RunIdentity| runtime().unwrap().block_on(place(&store).claim(run));
+    claim(&this_run()).unwrap();
+    claim(&this_run()).unwrap();
+    assert_refused(claim(&run_named("two", "1e-6")), "it belongs to the job `one`");
+}
+
+#[test]
+fn a_copy_without_an_identity_is_fetched_and_one_of_another_run_is_not_whatever_the_prefix_says() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 2, &[1]);
+    // A prefix of a release that wrote neither.
+    let owner = Path::from("runs/one/run.json");
+    runtime().unwrap().block_on(store.delete(&owner)).unwrap();
+    assert_eq!(fetch(&store, there.path(), None).len(), 1);
+    assert_eq!(newest(there.path()), Some(1));
+
+    let other = json!({ "step": 2, "run": run_named("two", "1e-6") });
+    let tensors = content(2).tensors;
+    let mut checkpoints = CheckpointStore::open(here.path(), 9).unwrap();
+    let saved = checkpoints.save(2, &CheckpointContent { tensors, state: other }).unwrap();
+    let uploads = Uploads::to(place(&store), 2, &this_run()).unwrap();
+    uploads.offer(2, &saved.path);
+    uploads.finish(PATIENCE).unwrap();
+    let fetched = runtime().unwrap().block_on(fetch_from((&place(&store), &this_run()), there.path(), None));
+    assert_refused(fetched.map(drop), "it belongs to the job `two`");
+    assert_eq!(newest(there.path()), Some(1));
+}
+
+#[test]
+fn a_prefix_whose_owner_cannot_be_read_is_left_alone() {
+    let (store, there) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
+    let owner = Path::from("runs/one/run.json");
+    runtime().unwrap().block_on(store.put(&owner, b"{".to_vec().into())).unwrap();
+    let fetched = runtime().unwrap().block_on(fetch_from((&place(&store), &this_run()), there.path(), None));
+    let error = fetched.unwrap_err();
+    assert!(matches!(error, CopyError::Owner { .. }) && error.is_permanent(), "{error}");
+}
+
+#[test]
+fn the_copy_of_the_best_checkpoint_stays_until_a_better_one_has_its_own() {
+    let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
+    let mut checkpoints = CheckpointStore::open(here.path(), 100).unwrap();
+    let mut save = |step: u64| checkpoints.save(step, &content(step)).unwrap().path;
+    let uploads = Uploads::to(place(&store), 1, &this_run()).unwrap();
+    let best = save(1);
+    uploads.offer(1, &best);
+    uploads.protect(1, &best);
+    uploads.finish(PATIENCE).unwrap();
+    uploads.offer(2, &save(2));
+    uploads.finish(PATIENCE).unwrap();
+    assert_eq!(folders(&store), ["step-000001", "step-000002"]);
+
+    // The better one is damaged where it is read for its copy.
+    let better = save(3);
+    let shard = better.join("shard-00000.safetensors");
+    let whole = fs::read(&shard).unwrap();
+    fs::write(&shard, b"damaged").unwrap();
+    uploads.offer(3, &better);
+    uploads.protect(3, &better);
+    uploads.offer(4, &save(4));
+    assert!(uploads.finish(Duration::from_millis(300)).is_err());
+    assert!(folders(&store).contains(&"step-000001".to_owned()), "{:?}", folders(&store));
+    assert!(uploads.needs(&better));
+
+    fs::write(&shard, whole).unwrap();
+    uploads.finish(PATIENCE).unwrap();
+    assert_eq!(uploads.copied_step(), Some(4), "a copy that is made late is not the newest");
+    let manifests = folders(&store);
+    let whole =
+        |name: &String| objects(&store, &format!("runs/one/{name}")).contains(&"manifest.json".to_owned());
+    let manifests: Vec<_> = manifests.iter().filter(|name| whole(name)).collect();
+    assert_eq!(manifests, ["step-000003", "step-000004"]);
 }

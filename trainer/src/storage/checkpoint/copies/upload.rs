@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 use super::super::store::{order_of, step_of};
-use super::super::{load, manifest};
+use super::super::{RunIdentity, load, manifest};
 use super::CopyError;
 use super::error::with_causes;
 use super::fetch::runtime;
@@ -51,14 +51,24 @@ struct State {
     copied: Option<u64>,
     /// The last failure, until a copy is whole.
     failure: Option<String>,
+    /// How the run that has taken the prefix meanwhile differs from this one.
+    other_run: Option<String>,
     /// The run is at its end and waits: no pause grows any more.
     is_ending: bool,
     /// The step whose copy stays however old it is.
     protected: Option<u64>,
+    /// The checkpoint whose copy shall be protected once there is one.
+    best: Option<Offer>,
+    /// Number of offers so far.
+    num_offers: u64,
+    /// Number of the newest offer that has a copy.
+    copied_offer: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Offer {
+    /// Position among the offers, from 1; 0 for one that was made before this process.
+    number: u64,
     step: u64,
     folder: PathBuf,
 }
@@ -68,15 +78,15 @@ impl Uploads {
     ///
     /// # Errors
     /// [`CopyError`] for an address that cannot work; no request is sent yet.
-    pub(in super::super) fn start(uri: &str, keep: usize) -> Result<Self, CopyError> {
-        Self::to(Place::open(uri)?, keep)
+    pub(in super::super) fn start(uri: &str, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
+        Self::to(Place::open(uri)?, keep, run)
     }
 
-    pub(super) fn to(place: Place, keep: usize) -> Result<Self, CopyError> {
+    pub(super) fn to(place: Place, keep: usize, run: &RunIdentity) -> Result<Self, CopyError> {
         let shared = Arc::new(Shared::default());
         let uploads = Self { shared: shared.clone(), sent: place.sent(), uri: place.uri().to_owned() };
         let runtime = runtime()?;
-        let mut copier = Copier { place, keep: keep.max(1), known: BTreeMap::new() };
+        let mut copier = Copier { place, run: run.clone(), keep: keep.max(1), known: BTreeMap::new() };
         // Never joined: a store that hangs must not delay the end of the run.
         let thread = std::thread::Builder::new().name("copy checkpoints".into());
         thread.spawn(move || copier.copy_all(&shared, &runtime)).map_err(CopyError::Thread)?;
@@ -85,19 +95,32 @@ impl Uploads {
 
     /// Wants the committed checkpoint in `folder` copied, and none that is older any more.
     pub(in super::super) fn offer(&self, step: u64, folder: &Path) {
-        self.shared.lock().wanted = Some(Offer { step, folder: folder.to_path_buf() });
+        let mut state = self.shared.lock();
+        state.num_offers += 1;
+        state.wanted = Some(Offer { number: state.num_offers, step, folder: folder.to_path_buf() });
         self.shared.changed.notify_all();
     }
 
-    /// Never removes the copy of `step`.
-    pub(in super::super) fn protect(&self, step: Option<u64>) {
-        self.shared.lock().protected = step;
+    /// Never removes the copy of `step`, whose checkpoint in `folder` is copied even if newer ones are
+    /// offered meanwhile. Until it has its copy, the one that was protected before is.
+    pub(in super::super) fn protect(&self, step: u64, folder: &Path) {
+        let mut state = self.shared.lock();
+        if state.copied == Some(step) || !folder.exists() {
+            (state.protected, state.best) = (Some(step), None);
+            return;
+        }
+        // An earlier process may have made a copy of it.
+        state.protected.get_or_insert(step);
+        let offered = [&state.wanted, &state.current].into_iter().flatten().find(|offer| offer.step == step);
+        let fresh = || Offer { number: 0, step, folder: folder.to_path_buf() };
+        state.best = Some(offered.cloned().unwrap_or_else(fresh));
+        self.shared.changed.notify_all();
     }
 
     /// Whether a folder must stay because its copy is not whole.
     pub(in super::super) fn needs(&self, folder: &Path) -> bool {
         let state = self.shared.lock();
-        let mut missing = [&state.wanted, &state.current].into_iter().flatten();
+        let mut missing = [&state.wanted, &state.current, &state.best].into_iter().flatten();
         missing.any(|offer| offer.folder == folder && state.copied != Some(offer.step))
     }
 
@@ -117,7 +140,10 @@ impl Uploads {
         self.shared.changed.notify_all();
         loop {
             let state = self.shared.lock().clone();
-            let Some(offer) = state.wanted.or(state.current) else { return Ok(()) };
+            let Some(offer) = state.wanted.or(state.current).or(state.best) else { return Ok(()) };
+            if let Some(difference) = state.other_run {
+                return Err(CopyError::OtherRun { uri: self.uri.clone(), difference });
+            }
             let now_sent = self.sent.load(Ordering::Relaxed);
             if now_sent != sent {
                 (sent, moved) = (now_sent, Instant::now());
@@ -144,7 +170,7 @@ impl Shared {
     fn next(&self) -> Offer {
         let mut state = self.lock();
         loop {
-            if let Some(offer) = state.wanted.take() {
+            if let Some(offer) = state.wanted.take().or_else(|| state.best.clone()) {
                 state.current = Some(offer.clone());
                 return offer;
             }
@@ -152,9 +178,15 @@ impl Shared {
         }
     }
 
-    fn succeeded(&self, step: u64) {
+    fn succeeded(&self, offer: &Offer) {
         let mut state = self.lock();
-        (state.copied, state.failure) = (Some(step), None);
+        (state.failure, state.other_run) = (None, None);
+        if offer.number >= state.copied_offer {
+            (state.copied, state.copied_offer) = (Some(offer.step), offer.number);
+        }
+        if state.best.as_ref().is_some_and(|best| best.step == offer.step) {
+            (state.protected, state.best) = (Some(offer.step), None);
+        }
     }
 
     fn protected(&self) -> Option<u64> {
@@ -166,10 +198,14 @@ impl Shared {
     }
 
     /// Wants `offer` again, unless there is a newer one, and waits at most `delay` for one.
-    fn failed(&self, offer: Offer, failure: String, delay: Duration) {
+    fn failed(&self, offer: Offer, failure: &CopyError, delay: Duration) {
         let mut state = self.lock();
         state.current = None;
-        state.failure = Some(failure);
+        state.failure = Some(with_causes(failure));
+        state.other_run = match failure {
+            CopyError::OtherRun { difference, .. } => Some(difference.clone()),
+            _ => None,
+        };
         if state.wanted.is_none() {
             state.wanted = Some(offer.clone());
             let was_ending = state.is_ending;
@@ -188,6 +224,7 @@ impl Shared {
 /// The state of the thread.
 struct Copier {
     place: Place,
+    run: RunIdentity,
     keep: usize,
     /// Save index of every copy that is whole, by its folder.
     known: BTreeMap<String, u64>,
@@ -201,7 +238,7 @@ impl Copier {
             match runtime.block_on(self.copy(&offer.folder)) {
                 Ok(()) => {
                     delay = FIRST_DELAY;
-                    shared.succeeded(offer.step);
+                    shared.succeeded(&offer);
                     if let Err(error) = runtime.block_on(self.remove_old(shared.protected())) {
                         tracing::warn!(
                             "failed to delete an old copy of a checkpoint: {}",
@@ -211,9 +248,9 @@ impl Copier {
                     shared.swept();
                 }
                 Err(error) => {
-                    let (step, error) = (offer.step, with_causes(&error));
-                    tracing::warn!(step, "a checkpoint has no copy yet, training continues: {error}");
-                    shared.failed(offer, error, delay);
+                    let (step, causes) = (offer.step, with_causes(&error));
+                    tracing::warn!(step, "a checkpoint has no copy yet, training continues: {causes}");
+                    shared.failed(offer, &error, delay);
                     delay = (delay * 2).min(MAX_DELAY);
                 }
             }
@@ -226,6 +263,8 @@ impl Copier {
         let path = folder.join(manifest::FILE_NAME);
         let json = std::fs::read(&path).map_err(CopyError::local("read", &path))?;
         let manifest = load::parse_manifest(&path, &json)?;
+        // Each time: another run may have begun at the same moment, or been given the prefix since.
+        self.place.claim(&self.run).await?;
         let there = self.place.manifest(&name).await?;
         if there.as_deref() != Some(&*json) {
             if there.is_some() {

@@ -1,7 +1,7 @@
 //! Unit tests in the sandbox: right code passes, wrong code fails, and code that attacks its tests fails.
 
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rlt_api::spec::CodeScoring;
 use rlt_core::reward::code::{CodeTests, code_of};
@@ -152,10 +152,9 @@ fn code_that_takes_all_it_gets_ends_in_time_with_the_same_verdict_every_time() {
     let tests = [json!({"inputs": ["1\n"], "outputs": ["41"]}), json!(["assert f(1) == 41"])];
     for code in ENDLESS {
         for tests in &tests {
-            let started = Instant::now();
+            // By its fuel: what the time limit ends is no verdict.
             let verdict = verdict_of(runner, code, tests);
             assert_eq!((verdict.status, verdict.value), (Wrong, 0.0), "{code}: {tests}: {verdict:?}");
-            assert!(started.elapsed() < Duration::from_secs(60), "{code}: {:?}", started.elapsed());
         }
     }
     let first = verdict_of(runner, ENDLESS[1], &tests[0]);

@@ -1,0 +1,60 @@
+//! The rules of every request to a server that a user names: no redirect is followed, so that credentials and
+//! records reach the named origin alone, and an answer is read up to a limit of bytes and time.
+
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
+
+use reqwest::blocking::{Client, ClientBuilder, Response};
+use reqwest::redirect::Policy;
+
+/// Bytes of an answer, at most: far more than any server that is asked here has to say.
+pub const MAX_ANSWER_BYTES: u64 = 8 << 20;
+
+/// Prepares a client that follows no redirect.
+pub fn client(connect_timeout: Duration) -> ClientBuilder {
+    Client::builder().redirect(Policy::none()).connect_timeout(connect_timeout)
+}
+
+/// Reads the text of an answer.
+///
+/// # Errors
+/// The answer has more than [`MAX_ANSWER_BYTES`], takes longer than `timeout`, or breaks off.
+pub fn text_of(answer: Response, timeout: Duration) -> io::Result<String> {
+    read_text(answer, MAX_ANSWER_BYTES, timeout)
+}
+
+fn read_text(mut answer: impl Read, max_bytes: u64, timeout: Duration) -> io::Result<String> {
+    let deadline = Instant::now() + timeout;
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        let num_read = answer.read(&mut buffer)?;
+        if num_read == 0 {
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        bytes.extend_from_slice(&buffer[..num_read]);
+        if bytes.len() as u64 > max_bytes {
+            let limit = max_bytes >> 10;
+            return Err(io::Error::other(format!("the answer is longer than {limit} KiB")));
+        }
+        if Instant::now() > deadline {
+            let seconds = timeout.as_secs();
+            return Err(io::Error::other(format!("the answer takes longer than {seconds} s")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_without_end_is_given_up() {
+        let read = |bytes: &mut dyn Read| read_text(bytes, 1 << 10, Duration::from_secs(60));
+        assert_eq!(read(&mut &b"short"[..]).unwrap(), "short");
+        assert_eq!(read(&mut io::repeat(b'a').take(1 << 10)).unwrap().len(), 1 << 10);
+        let error = read(&mut io::repeat(b'a')).unwrap_err();
+        assert_eq!(error.to_string(), "the answer is longer than 1 KiB");
+        let error = read_text(io::repeat(b'a'), u64::MAX, Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "the answer takes longer than 0 s");
+    }
+}

@@ -1,0 +1,123 @@
+//! A tracker that could not be opened, for example because the disk was full for a second: it is tried again
+//! as records arrive, which wait for it.
+
+use std::collections::VecDeque;
+
+use crate::{CompletionRecord, RunEnd, StepMetrics, Tracker, TrackingError};
+
+/// Records that wait, at most.
+const MAX_WAITING: usize = 1000;
+/// Records from one try to the next, at most.
+const MAX_PAUSE: usize = 64;
+
+/// Opens a tracker.
+pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Tracker>, TrackingError> + Send>;
+
+/// What a tracker takes, which is known before it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// A file of the run folder for steps.
+    Steps,
+    /// A file of the run folder for completions.
+    Completions,
+    /// A server that gets steps.
+    StepsElsewhere,
+}
+
+/// A record that waits.
+enum Record {
+    Step(StepMetrics),
+    Completions(Vec<CompletionRecord>),
+}
+
+/// A tracker that is opened when that is possible.
+pub(super) struct Reopening {
+    open: Open,
+    takes: Takes,
+    opened: Option<Box<dyn Tracker>>,
+    waiting: VecDeque<Record>,
+    /// Records until the next try.
+    num_until_try: usize,
+    /// Records from the last try to the next; twice as many after each failure.
+    pause: usize,
+}
+
+impl Reopening {
+    pub(super) fn new(takes: Takes, open: Open) -> Self {
+        Self { open, takes, opened: None, waiting: VecDeque::new(), num_until_try: 1, pause: 1 }
+    }
+
+    fn take(&mut self, record: Record) -> Result<(), TrackingError> {
+        if self.opened.is_some() {
+            return self.write(record);
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            self.try_now_and_then();
+        }
+        if self.waiting.len() >= MAX_WAITING {
+            return Err(TrackingError::Full { limit: MAX_WAITING });
+        }
+        self.waiting.push_back(record);
+        self.try_now_and_then();
+        Ok(())
+    }
+
+    fn try_now_and_then(&mut self) {
+        self.num_until_try = self.num_until_try.saturating_sub(1);
+        if self.num_until_try == 0 && self.try_open().is_err() {
+            self.pause = (2 * self.pause).min(MAX_PAUSE);
+            self.num_until_try = self.pause;
+        }
+    }
+
+    /// Opens the tracker and hands it what waits.
+    fn try_open(&mut self) -> Result<(), TrackingError> {
+        if self.opened.is_none() {
+            self.opened = Some((self.open)()?);
+        }
+        while let Some(record) = self.waiting.pop_front() {
+            self.write(record)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, record: Record) -> Result<(), TrackingError> {
+        let Some(tracker) = &mut self.opened else { return Ok(()) };
+        match record {
+            Record::Step(metrics) => tracker.log_step(&metrics),
+            Record::Completions(completions) => tracker.log_completions(&completions),
+        }
+    }
+}
+
+impl Tracker for Reopening {
+    fn log_step(&mut self, metrics: &StepMetrics) -> Result<(), TrackingError> {
+        match self.takes {
+            Takes::Completions => Ok(()),
+            Takes::Steps | Takes::StepsElsewhere => self.take(Record::Step(metrics.clone())),
+        }
+    }
+
+    fn takes_completions(&self) -> bool {
+        self.takes == Takes::Completions
+    }
+
+    fn log_completions(&mut self, completions: &[CompletionRecord]) -> Result<(), TrackingError> {
+        self.take(Record::Completions(completions.to_vec()))
+    }
+
+    fn is_file(&self) -> bool {
+        self.takes != Takes::StepsElsewhere
+    }
+
+    fn sync(&mut self) -> Result<(), TrackingError> {
+        self.try_open()?;
+        self.opened.as_mut().map_or(Ok(()), |tracker| tracker.sync())
+    }
+
+    fn end(&mut self, end: RunEnd) -> Result<(), TrackingError> {
+        let num_steps = self.waiting.len();
+        self.try_open().map_err(|source| TrackingError::Pending { num_steps, source: Box::new(source) })?;
+        self.opened.as_mut().map_or(Ok(()), |tracker| tracker.end(end))
+    }
+}
