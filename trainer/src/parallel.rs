@@ -13,6 +13,9 @@
 //! each other the hidden states of their tokens. Ranks of a tensor-parallel group ([`TpGroup`]) compute the
 //! same tokens with different shards of every weight, or in the rollout sample the same prompts. The
 //! transport of tensors is in `rlt_torch::collectives`; `launch` starts ranks.
+//!
+//! The first rank, the leader, writes the run folder. The exceptions are checkpoints, to which every rank
+//! writes its shard, and unlinked files of offloaded tensors.
 
 mod environment;
 mod ep_group;

@@ -1,5 +1,8 @@
 //! Groups of identical workers of a job, their names, and the environment variables that give a process its
 //! rank.
+//!
+//! One group has ranks, `trainer`. A second one would be another entry of the plan, with its own Service,
+//! PodGroup, pod set, status and world of ranks. The group `spare` has no ranks and belongs to no attempt.
 
 use serde::Serialize;
 

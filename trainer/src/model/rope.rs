@@ -3,6 +3,10 @@
 //!
 //! All arithmetic is libtorch's in f32, operation by operation as in transformers' `modeling_rope_utils`,
 //! because a last-bit difference in a frequency grows with the position.
+//!
+//! The two dims of a pair are half a head apart while they are rotated. Families whose pairs are adjacent
+//! have their queries and keys reordered first; the rollout on GPUs reorders the rows of their weights
+//! instead, when it packs them. Scores do not change, and one kernel serves every family.
 
 use std::f64::consts::TAU;
 

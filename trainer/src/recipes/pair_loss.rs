@@ -1,4 +1,9 @@
 //! The loss of a batch of pairs: its inputs from the roles, its state between updates, and its metrics.
+//!
+//! The loss of a pair needs the log-probs of both completions. All log-probs of a step are computed first,
+//! and the update descends along the derivatives of the loss with respect to them. That costs a forward
+//! pass; in return a token budget, ranks or sequence parallelism may split a pair, and the update has no
+//! special case.
 
 use rlt_api::resolved::PairPreference;
 use rlt_core::batch::Batch;

@@ -1,5 +1,5 @@
 //! Host functions ordered by a device's stream: values are copied from the device, a function on the host
-//! computes results, which are copied back. The launching thread does not wait.
+//! computes results on a thread of the driver, and they are copied back. The launching thread does not wait.
 //!
 //! ```text
 //! stream    ... -> numbers -> pinned -> compute(numbers, results) -> pinned -> results on the device -> ...

@@ -1,5 +1,7 @@
 //! Pod of one worker. Its name is a function of job, group and index, so that the API server itself refuses a
 //! duplicate.
+//!
+//! The label `rltraining.dev/attempt` says to which attempt a pod belongs.
 
 use k8s_openapi::api::core::v1::{
     EnvVar, LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile,

@@ -3,6 +3,8 @@
 //!
 //! The digest of a frozen parameter is cached, and stays valid while libtorch's version counter of the tensor
 //! is unchanged. A weight sync with LoRA therefore reads only the adapter.
+//!
+//! A digest is computed on the device of the weights, so no weight is copied from a GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 

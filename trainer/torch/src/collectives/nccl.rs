@@ -4,6 +4,9 @@
 //!
 //! A waiting thread polls the operation instead of blocking in CUDA. If a peer is lost or late, the
 //! communicator is aborted on this rank, and the error names the peer.
+//!
+//! The bindings are our own (`csrc/nccl.cpp`). `cudarc` looks for `libnccl.so`, which only development
+//! packages install, never for libtorch's `libnccl.so.2`, and panics if it finds none.
 
 mod in_stream;
 mod link;

@@ -1,6 +1,9 @@
 //! The functions of the CUDA driver that this crate calls, found in `libcuda.so.1` at run time. A missing
 //! library or function and every failed call are errors with CUDA's own name and text; no failure ends the
 //! process.
+//!
+//! The bindings are our own because one binary serves machines with and without a driver; `cudarc` panics
+//! without one.
 
 use crate::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

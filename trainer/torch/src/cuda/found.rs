@@ -1,4 +1,7 @@
 //! Detection of CUDA on this machine and, if it cannot be used, of the cause.
+//!
+//! The driver's number of GPUs and version are read before libtorch's CUDA libraries are loaded, so that
+//! an old driver or a missing library is named instead of failing within libtorch.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;

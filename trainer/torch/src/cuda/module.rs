@@ -1,4 +1,8 @@
 //! The file of compiled kernels: its path, loading, and launches of its functions.
+//!
+//! `make kernels` compiles `csrc/cuda` with a pinned nvcc, and writes the registers, shared memory and
+//! occupancy of each kernel to `csrc/cuda/resources.md`. Tests compile the same sources for the CPU
+//! (`tests/devices`).
 
 use super::driver::{Attribute, Context, Driver, Handle, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
 use super::kernels::BUILT_FOR;

@@ -1,5 +1,6 @@
 //! Tensor-parallel rollout on GPUs. Partial sums, logits and drawn tokens are exchanged by collectives on the
 //! decoder's stream. From the tokens all ranks verify that they drew the same, and learn of stop requests.
+//! That is two all-reduces a layer and three launches a step more than without.
 
 use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};

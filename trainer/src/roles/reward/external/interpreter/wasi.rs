@@ -1,6 +1,9 @@
 //! WASI preview 1 as the sandbox implements it: arguments, three byte streams in memory, a clock that
 //! advances only when it is read or waited for, and random bytes that follow from the input. There are no
 //! files, sockets or processes: such calls return the error of a descriptor that is not open.
+//!
+//! A verdict must not depend on the machine's clock, random numbers or files, so none of them is
+//! reachable.
 
 use std::collections::VecDeque;
 
