@@ -37,7 +37,7 @@ pub use tracking::*;
 pub use training::*;
 pub use workers::*;
 
-/// What to train, on what, how, and where the results go.
+/// Specification of a job: what to train, on what, how, and where the results go.
 #[cfg_attr(
     feature = "kube",
     derive(kube::CustomResource),
@@ -60,36 +60,36 @@ pub use workers::*;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RLTrainingJobSpec {
-    /// The model to train: its weights, tokenizer, chat template and adapter.
+    /// Model to train: its weights, tokenizer, chat template and adapter.
     pub model: ModelSpec,
-    /// The prompts and demonstrations to train and evaluate on.
+    /// Prompts and demonstrations to train and evaluate on.
     pub data: DataSpec,
-    /// How completions are judged.
+    /// Reward functions, by which completions are judged.
     #[serde(default)]
     pub rewards: RewardsSpec,
-    /// The learning algorithm: a preset by `kind`, any part of which can be overridden.
+    /// Learning algorithm: a preset by `kind`, each part of which can be overridden.
     pub algorithm: AlgorithmSpec,
-    /// How completions are sampled.
+    /// Sampling of completions.
     #[serde(default)]
     pub rollout: RolloutSpec,
     /// Batch sizes, optimizer, precision and length of the training.
     #[serde(default)]
     pub training: TrainingSpec,
-    /// When the state of the training is saved, how it is resumed, and what is exported at the end.
+    /// Checkpoints of the training: when they are saved, how a run resumes, and what is exported at the end.
     #[serde(default)]
     pub checkpoint: CheckpointSpec,
-    /// Where metrics go.
+    /// Destinations of metrics.
     #[serde(default)]
     pub tracking: TrackingSpec,
-    /// What the training runs on.
+    /// Workers of the training: number, parallelism, device, pods and storage.
     #[serde(default)]
     pub workers: WorkersSpec,
-    /// Time limits of the whole job.
+    /// Time limits, suspension, restarts and deletion of the job.
     #[serde(default)]
     pub run_policy: RunPolicySpec,
-    /// The controller that reconciles the job, as a domain and a path, with the meaning of `spec.managedBy`
-    /// of a batch Job. By default, and as `rltraining.dev/operator`, this operator. With
-    /// `kueue.x-k8s.io/multikueue` this operator makes the Workload of the job's queue, and MultiKueue runs
+    /// Controller that reconciles the job, as a domain and a path, with the meaning of `spec.managedBy` of a
+    /// batch Job. By default, and as `rltraining.dev/operator`, this operator. With
+    /// `kueue.x-k8s.io/multikueue` this operator creates the Workload of the job's queue, and MultiKueue runs
     /// the job in another cluster and copies its status. With any other value this operator ignores the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]

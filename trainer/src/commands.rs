@@ -51,34 +51,35 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run an RLTrainingJob manifest: all of its ranks, or those that the environment gives to this machine.
+    /// Run an RLTrainingJob manifest: all of its ranks, or those that the environment assigns to this
+    /// machine.
     Launch(WorkerArgs),
     /// Run one rank of an RLTrainingJob manifest in this process.
     Worker(WorkerArgs),
-    /// Run another of these commands, with the variables of a file.
+    /// Run another of these commands with the variables of a file.
     Env(EnvArgs),
-    /// The first rows of a job's data as its training reads them, and the rows that are left out.
+    /// Show the first rows of a job's data as its training reads them, and the rows that are left out.
     Data(DataArgs),
-    /// CUDA on this machine: driver, libraries, GPUs, links between them, and what cannot be used.
+    /// Show CUDA on this machine: driver, libraries, GPUs, links between them, and what cannot be used.
     Device(DeviceArgs),
-    /// Check this machine's GPU: a line of JSON a check; without a GPU each is skipped.
+    /// Check this machine's GPU, with lines of JSON for each check; without a GPU all are skipped.
     GpuCheck(GpuCheckArgs),
-    /// Log-probs and entropies of given tokens under a model.
+    /// Compute log-probs and entropies of given tokens under a model.
     Score(ScoreArgs),
-    /// Completions of given prompts under a model.
+    /// Sample completions of given prompts from a model.
     Generate(GenerateArgs),
     /// Write a checkpoint of a run as a folder that transformers or PEFT loads, and push it to the hub.
     Export(ExportArgs),
     /// Measure this machine's limits, for `rlctl plan --measure`.
     Measure(MeasureArgs),
-    /// Draw `report.html` of a run folder again, also during the run.
+    /// Render `report.html` of a run folder again, also during the run.
     Report {
-        /// The run folder.
+        /// Folder of the run.
         folder: std::path::PathBuf,
     },
-    /// Print completions for a shell.
+    /// Print the completion script of a shell.
     Completion {
-        /// The shell.
+        /// Shell whose completion script is printed.
         shell: clap_complete::Shell,
     },
 }

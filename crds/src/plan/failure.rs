@@ -24,18 +24,18 @@ pub fn restart_delay(num_short: u32) -> Duration {
     }
 }
 
-/// The cause of an attempt's end.
+/// Cause of an attempt's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum FailureCause {
     /// A worker was evicted, preempted or deleted.
     Disrupted,
     /// The node of a worker is gone.
     NodeLost,
-    /// The node of a worker is about to be taken away: a spot node, a maintenance, a cluster that shrinks.
+    /// The node of a worker is about to be removed: a spot node, a maintenance, a cluster that shrinks.
     NodeTerminating,
     /// The node of a worker has a problem, such as a broken GPU.
     NodeProblem,
-    /// A worker needed more memory than it may have.
+    /// A worker ran out of memory.
     OutOfMemory,
     /// A worker ended by a signal of unknown origin.
     Signalled,
@@ -43,7 +43,7 @@ pub enum FailureCause {
     DeviceFailed,
     /// A worker lost another one.
     PeerLost,
-    /// Reading or writing failed in a way that may pass.
+    /// Reading or writing failed, possibly temporarily.
     RetryableIo,
     /// The loss or the gradients stayed non-finite.
     Diverged,
@@ -51,7 +51,7 @@ pub enum FailureCause {
     BadConfig,
     /// No complete checkpoint could be read.
     CorruptCheckpoint,
-    /// An error without a class of its own.
+    /// A worker failed with an error without a class of its own.
     TrainerFailed,
     /// No step was finished within `stallDeadlineSeconds`.
     NoProgress,

@@ -1,4 +1,5 @@
-//! `spec.algorithm`: which algorithm learns from the rewards. Presets are in [`crate::presets`].
+//! `spec.algorithm`: the learning algorithm, by a preset and what overrides it. Presets are in
+//! [`crate::presets`].
 
 mod correction;
 mod critic;
@@ -24,52 +25,54 @@ pub use reward_model::*;
 use crate::presets::Preset;
 pub use crate::presets::{AlgorithmKind, LearnsFrom, PresetProject};
 
-/// A preset by `kind`, every part of which can be overridden.
+/// Learning algorithm: a preset by `kind`, each part of which can be overridden.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AlgorithmSpec {
-    /// The preset.
+    /// Preset of the algorithm, whose values the other fields of this section override.
     pub kind: AlgorithmKind,
-    /// Take the defaults of another project instead of the papers': its clips, aggregation, KL, learning
-    /// rate, weight decay and schedule, wherever the manifest says nothing of them.
+    /// Project whose defaults replace those of the papers: its clips, aggregation, KL, learning rate, weight
+    /// decay and schedule, where the manifest does not set them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preset: Option<PresetProject>,
     /// Supervised training on the data's demonstrations before the first step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
-    /// How rewards become advantages.
+    /// Advantage estimator and its parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advantage: Option<AdvantageSpec>,
-    /// How advantages become a loss.
+    /// Policy loss, its aggregation and its auxiliary terms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<LossSpec>,
-    /// The critic that `Gae` and `LengthAdaptiveGae` compare with; only there.
+    /// Critic of the estimators `Gae` and `LengthAdaptiveGae`; only for these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticSpec>,
-    /// How the actor is held near the reference policy.
+    /// KL divergence to the reference policy: placement, estimator and coefficient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<KlSpec>,
-    /// Correction for the difference between the policy that sampled and the one that is trained.
+    /// Importance-sampling correction for the difference between the policy that sampled and the one that is
+    /// trained (verl's `rollout_correction`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance_correction: Option<ImportanceCorrectionSpec>,
-    /// How preferences become a loss; only with the kinds that learn from preferences.
+    /// Preference loss and its parameters; only for the kinds that learn from preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSpec>,
-    /// Move the reference policy towards the actor every few steps; only for kinds and losses that read a
+    /// Periodic update of the reference policy towards the actor; only for kinds and losses that read a
     /// reference, and without `model.lora`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference_sync: Option<ReferenceSyncSpec>,
-    /// How pairs train a reward model; only with the kind `RewardModel`.
+    /// Training of a reward model from pairs; only for the kind `RewardModel`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward_model: Option<RewardModelTrainingSpec>,
-    /// How steps train a process reward model; only with the kind `ProcessReward`.
+    /// Training of a process reward model from labelled steps; only for the kind `ProcessReward`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process_reward: Option<ProcessRewardTrainingSpec>,
-    /// Sample further prompts in place of groups whose rewards are all equal. The DAPO preset sets it.
+    /// Dynamic sampling: groups whose rewards are all equal are replaced by groups of further prompts. The
+    /// DAPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
-    /// Resample the samples of a step before its updates, by weights that follow from their rewards. The
-    /// PFPPO preset sets it.
+    /// Resampling of a step's samples before its updates, by weights that are computed from their rewards.
+    /// The PFPPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reweighting: Option<ReweightingSpec>,
 }
@@ -90,14 +93,15 @@ impl AlgorithmSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ColdStartSpec {
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     #[schemars(range(min = 1, max = 10000000))]
     pub steps: u32,
-    /// Demonstrations in one step.
+    /// Number of demonstrations per step.
     #[serde(default = "ColdStartSpec::default_batch_size")]
     #[schemars(range(min = 1, max = 1000000))]
     pub batch_size: u32,
-    /// Learning rate, constant after a tenth of the steps.
+    /// Peak learning rate: it rises linearly over the first tenth of the steps, rounded down, and then stays
+    /// constant.
     #[serde(default = "ColdStartSpec::default_learning_rate")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub learning_rate: f64,
@@ -112,59 +116,60 @@ impl ColdStartSpec {
     }
 }
 
-/// How rewards become advantages.
+/// Advantage estimator and its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AdvantageSpec {
-    /// The estimator; by default the preset's.
+    /// Advantage estimator; by default the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimator: Option<AdvantageEstimatorKind>,
-    /// The parameters of the estimator; by default the preset's, else the estimator's own.
+    /// Parameters of the estimator; by default the preset's, else the estimator's own.
     #[serde(flatten)]
     pub parameters: Parameters<AdvantageEstimatorKind>,
 }
 
-/// How rewards become the weights of resampling.
+/// Function from rewards to resampling weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ReweightingMethod {
-    /// The reward's absolute value to the power of `power`.
+    /// Absolute value of the reward to the power of `power`.
     #[default]
     Pow,
-    /// 1 for the best and the worst reward of the step, 0 for others.
+    /// Weight 1 for the best and the worst reward of the step, 0 for others.
     MaxMin,
-    /// 0.4 for the best reward of the step, 0.1 for others.
+    /// Weight 0.4 for the best reward of the step, 0.1 for others.
     MaxRandom,
 }
 
-/// Draw as many samples as the step has, with replacement (verl's `use_pf_ppo`).
+/// Resampling of as many samples as the step has, with replacement (verl's `use_pf_ppo`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ReweightingSpec {
-    /// How rewards become weights (verl's `pf_ppo.reweight_method`).
+    /// Function from rewards to weights (verl's `pf_ppo.reweight_method`).
     pub method: ReweightingMethod,
-    /// The exponent of `Pow`, by default 2 (verl's `pf_ppo.weight_pow`).
+    /// Exponent of `Pow`, by default 2 (verl's `pf_ppo.weight_pow`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 100.0))]
     pub power: Option<f64>,
 }
 
-/// What must differ within a group for it to be kept.
+/// Value that must differ within a group for the group to be kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DynamicSamplingMetric {
-    /// The reward before shaping by length, clipping included.
+    /// Reward after clipping, before the penalty on length.
     #[default]
     Score,
-    /// The reward after shaping.
+    /// Reward with the penalty on length.
     Reward,
 }
 
-/// Sample further prompts until every group of the batch has differing rewards.
+/// Sampling of further prompts until every group of the batch has rewards that differ.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DynamicSamplingSpec {
-    /// What must differ within a group.
+    /// Value that must differ within a group for the group to be kept.
     pub metric: DynamicSamplingMetric,
-    /// Rollouts of `promptsPerStep` prompts before the step continues with the groups that it has.
+    /// Maximum number of rollouts of `promptsPerStep` prompts; then the step continues with the groups that
+    /// it has.
     #[schemars(range(min = 1, max = 1000))]
     pub max_batches: u32,
 }

@@ -8,16 +8,16 @@ use serde_json::Value;
 
 pub use datasets::{DatasetSpec, HubDatasetSpec, StreamingSpec};
 
-/// The data sets. Exactly one of `task`, `train` and `datasets` says where the prompts come from.
+/// Data sets of the job. Exactly one of `task`, `train` and `datasets` is the source of the prompts.
 ///
-/// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns (`prompt`, a text or chat
+/// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) with verl's columns (`prompt`, a text or chat
 /// messages; `data_source`; `reward_model.ground_truth`; `extra_info`) or TRL's (`prompt`, `completion`,
-/// `messages`, `answer`, `solution`); for preferences in TRL's columns `prompt`, `chosen` and `rejected`, for
-/// `KTO` `prompt`, `completion` and `label`. `rlctl data` shows rows as the trainer sees them.
+/// `messages`, `answer`, `solution`); for preferences with TRL's columns `prompt`, `chosen` and `rejected`,
+/// for `KTO` `prompt`, `completion` and `label`. `rlctl data` shows rows as the trainer sees them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DataSpec {
-    /// A task whose problems are generated; needs no files.
+    /// Task whose problems are generated; needs no files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskSpec>,
     /// Files to train on, read in this order before shuffling.
@@ -26,37 +26,37 @@ pub struct DataSpec {
     /// Files to evaluate on.
     #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
     pub held_out: Vec<String>,
-    /// Data sets of files or of the hub, with weights and columns of their own.
+    /// Data sets from files or from the hub, each with its own weight and columns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub datasets: Vec<DatasetSpec>,
-    /// Read rows to train on during the training, for data that does not fit into memory; by default all
-    /// rows are read and checked before it. Held-out rows are always read before it. Needs
-    /// `training.steps`: the number of rows is not known before.
+    /// Streaming of training rows during the training, for data that does not fit into memory. By default all
+    /// rows are read and checked before the first step, as held-out rows always are. Needs `training.steps`,
+    /// because the number of rows is not known in advance.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub streaming: Option<StreamingSpec>,
-    /// The column with the prompt. A row without it has the conversation of `messagesKey` as its prompt, up
-    /// to the assistant's last turn.
+    /// Column with the prompt. For a row without it, the prompt is the conversation of `messagesKey` up to
+    /// the assistant's last turn.
     #[schemars(length(min = 1, max = 256))]
     pub prompt_key: String,
-    /// The column with a whole conversation, for supervised training: the assistant's turns are learned.
+    /// Column with a full conversation, for supervised training: the assistant's turns are learned.
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
-    /// The column with a prompt's images, for models with a vision tower: a list of paths, of objects with
-    /// `bytes` or `path`, or one of them. Each stands where a message has `<image>` or a part of type
-    /// image. A row without images is a text.
+    /// Column with a prompt's images, for models with a vision tower: a list of paths or of objects with
+    /// `bytes` or `path`, or a single one. Each takes the position of an `<image>` or of a part of type image
+    /// in a message. A row without images is text.
     #[schemars(length(min = 1, max = 256))]
     pub images_key: String,
-    /// The column with the ground truth; a dot leads into an object. By default the first that a row has of
-    /// `reward_model.ground_truth` (verl), `ground_truth`, `answer` and `solution` (TRL).
+    /// Column with the ground truth; a dot selects a field of an object. By default the first that a row has
+    /// of `reward_model.ground_truth` (verl), `ground_truth`, `answer` and `solution` (TRL).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub ground_truth_key: Option<String>,
-    /// The column with the data source, by which reward functions are chosen; a dot leads into an object.
+    /// Column with the data source, which selects reward functions; a dot selects a field of an object.
     #[schemars(length(min = 1, max = 256))]
     pub data_source_key: String,
-    /// A system message before every conversation that has none of its own. A prompt that is a text becomes
-    /// the user's message behind it.
+    /// System message for every conversation that has none of its own. A text prompt becomes the user's
+    /// message after it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 65536))]
     pub system_prompt: Option<String>,
@@ -64,19 +64,22 @@ pub struct DataSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
     pub template_variables: Option<Value>,
-    /// Longest prompt in tokens, after the chat template. A completion of a data set may have
+    /// Maximum length of a prompt in tokens, after the chat template. A completion of a data set may have
     /// `rollout.maxCompletionTokens`.
     #[schemars(range(min = 1, max = 16777216))]
     pub max_prompt_tokens: u32,
-    /// What happens to a longer prompt.
+    /// Handling of prompts longer than `maxPromptTokens`.
     pub overlong_prompts: OverlongPrompts,
-    /// Visit the training prompts in an order that is a function of `training.seed` and the epoch.
+    /// Whether training prompts are shuffled, in an order that is a function of `training.seed` and the
+    /// epoch.
     pub shuffle: bool,
-    /// Use only the first so many training prompts, of each entry of `datasets`.
+    /// Maximum number of training prompts, from the beginning of the files, or of each entry of `datasets`;
+    /// by default all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_train_prompts: Option<u64>,
-    /// Use only the first so many held-out prompts, of each entry of `datasets`.
+    /// Maximum number of held-out prompts, from the beginning of the files, or of each entry of `datasets`;
+    /// by default all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_held_out_prompts: Option<u64>,
@@ -106,26 +109,26 @@ impl Default for DataSpec {
     }
 }
 
-/// What happens to a prompt longer than `maxPromptTokens`.
+/// Handling of a prompt longer than `maxPromptTokens`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OverlongPrompts {
-    /// It is left out and counted.
+    /// The prompt is left out and counted.
     #[default]
     Filter,
-    /// Its first tokens are cut off.
+    /// The first tokens of the prompt are cut off.
     TruncateLeft,
-    /// Its last tokens are cut off.
+    /// The last tokens of the prompt are cut off.
     TruncateRight,
-    /// The job stops and names the row.
+    /// The job ends with an error that names the row.
     Error,
 }
 
-/// The generated tasks.
+/// Kind of generated problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TaskKind {
-    /// Problems such as `12+7=` with the result as the ground truth.
+    /// Problems such as `12+7=`, with the result as the ground truth.
     Arithmetic,
-    /// Pictures of coloured squares with [`COUNTING_QUESTION`] and their number as the ground truth; for
+    /// Pictures of coloured squares with the question `how many?`, and their number as the ground truth; for
     /// models with a vision tower.
     CountingPictures,
 }
@@ -133,16 +136,16 @@ pub enum TaskKind {
 /// Question about the pictures of [`TaskKind::CountingPictures`].
 pub const COUNTING_QUESTION: &str = "how many?";
 
-/// An operator of the arithmetic task.
+/// Operator of the arithmetic task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ArithmeticOperator {
-    /// Addition.
+    /// Addition of two operands.
     #[serde(rename = "+")]
     Add,
     /// Subtraction; results are never negative.
     #[serde(rename = "-")]
     Subtract,
-    /// Multiplication.
+    /// Multiplication of two operands.
     #[serde(rename = "*")]
     Multiply,
 }
@@ -158,16 +161,16 @@ impl ArithmeticOperator {
     }
 }
 
-/// A task whose problems are generated; training and held-out problems never overlap.
+/// Task whose problems are generated; training and held-out problems never overlap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TaskSpec {
-    /// Which task.
+    /// Kind of the problems.
     pub kind: TaskKind,
-    /// What the pictures of `CountingPictures` look like, and only theirs.
+    /// Size and content of the pictures; only for `CountingPictures`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pictures: Option<PicturesSpec>,
-    /// Operators to draw from; this and the next three are of `Arithmetic`.
+    /// Operators to draw from, with equal probability; like the next three fields, only for `Arithmetic`.
     #[serde(default = "TaskSpec::default_operators")]
     #[schemars(length(min = 1, max = 3))]
     pub operators: Vec<ArithmeticOperator>,
@@ -175,14 +178,15 @@ pub struct TaskSpec {
     #[serde(default = "TaskSpec::default_max_operand")]
     #[schemars(range(min = 1, max = 999999))]
     pub max_operand: u32,
-    /// Write operands and results with leading zeros to equal widths, which small models learn sooner.
+    /// Whether operands and results are padded with leading zeros to equal widths, which small models learn
+    /// sooner.
     #[serde(default)]
     pub zero_padded: bool,
-    /// Write results from the lowest digit up, so that carries flow in writing order.
+    /// Whether results are written from the lowest digit up, so that carries propagate in writing order.
     #[serde(default)]
     pub reversed_answers: bool,
-    /// Share of demonstrations that break off before the last digit, or of pictures show another number: a
-    /// habit that only the reward unlearns.
+    /// Fraction of demonstrations that break off before the last digit, or that give a wrong number of
+    /// squares: a habit that only the reward unlearns.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.99))]
     pub demonstration_error_rate: f64,
@@ -200,13 +204,13 @@ pub struct TaskSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PicturesSpec {
-    /// Cells in a row, and rows.
+    /// Number of cells per row, and of rows.
     #[schemars(range(min = 1, max = 16))]
     pub cells: u32,
     /// Height and width of a cell in pixels.
     #[schemars(range(min = 2, max = 256))]
     pub cell_pixels: u32,
-    /// The most squares of a picture; the fewest are 1, and each number is drawn equally often.
+    /// Maximum number of squares in a picture; the minimum is 1, and each number is equally likely.
     #[schemars(range(min = 1, max = 256))]
     pub max_count: u32,
 }

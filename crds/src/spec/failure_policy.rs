@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
 
-/// Actions after the end of an attempt, by rules. If no rule matches, `retries` decides.
+/// Rules that decide what follows the end of an attempt. If no rule matches, `retries` decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FailurePolicySpec {
-    /// How often rules with the action `Restart` start the workers again without a new checkpoint in between,
-    /// all of these rules together.
+    /// Maximum number of restarts by rules with the action `Restart`, all of these rules together, without a
+    /// new checkpoint in between.
     #[serde(default = "default_max_restarts")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: u32,
-    /// The rules in order; the first one that matches decides.
+    /// Rules in order; the first one that matches decides.
     #[schemars(length(min = 1, max = 20))]
     pub rules: Vec<FailureRuleSpec>,
 }
@@ -25,72 +25,72 @@ fn default_max_restarts() -> u32 {
     3
 }
 
-/// One rule. It matches where all of its `on..` fields match, of which it has at least one.
+/// Rule for failures. It matches where all of its `on..` fields match, of which it has at least one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FailureRuleSpec {
-    /// Its name in conditions and in `rlctl why`; by default its index.
+    /// Name of the rule in conditions and in `rlctl why`; by default its index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// The action after the failure.
+    /// Action after the failure.
     pub action: FailureAction,
-    /// Whether the next workers prefer other nodes than the one of the worker that failed.
+    /// Whether the next workers prefer other nodes than that of the worker that failed first.
     #[serde(default)]
     pub avoid_node: bool,
     /// Exit codes of the worker that failed first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_exit_codes: Option<ExitCodesSpec>,
-    /// Kubernetes' reasons of that worker's pod, one of which matches.
+    /// Kubernetes reasons of the pod of the worker that failed first, one of which matches.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 20))]
     pub on_reasons: Vec<FailureReason>,
-    /// The operator's own causes, one of which matches; `DeadlineExceeded` ends a job before any rule
-    /// applies.
+    /// Causes that the operator assigns to the failure, one of which matches; `DeadlineExceeded` ends a job
+    /// before any rule applies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 20))]
     pub on_causes: Vec<FailureCause>,
 }
 
-/// The action after a failure.
+/// Action after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FailureAction {
-    /// The workers start again; it counts against `maxRestarts`.
+    /// The workers are restarted, which counts against `maxRestarts`.
     Restart,
-    /// The workers start again, and it counts for nothing.
+    /// The workers are restarted, and nothing is counted.
     Ignore,
-    /// The job fails.
+    /// The job fails at once.
     FailJob,
 }
 
-/// Exit codes, as a Kubernetes Job names them.
+/// Condition on an exit code, in the form of a Kubernetes Job's `onExitCodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExitCodesSpec {
-    /// How the exit code is compared with `values`.
+    /// Comparison of the exit code with `values`.
     pub operator: ExitCodesOperator,
-    /// Exit codes; above 128 they are 128 and a signal.
+    /// Exit codes to compare with; above 128 they are 128 plus the number of a signal.
     #[schemars(length(min = 1, max = 255), inner(range(min = 1, max = 255)))]
     pub values: Vec<i32>,
 }
 
-/// How an exit code is compared.
+/// Comparison of an exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ExitCodesOperator {
-    /// It is one of the values.
+    /// The exit code is one of the values.
     In,
-    /// It is none of the values.
+    /// The exit code is none of the values.
     NotIn,
 }
 
-/// Reasons that Kubernetes gives for the end of a pod, or for one that does not start.
+/// Reason that Kubernetes gives for the end of a pod, or for a pod that does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FailureReason {
     /// The container ended with an exit code that is not 0.
     Error,
-    /// The container needed more memory than it may have.
+    /// The container was killed because it ran out of memory.
     OOMKilled,
-    /// How the container ended is not known.
+    /// The kubelet does not know how the container ended.
     ContainerStatusUnknown,
     /// The container could not be started.
     StartError,
@@ -98,15 +98,15 @@ pub enum FailureReason {
     ContainerCannotRun,
     /// The image could not be pulled.
     ErrImagePull,
-    /// The image could not be pulled several times.
+    /// The image could not be pulled several times in a row.
     ImagePullBackOff,
-    /// The image is not on the node, and may not be pulled.
+    /// The image is not on the node, and the pull policy is `Never`.
     ErrImageNeverPull,
-    /// The name of the image cannot be read.
+    /// The name of the image cannot be parsed.
     InvalidImageName,
     /// A ConfigMap or Secret of the container is missing.
     CreateContainerConfigError,
-    /// The container could not be made.
+    /// The container could not be created.
     CreateContainerError,
     /// The container could not be started.
     RunContainerError,
@@ -118,17 +118,17 @@ pub enum FailureReason {
     Terminated,
     /// The node refused the pod.
     UnexpectedAdmissionError,
-    /// The node of the pod does not answer.
+    /// The pod's node does not answer.
     NodeLost,
-    /// The scheduler gave the place to a pod of a higher priority.
+    /// The scheduler preempted the pod for one of higher priority.
     PreemptionByScheduler,
     /// A taint of the node evicted the pod.
     DeletionByTaintManager,
-    /// The pod was evicted by the eviction API, as `kubectl drain` does.
+    /// The eviction API evicted the pod, as `kubectl drain` does.
     EvictionByEvictionAPI,
-    /// The node of the pod does not exist any more.
+    /// The pod's node no longer exists.
     DeletionByPodGC,
-    /// The kubelet ended the pod: its node shuts down or is short of something.
+    /// The kubelet terminated the pod: its node shuts down or is short of resources.
     TerminationByKubelet,
 }
 

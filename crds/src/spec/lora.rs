@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How the adapter's matrices start.
+/// Initialization of the adapter's matrices A and B.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum LoraInit {
     /// PEFT's default: A uniform within 1/sqrt(inputs), B zero.
@@ -18,31 +18,31 @@ pub enum LoraInit {
     /// Megatron's default: A normal with standard deviation sqrt(2 / (inputs + rank)), B zero.
     Xavier,
     /// LoftQ (<https://arxiv.org/abs/2310.08659>), one iteration: the scaled product is the best
-    /// approximation of what quantization took from a weight, so that training starts nearer to the model in
-    /// 16 bits. The reference policy is the quantized base alone. Only where the job quantizes the weights;
-    /// modules that stay in 16 bits, and a critic's adapter, start as by `Peft`.
+    /// approximation of the quantization error, so that training starts nearer to the 16-bit model. The
+    /// reference policy is the quantized base alone. Only where the job quantizes the weights; modules that
+    /// stay in 16 bits, and a critic's adapter, start as with `Peft`.
     Loftq,
 }
 
-/// Where an adapter's dropout is.
+/// Position of the adapter's dropout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DropoutPosition {
-    /// Of inputs of A, as PEFT.
+    /// Dropout on the inputs of A, as in PEFT.
     #[default]
     Before,
-    /// Of outputs of B.
+    /// Dropout on the outputs of B.
     After,
 }
 
-/// Which part of a vision-language model gets adapters.
+/// Part of a vision-language model that gets adapters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VlmLora {
-    /// The text model.
+    /// The text model only.
     #[default]
     Text,
     /// The vision tower with its mergers.
     Vision,
-    /// Both.
+    /// Text model and vision tower.
     Both,
 }
 
@@ -58,88 +58,90 @@ impl VlmLora {
     }
 }
 
-/// Low-rank adaptation (<https://arxiv.org/abs/2106.09685>) with PEFT's names.
+/// Low-rank adapter (<https://arxiv.org/abs/2106.09685>), with PEFT's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LoraSpec {
-    /// Rank of the update.
+    /// Rank of the weight update.
     #[schemars(range(min = 1, max = 4096))]
     pub rank: u32,
-    /// Scale of the update: alpha / rank, or alpha / sqrt(rank) with `rankStabilized`.
+    /// Numerator of the update's scale: alpha / rank, or alpha / sqrt(rank) with `rankStabilized`.
     #[schemars(range(min = 1e-6, max = 65536.0))]
     pub alpha: f64,
-    /// Scale by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
+    /// Whether the update is scaled by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
     pub rank_stabilized: bool,
-    /// Ranks of modules that have another one, by a regular expression of a module's whole name or of its end
-    /// after a dot, as PEFT's `rank_pattern`. Of several that match the first in the order of text counts.
+    /// Ranks of modules that differ from `rank`, by a regular expression for a module's full name or for its
+    /// end after a dot (PEFT's `rank_pattern`). If several match, the first in alphabetical order applies.
     #[schemars(extend(
         "maxProperties" = 64,
         "additionalProperties" = {"type": "integer", "minimum": 1, "maximum": 4096}
     ))]
     pub rank_pattern: BTreeMap<String, u32>,
-    /// The same of `alpha`, as PEFT's `alpha_pattern`.
+    /// Alphas of modules that differ from `alpha`, by patterns like those of `rankPattern` (PEFT's
+    /// `alpha_pattern`).
     #[schemars(extend(
         "maxProperties" = 64,
         "additionalProperties" = {"type": "number", "minimum": 1e-6, "maximum": 65536.0}
     ))]
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// DoRA (<https://arxiv.org/abs/2402.09353>): a trained magnitude for each output scales the adapted
-    /// weight, whose rows are divided by their norms.
+    /// Whether the adapter is DoRA (<https://arxiv.org/abs/2402.09353>): a trained magnitude for each output
+    /// scales the adapted weight, whose rows are divided by their norms.
     pub dora: bool,
-    /// LoRA+ (<https://arxiv.org/abs/2402.12354>): B matrices and magnitudes learn at so many times the
-    /// learning rate.
+    /// Ratio of the learning rate of B matrices and magnitudes to that of other weights (LoRA+,
+    /// <https://arxiv.org/abs/2402.12354>).
     #[schemars(range(min = 1e-3, max = 1000.0))]
     pub learning_rate_ratio: f64,
-    /// Which part of a vision-language model gets adapters: of its linear layers `targetModules` and what
-    /// excludes some choose. Named after the option `vlm_lora` of scripts that fine-tune such models. The
-    /// vision tower has linear layers in its blocks (such as `attn.qkv`) and in its mergers (such as
+    /// Part of a vision-language model that gets adapters; `targetModules` and the exclusions choose among
+    /// its linear layers. Named after the option `vlm_lora` of scripts that fine-tune such models. The vision
+    /// tower has linear layers in its blocks (such as `attn.qkv`) and in its mergers (such as
     /// `merger.mlp.0`).
     pub vlm_lora: VlmLora,
-    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
-    /// Empty only beside `targetParameters`. Megatron's names, such as `linear_qkv`, stand for theirs.
+    /// Names of the linear layers that get an adapter, or only `all-linear`: every one but the output head.
+    /// May be empty only with `targetParameters`. Megatron's names, such as `linear_qkv`, stand for their
+    /// counterparts.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub target_modules: Vec<String>,
-    /// A regular expression over whole module names; replaces `targetModules`.
+    /// Regular expression for full module names, in place of `targetModules`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub target_pattern: Option<String>,
-    /// Parameters of experts that get adapters, as PEFT's `target_parameters`: `mlp.experts.gate_up_proj` and
-    /// `mlp.experts.down_proj` one for each expert, `mlp.gate.weight` of the router, or the ends of these
-    /// names.
+    /// Parameters of experts that get adapters (PEFT's `target_parameters`): `mlp.experts.gate_up_proj` and
+    /// `mlp.experts.down_proj` with one adapter per expert, `mlp.gate.weight` of the router, or the ends of
+    /// these names.
     #[schemars(length(max = 8), inner(length(min = 1, max = 256)))]
     pub target_parameters: Vec<String>,
     /// Names of linear layers that get no adapter although they match.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub exclude_modules: Vec<String>,
-    /// A regular expression over whole module names that get no adapter; replaces `excludeModules`.
+    /// Regular expression for full names of modules that get no adapter, in place of `excludeModules`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub exclude_pattern: Option<String>,
-    /// Modules that are trained whole, in fp32, and saved with the adapter, as PEFT's `modules_to_save`:
-    /// every embedding, head or norm whose name ends so, such as `embed_tokens`, `lm_head` or
-    /// `input_layernorm`. Tied weights are trained by `embed_tokens`, and stay tied (PEFT's
-    /// `ensure_weight_tying`). The reference policy has the frozen ones.
+    /// Modules that are trained in full, in fp32, and saved with the adapter (PEFT's `modules_to_save`):
+    /// every embedding, head or norm whose name ends with an entry, such as `embed_tokens`, `lm_head` or
+    /// `input_layernorm`. Tied weights are trained through `embed_tokens` and stay tied (PEFT's
+    /// `ensure_weight_tying`). The reference policy has the frozen weights.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub modules_to_save: Vec<String>,
-    /// Dropout on the adapter's input. Above 0 the log-probs of rollout and update differ by chance.
+    /// Dropout probability of the adapter. Above 0 the log-probs of rollout and update differ at random.
     #[schemars(range(min = 0.0, max = 0.99))]
     pub dropout: f64,
-    /// Where dropout is: before A, or after B as Megatron's `dropout_position: post`.
+    /// Position of the dropout: before A, or after B as with Megatron's `dropout_position: post`.
     pub dropout_position: DropoutPosition,
-    /// How the matrices start; not beside `adapterPath`.
+    /// Initialization of A and B; not with `adapterPath`.
     pub init: LoraInit,
-    /// A PEFT adapter folder to start from instead of `init`; targets, `dora` and, unless it is resized,
-    /// ranks and alphas must agree with it. The reference policy is the base without this adapter.
+    /// PEFT adapter folder to start from, in place of `init`; its targets, `dora` and, unless it is resized,
+    /// ranks and alphas must agree with this section. The reference policy is the base without this adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub adapter_path: Option<String>,
     /// Whether the adapter of `adapterPath` may have other ranks and alphas. At a larger rank its product
     /// stays the same; at a smaller rank it is the best approximation.
     pub resize_adapter: bool,
-    /// Whether the rollout samples with the adapter folded into the weights, as verl's `lora.merge`. `false`:
-    /// base and adapter stay apart, every rank keeps the packed base from step to step, and a weight sync
-    /// brings the adapter alone. Quantized weights are never folded into. By default the plan chooses the
-    /// cheaper one.
+    /// Whether the rollout samples with the adapter merged into the weights (verl's `lora.merge`). With false
+    /// the adapter stays unmerged: every rank keeps the packed base from step to step, and a weight sync
+    /// transfers the adapter alone. Adapters are never merged into quantized weights. By default the plan
+    /// chooses the cheaper way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub merge: Option<bool>,
 }

@@ -5,68 +5,68 @@ use serde::{Deserialize, Serialize};
 
 use super::{LoraSpec, QuantizationSpec};
 
-/// The model to train. Exactly one of `path`, `hub` and `architecture` says where its weights come from.
+/// Model to train. Exactly one of `path`, `hub` and `architecture` is the source of its weights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
-    /// A Hugging Face folder (config.json, safetensors, tokenizer.json) on a mounted or local file system.
+    /// Hugging Face folder (config.json, safetensors, tokenizer.json) on a mounted or local file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub path: Option<String>,
-    /// A model of the Hugging Face hub, downloaded once and recorded by commit.
+    /// Model of the Hugging Face hub, downloaded once and recorded by commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hub: Option<HubSpec>,
-    /// A new model with random weights; its vocabulary size follows from the tokenizer.
+    /// New model with random weights; its vocabulary size follows from the tokenizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<ArchitectureSpec>,
-    /// The tokenizer, when it is not the one in the model's own folder. Required with `architecture`.
+    /// Tokenizer, if it is not the one in the model's own folder. Required with `architecture`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<TokenizerSpec>,
-    /// A Jinja chat template that replaces the tokenizer's own.
+    /// Jinja chat template that replaces the tokenizer's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 65536))]
     pub chat_template: Option<String>,
     /// Whether the vision tower of a vision-language model, with its mergers, is trained with all other
-    /// weights. Adapters of it are `lora.vlmLora`.
+    /// weights. Adapters of the tower are set by `lora.vlmLora`.
     #[serde(default)]
     pub vision_tower: VisionTraining,
-    /// Folders of PEFT adapters that are folded into the weights as these are read: every role that starts
-    /// from the model starts from the sum, the reference policy too. They stay as they are; what is trained
-    /// comes on top.
+    /// Folders of PEFT adapters that are merged into the weights while these are read: every role that starts
+    /// from the model starts from the merged weights, the reference policy too. These adapters are not
+    /// trained; what is trained comes on top.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), inner(length(min = 1, max = 4096)))]
     pub adapters: Vec<String>,
-    /// Train low-rank adapters on frozen weights instead of all weights.
+    /// Low-rank adapters to train on frozen weights, instead of all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSpec>,
-    /// Keep the frozen weights below an adapter in 4 or 8 bits (QLoRA). A checkpoint that bitsandbytes has
-    /// quantized is read as it is, also without this.
+    /// Quantization of the frozen weights below an adapter to 4 or 8 bits (QLoRA). A checkpoint that
+    /// bitsandbytes has quantized is read as it is, also without this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quantization: Option<QuantizationSpec>,
 }
 
-/// What becomes of the weights of a vision tower.
+/// Training of the weights of a vision tower.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VisionTraining {
-    /// They stay as they are.
+    /// The weights do not change.
     #[default]
     Frozen,
-    /// They are trained as all others.
+    /// The weights are trained like all others.
     Trained,
 }
 
-/// A model of the Hugging Face hub.
+/// Model of the Hugging Face hub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HubSpec {
-    /// Owner and name, such as `Qwen/Qwen2.5-0.5B`.
+    /// Owner and name of the repository, such as `Qwen/Qwen2.5-0.5B`.
     #[schemars(length(min = 1, max = 256))]
     pub repo: String,
-    /// Branch, tag or commit; the commit it resolves to is recorded with the run.
+    /// Branch, tag or commit; the commit to which it resolves is recorded with the run.
     #[serde(default = "HubSpec::default_revision")]
     #[schemars(length(min = 1, max = 256))]
     pub revision: String,
-    /// Address of a mirror; by default the public hub, or `HF_ENDPOINT` where that is set.
+    /// URL of a mirror; by default that of the public hub, or `HF_ENDPOINT` where that is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     pub endpoint: Option<String>,
@@ -78,85 +78,86 @@ impl HubSpec {
     }
 }
 
-/// The model families that the trainer knows.
+/// Model family that the trainer supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ModelFamily {
     /// Llama 2 and 3.
     Llama,
     /// Mistral: Llama with an optional sliding window.
     Mistral,
-    /// Ministral: Mistral whose layers slide by type.
+    /// Ministral: Mistral with a sliding window in the layers that the configuration names.
     Ministral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
-    /// Qwen2-VL: Qwen2 beside a vision tower.
+    /// Qwen2-VL: Qwen2 with a vision tower.
     Qwen2Vl,
-    /// Qwen2.5-VL: Qwen2.5 beside a vision tower with windows.
+    /// Qwen2.5-VL: Qwen2.5 with a vision tower that has window attention.
     Qwen25Vl,
-    /// Qwen3: normalised queries and keys.
+    /// Qwen3: norms of queries and keys.
     Qwen3,
-    /// Qwen3-VL: Qwen3 beside a vision tower, whose features are also added after the first layers.
+    /// Qwen3-VL: Qwen3 with a vision tower, whose features are also added after the first layers.
     Qwen3Vl,
-    /// Gemma 1: scaled embeddings, GELU, norms around 1.
+    /// Gemma 1: scaled embeddings, GELU, norm weights stored as offsets from 1.
     Gemma,
-    /// Gemma 2: attention scores and logits are softcapped, and every other layer slides.
+    /// Gemma 2: attention scores and logits are softcapped, and every other layer has a sliding window.
     Gemma2,
-    /// Gemma 3, text: norms before and behind each block, and two rotary embeddings by window.
+    /// Gemma 3, text: norms before and after each block, and another rotary embedding in layers with a
+    /// sliding window.
     Gemma3,
     /// Phi-3, Phi-3.5 and Phi-4: fused projections.
     Phi3,
-    /// OLMo 2: norms behind the blocks, and over all heads of queries and keys.
+    /// OLMo 2: norms after the blocks, and over all heads of queries and keys.
     Olmo2,
-    /// OLMo 3: OLMo 2 whose layers slide but every fourth.
+    /// OLMo 3: OLMo 2 with a sliding window in all but every fourth layer.
     Olmo3,
-    /// Granite 3: embeddings, attention, residual sums and logits are scaled.
+    /// Granite 3: scaled embeddings, attention, residual sums and logits.
     Granite,
     /// SmolLM3: no rotary embedding in every fourth layer.
     SmolLm3,
-    /// GLM-4 9B: fused gate and up, half of each head turned.
+    /// GLM-4 9B: fused gate and up, rotary embedding of half of each head.
     Glm,
-    /// GLM-4 (0414): norms before and behind each block, half of each head turned.
+    /// GLM-4 (0414): norms before and after each block, rotary embedding of half of each head.
     Glm4,
-    /// Seed-OSS: biases on the query, key and value projections, heads of 128.
+    /// Seed-OSS: biases on the query, key and value projections, heads of width 128.
     SeedOss,
-    /// Command R: layer norms, and feed-forward blocks beside attention.
+    /// Command R: layer norms, and feed-forward blocks parallel to attention.
     Cohere,
-    /// Command R7B and A: Command R with windows, and no rotary embedding in layers without one.
+    /// Command R7B and A: Command R with sliding windows, and no rotary embedding in layers without one.
     Cohere2,
-    /// EXAONE 4: norms behind the blocks, and of each head of queries and keys.
+    /// EXAONE 4: norms after the blocks, and of each head of queries and keys.
     Exaone4,
-    /// ERNIE 4.5, dense: Llama whose rotary embedding turns neighbouring dims.
+    /// ERNIE 4.5, dense: Llama whose rotary embedding rotates adjacent dimensions.
     Ernie45,
-    /// Mixtral: Mistral whose feed-forward blocks are experts.
+    /// Mixtral: Mistral with experts as feed-forward blocks.
     Mixtral,
-    /// Qwen2-MoE: Qwen2 with experts beside a feed-forward block behind a gate.
+    /// Qwen2-MoE: Qwen2 with experts and a gated shared expert.
     Qwen2Moe,
     /// Qwen3-MoE: Qwen3 with experts in place of feed-forward blocks.
     Qwen3Moe,
     /// GPT-OSS: attention sinks, experts with biases and a clamped gate.
     GptOss,
-    /// DeepSeek-V2: latent attention, experts beside a shared block.
+    /// DeepSeek-V2: latent attention, experts and a shared expert.
     DeepseekV2,
     /// DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid.
     DeepseekV3,
 }
 
-/// The shape of a model built from scratch, in the words of Hugging Face's config.json.
+/// Shape of a model that is built from scratch, in the words of Hugging Face's config.json.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ArchitectureSpec {
-    /// Which family's layers to build.
+    /// Model family whose layers are built.
     pub family: ModelFamily,
     /// Width of the residual stream.
     #[schemars(range(min = 8, max = 65536))]
     pub hidden_size: u32,
-    /// Width inside the feed-forward layers, or inside each expert and what stands beside them.
+    /// Width of the feed-forward blocks, or of each expert and of a shared expert.
     #[schemars(range(min = 8, max = 262144))]
     pub intermediate_size: u32,
-    /// The experts of each layer; for the families that have some, and only for them.
+    /// Experts of each layer; for the families that have some, and only for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertsSpec>,
-    /// The vision tower; for the families that have one, and only for them.
+    /// Vision tower; for the families that have one, and only for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision: Option<VisionSpec>,
     /// Number of decoder layers.
@@ -165,15 +166,15 @@ pub struct ArchitectureSpec {
     /// Number of query heads.
     #[schemars(range(min = 1, max = 1024))]
     pub num_heads: u32,
-    /// Number of key and value heads; must divide `numHeads`, by default as many.
+    /// Number of key and value heads, a divisor of `numHeads`; by default `numHeads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub num_kv_heads: Option<u32>,
-    /// Width of one head, even; by default `hiddenSize / numHeads`.
+    /// Width of one head, an even number; by default `hiddenSize / numHeads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 1024))]
     pub head_dim: Option<u32>,
-    /// Longest sequence (prompt and completion) in tokens.
+    /// Maximum length of a sequence (prompt and completion) in tokens.
     #[serde(default = "ArchitectureSpec::default_max_position_embeddings")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_position_embeddings: u32,
@@ -190,38 +191,38 @@ pub struct ArchitectureSpec {
     pub initializer_range: f64,
 }
 
-/// A mixture of experts: feed-forward blocks of which a router chooses some for each token.
+/// Mixture of experts: feed-forward blocks of which a router chooses some for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExpertsSpec {
-    /// Number of experts in a layer.
+    /// Number of experts per layer.
     #[schemars(range(min = 1, max = 4096))]
     pub count: u32,
-    /// Experts that compute a token; at most `count`.
+    /// Number of experts that compute a token; at most `count`.
     #[schemars(range(min = 1, max = 4096))]
     pub per_token: u32,
 }
 
-/// A vision tower beside the decoder. Its weights are drawn; unless `visionTower: Trained` they stay as they
-/// are, and the features of an image are a fixed random projection of its pixels. Images keep their size up
-/// to 1,003,520 pixels.
+/// Vision tower of a model that is built from scratch. Its weights are random; unless `visionTower: Trained`
+/// they do not change, and the features of an image are a fixed random projection of its pixels. Images keep
+/// their size up to 1,003,520 pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VisionSpec {
-    /// Width of the tower's residual stream; four times as much inside its feed-forward blocks.
+    /// Width of the tower's residual stream; its feed-forward blocks are four times as wide.
     #[schemars(range(min = 4, max = 65536))]
     pub hidden_size: u32,
-    /// Number of blocks.
+    /// Number of blocks of the tower.
     #[schemars(range(min = 1, max = 512))]
     pub num_layers: u32,
-    /// Number of heads, each a multiple of 4 wide.
+    /// Number of attention heads, each of a width that is a multiple of 4.
     #[schemars(range(min = 1, max = 1024))]
     pub num_heads: u32,
     /// Height and width of a patch in pixels.
     #[serde(default = "VisionSpec::default_patch_size")]
     #[schemars(range(min = 1, max = 1024))]
     pub patch_size: u32,
-    /// So many patches in each direction become one token.
+    /// Number of patches in each direction that are merged into one token.
     #[serde(default = "VisionSpec::default_merge_size")]
     #[schemars(range(min = 1, max = 64))]
     pub merge_size: u32,
@@ -270,15 +271,15 @@ impl ArchitectureSpec {
     }
 }
 
-/// Where the tokenizer comes from: exactly one of `path` and `characters`.
+/// Source of the tokenizer: exactly one of `path` and `characters`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TokenizerSpec {
-    /// A folder with tokenizer.json and tokenizer_config.json.
+    /// Folder with tokenizer.json and tokenizer_config.json.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub path: Option<String>,
-    /// An alphabet, each character of which becomes one token; text outside of it is refused.
+    /// Alphabet of a character tokenizer: each character is one token; text outside the alphabet is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub characters: Option<String>,

@@ -6,61 +6,62 @@ use serde::{Deserialize, Serialize};
 use super::DataSpec;
 use super::training::Precision;
 
-/// How completions are sampled.
+/// Sampling of completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RolloutSpec {
-    /// Completions of each prompt; they form a rollout group.
+    /// Number of completions per prompt, which form a rollout group.
     #[schemars(range(min = 1, max = 4096))]
     pub samples_per_prompt: u32,
-    /// Longest completion in tokens.
+    /// Maximum length of a completion in tokens.
     #[schemars(range(min = 1, max = 16777216))]
     pub max_completion_tokens: u32,
-    /// Divides the logits before sampling, and in all log-probs of the training.
+    /// Sampling temperature, by which logits are divided, also in all log-probs of the training.
     #[schemars(range(min = 0.01, max = 100.0))]
     pub temperature: f64,
-    /// Sample from the most probable tokens that together reach this probability.
+    /// Nucleus sampling: tokens are drawn from the most probable ones that together reach this probability.
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub top_p: f64,
-    /// Sample from so many most probable tokens; 0 for all.
+    /// Number of most probable tokens to sample from; 0 for all.
     #[schemars(range(min = 0, max = 16777216))]
     pub top_k: u32,
-    /// Sample from tokens at least this probable relative to the most probable one.
+    /// Minimum probability of a sampled token, relative to that of the most probable one.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_p: f64,
-    /// Divides positive and multiplies negative logits of tokens that have already appeared.
+    /// Penalty on tokens that have already appeared: it divides their positive logits and multiplies their
+    /// negative ones.
     #[schemars(range(min = 0.01, max = 100.0))]
     pub repetition_penalty: f64,
-    /// Texts that end a completion and are cut off.
+    /// Stop strings, which end a completion and are cut off.
     #[schemars(length(max = 32), inner(length(min = 1, max = 1024)))]
     pub stop: Vec<String>,
-    /// Token ids that end a completion, besides the model's own end-of-sequence tokens.
+    /// Stop token ids, which end a completion in addition to the model's end-of-sequence tokens.
     #[schemars(length(max = 256))]
     pub stop_token_ids: Vec<u32>,
-    /// Continue past the model's end-of-sequence tokens.
+    /// Whether sampling continues past the model's end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// Numbers in which completions are sampled; by default `training.precision`. Where the two differ, so do
-    /// the log-probs of rollout and actor (`training/rollout_probs_diff_max`).
+    /// Compute dtype of the rollout; by default `training.precision`. Where the two differ, so do the
+    /// log-probs of rollout and actor (`training/rollout_probs_diff_max`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
-    /// Most sequences that are decoded at the same time.
+    /// Maximum number of sequences that are decoded at the same time (vLLM's `max_num_seqs`).
     #[schemars(range(min = 1, max = 65536))]
     pub max_concurrent_sequences: u32,
-    /// Most tokens of one pass of the rollout (verl's max_num_batched_tokens): longer prompts are prefilled
-    /// in pieces.
+    /// Maximum number of tokens of one pass of the rollout (verl's `max_num_batched_tokens`): longer prompts
+    /// are prefilled in chunks.
     #[schemars(range(min = 1, max = 16777216))]
     pub max_batched_tokens: u32,
-    /// Longest prompt and completion together in tokens (verl's max_model_len); a completion ends there. By
-    /// default data.maxPromptTokens and maxCompletionTokens together.
+    /// Maximum length of prompt and completion together in tokens (verl's `max_model_len`); a completion ends
+    /// there. By default `data.maxPromptTokens` and `maxCompletionTokens` together.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 33554432))]
     pub max_model_tokens: Option<u32>,
-    /// Share of a worker's memory that weights and KV cache of the rollout may take together (verl's
-    /// gpu_memory_utilization): the GPU's memory, or on CPUs what the machine or container allows, divided by
-    /// its workers. If the cache is full, a sequence waits, or is preempted and recomputed later.
+    /// Fraction of a rank's memory that weights and KV cache of the rollout may take together (verl's
+    /// `gpu_memory_utilization`): of the GPU's memory, or on CPUs of what the machine or container allows,
+    /// divided by its ranks. If the cache is full, a sequence waits, or is preempted and recomputed later.
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub memory_fraction: f64,
-    /// How held-out prompts are sampled.
+    /// Sampling for held-out prompts.
     pub held_out: HeldOutRolloutSpec,
 }
 
@@ -95,14 +96,14 @@ impl RolloutSpec {
     }
 }
 
-/// How held-out prompts are sampled; everything else is as in training.
+/// Sampling for held-out prompts; everything else is as in training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct HeldOutRolloutSpec {
-    /// Temperature; 0 takes the most probable token.
+    /// Sampling temperature; 0 takes the most probable token.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub temperature: f64,
-    /// Completions of each prompt, whose rewards are averaged.
+    /// Number of completions per prompt, whose rewards are averaged.
     #[schemars(range(min = 1, max = 4096))]
     pub samples_per_prompt: u32,
 }

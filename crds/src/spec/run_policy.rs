@@ -1,48 +1,48 @@
 //! `spec.runPolicy`: when the job starts, stops, restarts and is deleted. In a local run only the deadline of
-//! the whole job acts, and with several workers the grace period and most retries.
+//! the whole job acts, and with several ranks the grace period and most retries.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::FailurePolicySpec;
 
-/// When the job starts, stops, restarts and is deleted.
+/// Time limits, suspension, restarts and deletion of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RunPolicySpec {
-    /// Hold the job back: its workers save a checkpoint and stop, and start again when this is false.
+    /// Whether the job is suspended: its workers save a checkpoint and stop, and start again when this is
+    /// false.
     pub suspend: bool,
-    /// Seconds that the job may take, without those that it was suspended; then it is stopped with a
+    /// Maximum duration of the job in seconds, without the time of suspensions; then it is stopped with a
     /// checkpoint and fails. By default no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub active_deadline_seconds: Option<u64>,
-    /// Seconds that workers may take to all be running; then the job fails. By default no limit.
+    /// Maximum time in seconds until all workers run; then the job fails. By default no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub startup_deadline_seconds: Option<u64>,
-    /// Seconds that running workers may go without finishing a step; then they are started again. By default
-    /// no limit.
+    /// Maximum time in seconds that running workers may go without finishing a step; then they are restarted.
+    /// By default no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub stall_deadline_seconds: Option<u64>,
-    /// Seconds after its end at which the job is deleted; by default never.
+    /// Time in seconds after its end at which the job is deleted; by default never.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 315360000))]
     pub ttl_seconds_after_finished: Option<u64>,
-    /// What is deleted after `ttlSecondsAfterFinished`.
+    /// Objects that are deleted after `ttlSecondsAfterFinished`.
     pub ttl_policy: TtlPolicy,
-    /// Which pods are deleted when the job ends.
+    /// Pods that are deleted when the job ends.
     pub clean_pod_policy: CleanPodPolicy,
-    /// Seconds that a worker has for a checkpoint when it is stopped; then it is killed.
+    /// Time in seconds that a worker has for a checkpoint when it is stopped; then it is killed.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
-    /// How often workers are restarted from the last complete checkpoint, by cause; a new checkpoint resets
-    /// the counts. Evicted workers and lost nodes are not counted. A local run of several workers obeys
-    /// `failure`, `crash`, `io` and `checkpoint`; a local run of one worker is one process, which is not
-    /// restarted.
+    /// Maximum number of restarts from the last complete checkpoint, by cause; a new checkpoint resets the
+    /// counts. Evicted workers and lost nodes are not counted. A local run of several ranks obeys `failure`,
+    /// `crash`, `io` and `checkpoint`; a local run of one rank is one process, which is not restarted.
     pub retries: RetriesSpec,
-    /// Actions after failures, by rules that take precedence over `retries`.
+    /// Rules for failures, which take precedence over `retries`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicySpec>,
 }
@@ -64,48 +64,48 @@ impl Default for RunPolicySpec {
     }
 }
 
-/// What is deleted when the time after the end is over.
+/// Objects that are deleted some time after the job's end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TtlPolicy {
-    /// The job; if Argo CD or Flux applied it, and would apply it again, only its pods.
+    /// The job; only its pods if Argo CD or Flux applied it, and would apply it again.
     #[default]
     KeepTracked,
     /// The job, also if Argo CD or Flux applied it.
     Delete,
 }
 
-/// Which pods are deleted when the job ends.
+/// Pods that are deleted when the job ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CleanPodPolicy {
-    /// Those that still run; logs of the others can still be read.
+    /// Pods that still run; logs of the others can still be read.
     #[default]
     Running,
-    /// All.
+    /// All pods of the job.
     All,
-    /// None, not even those that still run.
+    /// No pods, not even those that still run.
     None,
 }
 
-/// How often workers are restarted, by cause. A new checkpoint resets the counts.
+/// Maximum number of restarts, by cause. A new checkpoint resets the counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetriesSpec {
-    /// After an error without a class of its own.
+    /// Restarts after an error without a class of its own.
     #[schemars(range(min = 0, max = 1000))]
     pub failure: u32,
-    /// After running out of memory.
+    /// Restarts after a worker ran out of memory.
     #[schemars(range(min = 0, max = 1000))]
     pub out_of_memory: u32,
-    /// After a signal of unknown origin, or the loss of another worker.
+    /// Restarts after a signal of unknown origin, a failed GPU, or the loss of another worker.
     #[schemars(range(min = 0, max = 1000))]
     pub crash: u32,
-    /// After reading or writing failed.
+    /// Restarts after reading or writing failed.
     #[schemars(range(min = 0, max = 1000))]
     pub io: u32,
-    /// After no checkpoint could be read.
+    /// Restarts after no checkpoint could be read.
     #[schemars(range(min = 0, max = 1000))]
     pub checkpoint: u32,
-    /// After no step was finished for `stallDeadlineSeconds`.
+    /// Restarts after no step was finished for `stallDeadlineSeconds`.
     #[schemars(range(min = 0, max = 1000))]
     pub stall: u32,
 }

@@ -5,53 +5,55 @@ use serde::{Deserialize, Serialize};
 
 use super::workers::Device;
 
-/// How the model is trained. All batch sizes count prompts; `rollout.samplesPerPrompt` multiplies them.
+/// Batch sizes, optimizer, precision and length of the training. All batch sizes count prompts;
+/// `rollout.samplesPerPrompt` multiplies them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TrainingSpec {
-    /// Steps to train; at most one of `steps` and `epochs`.
+    /// Number of steps to train; at most one of `steps` and `epochs` is given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100000000))]
     pub steps: Option<u64>,
-    /// Passes over the training prompts; by default 1 where `steps` is not given.
+    /// Number of passes over the training prompts; by default 1 where `steps` is not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000000))]
     pub epochs: Option<u32>,
-    /// Prompts of one step (demonstrations with `SFT`).
+    /// Number of prompts per step (of demonstrations with `SFT`).
     #[schemars(range(min = 1, max = 1000000))]
     pub prompts_per_step: u32,
-    /// Prompts of one optimizer update, a divisor of `promptsPerStep`; by default all, which is on-policy.
+    /// Number of prompts per optimizer update (verl's `ppo_mini_batch_size`), a divisor of `promptsPerStep`;
+    /// by default all, which is on-policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000000))]
     pub prompts_per_update: Option<u32>,
-    /// Passes over the samples of a step.
+    /// Number of passes over the samples of a step (verl's `ppo_epochs`).
     #[schemars(range(min = 1, max = 1000))]
     pub epochs_per_batch: u32,
-    /// Most tokens of one forward and backward pass on one worker, never exceeded; `workers.mesh.sp` workers
-    /// together hold so many times more. A prompt counts once for all of its samples in the pass. By default
-    /// the tokens of a whole group of the longest sequences, within 1024 and 4096, or twice the longest
-    /// sequence if that is more.
+    /// Maximum number of tokens of one forward and backward pass on one rank, never exceeded;
+    /// `workers.mesh.sp` ranks together hold as many times more. A prompt counts once for all of its samples
+    /// in the pass. By default the tokens of a full group of the longest sequences, within 1024 and 4096, or
+    /// twice the longest sequence if that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients, likewise, where `workers.mesh.logprobSp` workers
-    /// share them; by default twice `maxTokensPerMicroBatch`.
+    /// Maximum number of tokens of one forward pass without gradients on one rank, where
+    /// `workers.mesh.logprobSp` ranks share them; by default twice `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
-    /// Token budgets, offload and precision of roles beside the actor; by default the actor's.
+    /// Token budgets, offload and precision of roles other than the actor; by default the actor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
-    /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
-    /// With `Auto` bf16 on a GPU and fp32 on a CPU.
+    /// Compute dtype of the layers; weights, gradients and optimizer state are kept in fp32 where trained.
+    /// `Auto` is bf16 on a GPU and fp32 on a CPU.
     pub precision: Precision,
-    /// How fp32 matrix products are computed.
+    /// Precision of fp32 matrix products.
     pub matmul_precision: MatmulPrecision,
-    /// AdamW (<https://arxiv.org/abs/1711.05101>).
+    /// AdamW optimizer (<https://arxiv.org/abs/1711.05101>).
     pub optimizer: OptimizerSpec,
-    /// The learning rate over time.
+    /// Learning rate schedule: warm-up and decay.
     pub schedule: ScheduleSpec,
-    /// Gradients are scaled down to this global norm.
+    /// Global norm to which larger gradients are clipped.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub max_grad_norm: f64,
     /// Coefficient of the auxiliary loss that balances the routers of a mixture of experts, as in
@@ -59,36 +61,38 @@ pub struct TrainingSpec {
     /// By default 0.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub router_aux_loss_coef: f64,
-    /// Use only algorithms that give the same bits in every run. CPUs always do; on GPUs it makes attention's
-    /// backward pass, sums by index and matrix products slower.
+    /// Whether only algorithms are used that give the same bits in every run. CPUs always do; on GPUs it
+    /// makes attention's backward pass, sums by index and matrix products slower.
     pub deterministic: bool,
-    /// Keep only the layers' inputs and compute the rest again in the backward pass. By default on GPUs for
-    /// models above a billion parameters, unless the device holds everything that layers keep; never on CPUs.
+    /// Whether only the layers' inputs are kept, and the rest is recomputed in the backward pass. By default
+    /// true on GPUs for models above a billion parameters, unless the device holds everything that layers
+    /// keep, and false on CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation_checkpointing: Option<bool>,
-    /// Whether the weights of a layer that are gathered of shards, or fetched from offload storage, are freed
-    /// between its forward and its backward pass and gathered again (`reshard_after_forward` of FSDP2 and
-    /// verl), of actor and critic alike. With false an update gathers every layer once instead of twice and
-    /// holds all of them at once. The numbers are the same.
+    /// Whether the weights of a layer that are gathered from shards, or fetched from offload storage, are
+    /// freed between its forward and its backward pass and gathered again (`reshard_after_forward` of FSDP2
+    /// and verl), for actor and critic alike. With false an update gathers every layer once instead of twice
+    /// and holds all of them at once. The results are the same.
     pub reshard_after_forward: bool,
-    /// The last layers that stay gathered between forward and backward pass while the others are freed: so
-    /// many at most are held at once. They are the last because the backward pass begins with them, so that
-    /// each waits the shortest time. By default 1, for which there is nothing to free in between.
+    /// Number of last layers that stay gathered between forward and backward pass while the others are freed;
+    /// at most this many are held at once. The backward pass begins with the last layers, so that these wait
+    /// the shortest time. By default 1, whose backward pass follows at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10000))]
     pub unsharded_layers: Option<u32>,
-    /// What is offloaded from the device between uses, of actor and critic: less memory, more time, the same
-    /// numbers.
+    /// State of actor and critic that is offloaded from the device between uses: less memory, more time, the
+    /// same results.
     pub offload: OffloadSpec,
-    /// Seed of everything random but the generated task.
+    /// Random seed of everything but the generated task.
     pub seed: u64,
-    /// Steps in a row with a non-finite loss or gradient, each skipped, before the job gives up.
+    /// Number of consecutive steps with a non-finite loss or gradient, each skipped, after which the job
+    /// fails.
     #[schemars(range(min = 1, max = 1000000))]
     pub max_consecutive_non_finite: u32,
-    /// Steps between evaluations on the held-out prompts; 0 for only before and after the training.
+    /// Number of steps between evaluations on the held-out prompts; 0 for only before and after the training.
     #[schemars(range(min = 0, max = 100000000))]
     pub evaluate_every: u64,
-    /// Evaluate before the first step.
+    /// Whether an evaluation precedes the first step.
     pub evaluate_before: bool,
 }
 
@@ -122,17 +126,17 @@ impl Default for TrainingSpec {
     }
 }
 
-/// Token budgets, offload and precision of roles beside the actor.
+/// Token budgets, offload and precision of roles other than the actor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RolesSpec {
-    /// The critic's.
+    /// Settings of the critic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticRoleSpec>,
-    /// The reference policy's.
+    /// Settings of the reference policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ScoringRoleSpec>,
-    /// Those of reward models.
+    /// Settings of reward models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward_models: Option<ScoringRoleSpec>,
 }
@@ -141,22 +145,23 @@ pub struct RolesSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CriticRoleSpec {
-    /// Most tokens of one forward and backward pass (verl's `critic.ppo_max_token_len_per_gpu`), where
-    /// `workers.mesh.criticSp` ranks share them; by default `maxTokensPerMicroBatch`.
+    /// Maximum number of tokens of one forward and backward pass on one rank (verl's
+    /// `critic.ppo_max_token_len_per_gpu`), where `workers.mesh.criticSp` ranks share them; by default
+    /// `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients, for values (verl's
-    /// `critic.forward_max_token_len_per_gpu`), likewise; by default `maxLogprobTokens`.
+    /// Maximum number of tokens of one forward pass without gradients, for values (verl's
+    /// `critic.forward_max_token_len_per_gpu`), shared likewise; by default `maxLogprobTokens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_forward_tokens: Option<u32>,
-    /// Its offload (verl's `critic.model.fsdp_config.param_offload` and `optimizer_offload`); by default the
-    /// actor's.
+    /// Offload of the critic (verl's `critic.model.fsdp_config.param_offload` and `optimizer_offload`); by
+    /// default the actor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<OffloadSpec>,
-    /// Numbers in which its layers are computed (verl's `critic.model.fsdp_config.mixed_precision`); weights,
-    /// gradients and optimizer are kept in fp32. By default, and with `Auto`, those of the actor.
+    /// Compute dtype of the critic (verl's `critic.model.fsdp_config.mixed_precision`); weights, gradients
+    /// and optimizer state are kept in fp32. By default, and with `Auto`, that of the actor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
 }
@@ -165,18 +170,18 @@ pub struct CriticRoleSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScoringRoleSpec {
-    /// Most tokens of one forward pass (verl's `ref.log_prob_max_token_len_per_gpu` and
+    /// Maximum number of tokens of one forward pass (verl's `ref.log_prob_max_token_len_per_gpu` and
     /// `reward_model.forward_max_token_len_per_gpu`); by default `maxLogprobTokens`. Passes of a reward model
     /// hold at least one of the longest sequences.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_forward_tokens: Option<u32>,
-    /// Whether its weights are offloaded between passes (verl's `ref.fsdp_config.param_offload`); by default
-    /// as those of the actor.
+    /// Whether the role's weights are offloaded between passes (verl's `ref.fsdp_config.param_offload`); by
+    /// default as those of the actor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_parameters: Option<bool>,
-    /// Numbers in which its layers are computed and its weights are kept (verl's
-    /// `ref.fsdp_config.model_dtype`). By default, and with `Auto`, those of the actor.
+    /// Compute and parameter dtype of the role (verl's `ref.fsdp_config.model_dtype`). By default, and with
+    /// `Auto`, the actor's compute dtype.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
 }
@@ -211,31 +216,31 @@ impl TrainingSpec {
     }
 }
 
-/// What is offloaded from the device between uses: to pinned memory of a GPU's host, or with a CPU to
+/// State that is offloaded from the device between uses: to pinned memory of a GPU's host, or with a CPU to
 /// unlinked files of the run folder, which must be on a disk and not in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OffloadSpec {
-    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is on the device
-    /// while it computes, and the next one is prefetched.
+    /// Whether weights are offloaded, 4 bytes each, those of a reference policy and reward models too. A
+    /// layer is on the device while it computes, and the next one is prefetched.
     pub parameters: bool,
-    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are fetched for
-    /// its update.
+    /// Whether optimizer moments are offloaded, 8 bytes for each trained weight; those of one tensor after
+    /// the other are fetched for its update.
     pub optimizer: bool,
-    /// The layers' inputs between forward and backward pass; needs `activationCheckpointing`, without which
-    /// layers keep more.
+    /// Whether the layers' inputs are offloaded between forward and backward pass; needs
+    /// `activationCheckpointing`, without which layers keep more.
     pub activations: bool,
 }
 
-/// Numbers in which layers are computed.
+/// Compute dtype of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Precision {
     /// `Bf16` on a GPU, `Fp32` on a CPU.
     #[default]
     Auto,
-    /// 32 bits.
+    /// 32-bit floating point.
     Fp32,
-    /// 16 bits with the range of 32 (bfloat16); reductions in fp32.
+    /// 16 bits with the range of fp32 (bfloat16); reductions in fp32.
     Bf16,
     /// 16 bits with more digits and less range (IEEE half); reductions in fp32. In training the loss is
     /// scaled up before the backward pass by a factor that grows until a gradient overflows; the update that
@@ -263,19 +268,19 @@ impl Precision {
     }
 }
 
-/// How fp32 matrix products are computed.
+/// Precision of fp32 matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MatmulPrecision {
-    /// In fp32, on GPUs too.
+    /// Products in fp32, on GPUs too.
     #[default]
     Highest,
-    /// In fp32 split into three bfloat16 products, or TF32 on a GPU.
+    /// Products of fp32 split into three bfloat16 products, or TF32 on a GPU.
     High,
-    /// In bfloat16 with fp32 sums, where the machine has units for it; TF32 on a GPU.
+    /// Products in bfloat16 with fp32 sums, where the machine has units for it; TF32 on a GPU.
     Medium,
 }
 
-/// AdamW.
+/// Settings of the AdamW optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OptimizerSpec {
@@ -283,10 +288,10 @@ pub struct OptimizerSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub learning_rate: Option<f64>,
-    /// Decay of the mean of gradients and of their squares.
+    /// Decay rates of the mean of gradients and of the mean of their squares.
     #[schemars(inner(range(min = 0.0, max = 0.999999)))]
     pub betas: [f64; 2],
-    /// Decoupled weight decay of matrices and adapters. Norms and biases are left alone, as by transformers'
+    /// Decoupled weight decay of matrices and adapters. Norms and biases are not decayed, as in transformers'
     /// `Trainer` and with it TRL; verl decays them too. By default 0.01, or that of `algorithm.preset`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
@@ -299,32 +304,32 @@ impl Default for OptimizerSpec {
     }
 }
 
-/// Shapes of the learning rate after the warm-up.
+/// Shape of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ScheduleKind {
-    /// It stays.
+    /// The learning rate stays at its peak.
     Constant,
-    /// It falls along half a cosine to `minRatio` at the last step.
+    /// The learning rate falls along half a cosine to `minRatio` at the last step.
     Cosine,
-    /// It falls linearly to `minRatio` at the last step.
+    /// The learning rate falls linearly to `minRatio` at the last step.
     Linear,
 }
 
-/// The learning rate over time, in steps.
+/// Learning rate schedule, in steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ScheduleSpec {
-    /// Its shape after the warm-up; by default `Constant`, or that of `algorithm.preset`.
+    /// Shape of the learning rate after the warm-up; by default `Constant`, or that of `algorithm.preset`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ScheduleKind>,
-    /// Steps over which it rises linearly from 0.
+    /// Number of steps over which the learning rate rises linearly from 0.
     #[schemars(range(min = 0, max = 100000000))]
     pub warmup_steps: u64,
-    /// The same as a part of all steps, rounded down, in place of `warmupSteps`.
+    /// Warm-up as a fraction of all steps, rounded down, in place of `warmupSteps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub warmup_ratio: Option<f64>,
-    /// Its last value as a part of the peak (`Cosine` and `Linear`).
+    /// Final learning rate as a fraction of the peak, for `Cosine` and `Linear`.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_ratio: f64,
 }

@@ -3,19 +3,19 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A summary of the conditions of a job, for tools that compare one value. `Succeeded` and `Failed` are
-/// final; the others may follow each other in any order.
+/// Summary of the conditions of a job, for tools that compare one value. `Succeeded` and `Failed` are final;
+/// the others may follow each other in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {
-    /// Workers are awaited: for the first time, after a failure or after a pause.
+    /// Workers are awaited: for the first time, after a failure or after a suspension.
     Pending,
     /// All workers are ready (`PodsReady`).
     Running,
-    /// Held back on request or by a queue (`Suspended`).
+    /// The job is held back on request or by a queue (`Suspended`).
     Suspended,
-    /// The job has ended well (`Complete`).
+    /// The job has succeeded (`Complete`).
     Succeeded,
-    /// The job has ended badly (`Failed`).
+    /// The job has failed (`Failed`).
     Failed,
 }
 
@@ -36,29 +36,29 @@ impl Phase {
     }
 }
 
-/// The condition types, all present from the first status on, and in this order: the first that is true
-/// describes the job best.
+/// Type of a condition. All types are present from the first status on, and in this order: the first that is
+/// true describes the job best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionType {
-    /// The job has ended well.
+    /// The job has succeeded.
     Complete,
-    /// The job has ended badly.
+    /// The job has failed.
     Failed,
     /// The operator cannot continue without a change by the user.
     Stalled,
-    /// The job is held back on request.
+    /// The job is held back on request or by a queue, and no worker is left.
     Suspended,
     /// The operator is working towards the specification.
     Reconciling,
-    /// The trainer makes steps.
+    /// The trainer finishes steps.
     Progressing,
     /// All workers are ready.
     PodsReady,
     /// The newest checkpoint is complete.
     CheckpointHealthy,
-    /// A queue has admitted the job.
+    /// No queue holds the job back.
     Admitted,
-    /// The summary: unknown while the job is active, then true or false for good.
+    /// Summary of the others: unknown while the job is active, then true or false for good.
     Succeeded,
 }
 
@@ -78,36 +78,36 @@ impl ConditionType {
     ];
 }
 
-/// Whether a condition holds.
+/// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition holds.
     True,
-    /// It does not hold.
+    /// The condition does not hold.
     False,
-    /// It is not known yet.
+    /// Whether the condition holds is not known yet.
     Unknown,
 }
 
-/// One condition, in the form of Kubernetes' own.
+/// Condition of a job, in the form of Kubernetes' own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// The type of the condition.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: ConditionType,
-    /// Whether it holds.
+    /// Whether the condition holds.
     pub status: ConditionStatus,
-    /// The generation of the specification that it speaks of.
+    /// Generation of the specification that the condition reflects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When `status` last changed (RFC 3339).
+    /// Time at which `status` last changed (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub last_transition_time: String,
-    /// Why, in one word for programs.
+    /// Reason for the status in one word, for programs.
     #[schemars(length(min = 1, max = 128))]
     pub reason: String,
-    /// A message for users.
+    /// Explanation of the status for users.
     #[schemars(length(max = 32768))]
     pub message: String,
 }

@@ -38,7 +38,7 @@ Exit codes:
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone";
 
-/// Run, plan and validate RLTrainingJob manifests, and see how jobs on a cluster are.
+/// Run, plan and validate RLTrainingJob manifests, and inspect jobs on a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "rlctl", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Args {
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Run a job on this machine.
     Run(RunArgs),
-    /// Show what a job will be: batches, workers, memory.
+    /// Show the plan of a job: batches, workers, memory.
     Plan(PlanArgs),
     /// Show rows of a job's data as its training will see them.
     Data(DataArgs),
@@ -60,17 +60,17 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// Send the metrics of a run, finished or running, to MLflow, Trackio, Weights & Biases or TensorBoard.
     Track(TrackArgs),
-    /// Write a manifest from a launch script or settings of verl, TRL or open-instruct.
+    /// Convert a launch script or settings of verl, TRL or open-instruct to a manifest.
     Convert(ConvertArgs),
-    /// Show how jobs on a cluster are: state, step, reward, time left.
+    /// Show the state of jobs on a cluster: condition, step, reward, time left.
     Status(StatusArgs),
-    /// Say why a job or a local run waits, failed or continues, and what to change.
+    /// Explain why a job or a local run waits, failed or continues, and what to change.
     Why(WhyArgs),
-    /// Show what a worker of a job on a cluster writes.
+    /// Show the log of a worker of a job on a cluster.
     Logs(LogsArgs),
-    /// List what happened to a job on a cluster, oldest first.
+    /// List the events of a job on a cluster, oldest first.
     Events(EventsArgs),
-    /// Write a shell's completion script.
+    /// Print the completion script of a shell.
     Completion(CompletionArgs),
 }
 
@@ -79,16 +79,16 @@ pub(crate) enum Command {
 The trainer is the rlt-trainer beside rlctl, or the first one on PATH. It takes over the terminal, and its exit code is
 rlctl's. An interrupt (Ctrl-C) saves a checkpoint; the same command continues from it.")]
 pub(crate) struct RunArgs {
-    /// The manifest; - for standard input.
+    /// Manifest of the job; - for standard input.
     #[arg(value_name = "MANIFEST")]
     pub(crate) manifest: PathBuf,
-    /// The run folder; by default runs/ and the job's name.
+    /// Run folder; by default runs/ and the job's name.
     #[arg(long, short = 'd', value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
-    /// Start over in an existing run folder.
+    /// Remove the files of an earlier run in the run folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// The trainer to start.
+    /// Path of the trainer to start.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
 }
@@ -98,13 +98,13 @@ pub(crate) struct RunArgs {
 Memory is estimated from the model's config.json: the one in spec.model.path, or the one given with --model-config.
 Without one the rest of the plan is still shown.
 
-  --gpu     plans for workers that each have such a GPU: what the manifest leaves open is chosen for it, memory is held
-            against the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. A job that
-            cannot fit ends with 78 and with the changes that would make it fit
+  --gpu     plans for workers that each have such a GPU: what the manifest leaves open is chosen for it, memory is
+            compared with the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. If the
+            job cannot fit, the exit code is 78, and the changes that would make it fit are listed
   --measure plans for workers like this machine, whose speed rlt-trainer measures in a few seconds
   --run     reads the lengths of sequences from a run of the job, and shows what it took beside the prediction.
-            Without it, and without --prompt-tokens and --completion-tokens, every sequence is taken to be as long
-            as it may be
+            Without it, and without --prompt-tokens and --completion-tokens, every sequence is assumed to have its
+            maximum length
 
   -o json   the plan, the manifest with every default written out, and the objects that the operator would make
   -o yaml   these objects alone, as they would be sent
@@ -113,32 +113,32 @@ Without one the rest of the plan is still shown.
 Two things are known on a cluster alone: the job's UID, and the authority behind the operator's certificate. Without
 --server both are left empty.")]
 pub(crate) struct PlanArgs {
-    /// The manifest; - for standard input.
+    /// Manifest of the job; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST")]
     pub(crate) file: PathBuf,
-    /// The model's config.json, where the manifest names a hub or a folder that is not here.
+    /// config.json of the model, if the manifest names a hub or a folder that is not on this machine.
     #[arg(long, value_name = "FILE")]
     pub(crate) model_config: Option<PathBuf>,
-    /// How to write the plan.
+    /// Format of the plan.
     #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
     pub(crate) output: DocumentFormat,
-    /// Plan for workers with such a GPU: a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, h100,
+    /// Plan for workers with this GPU: a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, h100,
     /// h200-nvl, h200, b200, rtx-4090.
     #[arg(long, value_name = "NAME", group = "machine")]
     pub(crate) gpu: Option<String>,
     /// Plan for workers like this machine, which is measured.
     #[arg(long, group = "machine")]
     pub(crate) measure: bool,
-    /// The trainer that measures.
+    /// Path of the trainer that measures.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
-    /// Predict times for prompts of so many tokens on average.
+    /// Mean length of prompts in tokens, for predicted times.
     #[arg(long, value_name = "TOKENS", requires = "machine")]
     pub(crate) prompt_tokens: Option<u32>,
-    /// Predict times for completions of so many tokens on average.
+    /// Mean length of completions in tokens, for predicted times.
     #[arg(long, value_name = "TOKENS", requires = "machine")]
     pub(crate) completion_tokens: Option<u32>,
-    /// Predict times for sequences like those of this run, and compare them with the run's.
+    /// Run folder whose lengths of sequences are used for predicted times, which are compared with the run's.
     #[arg(long, value_name = "FOLDER", requires = "machine")]
     pub(crate) run: Option<PathBuf>,
     /// Ask the cluster by a dry run, including the GPUs of its nodes; nothing is changed there.
@@ -156,16 +156,16 @@ Rows are rendered by the model's chat template and counted in its tokens; what i
 shown with the reason. Files and model must be here; a model of the hub is fetched. Ends with 78 where the training
 would end at one of the rows.")]
 pub(crate) struct DataArgs {
-    /// The manifest; - for standard input.
+    /// Manifest of the job; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST")]
     pub(crate) file: PathBuf,
-    /// Rows to show, from the first.
+    /// Number of rows to show, from the first.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) rows: u32,
-    /// Show held-out rows instead of those to train on.
+    /// Show held-out rows instead of training rows.
     #[arg(long)]
     pub(crate) held_out: bool,
-    /// The trainer that reads them.
+    /// Path of the trainer that reads the rows.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
 }
@@ -173,37 +173,37 @@ pub(crate) struct DataArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Ends with 2 when there is a problem.")]
 pub(crate) struct ValidateArgs {
-    /// The manifests; - for standard input.
+    /// Manifests to validate; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST", required = true, num_args = 1..)]
     pub(crate) files: Vec<PathBuf>,
-    /// How to write the answer.
+    /// Format of the result.
     #[arg(long, short, value_enum, default_value_t = Format::Text)]
     pub(crate) output: Format,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionArgs {
-    /// The shell.
+    /// Shell whose completion script is printed.
     #[arg(value_enum)]
     pub(crate) shell: Shell,
 }
 
-/// Text or JSON.
+/// Output format: text or JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Text for reading.
     Text,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }
 
-/// Text, or one of two formats for programs.
+/// Output format: text, or one of two formats for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DocumentFormat {
     /// Text for reading.
     Text,
-    /// JSON.
+    /// JSON for programs.
     Json,
-    /// YAML.
+    /// YAML for programs.
     Yaml,
 }

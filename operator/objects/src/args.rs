@@ -22,13 +22,13 @@ pub struct Args {
     /// Namespaces to watch, separated by commas; by default all.
     #[arg(long, env = "RLT_NAMESPACES", value_delimiter = ',', value_name = "NAMES")]
     pub namespaces: Vec<String>,
-    /// The image of the workers, where a job names none.
+    /// Image of the workers, for jobs that name none.
     #[arg(long, env = "RLT_TRAINER_IMAGE", value_name = "IMAGE")]
     pub trainer_image: String,
-    /// The image of workers with GPUs, where a job names none; by default the same.
+    /// Image of workers with GPUs, for jobs that name none; by default the same.
     #[arg(long, env = "RLT_TRAINER_CUDA_IMAGE", value_name = "IMAGE")]
     pub trainer_cuda_image: Option<String>,
-    /// When those images are pulled.
+    /// Pull policy of those images.
     #[arg(
         long,
         env = "RLT_TRAINER_IMAGE_PULL_POLICY",
@@ -36,27 +36,28 @@ pub struct Args {
         default_value = "IfNotPresent"
     )]
     pub trainer_image_pull_policy: PullPolicy,
-    /// Privileges of jobs' pods beyond Pod Security's level `restricted`, as YAML; by default nothing.
+    /// Privileges beyond Pod Security's level `restricted` that pods of jobs may have, as YAML; by default
+    /// none.
     #[arg(long, env = "RLT_POD_PRIVILEGES", value_name = "YAML", value_parser = privileges)]
     pub pod_privileges: Option<Privileges>,
     /// Defaults for the pods of all jobs: YAML with a part of `spec.workers`.
     #[arg(long, env = "RLT_POD_DEFAULTS", value_name = "YAML", value_parser = defaults)]
     pub pod_defaults: Option<Defaults>,
-    /// Jobs that are reconciled at the same time; most of them wait for the rate limit.
+    /// Maximum number of jobs that are reconciled at the same time; most of them wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
-    /// Conditions of nodes that report a problem, separated by commas: TYPE, or TYPE=STATUS where the status
-    /// is not True. An empty text stands for none.
+    /// Node conditions that report a problem, separated by commas: TYPE, or TYPE=STATUS where the status is
+    /// not True. An empty text stands for none.
     #[arg(long, env = "RLT_NODE_PROBLEMS", value_name = "CONDITIONS", default_value = DEFAULT_CONDITIONS)]
     pub node_problems: ConditionSignals,
-    /// What happens to workers on a node that gets such a condition.
+    /// Action for workers on a node that gets such a condition.
     #[arg(long, env = "RLT_ON_NODE_PROBLEM", value_name = "ACTION", default_value = "Restart")]
     pub on_node_problem: OnNodeProblem,
-    /// Taints that announce a node's termination, separated by commas; `*` at the end stands for
-    /// anything. An empty text stands for none.
+    /// Taints that announce a node's termination, separated by commas; `*` at the end matches any suffix. An
+    /// empty text stands for none.
     #[arg(long, env = "RLT_TERMINATION_TAINTS", value_name = "KEYS", default_value = DEFAULT_TERMINATION_TAINTS)]
     pub termination_taints: String,
-    /// The identity of the process.
+    /// Identity of the process, its addresses and its rate limit.
     #[command(flatten)]
     pub process: ProcessArgs,
 }
@@ -90,15 +91,15 @@ fn defaults(yaml: &str) -> Result<Defaults, String> {
     Defaults::parse(yaml).map_err(|problems| in_lines(problems).join("\n"))
 }
 
-/// When an image is pulled, in Kubernetes' own words.
+/// Pull policy of an image, in Kubernetes' own words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum PullPolicy {
-    /// Whenever a container starts.
+    /// The image is pulled whenever a container starts.
     Always,
-    /// When the node does not have it.
+    /// The image is pulled if the node does not have it.
     IfNotPresent,
-    /// Never: it was brought to the node before.
+    /// The image is never pulled: the node must have it.
     Never,
 }
 

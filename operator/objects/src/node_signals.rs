@@ -42,14 +42,14 @@ pub struct ConditionSignal {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConditionSignals(pub Vec<ConditionSignal>);
 
-/// What happens to workers on a node that gets a problem while they run.
+/// Action for workers on a node that gets a problem while they run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum OnNodeProblem {
-    /// They save a checkpoint and stop, and the next ones prefer other nodes.
+    /// The workers save a checkpoint and stop, and the next ones prefer other nodes.
     #[default]
     Restart,
-    /// They run on; should they fail, the next ones prefer other nodes.
+    /// The workers run on; should they fail, the next ones prefer other nodes.
     Ignore,
 }
 

@@ -20,16 +20,16 @@ use crate::run::error::TrainError;
 use crate::run::setup::datasets::{Located, max_demonstration_tokens, preference_rows};
 use crate::run::setup::load_tokenizer;
 
-/// The rows to show.
+/// Options of `data`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DataArgs {
-    /// The manifest; - for standard input
+    /// Manifest of the job; - for standard input
     #[arg(long, value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Rows to show, from the first
+    /// Number of rows to show, from the first
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rows: u32,
-    /// Show held-out rows instead of those to train on
+    /// Show held-out rows instead of training rows
     #[arg(long)]
     pub held_out: bool,
 }

@@ -12,15 +12,15 @@ use serde_json::{Value, json};
 /// Width of the column of names, in characters.
 const NAME_WIDTH: usize = 14;
 
-/// Shows CUDA on this machine.
+/// Options of `device`.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// How to write it
+    /// Format of the output
     #[arg(long, short, value_enum, default_value_t = Format::Text)]
     pub output: Format,
 }
 
-/// How the answer is written.
+/// Output format: text or JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Text for reading.

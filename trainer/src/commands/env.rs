@@ -12,13 +12,13 @@ use std::process::Command;
 use clap::Args;
 use rlt_api::ExitCode;
 
-/// Runs another command of this program, with variables of a file.
+/// Options of `env`.
 #[derive(Args, Clone, Debug)]
 pub struct EnvArgs {
-    /// A JSON object of variables and their values, which win over those that are set
+    /// JSON object of variables and their values, which replace those that are set
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// The command with its arguments, such as `launch --manifest job.yaml`
+    /// Command with its arguments, such as `launch --manifest job.yaml`
     #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
 }

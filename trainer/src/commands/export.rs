@@ -26,43 +26,45 @@ use crate::storage::run_folder::{EXPORTS, RunFolder};
 /// Exports a checkpoint of a run.
 #[derive(Args, Clone, Debug)]
 pub struct ExportArgs {
-    /// The run folder, or its name below runs/
+    /// Run folder, or the name of a run below runs/
     #[arg(value_name = "RUN")]
     pub run: PathBuf,
-    /// Complete steps of the checkpoint, or best: the highest held-out reward; by default the newest
+    /// Number of complete steps of the checkpoint, or best for the highest held-out reward; by default the
+    /// newest
     #[arg(long, value_name = "N|best")]
     pub step: Option<Step>,
-    /// Where to write; by default exports/step-N in the run folder
+    /// Folder to write to; by default exports/step-N in the run folder
     #[arg(long, short = 'd', value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// What to write
+    /// Content of the export
     #[arg(long, value_enum, default_value_t = Layout::HuggingFace)]
     pub layout: Layout,
-    /// Numbers in which weights are stored; by default checkpoint.export.dtype of the job
+    /// Dtype of stored weights; by default the job's checkpoint.export.dtype
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDtype>,
-    /// Commit the files to a model repository of the hub, which is made, private, where it is missing
+    /// Model repository of the hub to which the files are committed; if it is missing, a private one is
+    /// created
     #[arg(long, value_name = "hub:OWNER/NAME")]
     pub push_to: Option<HubTarget>,
 }
 
-/// The content of an export.
+/// Content of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Layout {
-    /// The whole model, an adapter merged into it, as transformers loads it.
+    /// Full model with its adapter merged, as transformers loads it.
     HuggingFace,
-    /// The adapter alone, as PEFT loads it; only of jobs with LoRA.
+    /// Adapter alone, as PEFT loads it; only of jobs with LoRA.
     Peft,
 }
 
-/// Numbers in which weights are stored.
+/// Dtype of stored weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum StoredDtype {
-    /// As in the folder of the model.
+    /// Dtype of the model's folder.
     Auto,
-    /// 32 bits.
+    /// 32-bit floating point.
     Fp32,
-    /// bfloat16.
+    /// 16-bit floating point (bfloat16).
     Bf16,
 }
 

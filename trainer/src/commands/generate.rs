@@ -30,52 +30,52 @@ use crate::storage::jsonl::{self, JsonlError};
 /// Command line of `rlt-trainer generate`.
 #[derive(Args, Clone, Debug)]
 pub struct GenerateArgs {
-    /// The model.
+    /// Model that generates.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// File of prompts, one JSON object a line
+    /// File of prompts, one JSON object per line
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// File of completions to write
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Longest completion in tokens
+    /// Maximum length of a completion in tokens
     #[arg(long, value_name = "N")]
     pub max_new_tokens: NonZeroUsize,
-    /// Divides the logits; 0 takes the most probable token
+    /// Sampling temperature; 0 takes the most probable token
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f64,
-    /// Share of the probability to draw from
+    /// Nucleus sampling: probability that the most probable tokens to draw from reach together
     #[arg(long, default_value_t = 1.0)]
     pub top_p: f64,
-    /// Most probable tokens to draw from; 0 means all
+    /// Number of most probable tokens to draw from; 0 for all
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
-    /// Least probability relative to the most probable token
+    /// Minimum probability of a token, relative to that of the most probable one
     #[arg(long, default_value_t = 0.0)]
     pub min_p: f64,
-    /// Above 1 discourages tokens that occurred
+    /// Penalty on tokens that have already appeared; above 1 discourages them
     #[arg(long, default_value_t = 1.0)]
     pub repetition_penalty: f64,
-    /// Decides every draw: the same seed gives the same completions
+    /// Random seed: the same seed gives the same completions
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Samples of each prompt
+    /// Number of completions of each prompt
     #[arg(long, default_value = "1")]
     pub n: NonZeroUsize,
-    /// Text that ends a completion and is cut off; may be given several times
+    /// Stop string, which ends a completion and is cut off; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Token that ends a completion, beside the model's own; may be given several times
+    /// Stop token, which ends a completion in addition to the model's own; may be repeated
     #[arg(long, value_name = "ID")]
     pub stop_token_id: Vec<TokenId>,
-    /// Treat the model's end of sequence as a token like any other
+    /// Continue past the model's end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Sequences that decode together
+    /// Maximum number of sequences that are decoded at the same time
     #[arg(long, value_name = "N", default_value = "64")]
     pub max_concurrent: NonZeroUsize,
-    /// Decode on a GPU without capturing steps as graphs
+    /// Decode on a GPU without CUDA graphs
     #[arg(long)]
     pub no_graphs: bool,
 }

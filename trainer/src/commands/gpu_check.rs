@@ -33,13 +33,13 @@ use serde_json::{Map, Value, json};
 /// In the name of a device of CPU memory, whose times mean nothing.
 const STAND_IN: &str = "Stand-in";
 
-/// Checks this machine's GPU.
+/// Options of `gpu-check`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuCheckArgs {
-    /// Run only these; by default all
+    /// Checks to run; by default all
     #[arg(value_enum, value_name = "CHECK")]
     pub checks: Vec<Check>,
-    /// Longest that a check may take, in seconds; by default each has a limit of its own, in all below 600
+    /// Time limit of each check in seconds; by default each has its own, in all below 600
     #[arg(long, value_name = "SECONDS")]
     pub limit: Option<u64>,
     /// Run the one check in this process, and write its lines
@@ -47,24 +47,24 @@ pub struct GpuCheckArgs {
     pub here: bool,
 }
 
-/// A check.
+/// Check of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Check {
-    /// The device, and whether our kernels fit it.
+    /// Device: whether the kernels of this program fit it.
     Device,
-    /// Operators against the CPU's in fp64.
+    /// Operators compared with the CPU's in fp64.
     Operators,
-    /// Tokens drawn by the sampling kernel are the CPU's.
+    /// Tokens drawn by the sampling kernel compared with the CPU's.
     Draws,
-    /// Attention over a paged cache is dense attention.
+    /// Attention over a paged cache compared with dense attention.
     Paged,
-    /// Decoding by graphs gives the bits of single launches, and the CPU's tokens.
+    /// Decoding by CUDA graphs compared with single launches, bit for bit, and with the CPU's tokens.
     Graphs,
-    /// A training on the GPU gives the CPU's numbers.
+    /// Training on the GPU compared with the CPU's.
     Training,
-    /// A checkpoint of a training on GPU or CPU is resumed on the other.
+    /// Checkpoints of a training on GPU or CPU that are resumed on the other.
     Checkpoints,
-    /// 200 cycles of taking and giving back memory leave none behind.
+    /// Memory that is left allocated after 200 cycles of taking and giving back.
     Memory,
     /// Collectives between this machine's GPUs.
     Nccl,
@@ -78,9 +78,9 @@ pub enum Check {
     DecodeSpeed,
     /// Speed: an update, as a fraction of the GPU's FLOP/s.
     Update,
-    /// Speed: a GRPO step of a model of 0.5B parameters, beside transformers.
+    /// Speed: a GRPO step of a model of 0.5B parameters, compared with transformers.
     GrpoStepSmall,
-    /// The same with 1.5B parameters.
+    /// Speed: a GRPO step of a model of 1.5B parameters, compared with transformers.
     GrpoStepLarge,
 }
 

@@ -23,22 +23,22 @@ const SHORTEST_TRIAL: Duration = Duration::from_millis(400);
 /// Number of consecutive operations.
 const NUM_OPERATIONS: usize = 2000;
 
-/// The devices that can be measured.
+/// Device to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MeasuredDevice {
-    /// All cores.
+    /// All CPU cores.
     Cpu,
     /// The first GPU.
     Cuda,
 }
 
-/// The devices to measure.
+/// Options of `measure`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MeasureArgs {
-    /// The device.
+    /// Device to measure.
     #[arg(long, value_enum, default_value_t = MeasuredDevice::Cpu)]
     pub device: MeasuredDevice,
-    /// CPU threads; by default as many as cores.
+    /// Number of CPU threads; by default one per core.
     #[arg(long)]
     pub threads: Option<usize>,
 }

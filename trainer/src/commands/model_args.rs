@@ -9,30 +9,30 @@ use tch::{Device, Kind};
 
 use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
 
-/// Which model, with which adapter, in which arithmetic, where.
+/// Model of a forward pass: its folder, adapter, compute dtype and device.
 #[derive(Args, Clone, Debug)]
 pub struct ModelArgs {
     /// Hugging Face folder of the model
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// PEFT adapter to apply to it
+    /// Folder of a PEFT adapter to apply to the model
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
-    /// Arithmetic of the forward pass; weights are kept in the same type
+    /// Compute dtype of the forward pass, in which weights are also kept
     #[arg(long, value_enum, default_value_t = Dtype::Fp32)]
     pub dtype: Dtype,
-    /// Where to compute: auto takes the first GPU, or else the CPU
+    /// Device of the forward pass; auto takes the first GPU, or else the CPU
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
 }
 
-/// Floating-point type of a forward pass.
+/// Compute dtype of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
-    /// 32 bits.
+    /// 32-bit floating point.
     #[value(alias = "float32")]
     Fp32,
-    /// bfloat16.
+    /// 16-bit floating point (bfloat16).
     #[value(alias = "bfloat16")]
     Bf16,
 }
@@ -40,9 +40,9 @@ pub enum Dtype {
 /// Device of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
-    /// The first GPU where there is one, else the CPU.
+    /// The first GPU if there is one, else the CPU.
     Auto,
-    /// The CPU.
+    /// The CPU, even if there is a GPU.
     Cpu,
     /// The first GPU.
     Cuda,

@@ -28,19 +28,20 @@ const LOGITS_AT_ONCE: usize = 16 << 20;
 /// Options of `score`.
 #[derive(Args, Clone, Debug)]
 pub struct ScoreArgs {
-    /// The model.
+    /// Model that scores.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Divide logits by this before the softmax
+    /// Temperature by which logits are divided before the softmax
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = positive)]
     pub temperature: f64,
-    /// JSON lines to read, each with "id" and either "tokens" or "text"
+    /// File of JSON lines to read, each with "id" and either "tokens" or "text"
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
-    /// JSON lines to write, each with "id", "tokens", "logprobs" and "entropies"
+    /// File of JSON lines to write, each with "id", "tokens", "logprobs" and "entropies"
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Tokens in one forward pass at most; by default 8192, or the longest sequence if that is longer
+    /// Maximum number of tokens of one forward pass; by default 8192, or the longest sequence if that is
+    /// longer
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
 }

@@ -32,10 +32,10 @@ const LOCK_INTERVAL: Duration = Duration::from_secs(2);
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerArgs {
-    /// The RLTrainingJob manifest; - for standard input
+    /// RLTrainingJob manifest; - for standard input
     #[arg(long, value_name = "FILE")]
     pub manifest: PathBuf,
-    /// The run folder; by default `runs/<metadata.name>`.
+    /// Run folder; by default `runs/<metadata.name>`.
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Remove the files of an earlier run in the folder and start over.

@@ -1,36 +1,37 @@
-//! `spec.algorithm.importanceCorrection`: for the difference between the policy that sampled and the trained
-//! one.
+//! `spec.algorithm.importanceCorrection`: correction for the difference between the policy that sampled and
+//! the trained one.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether a correction weighs tokens or sequences.
+/// Level of the importance weights: tokens or sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImportanceLevel {
-    /// Each token by its own ratio.
+    /// Each token is weighted by its own ratio.
     #[default]
     Token,
-    /// Each token by the ratio of its sequence.
+    /// Each token is weighted by the ratio of its sequence.
     Sequence,
 }
 
-/// Weights exp(old - rollout log-prob) on the loss, truncated from above, or zero outside of a band.
+/// Importance weights exp(old - rollout log-prob) of the loss, truncated from above, or 0 outside a range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ImportanceCorrectionSpec {
-    /// Tokens or sequences.
+    /// Level of the weights: tokens or sequences.
     pub level: ImportanceLevel,
-    /// Largest weight.
+    /// Upper bound of the weights.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub threshold: f64,
-    /// Smallest weight; given it, weights outside of the two become 0 (IcePop), else only truncated from
-    /// above.
+    /// Lower bound of the weights. With it, weights outside the two bounds become 0 (IcePop); without it,
+    /// weights are only truncated from above.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1e6))]
     pub lower_threshold: Option<f64>,
-    /// Divide by the mean weight of the batch.
+    /// Whether weights are divided by their mean over the batch.
     pub normalize: bool,
-    /// Mask tokens or sequences whose policies differ too much.
+    /// Rejection of tokens or sequences on which the two policies differ too much; they are masked out of the
+    /// loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejection: Option<RejectionSpec>,
 }
@@ -47,7 +48,7 @@ impl Default for ImportanceCorrectionSpec {
     }
 }
 
-/// What a rejection rule measures.
+/// Statistic that a rejection rule bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RejectionStatistic {
     /// K1 of each token.
@@ -74,11 +75,11 @@ pub enum RejectionStatistic {
     SequenceMaxK3,
 }
 
-/// When a token or sequence is masked out of the loss.
+/// Rule that masks tokens or sequences out of the loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RejectionSpec {
-    /// What is measured.
+    /// Statistic that the rule bounds.
     pub statistic: RejectionStatistic,
     /// Largest accepted value; for K1 a ratio of probabilities.
     #[schemars(range(min = 1e-9, max = 1e6))]

@@ -3,18 +3,21 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A copy of the model with a value head, trained as the actor is: all weights, or an adapter of its own.
+/// Critic: a copy of the model with a value head, trained like the actor, in full or as an adapter of its
+/// own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CriticSpec {
-    /// Learning rate, constant.
+    /// Learning rate of the critic, constant over the training.
     #[schemars(range(min = 0.0, max = 10.0))]
     pub learning_rate: f64,
-    /// Steps in which only the critic learns, before the actor's first update; by default the preset's.
+    /// Number of steps in which only the critic learns, before the actor's first update; by default the
+    /// preset's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000000))]
     pub warmup_steps: Option<u32>,
-    /// How far a prediction may move from the one before the update and still lower the loss.
+    /// Clip range of the value loss (verl's `cliprange_value`): how far a prediction may move from the one
+    /// before the update and still lower the loss.
     #[schemars(range(min = 0.0, max = 1000000.0))]
     pub value_clip: f64,
 }

@@ -1,19 +1,19 @@
-//! `spec.algorithm.referenceSync`: how the reference policy follows the actor. Which algorithms read a
-//! reference is not said here.
+//! `spec.algorithm.referenceSync`: updates of the reference policy towards the actor.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Move the reference policy towards the actor (TR-DPO, <https://arxiv.org/abs/2404.09656>; TRL's
-/// `sync_ref_model`).
+/// Periodic update of the reference policy towards the actor (TR-DPO, <https://arxiv.org/abs/2404.09656>;
+/// TRL's `sync_ref_model`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ReferenceSyncSpec {
-    /// Steps between two moves (TRL's `ref_model_sync_steps`, which counts updates).
+    /// Number of steps between two updates of the reference (TRL's `ref_model_sync_steps`, which counts
+    /// optimizer updates).
     #[schemars(range(min = 1, max = 10000000))]
     pub every_steps: u32,
-    /// The actor's share: a weight of the reference becomes `alpha` times the actor's plus `1 - alpha` times
-    /// its own (TRL's `ref_model_mixup_alpha`). 1 copies the actor.
+    /// Weight of the actor in the update: a weight of the reference becomes `alpha` times the actor's plus `1
+    /// - alpha` times its own (TRL's `ref_model_mixup_alpha`). 1 copies the actor.
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub alpha: f64,
 }

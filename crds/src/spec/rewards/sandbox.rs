@@ -4,35 +4,35 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A WebAssembly module: for `Wasm` one that judges, for `Python` and `Code` a Python interpreter that is
-/// built for WASI and carries its standard library. Exactly one of `path` and `url` says where it is. Fuel
-/// and memory bound a call, for `Code` the run of one test, so that it ends alike everywhere.
+/// WebAssembly module: for `Wasm` one that judges, for `Python` and `Code` a Python interpreter that is built
+/// for WASI and contains its standard library. Exactly one of `path` and `url` is its source. Fuel and memory
+/// bound a call, for `Code` the run of one test, so that it ends alike everywhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmSpec {
-    /// The module's file; a ConfigMap is mounted by `workers.pod.volumes`.
+    /// File of the module; `workers.pod.volumes` mounts a ConfigMap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub path: Option<String>,
-    /// The module's address, fetched by every rank before the first step; needs `sha256`.
+    /// URL of the module, which every rank fetches before the first step; needs `sha256`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 2048))]
     pub url: Option<String>,
-    /// SHA-256 of the module in 64 hexadecimal digits; another module is refused.
+    /// SHA-256 of the module in 64 hexadecimal digits; a module with another digest is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 64, max = 64))]
     pub sha256: Option<String>,
-    /// Instructions of one call, about. A call that needs more has the status `timeout`; a test that needs
-    /// more fails.
+    /// Fuel of one call, roughly its number of instructions. A call that needs more has the status `timeout`;
+    /// a test that needs more fails.
     #[serde(default = "WasmSpec::default_fuel")]
     #[schemars(range(min = 1000, max = 1000000000000i64))]
     pub fuel: u64,
-    /// Memory of one call, in MiB.
+    /// Memory limit of one call in MiB.
     #[serde(default = "WasmSpec::default_memory_mib")]
     #[schemars(range(min = 1, max = 4096))]
     pub memory_mib: u32,
-    /// Longest time in seconds of one call. It is meant for slow machines: a call that exceeds it may end
-    /// differently on another machine.
+    /// Timeout of one call in seconds, meant for slow machines: a call that exceeds it may succeed on a
+    /// faster machine.
     #[serde(default = "WasmSpec::default_timeout_seconds")]
     #[schemars(range(min = 0.01, max = 3600.0))]
     pub timeout_seconds: f64,
@@ -50,15 +50,15 @@ impl WasmSpec {
     }
 }
 
-/// A reward function in Python, for `Python`.
+/// Reward function in Python, for `Python`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PythonRewardSpec {
-    /// The file that defines it; a ConfigMap is mounted by `workers.pod.volumes`.
+    /// File that defines the function; `workers.pod.volumes` mounts a ConfigMap.
     #[schemars(length(min = 1, max = 4096))]
     pub path: String,
-    /// Its name. It is called with those of its parameters that a sample has (docs/rewards.md), and returns a
-    /// number, or a dictionary with `value`, `status` and `message`.
+    /// Name of the function. It is called with those fields of a sample that are among its parameters
+    /// (docs/rewards.md), and returns a number, or a dictionary with `value`, `status` and `message`.
     #[serde(default = "PythonRewardSpec::default_function")]
     #[schemars(length(min = 1, max = 256))]
     pub function: String,

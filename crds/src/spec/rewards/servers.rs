@@ -3,40 +3,40 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An HTTP server. Requests that fail, time out or are answered by half (connection lost, status 408, 425,
-/// 429 or 5xx, an answer that cannot be read) are repeated; redirects are not followed.
+/// HTTP server for rewards. Requests that fail, time out or get no complete answer (connection lost, status
+/// 408, 425, 429 or 5xx, an answer that cannot be parsed) are retried; redirects are not followed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewardServerSpec {
-    /// The address that is sent to, `http://` or `https://`, with its path.
+    /// URL of the requests, `http://` or `https://`, with its path.
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
     /// Headers of every request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub headers: Vec<HeaderSpec>,
-    /// A PEM file with authorities to trust beside the system's.
+    /// PEM file with certificate authorities to trust in addition to the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub ca_file: Option<String>,
-    /// Longest time in seconds of one request, from its begin to the last byte of its answer. Time in the
-    /// queue does not count.
+    /// Timeout of one request in seconds, from its start to the last byte of its answer. Time in the queue
+    /// does not count.
     #[serde(default = "RewardServerSpec::default_timeout_seconds")]
     #[schemars(range(min = 0.01, max = 3600.0))]
     pub timeout_seconds: f64,
-    /// How often a request is repeated, with growing pauses of up to 5 s.
+    /// Maximum number of retries of a request, with growing pauses of up to 5 s.
     #[serde(default = "RewardServerSpec::default_retries")]
     #[schemars(range(min = 0, max = 20))]
     pub retries: u32,
-    /// Requests at the same time, of each rank.
+    /// Maximum number of concurrent requests of each rank.
     #[serde(default = "RewardServerSpec::default_max_concurrent")]
     #[schemars(range(min = 1, max = 1024))]
     pub max_concurrent: u32,
-    /// Samples in one request, for `Server` and `OpenRlhf`; a request leaves as soon as it is full.
+    /// Maximum number of samples in one request, for `Server` and `OpenRlhf`; a full request is sent at once.
     #[serde(default = "RewardServerSpec::default_max_batch")]
     #[schemars(range(min = 1, max = 4096))]
     pub max_batch: u32,
-    /// Longest answer in bytes; a longer one is an error.
+    /// Maximum size of an answer in bytes; a larger one is an error.
     #[serde(default = "RewardServerSpec::default_max_response_bytes")]
     #[schemars(range(min = 1024, max = 1073741824))]
     pub max_response_bytes: u64,
@@ -60,43 +60,43 @@ impl RewardServerSpec {
     }
 }
 
-/// A header of every request. Exactly one of `value` and `env` is given.
+/// HTTP header of every request. Exactly one of `value` and `env` is given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HeaderSpec {
-    /// Its name.
+    /// Name of the header.
     #[schemars(length(min = 1, max = 256))]
     pub name: String,
-    /// Its value in plain text; a secret value goes into `env`.
+    /// Value in plain text; use `env` for a secret value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub value: Option<String>,
-    /// The environment variable that holds its value, such as `Bearer ...` whole; `workers.env` takes it from
-    /// a Secret.
+    /// Environment variable that holds the full value, such as `Bearer ...`; `workers.env` sets it from a
+    /// Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub env: Option<String>,
 }
 
-/// How the code of a completion is run: its last fenced block, or all of it where it has none.
+/// Execution of a completion's code: its last fenced block, or all of it where it has none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CodeRewardSpec {
-    /// The language, by SandboxFusion's name. Assertions, tests that call a function (`fn_name`) and the
-    /// sandbox need `python`.
+    /// Language of the code, by SandboxFusion's name. Assertions, tests that call a function (`fn_name`) and
+    /// the sandbox need `python`.
     #[schemars(length(min = 1, max = 64))]
     pub language: String,
-    /// Longest time in seconds to compile, and to run, one test. In the sandbox `wasm.timeoutSeconds` holds,
-    /// too.
+    /// Timeout in seconds for compiling, and for running, one test. In the sandbox `wasm.timeoutSeconds`
+    /// applies too.
     #[schemars(range(min = 1, max = 3600))]
     pub run_seconds: u32,
-    /// Memory of one test, in MiB. In the sandbox `wasm.memoryMib` holds, too.
+    /// Memory limit of one test in MiB. In the sandbox `wasm.memoryMib` applies too.
     #[schemars(range(min = 16, max = 1048576))]
     pub memory_mib: u32,
-    /// Run only the first so many tests of a row.
+    /// Maximum number of tests of a row that are run, from the first.
     #[schemars(range(min = 1, max = 10000))]
     pub max_tests: u32,
-    /// How tests become a reward.
+    /// Reward for the results of the tests.
     pub scoring: CodeScoring,
 }
 
@@ -112,56 +112,55 @@ impl Default for CodeRewardSpec {
     }
 }
 
-/// How unit tests become a reward.
+/// Reward for the results of unit tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CodeScoring {
-    /// The share of tests that pass.
+    /// Fraction of the tests that pass.
     #[default]
     Fraction,
-    /// 1 when all tests pass; the first that fails ends the row.
+    /// 1 when all tests pass, else 0; the first that fails ends the row.
     All,
 }
 
-/// How a language model judges.
+/// Language model that judges completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JudgeSpec {
-    /// The model's name at the server.
+    /// Name of the model at the server.
     #[schemars(length(min = 1, max = 256))]
     pub model: String,
-    /// The message to the model, a Jinja template of `prompt`, `completion`, `ground_truth`, `data_source`
-    /// and
+    /// Message to the model, a Jinja template of `prompt`, `completion`, `ground_truth`, `data_source` and
     /// `extra_info`.
     #[schemars(length(min = 1, max = 65536))]
     pub rubric: String,
-    /// A regular expression for the score in the model's answer: what it captures last, by its group `score`
-    /// or its first group. By default a number in double brackets, such as `[[7.5]]`.
+    /// Regular expression for the score in the model's answer: the last match of its group `score` or of its
+    /// first group. By default a number in double brackets, such as `[[7.5]]`.
     #[serde(default = "JudgeSpec::default_pattern")]
     #[schemars(length(min = 1, max = 4096))]
     pub pattern: String,
-    /// Smallest score; a smaller one is no answer.
+    /// Lowest valid score; an answer with a lower one counts as no answer.
     #[serde(default)]
     #[schemars(range(min = -1e9, max = 1e9))]
     pub min_score: f64,
-    /// Largest score; a larger one is no answer.
+    /// Highest valid score; an answer with a higher one counts as no answer.
     #[serde(default = "JudgeSpec::default_max_score")]
     #[schemars(range(min = -1e9, max = 1e9))]
     pub max_score: f64,
-    /// Longest answer of the model in tokens.
+    /// Maximum length of the model's answer in tokens.
     #[serde(default = "JudgeSpec::default_max_tokens")]
     #[schemars(range(min = 1, max = 1048576))]
     pub max_tokens: u32,
-    /// The model's temperature.
+    /// Sampling temperature of the model.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub temperature: f64,
-    /// Requests that each rank may make for one batch, repeated ones included; samples beyond have the status
-    /// `infra`. By default without end.
+    /// Maximum number of requests of each rank for one batch, retries included; samples beyond it have the
+    /// status `infra`. By default no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_requests_per_batch: Option<u64>,
-    /// Tokens, as the server counts them, after which a rank makes no further request for the batch. By
-    /// default without end.
+    /// Number of tokens, as the server counts them, after which a rank sends no further request for the
+    /// batch. By default no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_tokens_per_batch: Option<u64>,

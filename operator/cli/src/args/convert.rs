@@ -7,8 +7,9 @@ use clap::ValueEnum;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Reads a launch script (its variables, arrays, conditions and functions; no program is started), a settings file in
-YAML, or settings behind `--`; of Markdown the fenced blocks of a shell, each by itself. What has no equal stands as a comment beside the fields to which it would belong, and
-is listed. The manifest says every part of the algorithm in which the other trainer's defaults differ.
+YAML, or settings after `--`. In Markdown each fenced block of a shell is read by itself. Settings without an equivalent
+become comments next to the fields to which they would belong, and are listed. The manifest states every part of the
+algorithm in which the other trainer's defaults differ.
 
   rlctl convert run_qwen3_8b.sh -o job.yaml
   rlctl convert run_qwen3_8b.sh --set MODEL_PATH=Qwen/Qwen3-4B --set NNODES=2
@@ -17,44 +18,44 @@ is listed. The manifest says every part of the algorithm in which the other trai
 
 Exit code 0 when the manifest is valid, 2 when something must be added to it.")]
 pub(crate) struct ConvertArgs {
-    /// A launch script, Markdown (.md) with commands in blocks of a shell, or settings (.yaml); - for
-    /// standard input.
+    /// Launch script (shell or Python), Markdown (.md) with shell blocks, or settings (.yaml); - for standard
+    /// input.
     #[arg(value_name = "FILE", required_unless_present = "settings")]
     pub(crate) file: Option<PathBuf>,
-    /// The project of the settings, if there is no script.
+    /// Project of the settings, if there is no script.
     #[arg(long, value_enum)]
     pub(crate) from: Option<SourceProject>,
-    /// The project's trainer, if there is no script: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..
+    /// Trainer of the project, if there is no script: main_ppo, sft_trainer, grpo, dpo, grpo_fast, ..
     #[arg(long, value_name = "NAME")]
     pub(crate) trainer: Option<String>,
-    /// A variable in the script's environment.
+    /// Variable in the script's environment; may be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = variable)]
     pub(crate) variables: Vec<(String, String)>,
-    /// The number of the trainer that the script starts, from 1.
+    /// Number of the launch that is converted, from 1, if the script starts several trainers.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) launch: usize,
-    /// The job's name; by default the file's.
+    /// Name of the job; by default the file's.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Where the manifest is written; by default to standard output.
+    /// File to which the manifest is written; by default standard output.
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Write a reward server here that calls the script's reward function in Python.
+    /// File to which a reward server is written that calls the script's reward function in Python.
     #[arg(long, value_name = "FILE")]
     pub(crate) reward_server: Option<PathBuf>,
-    /// Settings, or with a script its arguments.
+    /// Settings or, with a script, its arguments.
     #[arg(last = true, value_name = "SETTINGS")]
     pub(crate) settings: Vec<String>,
 }
 
-/// Whose settings.
+/// Project whose settings are converted.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum SourceProject {
-    /// verl's Hydra overrides or its settings in YAML.
+    /// Hydra overrides of verl, or its settings in YAML.
     Verl,
-    /// TRL's flags or its settings in YAML.
+    /// Flags of TRL, or its settings in YAML.
     Trl,
-    /// open-instruct's flags.
+    /// Flags of open-instruct scripts.
     OpenInstruct,
 }
 

@@ -15,25 +15,28 @@ job's model must be where the run read it; one of the hub is fetched at the same
 
 A push is one commit on the branch main. HF_TOKEN must have the right to write; HF_ENDPOINT names a mirror.")]
 pub(crate) struct ExportArgs {
-    /// The run folder, or its name below runs/.
+    /// Run folder, or the name of a run below runs/.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Complete steps of the checkpoint, or best: the highest held-out reward; by default the newest.
+    /// Number of complete steps of the checkpoint, or best for the highest held-out reward; by default the
+    /// newest.
     #[arg(long, value_name = "N|best")]
     step: Option<String>,
-    /// Where to write; by default exports/step-N in the run folder.
+    /// Folder to write to; by default exports/step-N in the run folder.
     #[arg(long, short = 'd', value_name = "DIR")]
     output: Option<PathBuf>,
-    /// hugging-face: the whole model, an adapter merged into it. peft: the adapter alone.
+    /// Content of the export: hugging-face for the full model with its adapter merged, peft for the adapter
+    /// alone.
     #[arg(long, value_name = "LAYOUT", value_parser = ["hugging-face", "peft"], default_value = "hugging-face")]
     layout: String,
-    /// Numbers of stored weights: auto, fp32 or bf16; by default the job's checkpoint.export.dtype.
+    /// Dtype of stored weights: auto, fp32 or bf16; by default the job's checkpoint.export.dtype.
     #[arg(long, value_name = "DTYPE", value_parser = ["auto", "fp32", "bf16"])]
     dtype: Option<String>,
-    /// Commit the files to a model repository of the hub, which is made, private, where it is missing.
+    /// Model repository of the hub to which the files are committed; if it is missing, a private one is
+    /// created.
     #[arg(long, value_name = "hub:OWNER/NAME")]
     push_to: Option<String>,
-    /// The trainer that exports.
+    /// Path of the trainer that exports.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
 }

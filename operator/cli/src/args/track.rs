@@ -17,16 +17,16 @@ MLflow and Trackio get the steps that they do not have, also of a run that logs 
 during the run. Files are written again. MLflow's credentials are MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
 MLFLOW_TRACKING_PASSWORD; Trackio's are TRACKIO_WRITE_TOKEN, and HF_TOKEN for a Space.")]
 pub(crate) struct TrackArgs {
-    /// The run folder, or its name below runs/.
+    /// Run folder, or the name of a run below runs/.
     #[arg(value_name = "RUN")]
     pub(crate) run: PathBuf,
-    /// Where to: mlflow=URL, trackio=URL, wandb=DIR or tensorboard=DIR; may be repeated.
+    /// Destination: mlflow=URL, trackio=URL, wandb=DIR or tensorboard=DIR; may be repeated.
     #[arg(long, value_name = "TRACKER=PLACE", required = true)]
     pub(crate) to: Vec<Destination>,
-    /// MLflow's experiment, or W&B's or Trackio's project; by default the job's name.
+    /// Experiment in MLflow, or project in W&B or Trackio; by default the job's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) project: Option<String>,
-    /// The run's name there; by default the job's.
+    /// Name of the run at the destination; by default the job's.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 }

@@ -2,40 +2,40 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The identity of the process.
+/// Identity of the process, its addresses and its rate limit.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessArgs {
-    /// The operator's own namespace.
+    /// Namespace of the operator.
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = "default")]
     pub namespace: String,
-    /// Name of its pod, by which the holder of the lease is known.
+    /// Name of the operator's pod, which identifies the holder of the lease.
     #[arg(long, env = "POD_NAME", value_name = "NAME", hide = true)]
     pub pod_name: Option<String>,
-    /// UID of its pod: a container that was restarted holds the lease of its predecessor.
+    /// UID of the operator's pod, so that a restarted container keeps the lease of its predecessor.
     #[arg(long, env = "POD_UID", value_name = "UID", hide = true)]
     pub pod_uid: Option<String>,
-    /// Address of its pod, to which the channel's Service leads.
+    /// Address of the operator's pod, to which the channel's Service leads.
     #[arg(long, env = "POD_IP", value_name = "IP", hide = true)]
     pub pod_ip: Option<IpAddr>,
-    /// The Lease of leader election; without one there is no election, for a single replica.
+    /// Lease of the leader election; without one there is no election, for a single replica.
     #[arg(long, value_name = "NAME")]
     pub lease: Option<String>,
-    /// The address of probes and metrics.
+    /// Listening address of probes and metrics.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// The address of the status channel.
+    /// Listening address of the status channel.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9443")]
     pub channel_listen: SocketAddr,
-    /// The Service, without a selector, through which ranks reach the leader.
+    /// Service, without a selector, through which ranks reach the leader.
     #[arg(long, value_name = "NAME")]
     pub channel_service: Option<String>,
-    /// The host by which ranks reach this process where no Service leads to it.
+    /// Host by which ranks reach this process where no Service leads to it.
     #[arg(long, value_name = "HOST", conflicts_with = "channel_service")]
     pub channel_host: Option<String>,
-    /// Sustained calls to the API server per second.
+    /// Sustained rate of calls to the API server, per second.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub calls_per_second: u32,
-    /// Burst of calls to the API server.
+    /// Maximum burst of calls to the API server.
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub call_burst: u32,
 }
