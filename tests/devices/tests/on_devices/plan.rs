@@ -129,8 +129,8 @@ fn offloaded_training_takes_the_planned_memory_in_every_phase() {
 #[test]
 fn a_mixture_of_experts_takes_what_was_planned_in_every_phase() {
     let architecture = json!({
-        "family": "Qwen3Moe", "experts": { "count": 8, "perToken": 2 }, "intermediateSize": 256,
-        "tieWordEmbeddings": false
+        "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 }, "intermediateSize": 128,
+        "numLayers": 2, "tieWordEmbeddings": false
     });
     assert_as_planned("a mixture", 1, &json!({ "model": { "architecture": architecture } }));
 }
