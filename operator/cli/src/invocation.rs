@@ -83,7 +83,10 @@ mod tests {
         let completed =
             |words: &[&str]| completions(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
         let commands = completed(&["st"]);
-        assert!(commands.starts_with("status\tShow the state of jobs") && commands.ends_with("\n:4\n"), "{commands}");
+        assert!(
+            commands.starts_with("status\tShow the state of jobs") && commands.ends_with("\n:4\n"),
+            "{commands}"
+        );
         assert_eq!(commands.lines().count(), 2);
         let options = completed(&["logs", "quickstart", "--f"]);
         assert!(options.starts_with("--follow\tFollow the log"), "{options}");
