@@ -36,7 +36,7 @@ pub struct CheckpointStore {
     copies: Option<Copies>,
 }
 
-/// Where committed checkpoints are copied to.
+/// Uploads of committed checkpoints to another address.
 struct Copies {
     uri: String,
     /// The run to which they belong.
@@ -65,7 +65,7 @@ pub struct Latest {
 /// A checkpoint that exists, as its manifest describes it; its bytes were not read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedCheckpoint {
-    /// Finished steps.
+    /// Number of finished steps, which names the checkpoint.
     pub step: u64,
     /// The committed folder.
     pub path: PathBuf,
