@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// A status with the resource version of its object.
 #[derive(Clone, Debug)]
 pub struct Current {
-    /// The status.
+    /// The newest status of the job, which may still wait to be written.
     pub status: RLTrainingJobStatus,
     /// The object's version.
     pub resource_version: String,
