@@ -268,7 +268,7 @@ impl PassRanks {
         })
     }
 
-    /// Those of every degree once, with the field that asks for it.
+    /// Returns the ranks of every different degree once, with the field that asks for it.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
         let all = [
             (&self.updates, "spec.workers.mesh.sp"),
