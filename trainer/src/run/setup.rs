@@ -1,4 +1,4 @@
-//! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
+//! Setup of a run: makes device, tokenizer, data, model, rewards and engine of a validated job.
 //!
 //! Errors of a model, its data or its rewards are found here, before the first step.
 

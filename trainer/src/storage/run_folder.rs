@@ -32,7 +32,7 @@ pub enum RunFolderError {
     Busy {
         /// Path of the run folder.
         path: String,
-        /// Who holds its lock, as far as the lock says.
+        /// The holder of the lock, as far as the lock says.
         holder: String,
         /// Whether the lock was waited for. That of a dead client of a file server lasts until its lease
         /// ends, so it may be free the next time.

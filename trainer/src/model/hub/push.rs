@@ -48,7 +48,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// From `OWNER/NAME`; `None` where that is no name of the hub.
+    /// Parses `OWNER/NAME`; `None` where that is no name of the hub.
     pub fn new(text: &str) -> Option<Self> {
         let (owner, name) = text.split_once('/')?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -84,7 +84,7 @@ pub enum CopyError {
     OtherRun {
         /// The address that belongs to another run.
         uri: String,
-        /// To whom it belongs, and to whom not.
+        /// The owner of the copies, and how it differs from this run.
         difference: String,
     },
     /// The file that says whose copies are in a prefix is not one.
