@@ -117,7 +117,7 @@ pub struct Decision {
     pub warnings: Vec<&'static str>,
     /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
-    /// When to reconcile again if no event requeues the job before.
+    /// Time until the next reconcile, if no event requeues the job before.
     pub requeue_after: Option<Duration>,
 }
 

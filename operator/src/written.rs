@@ -17,7 +17,7 @@ pub struct Current {
     pub status: RLTrainingJobStatus,
     /// The object's version.
     pub resource_version: String,
-    /// Since when this status, a job's first, waits to be written; `None` where it was.
+    /// Time since which a first status of the job waits to be written; `None` where it does not.
     pub deferred_since: Option<Instant>,
 }
 

@@ -47,7 +47,7 @@ pub struct Settings {
     pub trainer_image: String,
     /// The image of workers with GPUs, where a job names none; `None` where one image does for both.
     pub trainer_cuda_image: Option<String>,
-    /// When those images are pulled.
+    /// Pull policy of those images.
     pub pull_policy: PullPolicy,
     /// Address and CA of the status channel; `None` where there is none.
     pub channel: Option<ChannelAccess>,

@@ -34,7 +34,7 @@ pub struct Worker {
     pub has_live_sidecars: bool,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// When its grace period is over, once it was deleted.
+    /// End of the pod's grace period, once it was deleted.
     pub leaves_by: Option<Timestamp>,
     /// Name of the pod's node, once it is scheduled.
     pub node: Option<Arc<str>>,
@@ -97,7 +97,7 @@ pub struct Exit {
 /// Reason and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// In one word.
+    /// The reason in one word, for programs.
     pub reason: String,
     /// A message for users.
     pub message: String,

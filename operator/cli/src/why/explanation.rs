@@ -1,4 +1,4 @@
-//! From a snapshot of a job to an explanation: finds the one decisive cause.
+//! The explanation of a job: finds the one decisive cause in a snapshot of it.
 
 use std::fmt;
 
