@@ -115,7 +115,7 @@ impl SymptomKind {
 /// One symptom of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Symptom {
-    /// Which.
+    /// Kind of the symptom.
     pub kind: SymptomKind,
     /// The evidence, as the rest of a sentence that begins with "this run".
     pub evidence: String,

@@ -44,10 +44,10 @@ pub enum Child {
     PodGroup,
 }
 
-/// Which child of a job it is.
+/// Names a child among those of its job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChildId {
-    /// Its kind.
+    /// Kind of the child.
     pub child: Child,
     /// The group of workers that it is for; the first one's name where it is for the whole job.
     pub group: GroupName,
@@ -65,7 +65,7 @@ pub type Children = BTreeMap<ChildId, Option<String>>;
 /// A child of a job besides its pods: which one, and its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildEntry {
-    /// Which one.
+    /// Name of the child among those of its job.
     pub id: ChildId,
     /// The digest of its content, if it has one.
     pub digest: Option<String>,

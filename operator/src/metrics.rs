@@ -55,7 +55,7 @@ impl Milestone {
     }
 }
 
-/// All counters. Clones count together.
+/// Metrics of the operator: counters, histograms and gauges. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,

@@ -19,17 +19,17 @@ use crate::written::Current;
 pub struct Observed {
     /// The newest status.
     pub current: Current,
-    /// Its pods.
+    /// Pods of the job, of all attempts.
     pub workers: Vec<Arc<Worker>>,
     /// The nodes that they are on.
     pub nodes: NodeStates,
     /// The last report of its trainer.
     pub report: Option<Report>,
-    /// Its state in the queue.
+    /// State of the job in its queue.
     pub queueing: Queueing,
 }
 
-/// Where reports of trainers are kept.
+/// A store of the trainers' reports.
 pub trait Reports: Send + Sync + std::fmt::Debug {
     /// The last report of a job's trainer.
     fn latest(&self, job: &JobKey) -> Option<Report>;
@@ -51,7 +51,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     fn forget(&self, _job: &JobKey) {}
 }
 
-/// No reports.
+/// A store without reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoReports;
 

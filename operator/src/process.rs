@@ -19,7 +19,7 @@ use crate::progress::{
 /// Between two tries to serve the channel.
 const CHANNEL_RETRY: Duration = Duration::from_secs(5);
 
-/// Why the process can not work.
+/// An error that keeps the process from its work.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ProcessError {
@@ -53,7 +53,7 @@ pub struct Process {
     pub client: Client,
     /// Whose turn it is to call it.
     pub limiter: Limiter,
-    /// The metrics.
+    /// Metrics of the process.
     pub metrics: Metrics,
     /// The reports of ranks.
     pub reports: Reports,

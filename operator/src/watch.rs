@@ -35,10 +35,10 @@ pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE)
 }
 
-/// Where changes go: the index, and the queue of jobs to reconcile.
+/// Receivers of changes: the index, and the queue of jobs to reconcile.
 #[derive(Clone, Debug)]
 pub struct Sink {
-    /// The cache.
+    /// Cache of the objects.
     pub index: Arc<Index>,
     /// Jobs to requeue.
     pub changed: UnboundedSender<ObjectRef<Job>>,

@@ -50,16 +50,16 @@ pub struct ModelCommit {
     #[prost(string, tag = "3")]
     pub commit: ::prost::alloc::string::String,
 }
-/// Which rank of which attempt of which job.
+/// One rank of one attempt of a job.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Source {
     /// UID of the RLTrainingJob.
     #[prost(string, tag = "1")]
     pub job_uid: ::prost::alloc::string::String,
-    /// Its namespace.
+    /// Namespace of the RLTrainingJob.
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// Its name.
+    /// Name of the RLTrainingJob.
     #[prost(string, tag = "3")]
     pub name: ::prost::alloc::string::String,
     /// The attempt that the process belongs to, from 1.
@@ -72,7 +72,7 @@ pub struct Source {
 /// How far the training is.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Progress {
-    /// What the rank is doing.
+    /// The work that the rank is doing.
     #[prost(enumeration = "Phase", tag = "1")]
     pub phase: i32,
     /// The part of the run.
@@ -138,7 +138,7 @@ pub struct Checkpoint {
     /// Finished steps when it was taken.
     #[prost(uint64, tag = "1")]
     pub step: u64,
-    /// Its folder, as the trainer sees it.
+    /// Folder of the checkpoint, as the trainer sees it.
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
     /// SHA-256 of its manifest, hexadecimal.
@@ -170,7 +170,7 @@ pub struct Ending {
     #[prost(int64, tag = "4")]
     pub time_ms: i64,
 }
-/// What the operator answers.
+/// The operator's answer to a report.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportResponse {
     /// Seconds that the rank should let pass until its next report, unless something urgent happens; 0
@@ -178,7 +178,7 @@ pub struct ReportResponse {
     #[prost(uint32, tag = "1")]
     pub report_every_seconds: u32,
 }
-/// What the launcher of a pod has running.
+/// The state of a pod's launcher and of the processes that it runs.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FollowRequest {
     /// The launcher that asks; `attempt` is the attempt that was started last, 0 for a spare that has
@@ -192,13 +192,13 @@ pub struct FollowRequest {
     #[prost(bool, tag = "3")]
     pub is_loaded: bool,
 }
-/// What a pod is to run.
+/// The processes that a pod is to run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FollowResponse {
     /// The attempt that the pod belongs to; 0 for a spare. Processes of an earlier one are to be ended.
     #[prost(uint32, tag = "1")]
     pub attempt: u32,
-    /// What to start; absent until it is known, and while processes of an earlier attempt may run.
+    /// The ranks to start; absent until they are known, and while processes of an earlier attempt may run.
     #[prost(message, optional, tag = "2")]
     pub assignment: ::core::option::Option<Assignment>,
     /// Whether the job has ended, so that no attempt follows.
@@ -228,7 +228,7 @@ pub struct Assignment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Stage {
-    /// Not said.
+    /// The stage is not said.
     Unspecified = 0,
     /// Supervised training before reinforcement learning.
     ColdStart = 1,
@@ -257,11 +257,11 @@ impl Stage {
         }
     }
 }
-/// What a rank is doing.
+/// The work that a rank is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Phase {
-    /// Not said.
+    /// The phase is not said.
     Unspecified = 0,
     /// Model, data and rewards are loaded.
     Setup = 1,
@@ -314,7 +314,7 @@ impl Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Outcome {
-    /// Not said.
+    /// The outcome is not said.
     Unspecified = 0,
     /// All steps are done.
     Complete = 1,

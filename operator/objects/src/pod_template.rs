@@ -24,9 +24,9 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
 /// Whose a field is that a template may not have.
 #[derive(Clone, Copy)]
 enum Owner {
-    /// The operator's.
+    /// The operator sets the field.
     Operator,
-    /// The job's, which says it in another field.
+    /// The job sets it by another field.
     Field(&'static str),
 }
 

@@ -49,7 +49,7 @@ impl observe::Reports for Reports {
 pub struct KnownWorkers {
     /// The cache of the watches.
     pub index: Arc<Index>,
-    /// Validated jobs.
+    /// Validated jobs with their plans.
     pub prepared: Arc<PreparedJobs>,
 }
 

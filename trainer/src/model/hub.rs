@@ -44,7 +44,7 @@ pub struct HubDataset {
     pub files: Vec<PathBuf>,
 }
 
-/// Why a model or a data set could not be fetched.
+/// An error while a model or a data set is fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The client could not be set up.
@@ -52,7 +52,7 @@ pub enum HubError {
     Client {
         /// Owner and name.
         repo: String,
-        /// The error.
+        /// The error of the hub's client.
         source: Box<HFError>,
     },
     /// The revision names nothing, or the hub gave no answer.
@@ -82,9 +82,9 @@ pub enum HubError {
     Fetch {
         /// Owner and name.
         repo: String,
-        /// The commit.
+        /// The commit that is fetched.
         commit: String,
-        /// Which file, and why.
+        /// The error of the snapshot; it names the file or the request.
         source: SnapshotError,
     },
     /// The repository does not say which files make the split.
@@ -92,11 +92,11 @@ pub enum HubError {
     DatasetFiles {
         /// Owner and name.
         repo: String,
-        /// The commit.
+        /// The commit whose files were searched.
         commit: String,
         /// The split's name.
         split: String,
-        /// Why.
+        /// The reason why the split's files are not known.
         source: DatasetFilesError,
     },
 }

@@ -19,7 +19,7 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
 use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
 
-/// Why an update failed.
+/// An error while the actor is updated.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
     /// The batch can not be split under the token budget.
@@ -39,7 +39,7 @@ pub enum UpdateError {
 /// How a batch is turned into updates.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdatePlan {
-    /// The objective.
+    /// The objective that the updates minimise.
     pub objective: Objective,
     /// Rollout groups of one update.
     pub groups_per_update: usize,

@@ -1,4 +1,4 @@
-//! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
+//! Setup of a run: makes device, tokenizer, data, model, rewards and engine of a validated job.
 //!
 //! Errors of a model, its data or its rewards are found here, before the first step.
 
@@ -268,7 +268,7 @@ impl PassRanks {
         })
     }
 
-    /// Those of every degree once, with the field that asks for it.
+    /// Returns the ranks of every different degree once, with the field that asks for it.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
         let all = [
             (&self.updates, "spec.workers.mesh.sp"),

@@ -109,7 +109,7 @@ pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
 /// The memory of a GPU, used by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Free bytes.
+    /// Bytes that are free on the GPU.
     pub free_bytes: u64,
     /// Bytes in all.
     pub total_bytes: u64,

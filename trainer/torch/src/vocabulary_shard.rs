@@ -39,9 +39,9 @@ impl std::fmt::Debug for VocabularyShard<'_> {
 /// The weight of a head, `[V, D]`: all of it, or this rank's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadWeight<'a> {
-    /// The rows.
+    /// The rows of the weight.
     pub weight_vd: &'a Tensor,
-    /// Which rows these are; `None` where they are all.
+    /// Position of the rows in the vocabulary; `None` where they are all of it.
     pub shard: Option<VocabularyShard<'a>>,
 }
 
@@ -67,13 +67,13 @@ impl HeadWeight<'_> {
     }
 }
 
-/// What a rank knows of a position, in the order in which it is gathered.
+/// A rank's statistics of one position's logits, in the order in which they are gathered.
 #[derive(Clone, Copy)]
 struct Statistics {
     max: f64,
     log_sum: f64,
     mean: f64,
-    /// Of the target's logit: 0 on all ranks but one.
+    /// Logit of the target: 0 on all ranks but one.
     target: f64,
 }
 

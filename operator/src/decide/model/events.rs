@@ -1,4 +1,4 @@
-//! What may happen to a job, and the jobs of the model.
+//! Events that may happen to a job, and the jobs of the model.
 
 use std::sync::LazyLock;
 

@@ -96,7 +96,7 @@ mod own {
     }
 }
 
-/// The same by operators of libtorch.
+/// Row operations by operators of libtorch, to compare ours with.
 mod formula {
     use super::{Kind, Tensor, angles};
 

@@ -20,14 +20,14 @@ pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOu
 #[derive(Debug)]
 pub(super) struct LossSums {
     accumulated: Accumulated,
-    /// Multiplies derivatives.
+    /// Factor of the derivatives.
     factor: f64,
     failure: Option<LossError>,
     num_chunks: usize,
 }
 
 impl LossSums {
-    /// Of a loss that is multiplied by `factor` before its backward pass.
+    /// Begins the sums of a loss that is multiplied by `factor` before its backward pass.
     pub(super) fn of(micro_batch: &MicroBatch, factor: f64) -> Self {
         let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
         let accumulated = Accumulated { logprobs, ..Accumulated::default() };

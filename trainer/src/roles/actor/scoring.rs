@@ -22,7 +22,7 @@ pub(crate) enum TokenNumbers<const N: usize> {
     OnDevice(Tensor),
 }
 
-/// The same, or an asynchronous copy of them from a GPU.
+/// `N` numbers a token, or an asynchronous copy of them from a GPU.
 enum Arriving<const N: usize> {
     Here([Vec<f32>; N]),
     /// f32 `[N * c]` in pinned memory.
@@ -165,7 +165,7 @@ impl Actor {
         self.score_through(model, (batch, ranks), (adapter, routes.as_deref()), max_tokens)
     }
 
-    /// The same under another policy: a frozen reference, without an adapter.
+    /// Scores a batch under another policy: a frozen reference, without an adapter.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.

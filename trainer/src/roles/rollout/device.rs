@@ -64,7 +64,7 @@ pub(super) struct DeviceDecoder<'a> {
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
     changes: Tensor,
-    /// The same in pinned memory, for each step under way.
+    /// Copies of `changes` in pinned memory, one for each step under way.
     staged_changes: Vec<Tensor>,
     /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
     drawn: Tensor,
@@ -100,21 +100,21 @@ struct Pass {
     graph: Option<Graph>,
     /// Whether it has run, so that libraries have what they allocate.
     has_run: bool,
-    /// What this rank exchanges in it.
+    /// Bytes that this rank exchanges in one run of the pass.
     traffic: Traffic,
 }
 
 /// A step whose tokens are not read yet.
 pub(super) struct Launched {
-    /// Where they will are.
+    /// Index of the pinned tensor that the tokens are copied to, below [`STEPS_UNDER_WAY`].
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
-    /// Its number among ranks of a rollout TP group.
+    /// Number of the step among ranks of a rollout TP group.
     sequence: u64,
 }
 
-/// What a step has left.
+/// The results of a step.
 pub(super) struct Read {
     /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
     pub(super) drawn: Vec<Drawn>,
@@ -126,7 +126,7 @@ pub(super) struct Read {
     pub(super) is_end_wanted: bool,
 }
 
-/// Why a step could not be launched or read.
+/// An error while a step is launched or read.
 #[derive(Debug)]
 pub(super) enum Failure {
     Device(Error),
@@ -160,7 +160,7 @@ impl From<Failure> for RolloutError {
     }
 }
 
-/// What bounds a decoder.
+/// Limits of a decoder, by the requests of one call of `generate`.
 pub(super) struct Bounds {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
@@ -453,7 +453,7 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
     stream.wait_for(&event)
 }
 
-/// What this rank draws: a part of the state.
+/// Returns the words of `state` to which this rank writes its draws.
 fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
 }

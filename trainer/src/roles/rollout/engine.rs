@@ -179,8 +179,8 @@ impl RolloutEngine {
         self.generate_streaming(policy, requests, detokenizer, progress, &mut |_, _| {})
     }
 
-    /// As [`Self::generate`]; `on_finish` is called with every completion as soon as its last token is drawn,
-    /// with the positions of its request and of its sample.
+    /// Writes samples as [`Self::generate`] does; `on_finish` is called with every completion as soon as its
+    /// last token is drawn, with the positions of its request and of its sample.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -250,7 +250,7 @@ impl RolloutEngine {
     }
 }
 
-/// What a decoder on a device is bounded by.
+/// Returns the limits of a decoder on a device that writes the samples of `requests`.
 fn device_bounds(
     options: &RolloutOptions,
     planned: &[SequenceRequest],
