@@ -21,7 +21,7 @@ use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABE
 use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
 use crate::rules;
-use crate::spec::RLTrainingJobSpec;
+use crate::spec::{Device, RLTrainingJobSpec};
 use schema::Checker;
 use source::Source;
 
@@ -53,6 +53,13 @@ impl ValidatedJob {
     pub fn with(self, choices: &Choices) -> Self {
         let spec = choices.made_in(&self.spec);
         Self { spec, ..self }
+    }
+
+    /// The same job on `device`, which replaces `Auto`. Rules that depend on the device read this job.
+    #[must_use]
+    pub fn on_device(mut self, device: Device) -> Self {
+        self.spec.workers.device = device;
+        self
     }
 
     /// The fields that were set and act only on a cluster: a local run says so.

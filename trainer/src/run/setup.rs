@@ -65,6 +65,9 @@ pub fn setup(
     let pass_ranks = PassRanks::of(&spec, ranks)?;
     let ranks = pass_ranks.updates.of_all_places();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
+    // `Auto` is replaced here, because the rules below depend on the device that was found.
+    let job = job.on_device(device::spec_of(device));
+    let spec = job.spec().clone();
     // The leader downloads, the others use the cache.
     let (model_dir, base_model) =
         ranks.leader_first(|| hub_models::model_folder(&spec, &folder, &ranks))?.unzip();

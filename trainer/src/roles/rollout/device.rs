@@ -21,6 +21,7 @@ mod peers;
 mod prefill;
 mod rows;
 mod scores;
+mod splits;
 
 use std::collections::{HashMap, VecDeque};
 

@@ -12,16 +12,14 @@
 //! which keys and values are gathered from there, once for all rows.
 
 use rlt_api::plan::model_config::{ModelConfig, QkNorm};
-use rlt_torch::cuda::{
-    EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
-    attention_workspace_bytes,
-};
+use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, Tensor};
 
 use super::Failure;
 use super::experts::{ExpertBuffers, Mix};
 use super::peers::Peers;
+use super::splits::Splits;
 use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Scratch};
@@ -116,8 +114,9 @@ pub(super) struct Buffers {
 
 struct Paged {
     attended: Tensor,
+    /// Workspace that is large enough for every number of rows.
     workspace: Tensor,
-    splits: usize,
+    splits: Splits,
 }
 
 impl<'a> Model<'a> {
@@ -164,9 +163,13 @@ impl<'a> Model<'a> {
     /// Buffers for the decode of at most `rows` rows.
     pub(super) fn decode_buffers(&self, rows: usize) -> Buffers {
         let config = &self.weights.shard;
-        let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
-        let splits = attention_splits(rows, kv_heads, self.multiprocessors);
-        let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
+        let splits = Splits {
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            multiprocessors: self.multiprocessors,
+        };
+        let num_bytes = splits.workspace_bytes(rows);
         let buffers = self.buffers(rows);
         let attended = buffers.queries.empty_like();
         let workspace = Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device()));
@@ -387,7 +390,7 @@ impl<'a> Model<'a> {
         match (&inputs.seen, &buffers.paged) {
             (Seen::Gathered(segments), _) => cached_attention(q, (k_cache, v_cache), segments, scale, window),
             (Seen::Paged { context_lens, block_tables }, Some(Paged { attended, workspace, splits })) => {
-                let (splits, out) = (*splits, attended);
+                let (splits, out) = (splits.of(q.size()[0] as usize), attended);
                 PagedDecodeAttention {
                     q,
                     k_cache,
