@@ -98,6 +98,8 @@ struct Settings {
   int64_t failing_launch = -1;
   CUresult failure = CUDA_SUCCESS;
 };
+  // Result of each `cuStreamEndCapture`.
+  CUresult capture_failure = CUDA_SUCCESS;
 
 struct Core {
   Settings settings;

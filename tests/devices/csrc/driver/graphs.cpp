@@ -51,6 +51,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
   }
   if (capture->is_invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!is_joined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+  if (core().settings.capture_failure != CUDA_SUCCESS) return core().settings.capture_failure;
   *out = reinterpret_cast<CUgraph>(new std::shared_ptr<Graph>(capture->graph));
   return CUDA_SUCCESS;
 }
