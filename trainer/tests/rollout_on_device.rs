@@ -200,11 +200,12 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
             let mut go_on = |_| std::ops::ControlFlow::Continue(());
             engine.generate(&device, &short, &Letters, &mut go_on).unwrap();
             engine.sleep();
-            if cycle == 23 {
+            // The first cycles reserve a block of each size.
+            if cycle == 3 {
                 after_warm_up = free();
             }
+            assert!(free() >= after_warm_up, "{} bytes are not returned", after_warm_up - free());
         }
-        assert!(free() >= after_warm_up, "{} bytes are gone", after_warm_up - free());
     });
 }
 

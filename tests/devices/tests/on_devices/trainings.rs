@@ -107,6 +107,19 @@ fn a_training_whose_graph_capture_fails_has_the_same_weights_and_reports_it() {
     assert_eq!(graphs.weights(), eager.weights());
 }
 
+/// Emulated devices refuse operators without a deterministic implementation on GPUs.
+#[test]
+fn deterministic_trainings_use_only_deterministic_operators() {
+    for changes in [
+        json!({ "algorithm": { "coldStart": { "steps": 1, "batchSize": 4 } }, "model": { "lora": { "rank": 4 } } }),
+        json!({ "algorithm": { "kind": "PPO" }, "training": { "precision": "Bf16" } }),
+        json!({ "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } } }),
+    ] {
+        let job = merged(&[json!({ "training": { "deterministic": true } }), changes]);
+        assert_same(&Run::new(1, &job), &Run::new(1, &job), 0.0, &job.to_string());
+    }
+}
+
 #[test]
 fn offload_to_pinned_memory_changes_no_bit() {
     for (lora, precision) in [(json!(null), "Fp32"), (json!({ "rank": 4 }), "Bf16")] {
