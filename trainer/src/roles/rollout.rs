@@ -159,6 +159,9 @@ pub struct RolloutStats {
     pub cache_bytes: usize,
     /// Memory of this rank's packed weights in bytes.
     pub weight_bytes: usize,
+    /// Number of decoding steps that could not be captured as a CUDA graph. After the first one the engine
+    /// decodes in eager mode.
+    pub num_failed_captures: usize,
     /// Time to take the digest of the trainer's weights.
     pub digest_time: Duration,
     /// Time to compute keys and values of prompts.

@@ -102,6 +102,51 @@ impl VocabularyShard<'_> {
     }
 }
 
+impl VocabularyShard<'_> {
+    /// Replaces the statistics of this rank's `logits` by those of the full vocabulary, without copies to the
+    /// host. `numbers`, f32 `[4, n]`, are log-prob, entropy, maximum and log of the sum; every rank gets the
+    /// same bits. `targets`, i64 `[n]`, are columns of `logits`, out of range on ranks without the target.
+    pub(crate) fn complete_on_device(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        temperature: f64,
+        numbers: &Tensor,
+    ) -> Result<(), Error> {
+        let failed = |source: tch::TchError| Error::Libtorch {
+            act: "combining the statistics of vocabulary shards",
+            message: source.to_string(),
+        };
+        let own = || {
+            let (entropy, max, log_sum) = (numbers.get(1), numbers.get(2), numbers.get(3));
+            let width = logits.size().last().copied().unwrap_or(0);
+            let is_remote = targets.f_lt(0)?.f_logical_or(&targets.f_ge(width)?)?;
+            let column = targets.f_clamp(0, (width - 1).max(0))?.f_unsqueeze(1)?;
+            let logit = logits.f_gather(1, &column, false)?.f_squeeze_dim(1)?.f_to_kind(Kind::Float)?;
+            let target = (logit / temperature).f_masked_fill(&is_remote, 0.0)?;
+            Tensor::f_stack(&[&max, &log_sum, &(&log_sum - entropy), &target], 0)
+        };
+        let all = (self.gather)(&own().map_err(failed)?)?;
+        let joined = || {
+            // `[ranks, n]` each.
+            let all = all.f_to_kind(Kind::Double)?;
+            let [maxima, log_sums, means, targets] = [0, 1, 2, 3].map(|at| all.select(1, at));
+            let sum = |of_ranks: &Tensor| of_ranks.f_sum_dim_intlist([0_i64].as_slice(), false, Kind::Double);
+            let max = maxima.f_amax([0_i64].as_slice(), false)?;
+            let lower = &maxima - &max;
+            let shares = (&lower + log_sums).f_exp()?;
+            let total = sum(&shares)?;
+            let weighted = sum(&(&shares * (means + lower)))?;
+            let log_sum = total.f_log()?;
+            let logprob = sum(&targets)? - &max - &log_sum;
+            let entropy = &log_sum - weighted / total;
+            let joined = Tensor::f_stack(&[logprob, entropy, max, log_sum], 0)?;
+            numbers.shallow_clone().f_copy_(&joined)
+        };
+        joined().map_err(failed)
+    }
+}
+
 /// The statistics of a position over the whole vocabulary.
 struct Joined {
     max: f64,

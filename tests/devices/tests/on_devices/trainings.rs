@@ -93,6 +93,34 @@ fn a_job_for_any_device_that_breaks_a_rule_of_the_one_that_is_found_is_refused_b
 }
 
 #[test]
+fn a_training_whose_graph_capture_fails_has_the_same_weights_and_reports_it() {
+    let changes = json!({});
+    let graphs = Run::new(1, &changes);
+    // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+    let eager = Run::with(1, &changes, &[("RLT_STAND_IN_CAPTURE_FAILURE", "901")]);
+    for (one, other) in graphs.steps().iter().zip(&eager.steps()) {
+        assert_eq!(one["rollout/num_failed_graph_captures"], Value::Null, "{one}");
+        let is_sampled = !other["timing_s/gen"].is_null();
+        let failed = if is_sampled { json!(1.0) } else { Value::Null };
+        assert_eq!(other["rollout/num_failed_graph_captures"], failed, "{other}");
+    }
+    assert_eq!(graphs.weights(), eager.weights());
+}
+
+/// Emulated devices refuse operators without a deterministic implementation on GPUs.
+#[test]
+fn deterministic_trainings_use_only_deterministic_operators() {
+    for changes in [
+        json!({ "algorithm": { "coldStart": { "steps": 1, "batchSize": 4 } }, "model": { "lora": { "rank": 4 } } }),
+        json!({ "algorithm": { "kind": "PPO" }, "training": { "precision": "Bf16" } }),
+        json!({ "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } } }),
+    ] {
+        let job = merged(&[json!({ "training": { "deterministic": true } }), changes]);
+        assert_same(&Run::new(1, &job), &Run::new(1, &job), 0.0, &job.to_string());
+    }
+}
+
+#[test]
 fn offload_to_pinned_memory_changes_no_bit() {
     for (lora, precision) in [(json!(null), "Fp32"), (json!({ "rank": 4 }), "Bf16")] {
         let job = |offloaded: bool| {

@@ -222,11 +222,12 @@ impl Actor {
         let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
             let weight_vd = decoder.compute_head_weight(adapter);
-            if predicting_cd.device().is_cuda() && model.tensor_parallel().is_none() {
-                let targets_c = &micro_batch.targets_c;
-                let hidden_cd = predicting_cd;
-                let head = DeviceHead { hidden_cd, weight_vd: &weight_vd, targets_c, temperature, chunk };
-                return Ok(TokenNumbers::OnDevice(head.forward()?));
+            if predicting_cd.device().is_cuda() {
+                let (hidden_cd, targets_c) = (predicting_cd, &micro_batch.targets_c);
+                let numbers = model.with_head(&weight_vd, |weight| {
+                    DeviceHead { hidden_cd, weight, targets_c, temperature, chunk }.forward()
+                })?;
+                return Ok(TokenNumbers::OnDevice(numbers));
             }
             let targets = &micro_batch.targets;
             let by = decoder.distribution(temperature);

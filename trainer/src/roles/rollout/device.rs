@@ -79,6 +79,8 @@ pub(super) struct DeviceDecoder<'a> {
     sampling_workspace: Tensor,
     passes: HashMap<usize, Pass>,
     uses_graphs: bool,
+    /// Number of failed captures; the first one ends the use of graphs.
+    num_failed_captures: usize,
     num_steps: usize,
     /// Number of the last step among ranks of a rollout TP group.
     sequence: u64,
@@ -230,6 +232,7 @@ impl<'a> DeviceDecoder<'a> {
             staged: VecDeque::new(),
             passes: HashMap::new(),
             uses_graphs: bounds.uses_graphs,
+            num_failed_captures: 0,
             num_steps: 0,
             sequence: 0,
             wants_end: false,
@@ -319,27 +322,48 @@ impl<'a> DeviceDecoder<'a> {
             Some(pass) => pass,
             None => self.pass(rows),
         };
-        if !self.uses_graphs || !pass.has_run {
-            let before = self.traffic();
-            self.launch_pass(&pass)?;
-            pass.traffic = self.traffic().since(before);
-            pass.has_run = true;
-        } else {
-            let graph = match pass.graph.take() {
-                Some(graph) => {
-                    self.model.peers.iter().for_each(|peers| peers.count_again(pass.traffic));
-                    graph
-                }
-                None => {
-                    let stream = self.stream;
-                    Graph::capture(&stream, || self.launch_pass(&pass))?
-                }
-            };
-            graph.launch(&self.stream)?;
-            pass.graph = Some(graph);
+        match self.graph_of(&mut pass)? {
+            Some(graph) => {
+                graph.launch(&self.stream)?;
+                pass.graph = Some(graph);
+            }
+            None => {
+                let before = self.traffic();
+                self.launch_pass(&pass)?;
+                pass.traffic = self.traffic().since(before);
+                pass.has_run = true;
+            }
         }
         self.passes.insert(rows, pass);
         Ok(())
+    }
+
+    /// Returns the graph of a pass that has run before, or `None` in eager mode. A failed capture has
+    /// executed nothing, so this step and all later ones continue in eager mode.
+    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, Failure> {
+        if !self.uses_graphs || !pass.has_run {
+            return Ok(None);
+        }
+        if let Some(graph) = pass.graph.take() {
+            self.model.peers.iter().for_each(|peers| peers.count_again(pass.traffic));
+            return Ok(Some(graph));
+        }
+        let stream = self.stream;
+        match Graph::capture(&stream, || self.launch_pass(pass)) {
+            Ok(graph) => Ok(Some(graph)),
+            Err(Failure::Ranks(error)) => Err(Failure::Ranks(error)),
+            Err(Failure::Device(error)) => {
+                tracing::warn!(%error, "failed to capture a CUDA graph; decoding continues in eager mode");
+                self.num_failed_captures += 1;
+                self.uses_graphs = false;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Number of failed captures.
+    pub(super) fn num_failed_captures(&self) -> usize {
+        self.num_failed_captures
     }
 
     fn traffic(&self) -> Traffic {

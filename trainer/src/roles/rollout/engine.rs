@@ -41,6 +41,8 @@ pub struct RolloutEngine {
     num_syncs: u64,
     /// Bytes that the last of them brought.
     synced_bytes: usize,
+    /// Number of captures of decoding steps that have failed since the engine was made.
+    num_failed_captures: u64,
     stats: RolloutStats,
     /// What routers chose for the first sample of each request of the last call.
     routes: Vec<Vec<u16>>,
@@ -49,9 +51,19 @@ pub struct RolloutEngine {
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        let (known, num_syncs, synced_bytes, stats, routes) = Default::default();
-        let (ranks, weights, base, cache) = Default::default();
-        Self { options, ranks, weights, base, cache, known, num_syncs, synced_bytes, stats, routes }
+        Self {
+            options,
+            ranks: None,
+            weights: None,
+            base: None,
+            cache: None,
+            known: KnownDigests::default(),
+            num_syncs: 0,
+            synced_bytes: 0,
+            num_failed_captures: 0,
+            stats: RolloutStats::default(),
+            routes: Vec::new(),
+        }
     }
 
     /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
@@ -144,6 +156,11 @@ impl RolloutEngine {
         self.synced_bytes
     }
 
+    /// Number of captures of decoding steps as CUDA graphs that have failed since the engine was made.
+    pub fn num_failed_captures(&self) -> u64 {
+        self.num_failed_captures
+    }
+
     /// Version of the weights that the engine holds.
     pub fn policy_version(&self) -> Option<u64> {
         self.weights.as_ref().map(|weights| weights.policy_version)
@@ -217,6 +234,11 @@ impl RolloutEngine {
         stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
         stats.num_preemptions = scheduler.stats().preemptions;
+        if stats.num_failed_captures > 0 {
+            // Later captures would fail for the same reason.
+            self.options.uses_graphs = false;
+            self.num_failed_captures += stats.num_failed_captures as u64;
+        }
         self.stats = stats;
         self.routes = drafts.take_routes();
         Ok(drafts.into_completions())

@@ -228,6 +228,11 @@ impl RolloutRole {
         if plan.phase == Phase::Rollout {
             let synced = gib(self.engine.borrow().synced_bytes() as u64);
             self.context.record(Metrics::from([("perf/weight_sync_gb".to_owned(), synced)]));
+            let num_failed_captures = self.engine.borrow().num_failed_captures();
+            if num_failed_captures > 0 {
+                let name = "rollout/num_failed_graph_captures".to_owned();
+                self.context.record(Metrics::from([(name, num_failed_captures as f64)]));
+            }
             self.exchange_routes(policy, &requests, completions.as_deref().unwrap_or_default())?;
         }
         let own = completions.map(|completions| {
