@@ -2,8 +2,10 @@
 //!
 //! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
 //! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
-//! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
+//! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
+//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
 
+mod credentials;
 mod dataset_files;
 pub mod push;
 mod snapshot;
@@ -183,6 +185,14 @@ fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubE
     let mut builder = HFClient::builder();
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.endpoint(endpoint);
+        if !credentials::is_trusted(endpoint) {
+            tracing::debug!(
+                endpoint,
+                repo = spec.repo,
+                "the hub's token is not sent to the manifest's mirror"
+            );
+            builder = builder.token(credentials::WITHHELD);
+        }
     }
     if let Some(cache_dir) = cache_dir {
         builder = builder.cache_dir(cache_dir);
