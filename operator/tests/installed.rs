@@ -329,7 +329,10 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
         refused.map(|condition| condition.message)
     })
     .await;
-    assert!(message.contains("quickstart-storage") && message.contains("Forbidden: spec"), "{message}");
+    assert!(
+        message.contains("quickstart-storage") && message.contains("spec.workers.storage.size"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
