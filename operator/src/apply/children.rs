@@ -10,6 +10,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use rlt_api::plan::WorkerGroup;
+use rlt_api::spec::NetworkAccess;
 use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
@@ -46,6 +47,9 @@ impl<'a> JobChildren<'a> {
     /// of an isolated job must not run without its NetworkPolicy, pods must not find the manifest or the
     /// address of an earlier attempt, and they would wait for ever for a claim that they cannot mount.
     pub(super) async fn apply_prerequisites(&self) -> Result<(), ApplyError> {
+        if self.is_isolated() {
+            self.apply_network_policy().await?;
+        }
         self.change_claim(true).await?;
         let account = build::service_account(self.input);
         let digest = build::content_digest(&account).map(str::to_owned);
@@ -83,7 +87,13 @@ impl<'a> JobChildren<'a> {
     /// Children of the pods' network: Service, EndpointSlice, NetworkPolicy.
     pub(super) async fn apply_network(&self) -> Result<(), ApplyError> {
         let names = join_all(self.groups.iter().map(|(group, first)| self.apply_name(group, *first)));
-        let (names, policy) = join(names, self.apply_network_policy()).await;
+        let policy = async {
+            match self.is_isolated() {
+                true => Ok(()),
+                false => self.apply_network_policy().await,
+            }
+        };
+        let (names, policy) = join(names, policy).await;
         ApplyError::first_of(names.into_iter().chain([policy]))
     }
 
@@ -98,6 +108,10 @@ impl<'a> JobChildren<'a> {
         let service = self.ensure(id(Child::Service, group), None, || build::service(self.input, group));
         let (service, endpoint) = join(service, endpoint).await;
         ApplyError::first_of([service, endpoint])
+    }
+
+    fn is_isolated(&self) -> bool {
+        self.input.prepared.job.spec().workers.network == NetworkAccess::Isolated
     }
 
     async fn make_claim(&self) -> Result<(), ApplyError> {

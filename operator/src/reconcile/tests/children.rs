@@ -49,6 +49,35 @@ fn claim_patches(server: &Server) -> Vec<Value> {
 }
 
 #[tokio::test]
+async fn no_pod_of_an_isolated_job_is_made_without_its_policy() {
+    for (network, starts) in [("Isolated", false), ("Guarded", true)] {
+        let server = Server::new(post("/networkpolicies", 403, "Forbidden", "no"));
+        let job = with_workers(json!({"network": network}));
+        let _ = reconcile(Arc::new(job), context(&server).into()).await;
+        assert_eq!(server.made("/pods"), starts, "{network}");
+        let status = server.status().expect("a status is written");
+        let stalled = condition(&status, ConditionType::Stalled);
+        assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "ObjectRefused"), "{network}");
+    }
+}
+
+#[tokio::test]
+async fn the_policy_of_an_isolated_job_is_made_once_and_before_its_first_pod() {
+    let server = Server::new(Box::new(|_, _| None));
+    let job = with_workers(json!({"network": "Isolated"}));
+    reconcile(Arc::new(job), context(&server).into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let made: Vec<_> = calls.iter().filter(|(method, ..)| *method == Method::POST).collect();
+    let places = |resource: &str| -> Vec<usize> {
+        let all = made.iter().enumerate().filter(|(_, (_, path, _))| path.ends_with(resource));
+        all.map(|(place, _)| place).collect()
+    };
+    let (policies, pods) = (places("/networkpolicies"), places("/pods"));
+    assert_eq!((policies.len(), pods.len()), (1, 2));
+    assert!(policies[0] < pods[0], "{made:?}");
+}
+
+#[tokio::test]
 async fn a_claim_that_is_to_be_retained_is_released_at_once_also_while_the_job_is_suspended() {
     let storage = |retain: bool| json!({"count": 1, "storage": {"size": "1Gi", "retain": retain}});
     let suspended = json!({"attempt": 1, "conditions": []});
