@@ -20,6 +20,7 @@ use rlt_objects::seen::version;
 use rlt_objects::worker::{JobKey, Worker};
 use rlt_objects::worker_id::GroupName;
 
+use crate::namespaces::Namespaces;
 use crate::nodes::Nodes;
 
 /// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
@@ -166,6 +167,8 @@ pub struct Index {
     pub nodes: Nodes,
     /// Defaults for the pods of jobs, by namespace.
     pub defaults: PodDefaults,
+    /// The watched namespaces, and whether all their objects are known.
+    pub namespaces: Namespaces,
     seen: Mutex<Seen>,
 }
 

@@ -23,6 +23,8 @@ use rlt_operator::permissions::PERMISSIONS;
 use rlt_tests::collector::{Collector, Received};
 use rlt_traces::AttemptTrace;
 
+#[path = "installed/namespaces.rs"]
+mod namespaces;
 #[path = "installed/overlays.rs"]
 mod overlays;
 #[path = "installed/spares.rs"]
