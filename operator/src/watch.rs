@@ -80,6 +80,8 @@ pub async fn objects<K, T>(
                 index.remove(&key, &object);
                 sink.requeue(&key);
             }
+            Change::ListBegins if T::ENTERED_EARLY => index.begin_list(namespace.as_deref()),
+            Change::ListBegins => {}
             Change::Listed(objects) => {
                 let concerned = index.jobs();
                 index.replace(namespace.as_deref(), kind, objects);
@@ -109,6 +111,7 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
                 nodes.remove(&name);
                 vec![name]
             }
+            Change::ListBegins => return,
             Change::Listed(all) => nodes.replace(all.into_iter().collect()),
         };
         if !changed.is_empty() {
@@ -134,6 +137,7 @@ pub async fn pod_defaults(
         match change {
             Change::Applied((namespace, defaults)) => index.defaults.set(&namespace, Some(defaults)),
             Change::Deleted((namespace, _)) => index.defaults.set(&namespace, None),
+            Change::ListBegins => return,
             Change::Listed(listed) => index.defaults.replace(namespace.as_deref(), listed),
         }
         // The receiver is closed: the process is about to end.
@@ -174,6 +178,8 @@ enum Change<T> {
     Applied(T),
     /// An object was deleted.
     Deleted(T),
+    /// A list of all objects begins.
+    ListBegins,
     /// A complete list.
     Listed(Vec<T>),
 }
@@ -201,7 +207,10 @@ async fn follow<K: Send, T: Send>(
                     take(Change::Deleted(seen));
                 }
             }
-            Ok(Event::Init) => listed.clear(),
+            Ok(Event::Init) => {
+                listed.clear();
+                take(Change::ListBegins);
+            }
             Ok(Event::InitApply(object)) => listed.extend(read(&object)),
             Ok(Event::InitDone) => {
                 take(Change::Listed(std::mem::take(&mut listed)));
