@@ -62,9 +62,10 @@ impl Reports for NoReports {
 }
 
 /// Collects the observed state of a job. `None` if the job must not be touched: it is being deleted, its
-/// status has an unknown version, or another operator leads.
+/// status has an unknown version, not all of its objects are known, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
-    if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
+    let is_seen = context.index.namespaces.can_see(job.namespace());
+    if job.metadata.deletion_timestamp.is_some() || !context.is_leader() || !is_seen {
         return None;
     }
     if let Err(error) = &job.status {

@@ -209,11 +209,18 @@ impl Worker {
     }
 }
 
-/// The job that controls an object.
+/// The group of an API version such as `rltraining.dev/v1alpha1`.
+fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+/// The job that controls an object. Objects of a job that an operator of another API version made have that
+/// version in their owner reference, and are its objects all the same.
 pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<JobKey> {
     let mut owners = metadata.owner_references.iter().flatten();
-    let owner =
-        owners.find(|owner| owner.kind == rlt_api::KIND && owner.api_version == rlt_api::API_VERSION)?;
+    let owner = owners.find(|owner| {
+        owner.kind == rlt_api::KIND && group_of(&owner.api_version) == group_of(rlt_api::API_VERSION)
+    })?;
     Some(JobKey {
         uid: owner.uid.as_str().into(),
         namespace: metadata.namespace.as_deref()?.into(),
@@ -326,6 +333,19 @@ mod tests {
         let explanation = Explanation { reason: "ImagePullBackOff".into(), message: "typo".into() };
         let waiting = read("Running", &[("a-sidecar", runs()), ("trainer", waits)]).waiting;
         assert_eq!(waiting.map(|waiting| *waiting), Some(Waiting::Container(explanation)));
+    }
+
+    #[test]
+    fn an_object_belongs_to_its_job_in_any_version_of_the_api_and_in_no_other_group() {
+        let owner_in = |version: &str| {
+            let reference = json!({"apiVersion": version, "kind": rlt_api::KIND, "name": "job", "uid": "u"});
+            let metadata = json!({"namespace": "team", "ownerReferences": [reference]});
+            owner(&serde_json::from_value(metadata).unwrap())
+        };
+        assert!(owner_in(rlt_api::API_VERSION).is_some());
+        assert_eq!(owner_in("rltraining.dev/v1beta1"), owner_in(rlt_api::API_VERSION));
+        assert_eq!(owner_in("rltraining.dev.example.com/v1alpha1"), None);
+        assert_eq!(owner_in("v1"), None);
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub enum ApplyError {
     Call { act: &'static str, name: String, source: kube::Error },
     #[error("{message}")]
     Refused { message: String },
+    #[error("{message}")]
+    Unfit { message: String },
     #[error("`{name}` exists already and belongs to {owner}")]
     Occupied {
         name: String,
@@ -64,6 +66,7 @@ impl ApplyError {
         let (reason, needs_action) = match self {
             Self::Closed(_) => return None,
             Self::Refused { .. } => (Reason::WorkersRefused, true),
+            Self::Unfit { .. } => (Reason::ObjectRefused, true),
             Self::Occupied { is_going, .. } => (Reason::NameConflict, !is_going),
             Self::Call { source, .. } if refusal(source).is_some() => (Reason::ObjectRefused, true),
             Self::Manifest { .. } | Self::Json { .. } => (Reason::ApplyFailed, true),
