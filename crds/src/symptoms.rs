@@ -64,7 +64,7 @@ impl SymptomKind {
         }
     }
 
-    /// What a user can change, the likeliest first. Fields are in backticks, as paths from `spec`.
+    /// Changes that a user can make, the likeliest first. Fields are in backticks, as paths from `spec`.
     pub fn changes(self) -> &'static [&'static str] {
         match self {
             Self::SkippedUpdates => &[

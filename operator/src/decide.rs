@@ -193,7 +193,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
 }
 
 impl Decision {
-    /// When to reconcile again, at the latest after this time.
+    /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.requeue_after.map_or(wait, |own| own.min(wait))
     }

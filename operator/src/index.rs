@@ -182,7 +182,7 @@ impl Entry for ChildEntry {
     }
 }
 
-/// The cache.
+/// The cache of all watched objects, by job.
 #[derive(Debug, Default)]
 pub struct Index {
     /// The nodes that pods are on.

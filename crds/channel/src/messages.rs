@@ -99,18 +99,18 @@ pub struct Progress {
     /// Seconds that the rest of the stage takes at the mean pace of this process.
     #[prost(double, optional, tag = "9")]
     pub remaining_seconds: ::core::option::Option<f64>,
-    /// Where the time of this process went.
+    /// Time of this process, by what it was spent on.
     #[prost(message, optional, tag = "10")]
     pub time_spent: ::core::option::Option<TimeSpent>,
     /// When the last step finished, in milliseconds since 1970; absent before the first.
     #[prost(int64, optional, tag = "11")]
     pub step_finished_ms: ::core::option::Option<i64>,
-    /// What people should know although the training goes on, at most 4096 bytes; empty where there is
+    /// Warnings of a training that goes on, at most 4096 bytes; empty where there is
     /// nothing.
     #[prost(string, tag = "12")]
     pub warning: ::prost::alloc::string::String,
 }
-/// Where the time of one process went, in seconds. What is in none of the parts was lost.
+/// Time of one process in seconds, by what it was spent on. Time in none of the parts was lost.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct TimeSpent {
     /// Since the process started.
@@ -119,13 +119,13 @@ pub struct TimeSpent {
     /// Until the first step could begin.
     #[prost(double, tag = "2")]
     pub setup_seconds: f64,
-    /// Finished steps.
+    /// Time of finished steps.
     #[prost(double, tag = "3")]
     pub step_seconds: f64,
-    /// Evaluations.
+    /// Time of evaluations.
     #[prost(double, tag = "4")]
     pub evaluation_seconds: f64,
-    /// Checkpoints.
+    /// Time of checkpoints.
     #[prost(double, tag = "5")]
     pub checkpoint_seconds: f64,
     /// Steps that were finished before this process started.

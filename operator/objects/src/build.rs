@@ -74,7 +74,7 @@ pub struct PodSettings {
     pub defaults: Defaults,
 }
 
-/// Where pods report, and the CA by which they verify the operator.
+/// Address to which pods report, and the CA by which they verify the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
@@ -86,9 +86,9 @@ pub struct ChannelAccess {
 /// The input of a job's objects.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInput<'a> {
-    /// The resource.
+    /// The RLTrainingJob that owns the objects.
     pub job: &'a Job,
-    /// Its specification and plan.
+    /// The specification and plan of the job.
     pub prepared: &'a Prepared,
     /// The cluster's settings.
     pub settings: &'a Settings,

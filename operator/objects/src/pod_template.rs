@@ -21,7 +21,7 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     schema
 });
 
-/// Whose a field is that a template may not have.
+/// The owner of a field that a template may not have.
 #[derive(Clone, Copy)]
 enum Owner {
     /// The operator sets the field.

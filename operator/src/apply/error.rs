@@ -12,7 +12,7 @@ use crate::decide::ApplyFailure;
 /// Consecutive failures from which a transient one is reported: about three seconds of retries.
 const REPORTED_FROM: u32 = 5;
 
-/// Why a decision was not applied.
+/// An error while a decision is applied.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ApplyError {
@@ -61,7 +61,7 @@ impl ApplyError {
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
     }
 
-    /// Its report in the status after so many consecutive failures; `None` for a transient one at first.
+    /// Returns what the status says after `num_in_a_row` failures, `None` for a first transient one.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
             Self::Closed(_) => return None,

@@ -1,4 +1,4 @@
-//! From reports to the status: times as text, only finite numbers, shares instead of seconds.
+//! Reports as the status shows them: times as text, only finite numbers, shares instead of seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

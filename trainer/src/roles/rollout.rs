@@ -149,7 +149,7 @@ pub struct RolloutProgress {
 pub struct RolloutStats {
     /// Number of new tokens of all completions.
     pub num_tokens: usize,
-    /// Decode steps.
+    /// Number of decode steps.
     pub num_steps: usize,
     /// Prompt tokens computed; less than the prompts' sum over all samples, as a group shares its prompt.
     pub num_prefilled_tokens: usize,
@@ -172,7 +172,7 @@ pub struct RolloutStats {
     pub sampling_time: Duration,
 }
 
-/// Why a rollout could not be made.
+/// An error while completions are sampled or weights are synchronised.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
     /// A stop was requested.

@@ -13,7 +13,7 @@ use crate::vocabulary_shard::HeadWeight;
 /// The loss of one chunk: gets log-probs and entropies of its tokens and writes the derivatives by either.
 pub type ChunkLoss = Box<dyn FnOnce([&[f32]; 2], [&mut [f32]; 2]) + Send>;
 
-/// What the head of one micro-batch reads.
+/// Inputs of the head for one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceHead<'a> {
     /// Hidden states after the final norm, `[c, d]`.

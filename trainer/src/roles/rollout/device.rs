@@ -69,7 +69,7 @@ pub(super) struct DeviceDecoder<'a> {
     staged_changes: Vec<Tensor>,
     /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
     drawn: Tensor,
-    /// The same in pinned memory, for each step under way.
+    /// Copies of `drawn` in pinned memory, one for each step under way.
     read_back: Vec<Tensor>,
     is_read: Vec<Event>,
     /// Pinned memory from which prompts are copied, with the number of the step that they come before.

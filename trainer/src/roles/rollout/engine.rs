@@ -32,7 +32,7 @@ pub struct RolloutEngine {
     /// The tensor-parallel group of this rank.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
-    /// What a sleeping engine keeps of weights with an adapter beside them.
+    /// Packed base weights that a sleeping engine keeps where the adapter is unmerged.
     base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
@@ -44,7 +44,7 @@ pub struct RolloutEngine {
     /// Number of captures of decoding steps that have failed since the engine was made.
     num_failed_captures: u64,
     stats: RolloutStats,
-    /// What routers chose for the first sample of each request of the last call.
+    /// The routers' choices for the first sample of each request of the last call.
     routes: Vec<Vec<u16>>,
 }
 
@@ -66,7 +66,7 @@ impl RolloutEngine {
         }
     }
 
-    /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
+    /// Lets this rank pack a shard, as one of `ranks`. All of them make the same calls with the
     /// same requests, and get the same completions.
     pub fn with_tp_group(self, ranks: Option<Arc<TpGroup>>) -> Self {
         Self { ranks, ..self }
@@ -171,7 +171,7 @@ impl RolloutEngine {
         self.stats
     }
 
-    /// What routers chose in the last call of [`Self::generate`] for the first sample of each request: for
+    /// Takes the routers' choices of the last [`Self::generate`] for the first sample of each request: for
     /// each of its tokens a digest of the experts in each layer that has some, of the pass that the token was
     /// sampled from. Empty without experts.
     pub fn take_routes(&mut self) -> Vec<Vec<u16>> {
