@@ -2,8 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -20,7 +19,8 @@ pub(super) struct Request {
 /// A server that runs until the tests end.
 pub(super) struct Server {
     pub(super) url: String,
-    num_requests: Arc<AtomicUsize>,
+    /// First line and body of every request so far.
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
@@ -28,15 +28,15 @@ impl Server {
     pub(super) fn start(behaviour: impl Fn(Request, &mut TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/judge", listener.local_addr().unwrap());
-        let num_requests = Arc::new(AtomicUsize::new(0));
-        let (counter, behaviour) = (num_requests.clone(), Arc::new(behaviour));
+        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let (seen, behaviour) = (requests.clone(), Arc::new(behaviour));
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (counter, behaviour) = (counter.clone(), behaviour.clone());
-                thread::spawn(move || serve(stream, &counter, &*behaviour));
+                let (seen, behaviour) = (seen.clone(), behaviour.clone());
+                thread::spawn(move || serve(stream, &seen, &*behaviour));
             }
         });
-        Self { url, num_requests }
+        Self { url, requests }
     }
 
     /// A server that answers every request with the JSON that `answer` gives.
@@ -55,18 +55,27 @@ impl Server {
     }
 
     pub(super) fn num_requests(&self) -> usize {
-        self.num_requests.load(Ordering::SeqCst)
+        self.requests.lock().unwrap().len()
+    }
+
+    /// First line and body of every request so far, in the order of their arrival.
+    pub(super) fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
 fn serve(
     mut stream: TcpStream,
-    counter: &AtomicUsize,
+    seen: &Mutex<Vec<String>>,
     behaviour: &(dyn Fn(Request, &mut TcpStream) + Send + Sync),
 ) {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let Some((head, body)) = read(&mut stream) else { return };
-    let number = counter.fetch_add(1, Ordering::SeqCst);
+    let number = {
+        let mut seen = seen.lock().unwrap();
+        seen.push(format!("{} {body}", head.lines().next().unwrap_or_default()));
+        seen.len() - 1
+    };
     behaviour(Request { number, head, body }, &mut stream);
 }
 
