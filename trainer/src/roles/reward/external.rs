@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{Verdict, Verdicts};
 use rlt_core::types::{Completion, Prompt};
-use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::functions::{RewardSetupError, judges};
 pub use endpoint::EndpointError;
@@ -150,7 +150,7 @@ impl ExternalFunctions {
             batch_timeout: self.batch_timeout,
             verdicts: BTreeMap::new(),
             num_waiting: 0,
-            wanted: watch::Sender::new(()),
+            abandoned: CancellationToken::new().drop_guard(),
             sender,
             receiver,
         })
@@ -233,9 +233,9 @@ pub struct Judging {
     verdicts: BTreeMap<SampleId, Verdicts>,
     /// Number of verdicts that are missing.
     num_waiting: usize,
-    /// Closed when no more verdicts are awaited. Every task sees that before it takes a permit that another
-    /// one has returned, so nothing is sent for an abandoned batch.
-    wanted: watch::Sender<()>,
+    /// Cancels the requests that are left when no more verdicts are awaited. Every task sees that before it
+    /// takes a permit that another one has returned, so nothing is sent for an abandoned batch.
+    abandoned: DropGuard,
     sender: Sender<Answered>,
     receiver: Receiver<Answered>,
 }
@@ -306,11 +306,11 @@ impl Judging {
             self.verdicts.entry(sample.id).or_default().insert(function.name.clone(), missing);
         }
         let (sender, budget) = (self.sender.clone(), Arc::clone(&self.queues[idx].budget));
-        let mut wanted = self.wanted.subscribe();
+        let abandoned = self.abandoned.token().clone();
         self.event_loop.handle().spawn(async move {
             let verdicts = tokio::select! {
                 biased;
-                _ = wanted.changed() => return,
+                () = abandoned.cancelled() => return,
                 verdicts = function.judge(&samples, &budget) => verdicts,
             };
             let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
