@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 pub use avoidance::avoid;
 pub use claim::storage_claim;
-pub use manifest::{config_map, content_digest};
+pub use manifest::{MANIFEST_KEY, config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
 pub use placement::{Flavor, Flavors, Placement, PlacementConflict};
@@ -183,7 +183,7 @@ pub fn claim_name(job: &str) -> String {
 }
 
 /// The digest of an object's content, for its annotation.
-fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
         hasher.update((text.len() as u64).to_le_bytes());

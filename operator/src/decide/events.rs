@@ -43,6 +43,7 @@ pub(super) fn between(
     if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
         events.push(JobEvent { is_warning: true, reason: Reason::RunsOnCpu, message });
     }
+    events.extend(of_refusal(before, after));
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
         match failure {
@@ -83,8 +84,30 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
     ];
     let conditions = status.conditions.iter().filter(|condition| telling.contains(&condition.type_));
     conditions
-        .map(|condition| (condition.reason.as_str(), condition.status == ConditionStatus::True))
+        .map(|condition| {
+            let holds = condition.status == ConditionStatus::True;
+            // A refused specification that the job does not run under has an Event of its own.
+            let is_told = holds || condition.type_ != ConditionType::Stalled;
+            (if is_told { condition.reason.as_str() } else { "" }, holds)
+        })
         .collect()
+}
+
+/// The Event that the present specification would be refused, and that the job continues without it.
+fn of_refusal(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
+    let (reason, message) = refused(after)?;
+    let is_new = refused(before).is_none_or(|(known, _)| known != reason);
+    is_new.then(|| JobEvent { is_warning: true, reason, message: message.to_owned() })
+}
+
+/// Reason and message of `Stalled` where it is false, and says that the specification would be refused.
+fn refused(status: &RLTrainingJobStatus) -> Option<(Reason, &str)> {
+    use rlt_api::status::{ConditionStatus, ConditionType};
+    let mut conditions = status.conditions.iter();
+    let stalled = conditions.find(|condition| condition.type_ == ConditionType::Stalled)?;
+    let reasons = [Reason::InvalidSpec, Reason::InvalidDefaults, Reason::PodNotAllowed];
+    let reason = reasons.into_iter().find(|reason| reason.name() == stalled.reason)?;
+    (stalled.status == ConditionStatus::False).then_some((reason, stalled.message.as_str()))
 }
 
 fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> {

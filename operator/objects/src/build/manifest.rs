@@ -10,7 +10,7 @@ use super::{BuildInput, ObjectError, config_map_name, digest, environment};
 use crate::labels;
 
 /// The key of the manifest, and its file's name.
-pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
+pub const MANIFEST_KEY: &str = "manifest.yaml";
 
 /// The ConfigMap of a job.
 ///

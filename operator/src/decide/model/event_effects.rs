@@ -75,7 +75,9 @@ impl World {
             ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
             ModelEvent::TimePasses(seconds) => self.now += SignedDuration::from_secs(seconds),
             ModelEvent::OperatorCrashes(num_calls) => self.crash(num_calls),
+            ModelEvent::ApiServerRefuses(_) if self.is_held() => {}
             ModelEvent::ApiServerRefuses(num_calls) => self.refuse(num_calls),
+            ModelEvent::SpecificationRefused(refusal) => self.refusal = refusal,
         }
     }
 
@@ -177,6 +179,7 @@ impl World {
     /// From here on nothing fails.
     pub(super) fn end_well(&mut self) {
         self.suspend(false);
+        self.refusal = None;
         for idx in 0..NUM_WORKERS {
             self.happen(&ModelEvent::NodeOutOfService(idx));
         }
