@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::{Client, Config};
 use rlt_objects::args::{CHANNEL_PORT, ProcessArgs};
+use rlt_objects::build::Authority;
 use tokio::sync::watch;
 
 use crate::client::{self, CallRate, Limiter};
@@ -36,12 +37,14 @@ pub enum ProcessError {
 }
 
 /// Address to which ranks report, and the authority by which they verify the operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Channel {
     /// `https://host:port`.
     pub address: String,
-    /// The authority behind the certificate, in PEM.
-    pub authority: String,
+    /// The authority behind the certificate.
+    pub authority: Authority,
+    /// Notified when the authority was replaced.
+    renewed: watch::Sender<()>,
     host: String,
     secret: String,
     service: Option<String>,
@@ -156,15 +159,21 @@ impl Channel {
         let Some(host) = of_service.or_else(|| args.channel_host.clone()) else { return Ok(None) };
         let secret = service.clone().unwrap_or_else(|| "rl-operator-channel".to_owned());
         let port = if service.is_some() { CHANNEL_PORT } else { port };
-        let mut channel = Self {
+        let channel = Self {
             address: format!("https://{host}:{port}"),
-            authority: String::new(),
+            authority: Authority::default(),
+            renewed: watch::Sender::default(),
             host,
             secret,
             service,
         };
-        channel.authority = channel.certificates(client, &args.namespace).await?.authority().to_owned();
+        channel.authority.replace(channel.certificates(client, &args.namespace).await?.authority());
         Ok(Some(channel))
+    }
+
+    /// Returns a receiver that is notified when the authority was replaced and pods need the new one.
+    pub fn renewals(&self) -> watch::Receiver<()> {
+        self.renewed.subscribe()
     }
 
     async fn certificates(&self, client: &Client, namespace: &str) -> Result<Certificates, SecretError> {
@@ -180,10 +189,9 @@ impl Channel {
         mut leadership: watch::Receiver<bool>,
     ) -> Result<(), ChannelError> {
         let certificates = self.certificates(client, &args.namespace).await?;
-        if certificates.authority() != self.authority {
-            tracing::warn!(
-                "the status channel's authority has changed; restart the operator so that new jobs trust it"
-            );
+        if self.authority.replace(certificates.authority()) {
+            tracing::warn!("the status channel has a new authority: every job gets it, and reports again");
+            self.renewed.send_replace(());
         }
         let until_renewal = certificates.renew_after().duration_since(jiff::Timestamp::now());
         let until_renewal = Duration::try_from(until_renewal).unwrap_or_default();

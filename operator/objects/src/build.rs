@@ -1,6 +1,7 @@
 //! The desired objects of a job, each a pure function of the job and its plan. Existing objects are not read
 //! here.
 
+mod authority;
 mod avoidance;
 mod claim;
 mod container;
@@ -22,6 +23,7 @@ use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::Device;
 use sha2::{Digest as _, Sha256};
 
+pub use authority::Authority;
 pub use avoidance::avoid;
 pub use claim::storage_claim;
 pub use manifest::{MANIFEST_KEY, config_map, content_digest};
@@ -79,8 +81,8 @@ pub struct PodSettings {
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
     pub address: String,
-    /// The authority behind the operator's certificate, in PEM.
-    pub authority_pem: String,
+    /// The authority behind the operator's certificate.
+    pub authority: Authority,
 }
 
 /// The input of a job's objects.

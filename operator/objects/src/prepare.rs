@@ -210,6 +210,11 @@ impl PreparedJobs {
         Some(first_rank..first_rank.saturating_add(group.ranks_per_worker))
     }
 
+    /// Forgets all jobs, because something changed that their objects contain.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
     /// Forgets a job that is gone.
     pub fn forget(&self, uid: &str) {
         self.lock().remove(uid);

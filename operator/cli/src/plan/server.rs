@@ -194,7 +194,7 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
     let namespace = deployment.metadata.namespace.as_deref()?;
     let channel = args.process.channel_service.as_ref().map(|service| build::ChannelAccess {
         address: format!("https://{service}.{namespace}.svc:{}", CHANNEL_PORT),
-        authority_pem: String::new(),
+        authority: build::Authority::default(),
     });
     let pods = args.pods();
     Some(Settings {
@@ -238,5 +238,5 @@ async fn take_authority(connection: &Connection, job: &Job, settings: &mut Setti
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);
     let map = maps.get_opt(&build::config_map_name(job.name())).await.ok().flatten();
     let authority = map.and_then(|map| map.data?.remove(rlt_channel::environment::CA_KEY));
-    channel.authority_pem = authority.unwrap_or_default();
+    channel.authority = authority.unwrap_or_default().as_str().into();
 }

@@ -23,7 +23,7 @@ pub fn config_map(input: &BuildInput<'_>) -> Result<ConfigMap, ObjectError> {
         data.insert(environment::key(input, group), variables);
     }
     if let Some(channel) = &input.settings.channel {
-        data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
+        data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority.pem());
     }
     let mut metadata = input.metadata(config_map_name(input.name()));
     let digest = digest(data.iter().flat_map(|(key, text)| [key.as_str(), text]));

@@ -1,6 +1,7 @@
 //! Proves which objects of a job are made before its pods, and how a claim that exists is changed.
 
-use rlt_objects::build;
+use rlt_channel::environment;
+use rlt_objects::build::{self, Authority, ChannelAccess};
 use rlt_objects::prepare::Prepared;
 
 use super::*;
@@ -104,4 +105,23 @@ async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_jo
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "ObjectRefused"));
         assert!(stalled.message.contains(field), "{stalled:?}");
     }
+}
+
+#[tokio::test]
+async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a_running_job() {
+    let server = Server::new(Box::new(|_, _| None));
+    let authority = Authority::from("first");
+    let address = "https://operator:9443".to_owned();
+    let mut context = context(&server);
+    context.settings.channel = Some(ChannelAccess { address, authority: authority.clone() });
+    runs(&context);
+    let (context, job) = (Arc::new(context), Arc::new(job(&begun())));
+    reconcile(job.clone(), context.clone()).await.unwrap();
+    assert!(authority.replace("second") && !authority.replace("second"));
+    context.prepared.clear();
+    reconcile(job, context).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let written: Vec<_> =
+        calls.iter().filter_map(|(.., sent)| sent["data"][environment::CA_KEY].as_str()).collect();
+    assert_eq!(written, ["first", "second"]);
 }
