@@ -222,11 +222,22 @@ fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
 fn progressing(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     let has_steps = status.progress.as_ref().is_some_and(|progress| progress.step > 0);
     let warning = status.progress.as_ref().and_then(|progress| progress.warning.as_ref());
+    let reason = warning_reasons(status).first().copied().unwrap_or(Reason::RunsOnCpu);
     match (state, warning) {
-        (JobState::Running, Some(warning)) if has_steps => (True, Reason::RunsOnCpu, warning.clone()),
-        (JobState::Running, Some(warning)) => (Unknown, Reason::RunsOnCpu, warning.clone()),
+        (JobState::Running, Some(warning)) if has_steps => (True, reason, warning.clone()),
+        (JobState::Running, Some(warning)) => (Unknown, reason, warning.clone()),
         (state, _) => progressing_unhindered(state, has_steps),
     }
+}
+
+/// The reasons of the trainer's warning, the most important first. A trainer of an earlier release names
+/// none: it warned of the CPU before it knew symptoms.
+pub(super) fn warning_reasons(status: &RLTrainingJobStatus) -> Vec<Reason> {
+    let Some(progress) = status.progress.as_ref().filter(|progress| progress.warning.is_some()) else {
+        return Vec::new();
+    };
+    let named: Vec<_> = progress.warning_reasons.iter().filter_map(|name| Reason::of_warning(name)).collect();
+    if named.is_empty() { vec![Reason::RunsOnCpu] } else { named }
 }
 
 fn progressing_unhindered(state: &JobState, has_steps: bool) -> Entry {

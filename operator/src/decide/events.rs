@@ -3,7 +3,7 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
-use super::{ApplyFailure, JobState, cause_of};
+use super::{ApplyFailure, JobState, cause_of, conditions};
 
 /// One Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,9 @@ pub(super) fn between(
     }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
     if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
-        events.push(JobEvent { is_warning: true, reason: Reason::RunsOnCpu, message });
+        let known = conditions::warning_reasons(before);
+        let new = conditions::warning_reasons(after).into_iter().filter(|reason| !known.contains(reason));
+        events.extend(new.map(|reason| JobEvent { is_warning: true, reason, message: message.clone() }));
     }
     events.extend(of_refusal(before, after));
     let reason = reconciling_reason(after);
