@@ -10,6 +10,8 @@ pub enum Reason {
     NotFinished,
     /// All workers ended well.
     StepsFinished,
+    /// All steps were finished before the workers of the attempt began.
+    ResultFound,
     /// The cause of the end of an attempt, or of the job.
     Failure(FailureCause),
     /// `spec.runPolicy.suspend` is not set.
@@ -80,6 +82,7 @@ impl Reason {
         let plain = [
             Self::NotFinished,
             Self::StepsFinished,
+            Self::ResultFound,
             Self::NotSuspended,
             Self::Suspended,
             Self::Suspending,

@@ -294,6 +294,10 @@ impl<'a> Reconcile<'a> {
             }
             self.take_report();
             self.status.resolved = Some(self.input.prepared.resolved_numbers());
+        } else if self.status.progress.is_none() && self.reported_progress().is_some() {
+            // Workers that find a finished run may end before their only report is received. Once it is in
+            // the status, nothing that is reported later changes the end.
+            self.take_progress();
         }
         self.status.queue.clone_from(&self.input.queueing.queue);
         conditions::write(&mut self.status, &state, None, self.input.now);
@@ -335,9 +339,15 @@ impl<'a> Reconcile<'a> {
         if !report.commits.is_empty() {
             self.status.commits.clone_from(&report.commits);
         }
-        if let Some(progress) = report.progress.as_ref().filter(|_| report.attempt == self.attempt()) {
+        if let Some(progress) = self.reported_progress() {
             self.status.progress = Some(progress.clone());
         }
+    }
+
+    /// The progress of this attempt, if it was reported.
+    fn reported_progress(&self) -> Option<&'a Progress> {
+        let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
+        report.progress.as_ref()
     }
 }
 

@@ -46,6 +46,7 @@ pub(super) fn between(
         events.extend(new.map(|reason| JobEvent { is_warning: true, reason, message: message.clone() }));
     }
     events.extend(of_refusal(before, after));
+    events.extend(of_found_result(before, after));
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
         match failure {
@@ -93,6 +94,20 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
             (if is_told { condition.reason.as_str() } else { "" }, holds)
         })
         .collect()
+}
+
+/// The Event that there was nothing left to train.
+fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
+    let found = |status: &RLTrainingJobStatus| status.progress.as_ref().is_some_and(|one| one.result_found);
+    let num_steps = after.progress.as_ref().filter(|_| found(after) && !found(before))?.num_steps;
+    let attempt = after.attempt.unwrap_or(1);
+    Some(JobEvent {
+        is_warning: false,
+        reason: Reason::ResultFound,
+        message: format!(
+            "attempt {attempt} found a run of this name with all {num_steps} steps finished: nothing is trained"
+        ),
+    })
 }
 
 /// The Event that the present specification would be refused, and that the job continues without it.

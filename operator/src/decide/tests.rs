@@ -135,6 +135,25 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
 }
 
 #[test]
+fn a_result_that_was_there_already_is_in_the_status_and_an_event_also_when_it_is_reported_late() {
+    let progress = Progress { step: 60, num_steps: 60, result_found: true, ..Progress::default() };
+    let report = Report { attempt: 1, progress: Some(progress.clone()), ..Report::default() };
+    let before = running(1, 5);
+    let done = || vec![succeeded(0), succeeded(1)];
+    let ended = reported(json!({}), &before, done(), None);
+    assert_eq!((ended.state, ended.status.progress.clone()), (JobState::Complete, None));
+    for before in [before, ended.status] {
+        let decision = reported(json!({}), &before, done(), Some(&report));
+        assert_eq!(decision.status.progress.as_ref(), Some(&progress));
+        let events = decision.events(&before);
+        let is_found = |event: &&JobEvent| event.reason == rlt_api::Reason::ResultFound;
+        assert_eq!(events.iter().filter(is_found).count(), 1, "{events:?}");
+        let again = reported(json!({}), &decision.status, done(), Some(&report));
+        assert!(!again.events(&decision.status).iter().any(|event| is_found(&event)));
+    }
+}
+
+#[test]
 fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
     let reported_with = |reasons: &[&str], before: &RLTrainingJobStatus| {
         let progress = Progress {

@@ -117,11 +117,18 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
         tokens_per_second: finite(reported.tokens_per_second),
         remaining_seconds: seconds.map(|seconds| seconds as u64),
         goodput: reported.time_spent.as_ref().and_then(goodput),
+        result_found: is_found(reported),
         warning_reasons: warning_reasons(reported),
         warning: (!reported.warning.is_empty()).then(|| reported.warning.clone()),
         step_time: reported.step_finished_ms.and_then(time),
         ..Progress::default()
     })
+}
+
+/// Whether all steps are finished, and none of them by this process.
+fn is_found(reported: &channel::Progress) -> bool {
+    let has_stepped = reported.time_spent.as_ref().is_none_or(|spent| spent.step_seconds > 0.0);
+    reported.num_steps > 0 && reported.step == reported.num_steps && !has_stepped
 }
 
 /// The reasons of a warning that this release knows, each once.
@@ -204,6 +211,21 @@ mod tests {
             (None, None, None, None)
         );
         assert_eq!(status.step_time, None);
+    }
+
+    #[test]
+    fn a_result_is_found_by_a_process_that_has_all_steps_and_made_none() {
+        let found = |step: u64, step_seconds: f64| {
+            let reported = channel::Progress {
+                stage: Stage::Training.into(),
+                step,
+                num_steps: 10,
+                time_spent: Some(TimeSpent { process_seconds: 9.0, step_seconds, ..TimeSpent::default() }),
+                ..channel::Progress::default()
+            };
+            progress(&reported).unwrap().result_found
+        };
+        assert_eq!([found(10, 0.0), found(10, 0.1), found(9, 0.0)], [true, false, false]);
     }
 
     #[test]
