@@ -6,6 +6,7 @@ mod error;
 mod gang;
 mod manifest;
 mod nodes;
+mod owned_fields;
 mod pods;
 mod queue;
 mod status;

@@ -108,6 +108,36 @@ async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_jo
 }
 
 #[tokio::test]
+async fn a_field_that_was_created_and_is_not_wanted_any_more_is_removed() {
+    let account = json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {
+            "name": "quickstart-trainer", "namespace": "default", "uid": "a", "resourceVersion": "4",
+            "managedFields": [{
+                "manager": labels::OPERATOR, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:annotations": {"f:iam.example.com/role": {}}}},
+            }],
+        },
+    });
+    let server = Server::new(Box::new(move |method, path| {
+        let is_read = *method == Method::GET && path.ends_with("/serviceaccounts/quickstart-trainer");
+        is_read.then(|| (200, account.clone()))
+    }));
+    let context = context(&server);
+    let digest = Some("of the role".to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::ServiceAccount.into(), digest });
+    reconcile(Arc::new(with_workers(json!({}))), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let patches = calls
+        .iter()
+        .filter(|(method, path, _)| *method == Method::PATCH && path.contains("/serviceaccounts/"));
+    let [taken, applied] = patches.map(|(_, _, sent)| sent).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(taken["metadata"]["managedFields"][0]["operation"], "Apply");
+    assert_eq!(taken["metadata"]["resourceVersion"], "4");
+    assert_eq!(applied["metadata"]["annotations"], Value::Null);
+}
+
+#[tokio::test]
 async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a_running_job() {
     let server = Server::new(Box::new(|_, _| None));
     let authority = Authority::from("first");
