@@ -105,6 +105,15 @@ fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explan
     }
     let created = snapshot.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let age = created.map(|created| duration(seconds_between(created, snapshot.now))).unwrap_or_default();
+    if status.conditions.is_empty() && !snapshot.workers.is_empty() {
+        let num_pods = snapshot.workers.len();
+        return Some(
+            Explanation::new(format!("is being started: the operator has made {num_pods} of its pods"))
+                .because([
+                    "the first status waits for workers to run; with many new jobs, up to 20 s".to_owned()
+                ]),
+        );
+    }
     let what = if status.conditions.is_empty() {
         format!("waits for its first reconcile, {age} after it was created")
     } else {
@@ -130,7 +139,7 @@ fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explana
 
 fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let stalled = when_true(status, ConditionType::Stalled)?;
-    let held = if status.attempt.is_some() { "is not worked on" } else { "does not start" };
+    let held = if status.attempt.is_some() { "is held" } else { "does not start" };
     let because = |title: &str, correct: &str| {
         let title = format!("{held}: {title}");
         Some(Explanation::new(title).because([stalled.message.clone()]).so(correct))

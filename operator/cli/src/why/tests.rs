@@ -141,6 +141,15 @@ fn a_change_was_not_seen() {
 }
 
 #[test]
+fn its_pods_are_made_and_its_first_status_is_not_written() {
+    let mut snapshot = plain(json!({}));
+    snapshot.workers.push(worker(0, 1, None, json!({"phase": "Pending"})));
+    let explanation = explain(&snapshot);
+    assert!(explanation.summary.contains("is being started"), "{explanation}");
+    assert!(explanation.change.is_empty(), "{explanation}");
+}
+
+#[test]
 fn it_continues_although_its_specification_would_be_refused() {
     let message = "the job continues under the specification that it began with: hostNetwork";
     let refused = json!({
@@ -161,7 +170,7 @@ fn a_job_that_has_begun_is_not_said_to_start_when_it_is_refused() {
         refused["attempt"] = attempt;
         explain(&plain(refused)).summary
     };
-    assert!(explain_attempt(json!(2)).contains("is not worked on"));
+    assert!(explain_attempt(json!(2)).contains("is held"));
     assert!(explain_attempt(Value::Null).contains("does not start"));
 }
 
