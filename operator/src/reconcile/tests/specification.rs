@@ -43,8 +43,10 @@ fn with_config_map(code: u16, manifest: &str) -> Rule {
     Box::new(move |method, path| {
         let is_read = *method == Method::GET && path.ends_with("/configmaps/quickstart-manifest");
         match code {
+            _ if *method == Method::DELETE => Some((200, json!({"kind": "Status", "metadata": {}}))),
             _ if !is_read => None,
             200 => Some((200, map.clone())),
+            404 => Some(refusal(404, "NotFound", "no")),
             code => Some(refusal(code, "InternalError", "no")),
         }
     })
