@@ -1,6 +1,7 @@
 //! Reasons of conditions and of events, in one word for programs: a part of the API.
 
 use crate::plan::FailureCause;
+use crate::symptoms::SymptomKind;
 
 /// The reason why a condition holds or an event was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,6 +10,8 @@ pub enum Reason {
     NotFinished,
     /// All workers ended well.
     StepsFinished,
+    /// All steps were finished before the workers of the attempt began.
+    ResultFound,
     /// The cause of the end of an attempt, or of the job.
     Failure(FailureCause),
     /// `spec.runPolicy.suspend` is not set.
@@ -63,6 +66,10 @@ pub enum Reason {
     StepsAdvancing,
     /// The trainer works, but on the CPU, although it is beside a GPU.
     RunsOnCpu,
+    /// The trainer continues, but its last checkpoints could not be saved.
+    CheckpointNotSaved,
+    /// The trainer finishes steps, and its metrics show a symptom.
+    Symptom(SymptomKind),
     /// No checkpoint is complete yet.
     NoCheckpoint,
     /// The newest checkpoint is complete.
@@ -75,6 +82,7 @@ impl Reason {
         let plain = [
             Self::NotFinished,
             Self::StepsFinished,
+            Self::ResultFound,
             Self::NotSuspended,
             Self::Suspended,
             Self::Suspending,
@@ -100,17 +108,27 @@ impl Reason {
             Self::Settled,
             Self::NoReport,
             Self::StepsAdvancing,
-            Self::RunsOnCpu,
             Self::NoCheckpoint,
             Self::CheckpointComplete,
         ];
-        plain.into_iter().chain(FailureCause::ALL.map(Self::Failure))
+        plain.into_iter().chain(Self::warnings()).chain(FailureCause::ALL.map(Self::Failure))
+    }
+
+    /// Reasons of the trainer's warnings, the most important first.
+    pub fn warnings() -> impl Iterator<Item = Self> {
+        [Self::RunsOnCpu, Self::CheckpointNotSaved].into_iter().chain(SymptomKind::ALL.map(Self::Symptom))
+    }
+
+    /// Returns the reason of a trainer's warning with this name.
+    pub fn of_warning(name: &str) -> Option<Self> {
+        Self::warnings().find(|reason| reason.name() == name)
     }
 
     /// Returns the reason as one word.
     pub fn name(self) -> String {
         match self {
             Self::Failure(cause) => format!("{cause:?}"),
+            Self::Symptom(kind) => kind.name().to_owned(),
             plain => format!("{plain:?}"),
         }
     }

@@ -3,6 +3,7 @@
 //! Conditions say the current state. Counters that decisions depend on (attempts, failures) are kept here,
 //! never in memory. The history of metrics does not belong here.
 
+mod accepted;
 mod conditions;
 mod progress;
 mod workers;
@@ -13,6 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
+pub use accepted::*;
 pub use conditions::*;
 pub use progress::*;
 pub use workers::*;
@@ -130,6 +132,9 @@ pub struct RLTrainingJobStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["step"])
     )]
     pub checkpoints: Vec<CheckpointStatus>,
+    /// Specification that the job runs under.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted: Option<AcceptedStatus>,
     /// Numbers that follow from the specification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedNumbers>,

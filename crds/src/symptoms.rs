@@ -13,7 +13,7 @@ use serde::Serialize;
 
 /// A symptom by name. [`SymptomKind::ALL`] is the order in which symptoms are listed: symptoms that make
 /// others meaningless are first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum SymptomKind {
     /// Updates are skipped, for their gradients are not finite.
     SkippedUpdates,

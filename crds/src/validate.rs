@@ -21,11 +21,12 @@ use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABE
 use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
 use crate::rules;
-use crate::spec::{Device, RLTrainingJobSpec};
+use crate::spec::{Device, RLTrainingJobSpec, RunPolicySpec, WorkersSpec};
 use schema::Checker;
 use source::Source;
 
-/// A job whose manifest holds every rule, with all defaults filled in. Only [`validate`] makes one.
+/// A job whose manifest holds every rule, with all defaults filled in. Only [`validate`] makes one, and
+/// [`read_accepted`] of a manifest that held the rules when it was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidatedJob {
     metadata: Metadata,
@@ -59,6 +60,20 @@ impl ValidatedJob {
     #[must_use]
     pub fn on_device(mut self, device: Device) -> Self {
         self.spec.workers.device = device;
+        self
+    }
+
+    /// Returns the job with another run policy.
+    #[must_use]
+    pub fn with_run_policy(mut self, run_policy: RunPolicySpec) -> Self {
+        self.spec.run_policy = run_policy;
+        self
+    }
+
+    /// Returns the job with other workers.
+    #[must_use]
+    pub fn with_workers(mut self, workers: WorkersSpec) -> Self {
+        self.spec.workers = workers;
         self
     }
 
@@ -101,6 +116,24 @@ impl ValidatedJob {
 /// Everything that is wrong, in the order of the text. Consequences of another problem are left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     validate_with(yaml, |_| Vec::new())
+}
+
+/// Reads a manifest that [`ValidatedJob::to_yaml`] wrote, perhaps in an earlier release, without checking the
+/// rules: a job that has begun continues even if this release would not accept it.
+///
+/// # Errors
+/// What this release cannot read.
+pub fn read_accepted(yaml: &str) -> Result<ValidatedJob, Box<Problem>> {
+    let source = Source::parse(yaml)?;
+    let field = |name: &str| source.value.get(name).cloned().unwrap_or_default();
+    let cannot_read = |field: &str, error| Box::new(Problem::new(field, format!("cannot be read: {error}")));
+    let metadata = serde_json::from_value::<Metadata>(field("metadata"))
+        .map_err(|error| cannot_read("metadata", error))?;
+    let spec = serde_json::from_value::<RLTrainingJobSpec>(field("spec"))
+        .map_err(|error| cannot_read("spec", error))?;
+    let spec = ResolvedSpec::resolve(&spec);
+    let spec = spec.ok_or_else(|| Box::new(Problem::new("spec", "cannot be resolved by this release")))?;
+    Ok(ValidatedJob { metadata, spec })
 }
 
 /// Validates as [`validate`] does, with further problems that the caller finds in a job without any.
@@ -238,11 +271,13 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
     };
     let blocked = checker.blocked_paths();
     for rule in rules::all().filter(|rule| !blocked.iter().any(|path| rule.reads(path))) {
-        checker.problems.extend(rule.broken_at(&spec).into_iter().map(|path| Problem {
-            value: source::value_at(value, &path).cloned(),
-            allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
-            ..Problem::new(path, rule.message)
-        }));
+        for path in rule.broken_at(&spec) {
+            checker.push(Problem {
+                value: source::value_at(value, &path).cloned(),
+                allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
+                ..Problem::new(path, rule.message)
+            });
+        }
     }
     Some(spec)
 }

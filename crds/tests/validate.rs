@@ -98,6 +98,16 @@ fn an_unknown_field_is_refused_at_any_depth_and_answered_with_the_one_that_was_m
 }
 
 #[test]
+fn a_manifest_of_any_size_costs_a_bounded_number_of_problems() {
+    let fields: String = (0..20_000).map(|idx| format!("  field{idx}: {{a: 1}}\n")).collect();
+    let found = problems(&format!("spec:\n{fields}"));
+    assert_eq!(found.len(), 101, "the last one says that there are more");
+    assert!(found.iter().any(|problem| problem.message.contains("the first 100 are listed")));
+    let long = format!("spec: {{? {} : 1}}\n", "a".repeat(500_000));
+    assert!(problems(&long).iter().all(|problem| problem.to_string().len() < 4096));
+}
+
+#[test]
 fn text_that_is_not_yaml_is_answered_with_line_and_column() {
     let broken = arithmetic_with("  rollout:\n", "  rollout: {\n");
     let answer = problems(&broken);

@@ -4,7 +4,9 @@ mod children;
 mod claim;
 mod error;
 mod gang;
+mod manifest;
 mod nodes;
+mod owned_fields;
 mod pods;
 mod queue;
 mod status;
@@ -23,6 +25,7 @@ use rlt_objects::served::Served;
 use rlt_objects::worker::Worker;
 
 pub use error::ApplyError;
+pub use manifest::read_manifest;
 pub use nodes::{read_node_labels, read_nodes};
 pub use status::{StatusWritten, write_status};
 

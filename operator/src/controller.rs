@@ -97,6 +97,7 @@ async fn work(
             queues.boxed(),
             defaults_change.boxed(),
             seen_change.boxed(),
+            context.index.all_changes().boxed(),
         ]))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)

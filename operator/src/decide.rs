@@ -24,6 +24,7 @@ mod queue;
 mod restarts;
 mod retries;
 mod spares;
+mod specification;
 mod success;
 mod suspension;
 mod topology;
@@ -37,7 +38,7 @@ use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 use rlt_objects::labels;
-use rlt_objects::prepare::{Invalid, Prepared};
+use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::{Queueing, WorkloadAction};
 use rlt_objects::worker::Worker;
 use rlt_objects::worker_id::WorkerId;
@@ -51,6 +52,7 @@ use failure::AttemptState;
 use job_pods::JobPods;
 pub use restarts::retries_left;
 pub use spares::Assignment;
+pub use specification::{Specification, refuse, specification};
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
 
@@ -171,27 +173,6 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     }
 }
 
-/// The decision about a job with an invalid specification: no pod is created or deleted.
-pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, now: Timestamp) -> Decision {
-    let mut status = status.clone();
-    status.observed_generation = Some(generation);
-    let state = JobState::Invalid(invalid.reason(), invalid.to_string());
-    conditions::write(&mut status, &state, None, now);
-    Decision {
-        delete: Vec::new(),
-        queue: None,
-        needs_children: false,
-        assign: Vec::new(),
-        start: Vec::new(),
-        delete_job: false,
-        status,
-        state,
-        warnings: Vec::new(),
-        apply_failure: None,
-        requeue_after: None,
-    }
-}
-
 impl Decision {
     /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
     pub fn sooner(&self, wait: Duration) -> Duration {
@@ -234,6 +215,8 @@ fn run(mut reconcile: Reconcile<'_>) -> Decision {
     }
     let state = deletion::stuck(&reconcile).or_else(|| deadlines::start_delay(&reconcile)).unwrap_or(state);
     let requeue_after = deadlines::next(&reconcile);
+    // The ConfigMap gets this specification before the status is written.
+    reconcile.status.accepted = Some(reconcile.input.prepared.accepted.clone());
     let mut decision = reconcile.decide(state, requeue_after);
     decision.needs_children = true;
     decision
@@ -255,6 +238,11 @@ impl<'a> Reconcile<'a> {
         status.observed_generation = Some(input.generation);
         let attempt = status.attempt.unwrap_or(1);
         let pods = JobPods::new(input.workers, attempt, &input.prepared.plan);
+        let accepted = &input.prepared.accepted;
+        if let Some(recorded) = status.accepted.as_mut().filter(|one| one.spec_digest == accepted.spec_digest)
+        {
+            recorded.generation = accepted.generation;
+        }
         status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), TRAINER_GROUP));
         Self { input, pods, status, delete: Vec::new(), assign: Vec::new(), start: Vec::new() }
     }
@@ -306,6 +294,10 @@ impl<'a> Reconcile<'a> {
             }
             self.take_report();
             self.status.resolved = Some(self.input.prepared.resolved_numbers());
+        } else if self.status.progress.is_none() && self.reported_progress().is_some() {
+            // Workers that find a finished run may end before their only report is received. Once it is in
+            // the status, nothing that is reported later changes the end.
+            self.take_progress();
         }
         self.status.queue.clone_from(&self.input.queueing.queue);
         conditions::write(&mut self.status, &state, None, self.input.now);
@@ -347,9 +339,15 @@ impl<'a> Reconcile<'a> {
         if !report.commits.is_empty() {
             self.status.commits.clone_from(&report.commits);
         }
-        if let Some(progress) = report.progress.as_ref().filter(|_| report.attempt == self.attempt()) {
+        if let Some(progress) = self.reported_progress() {
             self.status.progress = Some(progress.clone());
         }
+    }
+
+    /// The progress of this attempt, if it was reported.
+    fn reported_progress(&self) -> Option<&'a Progress> {
+        let report = self.input.report.filter(|report| report.attempt == self.attempt())?;
+        report.progress.as_ref()
     }
 }
 

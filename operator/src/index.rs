@@ -13,14 +13,16 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::Stream;
 use rlt_objects::node_signals::NodeSignals;
 use rlt_objects::pod_defaults::PodDefaults;
 use rlt_objects::queue::Workload;
 use rlt_objects::seen::version;
 use rlt_objects::worker::{JobKey, Worker};
 use rlt_objects::worker_id::GroupName;
+use tokio::sync::watch;
 
-use crate::namespaces::Namespaces;
+use crate::namespaces::{Namespaces, changes};
 use crate::nodes::Nodes;
 
 /// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
@@ -191,6 +193,8 @@ pub struct Index {
     pub defaults: PodDefaults,
     /// The watched namespaces, and whether all their objects are known.
     pub namespaces: Namespaces,
+    /// Notified when every job is to be requeued.
+    all_changed: watch::Sender<()>,
     seen: Mutex<Seen>,
 }
 
@@ -256,6 +260,16 @@ impl Index {
     /// The Workload of a job.
     pub fn workload(&self, job: &JobKey) -> Option<Arc<Workload>> {
         self.lock().jobs.get(job).and_then(|objects| objects.workload.clone())
+    }
+
+    /// Requeues every job.
+    pub fn requeue_all(&self) {
+        self.all_changed.send_replace(());
+    }
+
+    /// Returns a stream with an item for each call of [`Self::requeue_all`].
+    pub fn all_changes(&self) -> impl Stream<Item = ()> + Send + use<> {
+        changes(self.all_changed.subscribe())
     }
 
     /// Notes that an object of a job changed, unless that is noted already.

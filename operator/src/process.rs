@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use kube::{Client, Config};
 use rlt_objects::args::{CHANNEL_PORT, ProcessArgs};
+use rlt_objects::build::Authority;
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::client::{self, CallRate, Limiter};
@@ -31,17 +33,21 @@ pub enum ProcessError {
     Listen(#[from] ListenError),
     #[error("failed to prepare the status channel")]
     Secret(#[from] SecretError),
+    #[error("failed to start the thread of the leader election")]
+    Thread(#[source] std::io::Error),
     #[error("this operator is no longer the leader")]
     Lease(#[from] LeaseError),
 }
 
 /// Address to which ranks report, and the authority by which they verify the operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Channel {
     /// `https://host:port`.
     pub address: String,
-    /// The authority behind the certificate, in PEM.
-    pub authority: String,
+    /// The authority behind the certificate.
+    pub authority: Authority,
+    /// Notified when the authority was replaced.
+    renewed: watch::Sender<()>,
     host: String,
     secret: String,
     service: Option<String>,
@@ -65,6 +71,8 @@ pub struct Process {
     leadership: watch::Receiver<bool>,
     // Held for as long as a process leads that believes it is alone.
     _alone: watch::Sender<bool>,
+    // After the election, which ends with it.
+    _thread: Option<ElectorThread>,
 }
 
 impl Process {
@@ -78,9 +86,18 @@ impl Process {
         let config = Config::infer().await.map_err(ProcessError::Config)?;
         let limiter = Limiter::new(rate, client::MAX_IN_FLIGHT);
         let term = Term::default();
-        let client = client::client(config, &limiter, &metrics, &term).map_err(ProcessError::Client)?;
-        let elect = |name: &String| Election::start(client.clone(), candidate(args, name), term);
-        let election = args.lease.as_ref().map(elect);
+        let client =
+            client::client(config.clone(), &limiter, &metrics, &term).map_err(ProcessError::Client)?;
+        let elector = match &args.lease {
+            Some(name) => {
+                let connect =
+                    || client::client(config, &limiter, &metrics, &term).map_err(ProcessError::Client);
+                let campaign = |client| Election::start(client, candidate(args, name), term.clone());
+                Some(ElectorThread::start(|| Ok(campaign(connect()?)))?)
+            }
+            None => None,
+        };
+        let (thread, election) = elector.unzip();
         let (alone, always) = watch::channel(true);
         let leadership = election.as_ref().map_or(always, Election::leadership);
         let (synced, is_synced) = watch::channel(false);
@@ -93,7 +110,18 @@ impl Process {
         let address = health::serve(health, args.listen).await?;
         tracing::info!(%address, "serving probes and metrics");
         let channel = Channel::prepare(args, &client).await?;
-        Ok(Self { client, limiter, metrics, reports, channel, synced, election, leadership, _alone: alone })
+        Ok(Self {
+            client,
+            limiter,
+            metrics,
+            reports,
+            channel,
+            synced,
+            election,
+            leadership,
+            _alone: alone,
+            _thread: thread,
+        })
     }
 
     /// Whether this process leads, now and from now on.
@@ -138,6 +166,35 @@ impl Process {
     }
 }
 
+/// A runtime with one thread for the leader election. The Lease is renewed on time however long a task of the
+/// other threads computes, such as the validation of a long manifest.
+struct ElectorThread(Option<Runtime>);
+
+impl ElectorThread {
+    /// Starts an election whose tasks run on this thread.
+    fn start(
+        campaign: impl FnOnce() -> Result<Election, ProcessError>,
+    ) -> Result<(Self, Election), ProcessError> {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).thread_name("elector").enable_all().build();
+        let thread = Self(Some(runtime.map_err(ProcessError::Thread)?));
+        let election = {
+            let _entered = thread.0.as_ref().map(Runtime::enter);
+            campaign()?
+        };
+        Ok((thread, election))
+    }
+}
+
+impl Drop for ElectorThread {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            // Waiting for it would block the thread that drops it.
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// An error that ends the serving of the channel.
 #[derive(Debug, thiserror::Error)]
 enum ChannelError {
@@ -156,15 +213,21 @@ impl Channel {
         let Some(host) = of_service.or_else(|| args.channel_host.clone()) else { return Ok(None) };
         let secret = service.clone().unwrap_or_else(|| "rl-operator-channel".to_owned());
         let port = if service.is_some() { CHANNEL_PORT } else { port };
-        let mut channel = Self {
+        let channel = Self {
             address: format!("https://{host}:{port}"),
-            authority: String::new(),
+            authority: Authority::default(),
+            renewed: watch::Sender::default(),
             host,
             secret,
             service,
         };
-        channel.authority = channel.certificates(client, &args.namespace).await?.authority().to_owned();
+        channel.authority.replace(channel.certificates(client, &args.namespace).await?.authority());
         Ok(Some(channel))
+    }
+
+    /// Returns a receiver that is notified when the authority was replaced and pods need the new one.
+    pub fn renewals(&self) -> watch::Receiver<()> {
+        self.renewed.subscribe()
     }
 
     async fn certificates(&self, client: &Client, namespace: &str) -> Result<Certificates, SecretError> {
@@ -180,10 +243,9 @@ impl Channel {
         mut leadership: watch::Receiver<bool>,
     ) -> Result<(), ChannelError> {
         let certificates = self.certificates(client, &args.namespace).await?;
-        if certificates.authority() != self.authority {
-            tracing::warn!(
-                "the status channel's authority has changed; restart the operator so that new jobs trust it"
-            );
+        if self.authority.replace(certificates.authority()) {
+            tracing::warn!("the status channel has a new authority: every job gets it, and reports again");
+            self.renewed.send_replace(());
         }
         let until_renewal = certificates.renew_after().duration_since(jiff::Timestamp::now());
         let until_renewal = Duration::try_from(until_renewal).unwrap_or_default();
@@ -216,5 +278,35 @@ fn candidate(args: &ProcessArgs, name: &str) -> Candidate {
         name: name.to_owned(),
         identity: format!("{pod}_{unique}"),
         timing: Timing::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_election_runs_on_while_every_other_thread_computes() {
+        let (called, calls) = std::sync::mpsc::channel();
+        let server = tower::service_fn(move |_: Request<Body>| {
+            let _ = called.send(());
+            futures::future::ready(Ok::<_, tower::BoxError>(
+                Response::builder().status(500).body(Body::empty()).unwrap(),
+            ))
+        });
+        let candidate = Candidate {
+            namespace: "a".into(),
+            name: "b".into(),
+            identity: "c".into(),
+            timing: Timing::default(),
+        };
+        let campaign = || Ok(Election::start(Client::new(server, "a"), candidate, Term::default()));
+        let (_thread, _election) = ElectorThread::start(campaign).unwrap();
+        // The one thread of this test's runtime is blocked here: only another one can call.
+        calls.recv_timeout(Duration::from_secs(60)).unwrap();
     }
 }

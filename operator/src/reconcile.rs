@@ -1,6 +1,7 @@
 //! One reconcile of one job: observe, decide, apply, write the status.
 
 mod follow;
+mod specification;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::context::Context;
 use crate::decide::{self, Decision, JobEvent, ReconcileInput};
 use crate::nodes::NodeLabels;
 use crate::observe::{self, Observed};
+use specification::JobSpecification;
 
 /// Requeue delay after the API server refused an object of a job (quota, permissions, admission). A user has
 /// to change something first, so retries are slow.
@@ -61,15 +63,22 @@ async fn reconcile_observed(
     mut observed: Observed,
 ) -> Result<Action, ApplyError> {
     let nodes_read = read_uncached_nodes(context, &mut observed).await;
-    let now = Timestamp::now();
-    let defaults = context.index.defaults.of(job.namespace());
-    let (decision, applied) = match context.prepared.get(job, &context.settings.pods, defaults.as_deref()) {
+    let (decision, applied) = match Box::pin(specification::of(context, job, &observed)).await? {
         // The controller that manages it may have other defaults and allow more.
-        Err(_) if !job.is_managed_here() => return Ok(Action::await_change()),
-        Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
-        Ok(prepared) => match controller_of(&prepared) {
+        JobSpecification::Refused(_) if !job.is_managed_here() => return Ok(Action::await_change()),
+        JobSpecification::Refused(invalid) => {
+            let status = &observed.current.status;
+            (decide::refuse(status, job.generation(), &invalid, Timestamp::now()), Ok(()))
+        }
+        JobSpecification::Accepted { prepared, refused } => match controller_of(&prepared) {
             Controller::Operator => {
-                decide_and_apply(job, context, &mut observed, &prepared, nodes_read).await
+                let (decision, applied) =
+                    decide_and_apply(job, context, &mut observed, &prepared, nodes_read).await;
+                let decision = match &refused {
+                    Some(refused) => decision.despite(refused),
+                    None => decision,
+                };
+                (decision, applied)
             }
             Controller::MultiKueue => return dispatch(context, job, observed, &prepared).await,
             Controller::Other => return Ok(Action::await_change()),

@@ -7,6 +7,7 @@ use rlt_objects::args::Args;
 use rlt_objects::build::{ChannelAccess, Settings};
 use rlt_objects::labels;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::controller;
@@ -33,6 +34,9 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let mut process = Process::start(&args.process, Reports::new()).await?;
     let context = Arc::new(context(&args, &process));
     let (index, prepared) = (Arc::clone(&context.index), Arc::clone(&context.prepared));
+    if let Some(channel) = &process.channel {
+        tokio::spawn(hand_out_authority(channel.renewals(), context.clone()));
+    }
     process.serve_channel(&args.process, KnownWorkers { index, prepared });
     let limiter = process.limiter.clone();
     // Active reconciles end with their calls in flight, so that another leader can begin at once.
@@ -50,10 +54,18 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     Ok(())
 }
 
+/// Writes the ConfigMap of every job again when the status channel has a new authority: pods read it there.
+async fn hand_out_authority(mut renewals: watch::Receiver<()>, context: Arc<Context>) {
+    while renewals.changed().await.is_ok() {
+        context.prepared.clear();
+        context.index.requeue_all();
+    }
+}
+
 fn context(args: &Args, process: &Process) -> Context {
     let channel = process.channel.as_ref().map(|channel| ChannelAccess {
         address: channel.address.clone(),
-        authority_pem: channel.authority.clone(),
+        authority: channel.authority.clone(),
     });
     let instance = args.process.pod_name.clone().or_else(|| std::env::var("HOSTNAME").ok());
     let reporter = Reporter { controller: labels::OPERATOR.into(), instance };

@@ -140,6 +140,19 @@ fn the_operator_reads_what_the_values_say_of_pods() {
 }
 
 #[test]
+fn the_status_channel_is_open_to_addresses_of_nodes_where_jobs_may_use_their_network() {
+    let Some(helm) = Helm::find() else { return };
+    let open_ports = |set: &str| {
+        let rendered = objects(&helm.template(&["--set", set]).unwrap());
+        let ingress = of_kind(&rendered, "NetworkPolicy")[0]["spec"]["ingress"].as_array().unwrap().clone();
+        let from_anywhere = ingress.into_iter().filter(|rule| rule["from"].is_null());
+        from_anywhere.map(|rule| rule["ports"][0]["port"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(open_ports("podPrivileges.allow={Root}"), [json!(8080)]);
+    assert_eq!(open_ports("podPrivileges.allow={Root,HostNetwork}"), [json!(9443), json!(8080)]);
+}
+
+#[test]
 fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let Some(helm) = Helm::find() else { return };
     let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());

@@ -186,15 +186,19 @@ async fn a_gang_leaves_a_terminating_node_and_one_with_a_broken_gpu() {
         let pods = gang.runs_as(1).await;
         let node = nodes_of(&pods).into_iter().next().unwrap();
         let stays = |pod: &&Pod| pod.spec.as_ref().unwrap().node_name.as_ref() == Some(&node);
-        // Time to save a checkpoint, in which the worker is seen to leave.
+        // It saves a checkpoint until it is seen to leave.
         for pod in pods.iter().filter(stays) {
-            gang.annotate(pod, json!({"fake.rltraining.dev/stop-after": "500ms"})).await;
+            gang.annotate(pod, json!({"fake.rltraining.dev/stop-after": "1h"})).await;
         }
         let changed = match cause {
             FailureCause::NodeProblem => ChangedNode::set_condition(&gang, &node, key).await,
             _ => ChangedNode::taint(&gang, &node, key).await,
         };
         assert_eq!(gang.is_evacuated(&changed).await, node);
+        let at_once = DeleteParams::default().grace_period(0);
+        for pod in pods.iter().filter(stays) {
+            gang.test.pods().delete(&pod.name_any(), &at_once).await.unwrap();
+        }
         let second = gang.runs_as(2).await;
         assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
         let status = gang.test.status("gang").await;

@@ -13,7 +13,10 @@ use serde_json::{Value, json};
 const RELEASE: &str = "rl-operator";
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
 const TRAINING: &str = "--timeout=300s";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit of each other wait; a quiet machine needs half a minute.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Steps of a job that is deleted while it trains.
+const ENDLESS: u32 = 1_000_000;
 /// The kinds that a chart, or an operator in its own namespace, may have created.
 const KINDS: &str = "deployments,replicasets,pods,services,endpointslices,secrets,configmaps,serviceaccounts,leases,roles,\
                      rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets";
@@ -114,7 +117,7 @@ fn kill_rank(pod_uid: &str, rank: &str) {
 
 /// A rank of a pod is killed: its ranks are restarted in the same pod, and the operator counts it.
 fn ranks_are_restarted_in_place(cluster: &Cluster) {
-    let mut ranks = manifest("ranks", 4, 2000);
+    let mut ranks = manifest("ranks", 4, ENDLESS);
     ranks["spec"]["checkpoint"]["everySteps"] = 1.into();
     ranks["spec"]["workers"] = json!({"count": 1, "ranksPerWorker": 2, "threads": 1, "device": "Cpu"});
     apply(cluster, &ranks);
@@ -162,8 +165,7 @@ fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
 
     ranks_are_restarted_in_place(&cluster);
 
-    // Longer than an upgrade takes.
-    apply(&cluster, &manifest("long", 40, 2000));
+    apply(&cluster, &manifest("long", 40, ENDLESS));
     wait_for(&cluster, "Progressing", "long");
     upgrade(&cluster, ",replicas=1,logLevel=debug");
     let before = job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap();
@@ -174,7 +176,7 @@ fn the_chart_is_installed_upgraded_and_uninstalled_without_leftovers() {
     kubectl(&cluster, &["delete", "rltj", "long", "-n", "team"]);
 
     let mut helm = cluster.helm().unwrap();
-    succeed(helm.args(["uninstall", RELEASE, "--namespace", RELEASE, "--wait", "--timeout", "60s"]));
+    succeed(helm.args(["uninstall", RELEASE, "--namespace", RELEASE, "--wait", "--timeout", "300s"]));
     assert_eq!(job(&cluster, "short")["status"]["conditions"][0]["type"], "Complete", "jobs are not lost");
     eventually(&format!("nothing is left: {:?}", left(&cluster)), || left(&cluster).is_empty());
 }

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
-use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use kube::api::{Api, ListParams, PostParams};
 use rlt_api::status::ConditionType;
 use rlt_channel::client::{Settings, Urgency};
 use rlt_channel::{Checkpoint, ModelCommit, Stage, environment};
-use rlt_cluster::{Cluster, Options, own_cluster};
+use rlt_cluster::{Cluster, HeldPort, Options, own_cluster};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
 use rlt_operator::permissions::PERMISSIONS;
@@ -33,7 +32,9 @@ mod spares;
 mod versions;
 
 const NAMESPACE: &str = "rl-operator";
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Limit of each wait. A quiet machine needs seconds, or half a minute to collect the children of a job on a
+/// cluster that has just started.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A process that ends with the test.
 struct Running(Child);
@@ -66,11 +67,12 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
     }
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+fn held_port() -> HeldPort {
+    HeldPort::on([127, 0, 0, 1]).unwrap()
 }
 
-/// The operator as the Deployment starts it, but on this machine, with its channel at `channel`.
+/// Starts the operator with the arguments of the Deployment, but on this machine. It serves probes and
+/// metrics on `port` (0 for any free one) and its status channel as `channel` says.
 async fn start(cluster: &Cluster, port: u16, channel: &[String], collector: Option<&Collector>) -> Running {
     let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
@@ -101,7 +103,7 @@ fn installed(options: &Options) -> Option<Cluster> {
     kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
     kubectl(
         &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
     );
     Some(cluster)
 }
@@ -111,8 +113,8 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let Some(cluster) = installed(&Options::control_plane().without_scheduler().with_audit_log()) else {
         return;
     };
-    let port = free_port();
-    let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
+    let held = held_port();
+    let (port, channel) = (held.number(), "--channel-listen=127.0.0.1:0".to_owned());
     let service = "--channel-service=rl-operator-channel".to_owned();
     let collector = Collector::start().unwrap();
     let mut operator = start(&cluster, port, &[service, channel], Some(&collector)).await;
@@ -139,7 +141,7 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let suspend = r#"{"spec":{"runPolicy":{"suspend":true}}}"#;
     kubectl(&cluster, &["patch", "rltj/quickstart", "-n", "team", "--type=merge", "-p", suspend]);
     let suspended = "--for=condition=Suspended";
-    kubectl(&cluster, &["wait", suspended, "rltj/quickstart", "-n", "team", "--timeout=30s"]);
+    kubectl(&cluster, &["wait", suspended, "rltj/quickstart", "-n", "team", "--timeout=300s"]);
     let named = Api::<Job>::namespaced(client.clone(), "team").get("quickstart").await.unwrap();
     assert_eq!(named.status.unwrap().trace_id, Some(AttemptTrace::of(&job_uid, 1).id()));
     kubectl(&cluster, &["delete", "rltj", "--all", "-n", "team"]);
@@ -242,10 +244,9 @@ async fn pod_files(client: &Client, pod: &Pod, data: &BTreeMap<String, String>) 
 #[tokio::test]
 async fn a_pods_report_is_in_the_status_of_its_job() {
     let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
-    let (port, channel_port) = (free_port(), free_port());
-    let channel =
-        [format!("--channel-listen=127.0.0.1:{channel_port}"), "--channel-host=127.0.0.1".to_owned()];
-    let _operator = start(&cluster, port, &channel, None).await;
+    let port = held_port();
+    let listen = format!("--channel-listen=127.0.0.1:{}", port.number());
+    let _operator = start(&cluster, 0, &[listen, "--channel-host=127.0.0.1".to_owned()], None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
     let client = cluster.client().await.unwrap();
@@ -290,7 +291,7 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
     let Some(cluster) = installed(&Options::control_plane().without_scheduler().with_audit_log()) else {
         return;
     };
-    let _operator = start(&cluster, free_port(), &[], None).await;
+    let _operator = start(&cluster, 0, &[], None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     let example = std::fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();
     let mut manifest: serde_json::Value = serde_saphyr::from_str(&example).unwrap();
@@ -312,7 +313,7 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
     let first = uid().await;
     let claim = eventually("a claim is made", async || claim_of(&first).await).await;
     // In the foreground: a cluster as young as this takes half a minute to collect the job's children.
-    let delete = ["delete", "rltj", "quickstart", "-n", "team", "--cascade=foreground", "--timeout=100s"];
+    let delete = ["delete", "rltj", "quickstart", "-n", "team", "--cascade=foreground", "--timeout=300s"];
     kubectl(&cluster, &delete);
     apply(&manifest);
     let second = uid().await;
@@ -359,7 +360,7 @@ async fn applying_any_example_twice_says_unchanged() {
     kubectl(&cluster, &["apply", "-f", "crds/manifests/rltrainingjobs.yaml"]);
     kubectl(
         &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
     );
     let folders = std::fs::read_dir(root().join("examples")).unwrap();
     // A workflow of Argo's makes its job itself.
@@ -400,7 +401,7 @@ fn install_for(cluster: &Cluster, namespaces: &[String]) {
     kubectl(cluster, &["apply", "-f", file.path().to_str().unwrap()]);
     kubectl(
         cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=300s"],
     );
 }
 
@@ -411,8 +412,8 @@ async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
     };
     kubectl(&cluster, &["create", "namespace", "team-c"]);
     install_for(&cluster, &["team-a".to_owned(), "team-b".to_owned()]);
-    let port = free_port();
-    let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
+    let held = held_port();
+    let (port, channel) = (held.number(), "--channel-listen=127.0.0.1:0".to_owned());
     let watched = "--namespaces=team-a,team-b".to_owned();
     let _operator =
         start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel, watched], None)
@@ -442,7 +443,8 @@ async fn fifty_namespaces_are_followed_and_the_lease_is_renewed_all_the_while() 
     };
     let teams: Vec<_> = (0..50).map(|idx| format!("team-{idx}")).collect();
     install_for(&cluster, &teams);
-    let port = free_port();
+    let held = held_port();
+    let port = held.number();
     let namespaces = format!("--namespaces={}", teams.join(","));
     let mut operator = start(&cluster, port, &[namespaces], None).await;
     eventually("it is ready", async || page(port, "/readyz").await).await;

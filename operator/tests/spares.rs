@@ -4,7 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Instant;
@@ -13,7 +12,7 @@ use kube::ResourceExt as _;
 use kube::api::PostParams;
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
-use rlt_cluster::{Options, Shared};
+use rlt_cluster::{HeldPort, Options, Shared};
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
@@ -39,13 +38,16 @@ const LAST_STEPS: u64 = 3;
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
 
-/// A process that ends with the test.
-struct Running(Child);
+/// A process that ends with the test, and the port of its channel.
+struct Running {
+    operator: Child,
+    _channel_port: HeldPort,
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.operator.kill();
+        let _ = self.operator.wait();
     }
 }
 
@@ -71,16 +73,16 @@ async fn operator(test: &TestNamespace) -> Running {
     assert!(bundle.unwrap().status.success());
     let kubeconfig = test.cluster.kubeconfig_of_service_account("rl-operator", "rl-operator").await.unwrap();
     let host = test.cluster.host_address();
-    let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    let port = HeldPort::on([0, 0, 0, 0]).unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--lease=spares", "--listen=127.0.0.1:0", "--trainer-image-pull-policy=Never"])
-        .args([format!("--channel-listen=0.0.0.0:{port}"), format!("--channel-host={host}")])
+        .args([format!("--channel-listen=0.0.0.0:{}", port.number()), format!("--channel-host={host}")])
         .env("KUBECONFIG", kubeconfig)
         .env("POD_NAMESPACE", "rl-operator")
         .env("POD_IP", host.to_string())
         .env("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:test")
         .spawn();
-    Running(started.unwrap())
+    Running { operator: started.unwrap(), _channel_port: port }
 }
 
 fn root() -> &'static Path {

@@ -109,6 +109,10 @@ pub struct Progress {
     /// nothing.
     #[prost(string, tag = "12")]
     pub warning: ::prost::alloc::string::String,
+    /// Reasons of the warning in the order of its text, as a status names them: `RunsOnCpu`,
+    /// `CheckpointNotSaved`, or a symptom such as `EntropyCollapse`.
+    #[prost(string, repeated, tag = "13")]
+    pub warning_reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Time of one process in seconds, by what it was spent on. Time in none of the parts was lost.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

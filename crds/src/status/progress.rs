@@ -34,6 +34,14 @@ pub struct Progress {
     /// Fraction of the trainer's time that went into finished steps, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
+    /// Whether all steps were finished before this attempt began, because the workers' storage holds a
+    /// complete run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub result_found: bool,
+    /// Reasons of the warning: `RunsOnCpu`, `CheckpointNotSaved`, or symptoms such as `EntropyCollapse`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 11))]
+    pub warning_reasons: Vec<String>,
     /// Warning of the trainer, such as that it computes on the CPU although the machine has a GPU, which
     /// cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]

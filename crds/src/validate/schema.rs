@@ -21,15 +21,44 @@ static SPEC_SCHEMA: LazyLock<Value> = LazyLock::new(|| {
 /// Least similarity of a name to be proposed instead of an unknown one (Jaro-Winkler, 1 for equal).
 const MIN_SIMILARITY: f64 = 0.8;
 
+/// Problems that are listed of one manifest.
+pub(super) const MAX_PROBLEMS: usize = 100;
+/// Longest name of a field that was probably meant to be another one; a longer one is cut in its problem.
+const MAX_FIELD_BYTES: usize = 128;
+/// Longest text that a problem shows as its value.
+const MAX_VALUE_BYTES: usize = 4096;
+
 /// Collects the problems of single fields.
 #[derive(Default)]
 pub(super) struct Checker {
     pub(super) problems: Vec<Problem>,
     /// Fields that an unknown field was probably meant to be.
     meant: Vec<String>,
+    /// Whether there are more problems than are listed.
+    has_more: bool,
 }
 
 impl Checker {
+    /// Notes a problem, up to the number that is worth reading and that a manifest of any size may cost.
+    pub(super) fn push(&mut self, problem: Problem) {
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(problem);
+        } else if !self.has_more {
+            self.has_more = true;
+            let more = format!("has more problems; the first {MAX_PROBLEMS} are listed");
+            self.problems.push(Problem::new("", more));
+        }
+    }
+
+    /// Whether further problems are not listed.
+    fn is_full(&mut self) -> bool {
+        let is_full = self.problems.len() >= MAX_PROBLEMS;
+        if is_full {
+            self.push(Problem::default());
+        }
+        is_full
+    }
+
     /// Checks `spec` and returns its valid part.
     pub(super) fn check_spec(&mut self, spec: &Value) -> Value {
         self.check("spec", &SPEC_SCHEMA, spec).unwrap_or_else(|| placeholder(&SPEC_SCHEMA))
@@ -60,13 +89,20 @@ impl Checker {
 
     /// Notes a field that does not exist, with the one that was probably meant.
     pub(super) fn unknown_field(&mut self, parent: &str, schema: &Value, name: &str, value: &Value) {
+        if self.is_full() {
+            return;
+        }
+        if name.len() > MAX_FIELD_BYTES {
+            let name = &name[..name.floor_char_boundary(MAX_FIELD_BYTES)];
+            return self.push(Problem::new(join(parent, &format!("{name}...")), UNKNOWN_FIELD));
+        }
         let known: Vec<_> = properties(schema).map(|(known, _)| known.as_str()).collect();
         let sibling = most_similar(name, &known).map(|sibling| join(parent, sibling));
         let meant =
             sibling.or_else(|| below(name, parent, schema)).or_else(|| below(name, "spec", &SPEC_SCHEMA));
         self.meant.extend(meant.clone());
-        self.problems.push(Problem {
-            value: Some(value.clone()),
+        self.push(Problem {
+            value: shown(value),
             allowed: meant.is_none().then(|| known.join(", ")),
             did_you_mean: meant,
             ..Problem::new(join(parent, name), UNKNOWN_FIELD)
@@ -107,8 +143,8 @@ impl Checker {
             (expected, found) => format!("is {}; expected {}", kind_in_words(found), type_in_words(expected)),
         };
         let did_you_mean = value.as_str().and_then(|text| most_similar(text, &choices)).map(str::to_owned);
-        let value = (!value.is_null()).then(|| value.clone());
-        self.problems.push(Problem {
+        let value = if value.is_null() { None } else { shown(value) };
+        self.push(Problem {
             value,
             allowed: allowed_range(schema),
             did_you_mean,
@@ -127,8 +163,8 @@ impl Checker {
         if within(number?, &schema["minimum"], &schema["maximum"]) {
             return Some(value.clone());
         }
-        self.problems.push(Problem {
-            value: Some(value.clone()),
+        self.push(Problem {
+            value: shown(value),
             allowed: allowed_range(schema),
             ..Problem::new(path, "is out of range")
         });
@@ -137,8 +173,8 @@ impl Checker {
 
     fn check_list(&mut self, path: &str, schema: &Value, items: &[Value]) -> Option<Value> {
         if !within(items.len() as f64, &schema["minItems"], &schema["maxItems"]) {
-            self.problems.push(Problem {
-                value: Some(items.to_vec().into()),
+            self.push(Problem {
+                value: items.get(..MAX_PROBLEMS.min(items.len())).map(|some| some.to_vec().into()),
                 allowed: allowed_range(schema),
                 ..Problem::new(path, "has a wrong number of items")
             });
@@ -171,7 +207,7 @@ impl Checker {
         for name in strings(&schema["required"]) {
             let field = join(path, name);
             if !fields.contains_key(name) && !self.meant.contains(&field) {
-                self.problems.push(Problem {
+                self.push(Problem {
                     allowed: allowed_range(&schema["properties"][name]),
                     ..Problem::new(field, "is missing")
                 });
@@ -184,7 +220,7 @@ impl Checker {
     /// A map has keys of its writer's choice.
     fn check_map(&mut self, path: &str, schema: &Value, entries: &Map<String, Value>) -> Value {
         if !within(entries.len() as f64, &Value::Null, &schema["maxProperties"]) {
-            self.problems.push(Problem {
+            self.push(Problem {
                 allowed: allowed_range(schema),
                 ..Problem::new(path, "has a wrong number of entries")
             });
@@ -196,6 +232,16 @@ impl Checker {
             repaired.extend(right.map(|right| (key.clone(), right)));
         }
         repaired.into()
+    }
+}
+
+/// A value as a problem shows it: not whole sections, and the beginning of a long text.
+fn shown(value: &Value) -> Option<Value> {
+    match value {
+        Value::Object(_) => None,
+        Value::Array(items) => Some(items.get(..MAX_PROBLEMS.min(items.len()))?.to_vec().into()),
+        Value::String(text) => Some(text[..text.floor_char_boundary(MAX_VALUE_BYTES)].into()),
+        plain => Some(plain.clone()),
     }
 }
 

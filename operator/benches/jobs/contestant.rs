@@ -5,7 +5,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_objects::args::PullPolicy;
-use rlt_objects::build::{self, BuildInput, ChannelAccess, Settings};
+use rlt_objects::build::{self, Authority, BuildInput, ChannelAccess, Settings};
 use rlt_objects::job::Job;
 use rlt_objects::prepare::Prepared;
 use serde_json::{Value, json};
@@ -209,7 +209,7 @@ fn trainer_pod() -> PodSpec {
         trainer_image: "rlt.local/none".into(),
         trainer_cuda_image: None,
         pull_policy: PullPolicy::IfNotPresent,
-        channel: Some(ChannelAccess { address, authority_pem: String::new() }),
+        channel: Some(ChannelAccess { address, authority: Authority::default() }),
         traces: Vec::new(),
         pods: Default::default(),
     };

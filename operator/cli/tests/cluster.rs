@@ -24,7 +24,7 @@ static CLUSTER: Shared = Shared::new(Options::control_plane);
 /// One with the Deployment of an operator, whose settings every plan of the cluster follows.
 static WITH_OPERATOR: Shared = Shared::new(Options::control_plane);
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn command(test: &TestNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));

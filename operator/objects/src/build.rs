@@ -1,6 +1,7 @@
 //! The desired objects of a job, each a pure function of the job and its plan. Existing objects are not read
 //! here.
 
+mod authority;
 mod avoidance;
 mod claim;
 mod container;
@@ -22,9 +23,10 @@ use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::Device;
 use sha2::{Digest as _, Sha256};
 
+pub use authority::Authority;
 pub use avoidance::avoid;
 pub use claim::storage_claim;
-pub use manifest::{config_map, content_digest};
+pub use manifest::{MANIFEST_KEY, config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
 pub use placement::{Flavor, Flavors, Placement, PlacementConflict};
@@ -79,8 +81,8 @@ pub struct PodSettings {
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
     pub address: String,
-    /// The authority behind the operator's certificate, in PEM.
-    pub authority_pem: String,
+    /// The authority behind the operator's certificate.
+    pub authority: Authority,
 }
 
 /// The input of a job's objects.
@@ -183,7 +185,7 @@ pub fn claim_name(job: &str) -> String {
 }
 
 /// The digest of an object's content, for its annotation.
-fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
         hasher.update((text.len() as u64).to_le_bytes());

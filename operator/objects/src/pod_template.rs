@@ -13,6 +13,12 @@ use crate::worker::TRAINER_CONTAINER;
 /// The path of the template in a manifest.
 pub const PATH: &str = "spec.workers.podTemplate";
 
+/// Longest template as JSON: a hundred times a long one, and a tenth of what the API server stores of a job.
+pub const MAX_BYTES: usize = 128 * 1024;
+
+/// Problems that are listed of one template.
+const MAX_PROBLEMS: usize = 100;
+
 /// The schema of a template, as Kubernetes' types declare it.
 static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     let settings = SchemaSettings::openapi3().with(|settings| settings.inline_subschemas = true);
@@ -77,6 +83,11 @@ pub fn problems_of(job: &ValidatedJob) -> Vec<Problem> {
 
 /// The problems of a template: fields that a pod does not have, and fields that it may not set.
 pub fn problems(template: &Value) -> Vec<Problem> {
+    let num_bytes = template.to_string().len();
+    if num_bytes > MAX_BYTES {
+        let message = format!("has {num_bytes} bytes as JSON; at most {MAX_BYTES} are taken");
+        return vec![problem(PATH, message)];
+    }
     let of_schema = rlt_api::check_schema(PATH, &SCHEMA, template);
     if !of_schema.is_empty() {
         return of_schema;
@@ -92,6 +103,7 @@ pub fn problems(template: &Value) -> Vec<Problem> {
         found.extend(of_containers(spec));
         found.extend(of_volumes(spec));
     }
+    found.truncate(MAX_PROBLEMS);
     found
 }
 
@@ -222,5 +234,39 @@ fn forget_descriptions(schema: &mut Value) {
             "items" | "additionalProperties" => forget_descriptions(value),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_of_any_size_costs_a_bounded_number_of_short_problems() {
+        let fields = |num: usize| -> Value {
+            (0..num)
+                .map(|idx| (format!("field{idx}"), json!({"a": [1, 2, 3]})))
+                .collect::<serde_json::Map<_, _>>()
+                .into()
+        };
+        let variables: Vec<_> = (0..2000).map(|_| json!({"name": "RANK", "value": "1"})).collect();
+        let reserved = json!({"spec": {"containers": [{"name": TRAINER_CONTAINER, "env": variables}]}});
+        for (template, num_problems) in [
+            (json!({"spec": fields(60_000)}), 1),
+            (json!({"spec": fields(3_000)}), 101),
+            (json!({"spec": {"containers": [], "a".repeat(100_000): 1}}), 1),
+            (reserved, 100),
+        ] {
+            let found = problems(&template);
+            assert_eq!(found.len(), num_problems);
+            assert!(found.iter().all(|problem| problem.to_string().len() < 4096));
+        }
+    }
+
+    #[test]
+    fn a_template_that_is_too_large_is_refused_by_its_size() {
+        let annotations = json!({"note": "a".repeat(MAX_BYTES)});
+        let found = problems(&json!({"metadata": {"annotations": annotations}}));
+        assert!(found[0].message.contains("at most 131072 are taken"), "{found:?}");
     }
 }

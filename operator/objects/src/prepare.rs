@@ -1,12 +1,14 @@
 //! Preparation of a resource: a validated job and its plan, once for every generation of its specification.
 
+mod accepted;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rlt_api::plan::model_config::ModelConfigError;
 use rlt_api::plan::{self, Plan, WorkerGroup};
-use rlt_api::status::ResolvedNumbers;
+use rlt_api::status::{AcceptedStatus, ResolvedNumbers};
 use rlt_api::{Reason, ValidatedJob};
 
 use crate::build::PodSettings;
@@ -22,6 +24,8 @@ pub struct Prepared {
     pub job: ValidatedJob,
     /// Worker groups, batches, memory.
     pub plan: Plan,
+    /// Digests of the specification, by which another operator finds it again.
+    pub accepted: AcceptedStatus,
     /// The digest of the manifest that workers read, once it was made.
     pub manifest_digest: OnceLock<String>,
 }
@@ -57,7 +61,7 @@ impl Prepared {
     /// # Errors
     /// The problems of its specification.
     pub fn new(job: &Job) -> Result<Self, Invalid> {
-        Self::of_manifest(&job.manifest())
+        Self::of_manifest(job, &job.manifest())
     }
 
     /// Validates and plans a job over the defaults of its namespace and cluster, within the privileges that
@@ -78,22 +82,27 @@ impl Prepared {
         let of_cluster = Some(&pods.defaults).filter(|defaults| !defaults.is_empty());
         let prepared = match (of_namespace, of_cluster) {
             (None, None) => Self::new(job)?,
-            _ => Self::of_manifest(&job.manifest_over(of_namespace, of_cluster))?,
+            _ => Self::of_manifest(job, &job.manifest_over(of_namespace, of_cluster))?,
         };
         let refused = pods.privileges.refused(job.namespace(), &prepared.job.spec().workers);
         if refused.is_empty() { Ok(prepared) } else { Err(Invalid::NotAllowed(refused)) }
     }
 
-    fn of_manifest(manifest: &str) -> Result<Self, Invalid> {
-        let job = rlt_api::validate_with(manifest, pod_template::problems_of).map_err(|problems| {
+    fn of_manifest(job: &Job, manifest: &str) -> Result<Self, Invalid> {
+        let validated = rlt_api::validate_with(manifest, pod_template::problems_of).map_err(|problems| {
             let without_place = |problem: rlt_api::Problem| {
                 rlt_api::Problem { line: None, column: None, ..problem }.to_string()
             };
             Invalid::Problems(problems.into_iter().map(without_place).collect())
         })?;
+        Self::planned(validated, job.generation(), accepted::spec_digest(job))
+    }
+
+    fn planned(job: ValidatedJob, generation: i64, spec_digest: String) -> Result<Self, Invalid> {
         let model = plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
         let plan = plan::plan(&job, &plan::Models { policy: model, reward: Vec::new() });
-        Ok(Self { job, plan, manifest_digest: OnceLock::new() })
+        let accepted = accepted::digests(&job, generation, spec_digest);
+        Ok(Self { job, plan, accepted, manifest_digest: OnceLock::new() })
     }
 
     /// GPUs that each worker of the first group asks the cluster for.
@@ -138,6 +147,8 @@ struct Entry {
     /// The version of the defaults of the namespace.
     defaults: Option<String>,
     outcome: Result<Arc<Prepared>, Invalid>,
+    /// The specification that the job began with, where it continues under that one instead.
+    began_with: Option<Arc<Prepared>>,
 }
 
 impl PreparedJobs {
@@ -166,18 +177,42 @@ impl PreparedJobs {
             }
             _ => Prepared::in_cluster(job, pods, namespace).map(Arc::new),
         };
-        let entry = Entry { generation, defaults: version, outcome: outcome.clone() };
+        let entry = Entry { generation, defaults: version, outcome: outcome.clone(), began_with: None };
         self.lock().insert(job.uid().to_owned(), entry);
         outcome
+    }
+
+    /// Returns the specification that a job began with, if [`Self::keep`] has stored it since the job's
+    /// specification or defaults changed.
+    pub fn began_with(&self, job: &Job) -> Option<Arc<Prepared>> {
+        let entries = self.lock();
+        let entry = entries.get(job.uid()).filter(|entry| entry.generation == job.generation())?;
+        entry.began_with.clone()
+    }
+
+    /// Stores the specification that a job began with until its specification or defaults change.
+    pub fn keep(&self, job: &Job, began_with: Arc<Prepared>) {
+        let mut entries = self.lock();
+        let entry = entries.get_mut(job.uid()).filter(|entry| entry.generation == job.generation());
+        if let Some(entry) = entry {
+            entry.began_with = Some(began_with);
+        }
     }
 
     /// The ranks that a worker of a job runs; none where its latest generation is not known or invalid, or
     /// has no such group.
     pub fn ranks_of(&self, uid: &str, worker: &WorkerId) -> Option<Range<u32>> {
         let entries = self.lock();
-        let group = entries.get(uid)?.outcome.as_ref().ok()?.group(&worker.group)?;
+        let entry = entries.get(uid)?;
+        let prepared = entry.began_with.as_ref().or(entry.outcome.as_ref().ok())?;
+        let group = prepared.group(&worker.group)?;
         let first_rank = group.first_rank(worker.idx);
         Some(first_rank..first_rank.saturating_add(group.ranks_per_worker))
+    }
+
+    /// Forgets all jobs, because something changed that their objects contain.
+    pub fn clear(&self) {
+        self.lock().clear();
     }
 
     /// Forgets a job that is gone.

@@ -18,7 +18,7 @@ use rlt_objects::worker::{self, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ApplyError, claim, creation, error};
+use super::{ApplyError, claim, creation, error, owned_fields};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 
 /// The children of a job, observed and desired.
@@ -216,7 +216,9 @@ impl<'a> JobChildren<'a> {
         let Some(wanted) = wanted() else { return Ok(()) };
         // Boxed, as every call here: the future is large, and most reconciles make no call.
         match known {
-            Some(_) => Box::pin(self.change(&wanted)).await?,
+            // All that an EndpointSlice has is sent each time.
+            Some(_) if id.child == Child::Endpoint => Box::pin(self.change(&wanted)).await?,
+            Some(_) => Box::pin(self.take_over_and_change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
         }
         self.index.enter(&self.job.key(), ChildEntry { id, digest });
@@ -233,8 +235,22 @@ impl<'a> JobChildren<'a> {
     {
         match self.create(wanted).await? {
             Created::New => Ok(()),
-            Created::Found => self.change(wanted).await,
+            Created::Found => self.take_over_and_change(wanted).await,
         }
+    }
+
+    /// Changes an object so that it has no field any more that is not sent.
+    async fn take_over_and_change<K>(&self, wanted: &K) -> Result<(), ApplyError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + Serialize
+            + DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), self.job.namespace());
+        owned_fields::take_over(&api, wanted.meta().name.as_deref().unwrap_or_default()).await?;
+        self.change(wanted).await
     }
 
     /// Creates an object, unless one of its name exists that is the job's or may become it.

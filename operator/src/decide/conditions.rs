@@ -69,6 +69,41 @@ pub(super) fn write(
     status.phase = Some(Phase::of(&status.conditions));
 }
 
+/// Sets `Stalled`, which says that the job's specification is refused, and keeps every other condition.
+pub(super) fn hold(status: &mut RLTrainingJobStatus, state: &JobState, now: Timestamp) {
+    let generation = status.observed_generation;
+    let (holds, reason, message) = stalled(state, status);
+    for condition in &mut status.conditions {
+        condition.observed_generation = generation;
+        if condition.type_ == ConditionType::Stalled {
+            if condition.status != holds {
+                condition.last_transition_time = clock::rfc3339(now);
+            }
+            (condition.status, condition.reason) = (holds, reason.name());
+            condition.message = cut(message.clone());
+        }
+    }
+    status.phase = Some(Phase::of(&status.conditions));
+}
+
+/// Notes in `Stalled`, unless it is true, that the present specification is refused and the job continues.
+pub(super) fn note_refused(status: &mut RLTrainingJobStatus, reason: Reason, why: &str) {
+    let not_stalled =
+        |condition: &&mut Condition| condition.type_ == ConditionType::Stalled && condition.status == False;
+    if let Some(condition) = status.conditions.iter_mut().find(not_stalled) {
+        condition.reason = reason.name();
+        condition.message = cut(format!(
+            "the job continues under the specification that it began with; the present one would be refused: \
+             {why}"
+        ));
+    }
+}
+
+fn cut(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+    message
+}
+
 /// Every condition of a status, in their order; a condition whose status stays keeps its time.
 fn conditions(
     state: &JobState,
@@ -78,8 +113,7 @@ fn conditions(
 ) -> Vec<Condition> {
     let condition = |type_: ConditionType| {
         let failed = failure.and_then(|failure| entry_of_failure(type_, state, failure, status));
-        let (holds, reason, mut message) = failed.unwrap_or_else(|| entry_of(type_, state, status));
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        let (holds, reason, message) = failed.unwrap_or_else(|| entry_of(type_, state, status));
         let before = status.conditions.iter().find(|before| before.type_ == type_);
         let since =
             before.filter(|before| before.status == holds).map(|before| before.last_transition_time.clone());
@@ -89,7 +123,7 @@ fn conditions(
             observed_generation: status.observed_generation,
             last_transition_time: since.unwrap_or_else(|| clock::rfc3339(now)),
             reason: reason.name(),
-            message,
+            message: cut(message),
         }
     };
     ConditionType::ALL.into_iter().map(condition).collect()
@@ -188,11 +222,22 @@ fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
 fn progressing(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     let has_steps = status.progress.as_ref().is_some_and(|progress| progress.step > 0);
     let warning = status.progress.as_ref().and_then(|progress| progress.warning.as_ref());
+    let reason = warning_reasons(status).first().copied().unwrap_or(Reason::RunsOnCpu);
     match (state, warning) {
-        (JobState::Running, Some(warning)) if has_steps => (True, Reason::RunsOnCpu, warning.clone()),
-        (JobState::Running, Some(warning)) => (Unknown, Reason::RunsOnCpu, warning.clone()),
+        (JobState::Running, Some(warning)) if has_steps => (True, reason, warning.clone()),
+        (JobState::Running, Some(warning)) => (Unknown, reason, warning.clone()),
         (state, _) => progressing_unhindered(state, has_steps),
     }
+}
+
+/// The reasons of the trainer's warning, the most important first. A trainer of an earlier release names
+/// none: it warned of the CPU before it knew symptoms.
+pub(super) fn warning_reasons(status: &RLTrainingJobStatus) -> Vec<Reason> {
+    let Some(progress) = status.progress.as_ref().filter(|progress| progress.warning.is_some()) else {
+        return Vec::new();
+    };
+    let named: Vec<_> = progress.warning_reasons.iter().filter_map(|name| Reason::of_warning(name)).collect();
+    if named.is_empty() { vec![Reason::RunsOnCpu] } else { named }
 }
 
 fn progressing_unhindered(state: &JobState, has_steps: bool) -> Entry {

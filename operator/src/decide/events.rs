@@ -3,7 +3,7 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
-use super::{ApplyFailure, JobState, cause_of};
+use super::{ApplyFailure, JobState, cause_of, conditions};
 
 /// One Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +41,12 @@ pub(super) fn between(
     }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
     if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
-        events.push(JobEvent { is_warning: true, reason: Reason::RunsOnCpu, message });
+        let known = conditions::warning_reasons(before);
+        let new = conditions::warning_reasons(after).into_iter().filter(|reason| !known.contains(reason));
+        events.extend(new.map(|reason| JobEvent { is_warning: true, reason, message: message.clone() }));
     }
+    events.extend(of_refusal(before, after));
+    events.extend(of_found_result(before, after));
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
         match failure {
@@ -83,8 +87,44 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
     ];
     let conditions = status.conditions.iter().filter(|condition| telling.contains(&condition.type_));
     conditions
-        .map(|condition| (condition.reason.as_str(), condition.status == ConditionStatus::True))
+        .map(|condition| {
+            let holds = condition.status == ConditionStatus::True;
+            // A refused specification that the job does not run under has an Event of its own.
+            let is_told = holds || condition.type_ != ConditionType::Stalled;
+            (if is_told { condition.reason.as_str() } else { "" }, holds)
+        })
         .collect()
+}
+
+/// The Event that there was nothing left to train.
+fn of_found_result(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
+    let found = |status: &RLTrainingJobStatus| status.progress.as_ref().is_some_and(|one| one.result_found);
+    let num_steps = after.progress.as_ref().filter(|_| found(after) && !found(before))?.num_steps;
+    let attempt = after.attempt.unwrap_or(1);
+    Some(JobEvent {
+        is_warning: false,
+        reason: Reason::ResultFound,
+        message: format!(
+            "attempt {attempt} found a run of this name with all {num_steps} steps finished: nothing is trained"
+        ),
+    })
+}
+
+/// The Event that the present specification would be refused, and that the job continues without it.
+fn of_refusal(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<JobEvent> {
+    let (reason, message) = refused(after)?;
+    let is_new = refused(before).is_none_or(|(known, _)| known != reason);
+    is_new.then(|| JobEvent { is_warning: true, reason, message: message.to_owned() })
+}
+
+/// Reason and message of `Stalled` where it is false, and says that the specification would be refused.
+fn refused(status: &RLTrainingJobStatus) -> Option<(Reason, &str)> {
+    use rlt_api::status::{ConditionStatus, ConditionType};
+    let mut conditions = status.conditions.iter();
+    let stalled = conditions.find(|condition| condition.type_ == ConditionType::Stalled)?;
+    let reasons = [Reason::InvalidSpec, Reason::InvalidDefaults, Reason::PodNotAllowed];
+    let reason = reasons.into_iter().find(|reason| reason.name() == stalled.reason)?;
+    (stalled.status == ConditionStatus::False).then_some((reason, stalled.message.as_str()))
 }
 
 fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> {

@@ -15,11 +15,12 @@ use k8s_openapi::jiff::SignedDuration;
 use rlt_api::FailureCause;
 use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
+use rlt_api::symptoms::SymptomKind;
 use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, indices, input, now, prepared, worker};
-use super::{Decision, JobState, ReconcileInput, Report, decide};
+use super::{Decision, JobEvent, JobState, ReconcileInput, Report, decide};
 use crate::nodes::NodeStates;
 
 fn ago(seconds: i64) -> String {
@@ -131,6 +132,53 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
     let later = reported(json!({}), &decision.status, vec![runs(0), runs(1)], None);
     assert_eq!(condition(&later, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
     assert!(later.events(&decision.status).is_empty());
+}
+
+#[test]
+fn a_result_that_was_there_already_is_in_the_status_and_an_event_also_when_it_is_reported_late() {
+    let progress = Progress { step: 60, num_steps: 60, result_found: true, ..Progress::default() };
+    let report = Report { attempt: 1, progress: Some(progress.clone()), ..Report::default() };
+    let before = running(1, 5);
+    let done = || vec![succeeded(0), succeeded(1)];
+    let ended = reported(json!({}), &before, done(), None);
+    assert_eq!((ended.state, ended.status.progress.clone()), (JobState::Complete, None));
+    for before in [before, ended.status] {
+        let decision = reported(json!({}), &before, done(), Some(&report));
+        assert_eq!(decision.status.progress.as_ref(), Some(&progress));
+        let events = decision.events(&before);
+        let is_found = |event: &&JobEvent| event.reason == rlt_api::Reason::ResultFound;
+        assert_eq!(events.iter().filter(is_found).count(), 1, "{events:?}");
+        let again = reported(json!({}), &decision.status, done(), Some(&report));
+        assert!(!again.events(&decision.status).iter().any(|event| is_found(&event)));
+    }
+}
+
+#[test]
+fn each_symptom_of_a_training_is_a_reason_of_its_own_in_status_and_events() {
+    let reported_with = |reasons: &[&str], before: &RLTrainingJobStatus| {
+        let progress = Progress {
+            step: 30,
+            warning: (!reasons.is_empty()).then(|| reasons.join("; ")),
+            warning_reasons: reasons.iter().map(|reason| (*reason).to_owned()).collect(),
+            ..Progress::default()
+        };
+        let report = Report { attempt: 1, progress: Some(progress), ..Report::default() };
+        reported(json!({}), before, vec![runs(0), runs(1)], Some(&report))
+    };
+    let reasons_of = |events: Vec<JobEvent>| -> Vec<String> {
+        let warnings = events.into_iter().filter(|event| event.is_warning);
+        warnings.map(|event| event.reason.name()).collect()
+    };
+    let before = reported_with(&[], &running(1, 60)).status;
+    for kind in SymptomKind::ALL.map(SymptomKind::name) {
+        let decision = reported_with(&[kind], &before);
+        assert_eq!(condition(&decision, ConditionType::Progressing), (ConditionStatus::True, kind));
+        assert_eq!(reasons_of(decision.events(&before)), [kind]);
+    }
+    let on_cpu = reported_with(&["RunsOnCpu"], &before).status;
+    let both = reported_with(&["RunsOnCpu", "EntropyCollapse"], &on_cpu);
+    assert_eq!(condition(&both, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
+    assert_eq!(reasons_of(both.events(&on_cpu)), ["EntropyCollapse"], "the other one was told before");
 }
 
 #[test]

@@ -89,6 +89,10 @@ fn check_checkpoint(checkpoint: &Checkpoint) -> Result<(), String> {
 
 fn check_progress(progress: &Progress) -> Result<(), String> {
     at_most("bytes of progress.warning", progress.warning.len(), limits::MAX_MESSAGE_BYTES)?;
+    at_most("progress.warning_reasons", progress.warning_reasons.len(), limits::MAX_WARNING_REASONS)?;
+    for reason in &progress.warning_reasons {
+        at_most("bytes of progress.warning_reasons", reason.len(), limits::MAX_NAME_BYTES)?;
+    }
     check_whole("progress.step", progress.step)?;
     check_whole("progress.num_steps", progress.num_steps)?;
     progress.step_finished_ms.map_or(Ok(()), |ms| check_time("progress.step_finished_ms", ms))?;

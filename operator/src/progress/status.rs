@@ -1,14 +1,14 @@
 //! Reports as the status shows them: times as text, only finite numbers, shares instead of seconds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
-use rlt_api::FailureCause;
 use rlt_api::plan::RENDEZVOUS_PORT;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
+use rlt_api::{FailureCause, Reason};
 use rlt_channel::{self as channel, Stage, TimeSpent};
 use rlt_objects::job::Job;
 use rlt_objects::prepare::PreparedJobs;
@@ -117,10 +117,27 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
         tokens_per_second: finite(reported.tokens_per_second),
         remaining_seconds: seconds.map(|seconds| seconds as u64),
         goodput: reported.time_spent.as_ref().and_then(goodput),
+        result_found: is_found(reported),
+        warning_reasons: warning_reasons(reported),
         warning: (!reported.warning.is_empty()).then(|| reported.warning.clone()),
         step_time: reported.step_finished_ms.and_then(time),
         ..Progress::default()
     })
+}
+
+/// Whether all steps are finished, and none of them by this process.
+fn is_found(reported: &channel::Progress) -> bool {
+    let has_stepped = reported.time_spent.as_ref().is_none_or(|spent| spent.step_seconds > 0.0);
+    reported.num_steps > 0 && reported.step == reported.num_steps && !has_stepped
+}
+
+/// The reasons of a warning that this release knows, each once.
+fn warning_reasons(reported: &channel::Progress) -> Vec<String> {
+    let is_known = |name: &&String| Reason::of_warning(name).is_some();
+    let mut reasons: Vec<String> = reported.warning_reasons.iter().filter(is_known).cloned().collect();
+    let mut seen = BTreeSet::new();
+    reasons.retain(|reason| seen.insert(reason.clone()));
+    reasons
 }
 
 fn phase(reported: &channel::Progress) -> &'static str {
@@ -194,6 +211,33 @@ mod tests {
             (None, None, None, None)
         );
         assert_eq!(status.step_time, None);
+    }
+
+    #[test]
+    fn a_result_is_found_by_a_process_that_has_all_steps_and_made_none() {
+        let found = |step: u64, step_seconds: f64| {
+            let reported = channel::Progress {
+                stage: Stage::Training.into(),
+                step,
+                num_steps: 10,
+                time_spent: Some(TimeSpent { process_seconds: 9.0, step_seconds, ..TimeSpent::default() }),
+                ..channel::Progress::default()
+            };
+            progress(&reported).unwrap().result_found
+        };
+        assert_eq!([found(10, 0.0), found(10, 0.1), found(9, 0.0)], [true, false, false]);
+    }
+
+    #[test]
+    fn reasons_of_a_warning_are_those_that_are_known_each_once() {
+        let names = ["EntropyCollapse", "RunsOnCpu", "EntropyCollapse", "Complete", "OfALaterRelease"];
+        let reported = channel::Progress {
+            stage: Stage::Training.into(),
+            warning_reasons: names.map(str::to_owned).to_vec(),
+            ..channel::Progress::default()
+        };
+        assert_eq!(progress(&reported).unwrap().warning_reasons, ["EntropyCollapse", "RunsOnCpu"]);
+        assert_eq!(Reason::warnings().count(), channel::limits::MAX_WARNING_REASONS, "all fit into a report");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! fields are kept.
 
 mod children;
+mod specification;
+
 use std::sync::{Mutex, PoisonError};
 
 use http::{Method, Request, Response};

@@ -5,15 +5,12 @@ use kube::api::{DeleteParams, PostParams};
 use rlt_api::status::ConditionType;
 use serde_json::json;
 
-use crate::test_namespace::TestNamespace;
+use crate::test_namespace::{TestNamespace, until};
 
 impl TestNamespace {
     pub(crate) async fn when_gone(&self, name: &str) {
-        let begin = std::time::Instant::now();
-        while self.jobs().get_opt(name).await.unwrap().is_some() {
-            assert!(begin.elapsed().as_secs() < 30, "{name} is still there");
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
+        let is_gone = async || self.jobs().get_opt(name).await.unwrap().is_none();
+        until(&format!("{name} is still there"), is_gone).await;
     }
 }
 

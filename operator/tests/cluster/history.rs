@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::test_namespace::{PATIENCE, TestNamespace, is_true, unseen};
+use crate::test_namespace::{PATIENCE, TestNamespace, is_true, unseen, until};
 
 /// One version of an object, or its end.
 #[derive(Clone, Debug)]
@@ -109,12 +108,9 @@ impl History {
     pub(crate) async fn check(&self, test: &TestNamespace, has_rivals: bool) {
         let now = test.jobs().list(&Default::default()).await.unwrap();
         let newest = now.iter().map(version).max().unwrap_or_default();
-        for _ in 0..1000 {
-            if self.recorded.observations.lock().unwrap().keys().any(|(seen, _)| *seen >= newest) {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let is_newest = |(seen, _): &(u64, String)| *seen >= newest;
+        let is_complete = async || self.recorded.observations.lock().unwrap().keys().any(is_newest);
+        until("the history is complete", is_complete).await;
         let mut checker = Checker { has_rivals, ..Checker::default() };
         for ((version, _), observation) in &*self.recorded.observations.lock().unwrap() {
             checker.observe(*version, observation);

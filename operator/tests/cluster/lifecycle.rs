@@ -10,7 +10,7 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use rlt_objects::labels;
 use serde_json::json;
 
-use crate::test_namespace::{ADDRESS, is_true, reason, unseen};
+use crate::test_namespace::{ADDRESS, is_true, reason, unseen, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
@@ -29,7 +29,7 @@ async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
     let status = test.when_true("quick", ConditionType::PodsReady).await;
     assert!(!is_true(&status, ConditionType::Reconciling));
     test.end(&pod, 0, "").await;
-    let wait = ["wait", "--for=condition=Complete", "rltj/quick", "--timeout=20s", "-n", &test.namespace];
+    let wait = ["wait", "--for=condition=Complete", "rltj/quick", "--timeout=120s", "-n", &test.namespace];
     let waited = test.cluster.kubectl().args(wait).output().unwrap();
     assert!(waited.status.success(), "{}", String::from_utf8_lossy(&waited.stderr));
     let status = test.status("quick").await;
@@ -124,14 +124,9 @@ async fn the_name_of_a_gang_resolves_to_its_first_worker_and_never_to_a_deleted_
     test.when_pods("met", |pods| pods.iter().filter(|pod| is_second(pod)).count() == 2).await;
     assert_eq!(slices.get("met-trainer").await.unwrap().endpoints, []);
     test.run(&test.worker("met", 2).await).await;
-    let mut found = slices.get("met-trainer").await.unwrap();
-    for _ in 0..500 {
-        if !found.endpoints.is_empty() {
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        found = slices.get("met-trainer").await.unwrap();
-    }
+    let is_found = async || !slices.get("met-trainer").await.unwrap().endpoints.is_empty();
+    until("the name resolves again", is_found).await;
+    let found = slices.get("met-trainer").await.unwrap();
     assert_ne!(found.endpoints[0].target_ref.as_ref().unwrap().uid, pods[0].uid());
 }
 
@@ -158,13 +153,7 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
             let all = events.list(&ListParams::default()).await.unwrap();
             all.items.iter().any(|event| event.reason.as_deref() == Some(reason))
         };
-        for _ in 0..500 {
-            if is_published().await {
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-        assert!(is_published().await, "{reason} was not published");
+        until(&format!("{reason} is published"), is_published).await;
     }
 }
 
@@ -200,13 +189,14 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
 #[tokio::test]
 async fn a_job_of_another_manager_is_left_alone() {
     let Some(test) = crate::set("managed").await else { return };
-    let _operator = test.operator().await;
+    let operator = test.operator().await;
     test.post("theirs", json!({"managedBy": "kueue.x-k8s.io/multikueue"})).await;
     // Privileges are checked in the other cluster.
     let pod = json!({"hostNetwork": true});
     test.post("elsewhere", json!({"managedBy": "example.com/other", "workers": {"pod": pod}})).await;
     test.post("ours", json!({"managedBy": "rltraining.dev/operator"})).await;
     test.worker("ours", 1).await;
+    operator.reconciles_all(&test).await;
     assert_eq!(test.status("theirs").await, unseen());
     assert_eq!(test.status("elsewhere").await, unseen());
 }
@@ -217,9 +207,9 @@ async fn an_object_of_another_owner_is_never_adopted() {
     let accounts: Api<ServiceAccount> = Api::namespaced(test.client.clone(), &test.namespace);
     let theirs = serde_json::from_value(json!({"metadata": {"name": "mine-trainer"}})).unwrap();
     accounts.create(&Default::default(), &theirs).await.unwrap();
-    let _operator = test.operator().await;
+    let operator = test.operator().await;
     test.post("mine", json!({})).await;
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    operator.reconciles_all(&test).await;
     test.when_pods("mine", <[_]>::is_empty).await;
     let found = accounts.get("mine-trainer").await.unwrap();
     assert_eq!((found.metadata.labels, found.metadata.owner_references), (None, None));

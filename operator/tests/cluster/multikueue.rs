@@ -122,7 +122,7 @@ async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     let secrets: Api<Secret> = Api::namespaced(local.client.clone(), "kueue-system");
     secrets.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
     local.create(&dispatching());
-    let (_here, _there) = (local.operator_in_roles().await, remote.operator_in_roles().await);
+    let (here, _there) = (local.operator_in_roles().await, remote.operator_in_roles().await);
     let workers = json!({"count": 2, "device": "Cpu", "resources": {"cpu": "2"}});
     let spec = json!({"managedBy": "kueue.x-k8s.io/multikueue", "workers": workers});
     let mut job = local.manifest("away", &spec);
@@ -140,7 +140,7 @@ async fn a_job_of_another_cluster_has_a_status_that_only_multikueue_writes() {
     local.when_true("away", ConditionType::PodsReady).await;
     let touched = Patch::Merge(json!({"metadata": {"labels": {"team": "a"}}}));
     local.jobs().patch("away", &PatchParams::default(), &touched).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    here.reconciles_all(&local).await;
     assert_eq!(local.status("away").await, remote.status("away").await);
     assert_eq!(local.num_children().await, 0);
     // It ends there; here its status and the Workload's say so, and there nothing is left.

@@ -6,10 +6,11 @@ use rlt_api::Defaults;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_objects::build::PodSettings;
 use rlt_objects::pod_defaults;
+use rlt_objects::privileges::{Privilege, Privileges};
 use serde_json::{Value, json};
 
 use crate::set;
-use crate::test_namespace::TestNamespace;
+use crate::test_namespace::{Operator, TestNamespace, is_true};
 
 fn config_map(text: &str) -> ConfigMap {
     let metadata = ObjectMeta { name: Some(pod_defaults::NAME.into()), ..ObjectMeta::default() };
@@ -83,6 +84,38 @@ async fn a_job_with_forbidden_privileges_creates_no_pod_and_reports_it() {
         "spec.workers.podTemplate.spec.hostPID: HostPid is not in the operator's setting podPrivileges.allow";
     assert!(message.contains(refused), "{message}");
     assert!(test.pods().list(&Default::default()).await.unwrap().items.is_empty());
+}
+
+#[tokio::test]
+async fn a_job_that_has_begun_continues_after_a_restart_with_settings_that_refuse_it() {
+    let Some(test) = set("stricter").await else { return };
+    let privileges = Privileges { allow: vec![Privilege::HostPid], ..Privileges::default() };
+    let settings = PodSettings { privileges, ..PodSettings::default() };
+    let lax = Operator::start_with(test.client.clone(), vec![test.namespace.clone()], settings);
+    let workers = json!({"podTemplate": {"spec": {"hostPID": true, "containers": []}}});
+    for name in ["runs", "done"] {
+        test.post(name, json!({"workers": workers})).await;
+        test.run(&test.worker(name, 1).await).await;
+        test.when_true(name, ConditionType::PodsReady).await;
+    }
+    test.end(&test.worker("done", 1).await, 0, "").await;
+    let done = test.when_true("done", ConditionType::Complete).await;
+    lax.kill().await;
+
+    let strict = test.operator_in_roles().await;
+    let status = test.when("runs", |status| stalled(status).0 == "PodNotAllowed").await;
+    assert!(is_true(&status, ConditionType::PodsReady) && !is_true(&status, ConditionType::Stalled));
+    // A failure counts, and the next attempt has the same specification.
+    test.end(&test.worker("runs", 1).await, 75, "").await;
+    let second = test.worker("runs", 2).await;
+    assert_eq!(second.spec.as_ref().unwrap().host_pid, Some(true));
+    test.run(&second).await;
+    test.end(&second, 0, "").await;
+    test.when_true("runs", ConditionType::Complete).await;
+    strict.reconciles_all(&test).await;
+    let still = test.status("done").await;
+    assert!(is_true(&still, ConditionType::Complete) && !is_true(&still, ConditionType::Stalled));
+    assert_eq!((still.phase, still.completion_time), (done.phase, done.completion_time));
 }
 
 /// Sorts lists whose order has no meaning by the keys of their items.

@@ -1,15 +1,16 @@
 //! Operators start and stop without an effect on jobs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::status::ConditionType;
 use rlt_cluster::Call;
+use rlt_objects::job::Job;
 use serde_json::json;
 
-use crate::test_namespace::{Operator, TestNamespace, is_true};
+use crate::test_namespace::{Operator, PATIENCE, TestNamespace, is_true, until};
 
 impl TestNamespace {
     /// An operator with an account of its own, which identifies its calls.
@@ -19,7 +20,8 @@ impl TestNamespace {
         let bind = ["create", "rolebinding", account, "--clusterrole=cluster-admin", &subject];
         let bound = self.cluster.kubectl().args(bind).args(["-n", &self.namespace]).output().unwrap();
         assert!(bound.status.success());
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let jobs: Api<Job> = Api::namespaced(client.clone(), &self.namespace);
+        until("the role counts", async || jobs.list(&ListParams::default()).await.is_ok()).await;
         let user = format!("system:serviceaccount:{}:{account}", self.namespace);
         (Operator::start(client, &self.namespace), user)
     }
@@ -52,14 +54,18 @@ async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
     let before = test.when_true("steady", ConditionType::PodsReady).await;
     first.kill().await;
     let (second, user) = test.counted_operator("second").await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    until("the job is reconciled", async || second.num_reconciles("done") >= 1).await;
+    second.reconciles_all(&test).await;
     assert_eq!(test.calls_of(&user), []);
     assert_eq!(test.status("steady").await, before);
     second.stop().await;
 }
 
-/// One says that all workers run; if that takes longer than half a second, another one precedes it.
-const STATUSES_OF_A_START: std::ops::RangeInclusive<usize> = 1..=2;
+/// Number of status writes that a start of this duration may cost: one when all workers run, one before if
+/// that takes longer than half a second, and one of pod counts every five seconds.
+fn statuses_of_a_start(took: Duration) -> std::ops::RangeInclusive<usize> {
+    1..=2 + usize::try_from(took.as_secs() / 5).unwrap()
+}
 
 /// Where checkpoints go: a job whose result lasts gets no warning, which would be a call more.
 const LASTING: &str = "file:///copies";
@@ -67,19 +73,21 @@ const LASTING: &str = "file:///copies";
 #[tokio::test]
 async fn a_job_that_goes_well_costs_few_calls() {
     let Some(test) = crate::set("calls").await else { return };
-    let (_operator, user) = test.counted_operator("frugal").await;
+    let (operator, user) = test.counted_operator("frugal").await;
+    let posted = Instant::now();
     test.post("cheap", json!({"checkpoint": {"uri": LASTING}})).await;
     let pod = test.worker("cheap", 1).await;
     test.run(&pod).await;
     test.when_true("cheap", ConditionType::PodsReady).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let statuses_of_a_start = statuses_of_a_start(posted.elapsed());
+    operator.settles(&test, || test.calls_of(&user).len()).await;
     let calls = test.calls_of(&user);
     let count = |resource: &str, verb: &str| {
         calls.iter().filter(|call| call.resource == resource && call.verb == verb).count()
     };
     assert_eq!(count("pods", "create"), 1);
     let num_statuses = count("rltrainingjobs", "patch");
-    assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
+    assert!(statuses_of_a_start.contains(&num_statuses), "{calls:#?}");
     assert_eq!((count("serviceaccounts", "create"), count("configmaps", "create")), (1, 1));
     assert_eq!((count("networkpolicies", "create"), count("events", "create")), (1, 1));
     assert_eq!(calls.len(), 5 + num_statuses, "{calls:#?}");
@@ -88,19 +96,21 @@ async fn a_job_that_goes_well_costs_few_calls() {
 #[tokio::test]
 async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
     let Some(test) = crate::set("gang").await else { return };
-    let (_operator, user) = test.counted_operator("thrifty").await;
+    let (operator, user) = test.counted_operator("thrifty").await;
+    let posted = Instant::now();
     let workers = json!({"count": 4, "device": "Cpu"});
     test.post("gang", json!({"workers": workers, "checkpoint": {"uri": LASTING}})).await;
     for pod in test.when_pods("gang", |pods| pods.len() == 4).await {
         test.run(&pod).await;
     }
     test.when_true("gang", ConditionType::PodsReady).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let statuses_of_a_start = statuses_of_a_start(posted.elapsed());
+    operator.settles(&test, || test.calls_of(&user).len()).await;
     let calls = test.calls_of(&user);
     let count = |resource: &str| calls.iter().filter(|call| call.resource == resource).count();
     assert_eq!((count("pods"), count("events")), (4, 1), "{calls:#?}");
     let num_statuses = count("rltrainingjobs");
-    assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
+    assert!(statuses_of_a_start.contains(&num_statuses), "{calls:#?}");
     // There is no selector: one write sets the address of the first worker.
     let slices: Vec<_> =
         test.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
@@ -129,7 +139,7 @@ async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
     for wait in [0, 1, 3, 10, 30, 100].map(Duration::from_millis) {
         let operator = test.operator().await;
         tokio::time::sleep(wait).await;
-        tokio::time::timeout(Duration::from_secs(20), operator.stop()).await.unwrap();
+        tokio::time::timeout(PATIENCE, operator.stop()).await.unwrap();
     }
 }
 

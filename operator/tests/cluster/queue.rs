@@ -9,7 +9,7 @@ use rlt_cluster::{FakeNodes, Fault, Faults, Options, Shared};
 use serde_json::{Value, json};
 
 use crate::crash_point::{CrashPoint, client};
-use crate::test_namespace::{Operator, TestNamespace, is_true, reason};
+use crate::test_namespace::{Operator, PATIENCE, TestNamespace, is_true, reason, until};
 
 /// A fake node without limits, and a Kueue.
 static CLUSTER: Shared =
@@ -60,7 +60,7 @@ impl TestNamespace {
             if let Some(found) = all.iter().find(is_of).filter(|found| wish(found)) {
                 return found.clone();
             }
-            assert!(begin.elapsed().as_secs() < 60, "{:#?}", all.items);
+            assert!(begin.elapsed() < PATIENCE, "{:#?}", all.items);
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
@@ -117,7 +117,7 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
     let Some(cluster) = CLUSTER.get() else { return };
     let test = TestNamespace::on(cluster, "queue").await;
     test.create(&queues());
-    let _operator = test.operator().await;
+    let operator = test.operator().await;
     // It does not fit, and so has not one pod.
     test.post_queued("large", 3, &[]).await;
     let words = |status: &rlt_api::status::RLTrainingJobStatus| {
@@ -134,7 +134,7 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
     assert!(test.when_pods("patient", |_| true).await.iter().all(on_linux));
     test.workload("patient", |workload| holds(workload, "PodsReady")).await;
     // A more urgent one takes its place, once its workers had their time for a checkpoint and are gone.
-    test.annotate_all("patient", "stop-after", "1s").await;
+    test.annotate_all("patient", "stop-after", "1h").await;
     test.post_queued("urgent", 2, &[("kueue.x-k8s.io/priority-class", "urgent")]).await;
     let is_leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
     let leaving = test.when_pods("patient", |pods| pods.len() == 2 && pods.iter().all(is_leaving)).await;
@@ -143,7 +143,11 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
             == pod.spec.as_ref().unwrap().termination_grace_period_seconds
     };
     assert!(leaving.iter().all(has_its_time));
+    operator.reconciles_all(&test).await;
     assert!(test.when_pods("urgent", |_| true).await.is_empty(), "a place is given twice");
+    for pod in leaving {
+        test.forget(&pod).await;
+    }
     let status = test.when_true("urgent", ConditionType::PodsReady).await;
     assert_eq!(status.queue.as_deref(), Some("team"));
     let status = test.when_true("patient", ConditionType::Suspended).await;
@@ -206,7 +210,7 @@ async fn a_later_installed_kueue_is_discovered_and_jobs_without_a_queue_do_not_w
     test.post("free", json!({})).await;
     test.worker("free", 1).await;
     test.create(&[kind_alone()]);
-    let wait = ["wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io", "--timeout=20s"];
+    let wait = ["wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io", "--timeout=120s"];
     assert!(cluster.kubectl().args(wait).output().unwrap().status.success());
     // Any change brings the job to mind before its time.
     test.patch_job("waits", json!({"runPolicy": {"terminationGracePeriodSeconds": 30}})).await;
@@ -232,9 +236,8 @@ async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_wor
         let groups = test.client.list_api_groups().await.unwrap().groups;
         groups.iter().any(|group| group.name == "kueue.x-k8s.io")
     };
-    while !has_kueue().await || test.workloads().list(&ListParams::default()).await.is_err() {
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+    let is_served = async || has_kueue().await && test.workloads().list(&ListParams::default()).await.is_ok();
+    until("Workloads are served", is_served).await;
     let first = test.operator_in_roles().await;
     test.post_queued("runs", 1, &[]).await;
     test.admit("runs").await;
@@ -243,21 +246,22 @@ async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_wor
     test.when_true("runs", ConditionType::PodsReady).await;
     first.kill().await;
     let runs_on = async |why: &str| {
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let status = test.when_reconciled("runs").await;
         let pods = test.when_pods("runs", |_| true).await;
         let is_it = |now: &Pod| now.uid() == pod.uid() && now.metadata.deletion_timestamp.is_none();
-        let status = test.status("runs").await;
         assert!(pods.len() == 1 && is_it(&pods[0]), "{why}: {status:#?}");
         assert!(is_true(&status, ConditionType::PodsReady) && status.attempt == Some(1), "{why}");
     };
     let faults = Faults::default();
     faults.inject("GET", "/apis", 1, Fault::Refuse(503));
     let _second = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
-    while faults.num_left() > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    until("discovery fails", async || faults.num_left() == 0).await;
     runs_on("an operator that does not know yet whether there are queues").await;
     test.set_workload_status("runs", json!({"admission": "of a version to come"})).await;
+    // The operator has received a later change of another Workload.
+    test.post_queued("later", 1, &[]).await;
+    test.admit("later").await;
+    test.worker("later", 1).await;
     runs_on("a Workload whose status cannot be read").await;
     // Once it can be parsed again, its content counts.
     let evicted = json!({"admission": null, "conditions": conditions(&["QuotaReserved", "Evicted"])});

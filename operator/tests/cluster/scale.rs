@@ -1,13 +1,11 @@
 //! `kubectl scale`, and the NetworkPolicy of workers.
 
-use std::time::Duration;
-
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::Api;
 use rlt_api::status::ConditionType;
 use serde_json::json;
 
-use crate::test_namespace::TestNamespace;
+use crate::test_namespace::{TestNamespace, until};
 
 fn scale(test: &TestNamespace, job: &str, count: u32) -> std::process::Output {
     let count = format!("--replicas={count}");
@@ -49,13 +47,8 @@ async fn a_job_has_a_network_policy_unless_it_wants_none() {
     test.post("guarded", json!({})).await;
     test.worker("guarded", 1).await;
     let is_guarded = async |wished: bool| {
-        for _ in 0..1000 {
-            if policies.get_opt("guarded-trainer").await.unwrap().is_some() == wished {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("the policy is {}", if wished { "missing" } else { "still there" });
+        let is_as_wished = async || policies.get_opt("guarded-trainer").await.unwrap().is_some() == wished;
+        until(if wished { "the policy is missing" } else { "the policy is still there" }, is_as_wished).await;
     };
     is_guarded(true).await;
     test.patch_job("guarded", json!({"runPolicy": {"suspend": true}})).await;

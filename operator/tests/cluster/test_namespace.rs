@@ -26,6 +26,7 @@ use rlt_operator::context::Context;
 use rlt_operator::controller;
 use rlt_operator::discovery::Discovery;
 use rlt_operator::index::Index;
+use rlt_operator::metrics::Metrics;
 use rlt_operator::observe::NoReports;
 use rlt_operator::permissions::{Reach, rules};
 use serde_json::{Value, json};
@@ -108,6 +109,17 @@ impl TestNamespace {
         }
     }
 
+    /// Changes a field of a job's specification that no pod contains, and waits until an operator has
+    /// reconciled the change. That reconcile used every event that the operator received before the call.
+    pub(crate) async fn when_reconciled(&self, name: &str) -> RLTrainingJobStatus {
+        let seconds = "/spec/runPolicy/terminationGracePeriodSeconds";
+        let job = serde_json::to_value(self.jobs().get(name).await.unwrap()).unwrap();
+        let seconds = job.pointer(seconds).and_then(Value::as_u64).unwrap_or(30) + 1;
+        self.patch_job(name, json!({"runPolicy": {"terminationGracePeriodSeconds": seconds}})).await;
+        let generation = self.jobs().get(name).await.unwrap().metadata.generation;
+        self.when(name, |status| status.observed_generation == generation).await
+    }
+
     pub(crate) async fn when_true(&self, name: &str, type_: ConditionType) -> RLTrainingJobStatus {
         self.when(name, |status| is_true(status, type_)).await
     }
@@ -179,9 +191,7 @@ impl TestNamespace {
         ]);
         let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
         // The API server's authorizer follows roles by a watch.
-        while jobs.list(&ListParams::default()).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until("the roles count", async || jobs.list(&ListParams::default()).await.is_ok()).await;
         Operator::start_with(client, vec![namespace.clone()], pods)
     }
 
@@ -271,7 +281,7 @@ fn install_definition(cluster: &Cluster) {
         let applied = cluster.kubectl().args(["apply", "-f"]).arg(manifest).output().unwrap();
         assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
         let wait =
-            ["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"];
+            ["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=120s"];
         // A definition that has no status at all yet is an error to kubectl.
         let is_there = || cluster.kubectl().args(wait).output().unwrap().status.success();
         assert!((0..20).any(|_| is_there()));
@@ -288,9 +298,19 @@ fn signals() -> NodeSignals {
     }
 }
 
+/// Polls until `holds` returns true; fails with `what` after [`PATIENCE`].
+pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let begin = Instant::now();
+    while !holds().await {
+        assert!(begin.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// An operator in this process.
 pub(crate) struct Operator {
     task: JoinHandle<()>,
+    metrics: Metrics,
     stop: Option<oneshot::Sender<()>>,
     _leader: watch::Sender<bool>,
 }
@@ -328,14 +348,52 @@ impl Operator {
             reports: std::sync::Arc::new(NoReports),
             leadership,
             failures: Default::default(),
-            metrics: Default::default(),
+            metrics: Metrics::default(),
             synced: watch::Sender::new(false),
         };
+        let metrics = context.metrics.clone();
         let task = tokio::spawn(async move {
             let stop = async move { drop(stopped.await) };
             controller::run(std::sync::Arc::new(context), &namespaces, 8, stop).await;
         });
-        Self { task, stop: Some(stop), _leader: leader }
+        Self { task, metrics, stop: Some(stop), _leader: leader }
+    }
+
+    /// Returns the number of reconciles with this outcome, `done` or `failed`.
+    pub(crate) fn num_reconciles(&self, outcome: &str) -> usize {
+        let name = format!("rlt_operator_reconciles_total{{outcome=\"{outcome}\"}} ");
+        let page = self.metrics.page();
+        page.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Annotates all jobs of the namespace twice, and waits each time until as many reconciles have ended.
+    /// The reconciles of the second round began after the first annotation, and used every event received
+    /// until then.
+    pub(crate) async fn reconciles_all(&self, test: &TestNamespace) {
+        let num_reconciles = || self.num_reconciles("done") + self.num_reconciles("failed");
+        for _ in 0..2 {
+            let (before, jobs) = (num_reconciles(), test.jobs().list(&ListParams::default()).await.unwrap());
+            for job in &jobs {
+                let touch =
+                    Patch::Merge(json!({"metadata": {"annotations": {"touched": before.to_string()}}}));
+                test.jobs().patch(&job.name_any(), &PatchParams::default(), &touch).await.unwrap();
+            }
+            let wanted = before + jobs.items.len();
+            until("all jobs are reconciled", async || num_reconciles() >= wanted).await;
+        }
+    }
+
+    /// Reconciles all jobs of the namespace until a round makes no further call.
+    pub(crate) async fn settles(&self, test: &TestNamespace, num_calls: impl Fn() -> usize) {
+        let begin = Instant::now();
+        loop {
+            let before = num_calls();
+            self.reconciles_all(test).await;
+            if num_calls() == before {
+                return;
+            }
+            assert!(begin.elapsed() < PATIENCE, "every reconcile costs a call");
+        }
     }
 
     /// Ends it between any two of its instructions.

@@ -8,7 +8,8 @@ async fn a_deleted_namespace_stops_no_job_of_another_and_its_jobs_follow_when_it
     let namespaces = ["team-a", "gone"].map(str::to_owned);
     install_for(&cluster, &namespaces);
     kubectl(&cluster, &["delete", "namespace", "gone", "--timeout=300s"]);
-    let port = free_port();
+    let held = held_port();
+    let port = held.number();
     let _operator = start(&cluster, port, &["--namespaces=team-a,gone".to_owned()], None).await;
     let client = cluster.client().await.unwrap();
     let starts_a_job = async |namespace: &str| {

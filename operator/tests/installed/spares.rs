@@ -72,10 +72,9 @@ async fn a_spare_takes_the_ranks_of_a_pod_that_is_killed_and_the_other_pod_stays
     let Some(cluster) = installed(&Options::control_plane().without_scheduler().with_audit_log()) else {
         return;
     };
-    let (port, channel_port) = (free_port(), free_port());
-    let channel =
-        [format!("--channel-listen=127.0.0.1:{channel_port}"), "--channel-host=127.0.0.1".to_owned()];
-    let _operator = start(&cluster, port, &channel, None).await;
+    let port = held_port();
+    let listen = format!("--channel-listen=127.0.0.1:{}", port.number());
+    let _operator = start(&cluster, 0, &[listen, "--channel-host=127.0.0.1".to_owned()], None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     let client = cluster.client().await.unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();

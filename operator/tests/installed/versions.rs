@@ -60,7 +60,7 @@ async fn has_phase(jobs: &Api<DynamicObject>, name: &str, phase: Phase) -> Dynam
 async fn a_job_runs_through_an_upgrade_to_the_next_version_of_the_api() {
     let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
     let client = cluster.client().await.unwrap();
-    let mut operator = start(&cluster, free_port(), &[], None).await;
+    let mut operator = start(&cluster, 0, &[], None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
     let (alpha, beta) = (jobs_of(&client, "v1alpha1"), jobs_of(&client, "v1beta1"));
@@ -79,7 +79,7 @@ async fn a_job_runs_through_an_upgrade_to_the_next_version_of_the_api() {
     std::fs::write(file.path(), with_next_version().to_string()).unwrap();
     kubectl(&cluster, &["apply", "--server-side", "--force-conflicts", "-f", file.path().to_str().unwrap()]);
     terminate(&mut operator);
-    let _operator = start(&cluster, free_port(), &[], None).await;
+    let _operator = start(&cluster, 0, &[], None).await;
     let next = eventually("the next version is served", async || beta.get("quickstart").await.ok()).await;
     assert_eq!(next.data, before.data, "nothing is lost or added");
     assert_eq!(stored_versions(&client).await, ["v1alpha1", "v1beta1"]);

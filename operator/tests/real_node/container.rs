@@ -22,7 +22,7 @@ pub(crate) fn first_process(pod_uid: &str) -> PathBuf {
         command.contains("\0launch\0")
             && status.lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
     };
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(300);
     loop {
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
         let of_pod: Vec<_> = processes.filter(|process| read(process, "cgroup").contains(pod_uid)).collect();

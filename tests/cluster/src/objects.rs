@@ -3,13 +3,15 @@
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 
 const POLL: Duration = Duration::from_millis(50);
+/// Limit of the wait until all definitions are served; a quiet machine needs a second.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Why objects were not read or applied.
 #[derive(Debug, thiserror::Error)]
@@ -66,17 +68,16 @@ pub(crate) fn apply(cluster: &Cluster, objects: &[Value]) -> Result<(), ObjectsE
 
 /// Waits until every kind is served that was defined: controllers end at once where one of their own is not.
 pub(crate) fn wait_for_kinds(cluster: &Cluster) -> Result<(), ObjectsError> {
-    let arguments = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"];
-    let mut tries_left = 50;
+    let arguments = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=120s"];
+    let started = Instant::now();
     loop {
         let output = cluster.kubectl().args(arguments).output()?;
         // A definition that has no status at all yet is an error to kubectl.
         match output.status.success() {
             true => return Ok(()),
-            false if tries_left == 0 => return Err(refused(&arguments, &output.stderr)),
-            false => tries_left -= 1,
+            false if started.elapsed() > TIMEOUT => return Err(refused(&arguments, &output.stderr)),
+            false => std::thread::sleep(POLL),
         }
-        std::thread::sleep(POLL);
     }
 }
 

@@ -15,7 +15,7 @@ static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_fake_nodes(FakeNodes::new(3)).with_gang_scheduling());
 
 /// Longest that a test waits for what takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pod(name: &str, gpus: u32, annotations: Value) -> Pod {
     let limits = json!({ "nvidia.com/gpu": gpus.to_string() });
@@ -88,8 +88,9 @@ async fn pods_start_and_end_as_their_annotations_say() {
     let namespace = cluster.namespace("ends").await.unwrap();
     let pods: Api<Pod> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
     let late = pod("late", 0, json!({ "fake.rltraining.dev/start-after": "700ms" }));
+    let never = pod("never", 0, json!({ "fake.rltraining.dev/start-after": "1h" }));
     let done = pod("done", 0, json!({ "fake.rltraining.dev/exit-code": "0" }));
-    for pod in [&late, &done, &pod("dies", 0, json!({}))] {
+    for pod in [&never, &late, &done, &pod("dies", 0, json!({}))] {
         pods.create(&PostParams::default(), pod).await.unwrap();
     }
     wait_for_phase(&pods, "done", "Succeeded").await;
@@ -101,6 +102,6 @@ async fn pods_start_and_end_as_their_annotations_say() {
     let status = wait_for_phase(&pods, "dies", "Failed").await.status.unwrap();
     let end = status.container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
     assert_eq!((end.exit_code, end.reason.as_deref()), (137, Some("OOMKilled")));
-    assert_eq!(pods.get("late").await.unwrap().status.unwrap().phase.as_deref(), Some("Pending"));
     wait_for_phase(&pods, "late", "Running").await;
+    assert_eq!(pods.get("never").await.unwrap().status.unwrap().phase.as_deref(), Some("Pending"));
 }

@@ -87,10 +87,12 @@ impl StatusChannel {
         });
     }
 
-    /// Reports a warning of a run that continues.
-    pub(crate) fn warn(&self, warning: &str) {
+    /// Reports the warnings of a run that continues, with the reason of each.
+    pub(crate) fn warn(&self, warning: &str, reasons: &[String]) {
         self.change(Urgency::AtOnce, |report| {
-            report.progress.get_or_insert_default().warning = warning.to_owned();
+            let progress = report.progress.get_or_insert_default();
+            warning.clone_into(&mut progress.warning);
+            progress.warning_reasons = reasons.to_vec();
         });
     }
 

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
+use rlt_api::Reason;
 use rlt_api::symptoms::{Course, Symptom, SymptomKind};
 
 use super::tracking::{Stage, StepMetrics, read_steps};
@@ -33,6 +34,8 @@ struct State {
 pub(super) struct Change {
     /// All warnings in one text; empty where there is none any more.
     pub(super) text: String,
+    /// Their reasons, in the order of the text.
+    pub(super) reasons: Vec<String>,
     /// Symptoms that were not there before.
     pub(super) new: Vec<Symptom>,
 }
@@ -50,20 +53,20 @@ impl Warnings {
         Self(RefCell::new(state))
     }
 
-    /// Adds a warning that holds from now on; returns all warnings as one text.
-    pub(super) fn stand(&self, warning: &str) -> String {
+    /// Adds a warning that holds from now on.
+    pub(super) fn stand(&self, warning: &str) -> Change {
         let mut state = self.0.borrow_mut();
         state.standing.push(warning.to_owned());
         state.keep();
-        state.text()
+        state.change(Vec::new())
     }
 
-    /// Replaces the warning that checkpoints cannot be saved; returns all warnings as one text.
-    pub(super) fn unsaved(&self, warning: Option<&str>) -> String {
+    /// Replaces the warning that checkpoints cannot be saved.
+    pub(super) fn unsaved(&self, warning: Option<&str>) -> Change {
         let mut state = self.0.borrow_mut();
         state.unsaved = warning.map(str::to_owned);
         state.keep();
-        state.text()
+        state.change(Vec::new())
     }
 
     /// Adds a finished step; returns the change of warnings, if any.
@@ -81,7 +84,7 @@ impl Warnings {
         let new = found.iter().filter(|symptom| !known.contains(&symptom.kind)).cloned().collect();
         state.symptoms = found;
         state.keep();
-        Some(Change { text: state.text(), new })
+        Some(state.change(new))
     }
 }
 
@@ -91,8 +94,18 @@ impl State {
         self.standing.iter().chain(&self.unsaved).map(String::as_str).chain(symptoms).collect()
     }
 
-    fn text(&self) -> String {
-        self.all().join("; ")
+    /// Returns all warnings as one text, with their reasons and these `new` symptoms.
+    fn change(&self, new: Vec<Symptom>) -> Change {
+        Change { text: self.all().join("; "), reasons: self.reasons(), new }
+    }
+
+    /// Returns the reasons of all warnings, as a job's status names them. The warning of a whole attempt is
+    /// that it computes on the CPU although the machine has a GPU.
+    fn reasons(&self) -> Vec<String> {
+        let standing = self.standing.first().map(|_| Reason::RunsOnCpu);
+        let unsaved = self.unsaved.as_ref().map(|_| Reason::CheckpointNotSaved);
+        let symptoms = self.symptoms.iter().map(|symptom| Reason::Symptom(symptom.kind));
+        standing.into_iter().chain(unsaved).chain(symptoms).map(Reason::name).collect()
     }
 
     /// A run continues although its warnings cannot be written there.
@@ -141,7 +154,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let warnings = Warnings::default();
         // Devices are chosen before the run has a folder.
-        assert_eq!(warnings.stand("computes on the CPU"), "computes on the CPU");
+        let standing = warnings.stand("computes on the CPU");
+        assert_eq!(
+            (&*standing.text, &*standing.reasons),
+            ("computes on the CPU", &["RunsOnCpu".to_owned()][..])
+        );
         let warnings = warnings.open(folder.path());
         assert_eq!(kept(folder.path()), ["computes on the CPU"]);
         let until = |last: u64, equal: f64| -> Vec<Change> {
@@ -150,8 +167,12 @@ mod tests {
         };
         let [begun] = until(20, 1.0).try_into().unwrap();
         assert_eq!(begun.new[0].kind, SymptomKind::EqualRewards);
+        assert_eq!(begun.reasons, ["RunsOnCpu", "EqualRewards"]);
         assert!(begun.text.starts_with("computes on the CPU; learns next to nothing"), "{}", begun.text);
         assert_eq!(kept(folder.path()).len(), 2);
+        let failed = warnings.unsaved(Some("has lost 2 saves: the disk is full"));
+        assert_eq!(failed.reasons, ["RunsOnCpu", "CheckpointNotSaved", "EqualRewards"]);
+        assert_eq!(warnings.unsaved(None).text, begun.text);
         let [gone] = until(40, 0.1).try_into().unwrap();
         assert_eq!((gone.text.as_str(), gone.new.len()), ("computes on the CPU", 0));
         assert_eq!(kept(folder.path()), ["computes on the CPU"]);

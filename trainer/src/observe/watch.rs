@@ -110,7 +110,7 @@ impl Watchers {
     /// Reports new and resolved symptoms in the step's metrics to the user and the operator.
     fn report_symptoms(&self, metrics: &StepMetrics) {
         let Some(change) = self.warnings.end_step(metrics) else { return };
-        self.channel.warn(&change.text);
+        self.channel.warn(&change.text, &change.reasons);
         for symptom in change.new {
             let lines = symptom.kind.changes().iter().map(|line| format!("\n  {line}"));
             let name = symptom.kind.name();
@@ -144,12 +144,14 @@ impl Watchers {
 
     /// Reports a warning of a run that continues: in the run folder for the report, and to the operator.
     pub fn warn(&self, warning: &str) {
-        self.channel.warn(&self.warnings.stand(warning));
+        let change = self.warnings.stand(warning);
+        self.channel.warn(&change.text, &change.reasons);
     }
 
     /// Reports that checkpoints cannot be saved, or that they can again.
     pub fn unsaved(&self, warning: Option<&str>) {
-        self.channel.warn(&self.warnings.unsaved(warning));
+        let change = self.warnings.unsaved(warning);
+        self.channel.warn(&change.text, &change.reasons);
         if let Some(warning) = warning {
             self.progress.message(&format!("warning: this run {warning}"));
         }

@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::ValidatedJob;
 use rlt_objects::args::{CHANNEL_PORT, PullPolicy};
-use rlt_objects::build::{self, BuildInput, ChannelAccess, Settings};
+use rlt_objects::build::{self, Authority, BuildInput, ChannelAccess, Settings};
 use rlt_objects::job::Job;
 use rlt_objects::prepare::Prepared;
 use serde_json::Value;
@@ -40,7 +40,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
         pull_policy: PullPolicy::IfNotPresent,
         channel: Some(ChannelAccess {
             address: format!("https://{release}-channel.{release}.svc:{}", CHANNEL_PORT),
-            authority_pem: String::new(),
+            authority: Authority::default(),
         }),
         traces: Vec::new(),
         pods: Default::default(),

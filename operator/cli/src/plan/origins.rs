@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cluster::Connection;
+use crate::terminal::escaped;
 
 /// One value and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,7 +32,8 @@ pub(super) async fn of_namespace(connection: &Connection) -> io::Result<Option<N
         Err(error) => {
             writeln!(
                 io::stderr(),
-                "note: the defaults of the namespace, ConfigMap {NAME}, cannot be read: {error}"
+                "note: the defaults of the namespace, ConfigMap {NAME}, cannot be read: {}",
+                escaped(&error.to_string())
             )?;
             Ok(None)
         }

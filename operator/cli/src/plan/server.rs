@@ -22,6 +22,7 @@ use crate::args::{DocumentFormat, PlanArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::status::status_of;
+use crate::terminal::escaped;
 
 /// By whom a manifest is applied here, as the API server notes it.
 const FIELD_MANAGER: &str = "rlctl";
@@ -45,7 +46,8 @@ pub(super) fn ask(
         DocumentFormat::Json => document::write_json(&mut out, &checks)?,
         DocumentFormat::Yaml => document::write_yaml(&mut out, &checks)?,
         DocumentFormat::Text => {
-            checks.iter().try_for_each(|check| out.write_all(check.render().as_bytes()))?;
+            let escape = |check: &PlanCheck| escaped(&check.render()).into_owned();
+            checks.iter().try_for_each(|check| out.write_all(escape(check).as_bytes()))?;
         }
     }
     let is_refused = checks.iter().any(PlanCheck::is_refusal);
@@ -177,14 +179,26 @@ fn api_of(connection: &Connection, object: &Value) -> anyhow::Result<(Api<Dynami
 /// The pod settings of this cluster's operator, from its Deployment; `None` if that cannot be read.
 async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     let by_label = ListParams::default().labels("app.kubernetes.io/name=rl-operator");
-    let deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;
+    let mut deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;
+    if is_forbidden(&deployments) {
+        // A user of one namespace may see an operator that is installed in it.
+        let own = Api::<Deployment>::namespaced(connection.client.clone(), &connection.namespace);
+        deployments = own.list(&by_label).await;
+    }
+    let why = if is_forbidden(&deployments) {
+        "you may not read the operator's Deployment"
+    } else {
+        "no operator is to be seen here"
+    };
     let settings = deployments.ok().and_then(|list| list.items.iter().find_map(settings));
     if settings.is_none() {
-        let note =
-            "note: no operator is to be seen here; objects are as the chart's defaults would make them";
-        writeln!(io::stderr(), "{note}")?;
+        writeln!(io::stderr(), "note: {why}; objects are as the chart's defaults would make them")?;
     }
     Ok(settings)
+}
+
+fn is_forbidden<T>(answer: &Result<T, kube::Error>) -> bool {
+    matches!(answer, Err(kube::Error::Api(status)) if status.code == 403)
 }
 
 fn settings(deployment: &Deployment) -> Option<Settings> {
@@ -194,7 +208,7 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
     let namespace = deployment.metadata.namespace.as_deref()?;
     let channel = args.process.channel_service.as_ref().map(|service| build::ChannelAccess {
         address: format!("https://{service}.{namespace}.svc:{}", CHANNEL_PORT),
-        authority_pem: String::new(),
+        authority: build::Authority::default(),
     });
     let pods = args.pods();
     Some(Settings {
@@ -238,5 +252,5 @@ async fn take_authority(connection: &Connection, job: &Job, settings: &mut Setti
     let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);
     let map = maps.get_opt(&build::config_map_name(job.name())).await.ok().flatten();
     let authority = map.and_then(|map| map.data?.remove(rlt_channel::environment::CA_KEY));
-    channel.authority_pem = authority.unwrap_or_default();
+    channel.authority = authority.unwrap_or_default().as_str().into();
 }

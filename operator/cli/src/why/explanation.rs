@@ -64,6 +64,7 @@ pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
         .or_else(|| refused::refused(&status))
         .or_else(|| waiting::waiting(snapshot, &status))
         .unwrap_or_else(|| running(snapshot, &status))
+        .because(continues(&status))
         .because(followed(&status));
     let name = format!("{}/{}", snapshot.job.namespace(), snapshot.job.name());
     Explanation { summary: format!("{name} {}", said.summary), ..said }
@@ -87,6 +88,15 @@ fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option
     })
 }
 
+/// That the job continues although its present specification would be refused.
+fn continues(status: &RLTrainingJobStatus) -> Option<String> {
+    let refusals = [Reason::InvalidSpec, Reason::InvalidDefaults, Reason::PodNotAllowed].map(Reason::name);
+    let mut conditions = status.conditions.iter();
+    let stalled = conditions.find(|condition| condition.type_ == ConditionType::Stalled)?;
+    let is_refused = stalled.status == ConditionStatus::False && refusals.contains(&stalled.reason);
+    is_refused.then(|| stalled.message.clone())
+}
+
 /// A job, or a change of one, that no operator has reconciled.
 fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let is_seen = status.observed_generation.is_some_and(|seen| seen >= snapshot.job.generation());
@@ -95,6 +105,15 @@ fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explan
     }
     let created = snapshot.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let age = created.map(|created| duration(seconds_between(created, snapshot.now))).unwrap_or_default();
+    if status.conditions.is_empty() && !snapshot.workers.is_empty() {
+        let num_pods = snapshot.workers.len();
+        return Some(
+            Explanation::new(format!("is being started: the operator has made {num_pods} of its pods"))
+                .because([
+                    "the first status waits for workers to run; with many new jobs, up to 20 s".to_owned()
+                ]),
+        );
+    }
     let what = if status.conditions.is_empty() {
         format!("waits for its first reconcile, {age} after it was created")
     } else {
@@ -120,16 +139,18 @@ fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explana
 
 fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let stalled = when_true(status, ConditionType::Stalled)?;
+    let held = if status.attempt.is_some() { "is held" } else { "does not start" };
     let because = |title: &str, correct: &str| {
+        let title = format!("{held}: {title}");
         Some(Explanation::new(title).because([stalled.message.clone()]).so(correct))
     };
     if stalled.reason == Reason::InvalidDefaults.name() {
         let correct = "correct that ConfigMap; the job continues automatically";
-        return because("does not start: the defaults of its namespace cannot be read", correct);
+        return because("the defaults of its namespace cannot be read", correct);
     }
     if stalled.reason == Reason::PodNotAllowed.name() {
         let correct = "do without these fields, or ask the administrator of the operator to allow them";
-        return because("does not start: its pods may not have what it asks for", correct);
+        return because("its pods may not have what it asks for", correct);
     }
     if stalled.reason != Reason::InvalidSpec.name() {
         return None;
@@ -140,7 +161,7 @@ fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Expla
         _ => vec![stalled.message.clone()],
     };
     let correct = "correct these fields; `rlctl validate -f FILE` checks a manifest before it is applied";
-    Some(Explanation::new("does not start: its specification breaks rules").because(fields).so(correct))
+    Some(Explanation::new(format!("{held}: its specification breaks rules")).because(fields).so(correct))
 }
 
 fn suspended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {

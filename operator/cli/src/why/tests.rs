@@ -141,6 +141,40 @@ fn a_change_was_not_seen() {
 }
 
 #[test]
+fn its_pods_are_made_and_its_first_status_is_not_written() {
+    let mut snapshot = plain(json!({}));
+    snapshot.workers.push(worker(0, 1, None, json!({"phase": "Pending"})));
+    let explanation = explain(&snapshot);
+    assert!(explanation.summary.contains("is being started"), "{explanation}");
+    assert!(explanation.change.is_empty(), "{explanation}");
+}
+
+#[test]
+fn it_continues_although_its_specification_would_be_refused() {
+    let message = "the job continues under the specification that it began with: hostNetwork";
+    let refused = json!({
+        "type": "Stalled", "status": "False", "lastTransitionTime": SINCE, "reason": "PodNotAllowed",
+        "message": message,
+    });
+    let mut runs = status("PodsReady", "WorkersRunning", "1/1 workers are ready", json!({}));
+    runs["conditions"].as_array_mut().unwrap().push(refused);
+    let explanation = explain(&plain(runs));
+    assert!(explanation.evidence.contains(&message.to_owned()), "{explanation}");
+    assert!(!explanation.summary.contains("does not start"), "{explanation}");
+}
+
+#[test]
+fn a_job_that_has_begun_is_not_said_to_start_when_it_is_refused() {
+    let explain_attempt = |attempt: Value| {
+        let mut refused = status("Stalled", "PodNotAllowed", "hostNetwork", json!({}));
+        refused["attempt"] = attempt;
+        explain(&plain(refused)).summary
+    };
+    assert!(explain_attempt(json!(2)).contains("is held"));
+    assert!(explain_attempt(Value::Null).contains("does not start"));
+}
+
+#[test]
 fn another_controller_works_on_it() {
     explained!(managed_by("example.com/other", json!({})));
 }

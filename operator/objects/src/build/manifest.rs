@@ -10,7 +10,7 @@ use super::{BuildInput, ObjectError, config_map_name, digest, environment};
 use crate::labels;
 
 /// The key of the manifest, and its file's name.
-pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
+pub const MANIFEST_KEY: &str = "manifest.yaml";
 
 /// The ConfigMap of a job.
 ///
@@ -23,7 +23,7 @@ pub fn config_map(input: &BuildInput<'_>) -> Result<ConfigMap, ObjectError> {
         data.insert(environment::key(input, group), variables);
     }
     if let Some(channel) = &input.settings.channel {
-        data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
+        data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority.pem());
     }
     let mut metadata = input.metadata(config_map_name(input.name()));
     let digest = digest(data.iter().flat_map(|(key, text)| [key.as_str(), text]));

@@ -28,7 +28,7 @@ fn settings(channel: Option<ChannelAccess>) -> Settings {
 }
 
 fn channel() -> ChannelAccess {
-    ChannelAccess { address: "https://rlt-operator.rl:8443".into(), authority_pem: "PEM".into() }
+    ChannelAccess { address: "https://rlt-operator.rl:8443".into(), authority: "PEM".into() }
 }
 
 /// The quickstart with these workers.

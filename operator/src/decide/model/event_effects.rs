@@ -75,7 +75,9 @@ impl World {
             ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
             ModelEvent::TimePasses(seconds) => self.now += SignedDuration::from_secs(seconds),
             ModelEvent::OperatorCrashes(num_calls) => self.crash(num_calls),
+            ModelEvent::ApiServerRefuses(_) if self.is_held() => {}
             ModelEvent::ApiServerRefuses(num_calls) => self.refuse(num_calls),
+            ModelEvent::SpecificationRefused(refusal) => self.refusal = refusal,
         }
     }
 
@@ -136,7 +138,8 @@ impl World {
     pub(super) fn restart_in_place(&mut self) {
         let attempt = self.status.attempt.unwrap_or(1);
         let runs = self.pods.values().any(|pod| pod.attempt == attempt && pod.phase == WorkerPhase::Running);
-        if runs && self.has_ended.is_none() {
+        // Restarts of a job that is held are lost if it is suspended before it is released.
+        if runs && self.has_ended.is_none() && !self.is_held() {
             let mut restarts = self.restarts(attempt);
             *restarts.entry(IN_PLACE).or_default() += 1;
             self.num_restarts_in_place += 1;
@@ -177,6 +180,7 @@ impl World {
     /// From here on nothing fails.
     pub(super) fn end_well(&mut self) {
         self.suspend(false);
+        self.refusal = None;
         for idx in 0..NUM_WORKERS {
             self.happen(&ModelEvent::NodeOutOfService(idx));
         }

@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 
 use crate::decide::fixtures::prepared;
 
+/// Whether the ConfigMap holds the specification that the job began with.
+pub(super) type IsFound = bool;
+
 /// A pod event, an exit, or another event of a history.
 #[derive(Clone, Debug)]
 pub(super) enum ModelEvent {
@@ -38,6 +41,9 @@ pub(super) enum ModelEvent {
     TimePasses(i64),
     /// The operator crashes after so many further calls, and another one continues.
     OperatorCrashes(usize),
+    /// The operator restarts as one that refuses the specification, and finds the one that the job began with
+    /// or does not; or as one that accepts it again.
+    SpecificationRefused(Option<IsFound>),
     /// After so many calls the API server refuses those that follow; the status is written all the same.
     ApiServerRefuses(usize),
 }
@@ -60,6 +66,7 @@ pub(super) fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         2 => (1..400i64).prop_map(ModelEvent::TimePasses),
         1 => (0..6usize).prop_map(ModelEvent::OperatorCrashes),
         1 => (0..6usize).prop_map(ModelEvent::ApiServerRefuses),
+        1 => any::<Option<IsFound>>().prop_map(ModelEvent::SpecificationRefused),
     ];
     prop::collection::vec(one, 0..60)
 }

@@ -9,13 +9,15 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_objects::node_signals::Impairment;
-use rlt_objects::prepare::Prepared;
+use rlt_objects::prepare::{Invalid, Prepared};
 use rlt_objects::worker::{Worker, WorkerPhase};
 use serde_json::{Value, json};
 
-use super::events::{ActiveAndSuspended, IN_PLACE, NUM_WORKERS, PLAIN, WITH_RULES};
+use super::events::{ActiveAndSuspended, IN_PLACE, IsFound, NUM_WORKERS, PLAIN, WITH_RULES};
 use crate::decide::fixtures::{input, worker};
-use crate::decide::{Decision, Deletion, ReconcileInput, Report, decide};
+use crate::decide::{
+    Decision, Deletion, ReconcileInput, Report, Specification, decide, refuse, specification,
+};
 use crate::nodes::{NodeState, NodeStates};
 
 /// An API server with one job in it.
@@ -23,6 +25,8 @@ pub(super) struct World {
     pub(super) job: &'static ActiveAndSuspended,
     pub(super) prepared: &'static Prepared,
     pub(super) generation: i64,
+    /// Whether the specification is refused, and the one that the job began with is found.
+    pub(super) refusal: Option<IsFound>,
     pub(super) status: RLTrainingJobStatus,
     pub(super) pods: BTreeMap<String, Arc<Worker>>,
     /// Every rank has a node of its own.
@@ -44,6 +48,7 @@ impl World {
             job,
             prepared: &job[0],
             generation: 1,
+            refusal: None,
             status: RLTrainingJobStatus::default(),
             pods: BTreeMap::new(),
             nodes: (0..NUM_WORKERS).map(|idx| (node_of(idx), NodeState::Answers)).collect(),
@@ -58,14 +63,48 @@ impl World {
     }
 
     pub(super) fn decide(&self) -> Decision {
+        let invalid = Invalid::NotAllowed(vec!["hostNetwork".into()]);
+        if self.is_held() {
+            let decision = refuse(&self.status, self.generation, &invalid, self.now);
+            self.check_held(&decision);
+            return decision;
+        }
         let workers: Vec<_> = self.pods.values().cloned().collect();
-        decide(&ReconcileInput {
+        let decision = decide(&ReconcileInput {
             generation: self.generation,
             nodes: &self.nodes,
             report: self.report.as_ref(),
             now: self.now,
             ..input(self.prepared, &self.status, &workers)
-        })
+        });
+        if self.refusal.is_some() { decision.despite(&invalid) } else { decision }
+    }
+
+    /// Whether the operator has no specification under which it may continue the job.
+    pub(super) fn is_held(&self) -> bool {
+        let invalid = Invalid::NotAllowed(Vec::new());
+        let present = if self.refusal.is_some() { Err(&invalid) } else { Ok(&self.prepared.accepted) };
+        match specification(&self.status, !self.pods.is_empty(), true, present) {
+            Specification::Present => false,
+            Specification::BeganWith => self.refusal == Some(false),
+            Specification::Refused => true,
+        }
+    }
+
+    /// A job that is held changes nothing; once it has begun, its status says that it is stalled and no more,
+    /// and once it has ended not even that.
+    fn check_held(&self, decision: &Decision) {
+        assert!(decision.delete.is_empty() && decision.start.is_empty() && !decision.delete_job);
+        if self.status.conditions.is_empty() || self.status.attempt.is_none() {
+            return;
+        }
+        let may_change = |type_| type_ == ConditionType::Stalled && self.has_ended.is_none();
+        for (before, after) in self.status.conditions.iter().zip(&decision.status.conditions) {
+            let is_same = (before.status, &before.reason) == (after.status, &after.reason);
+            let is_clean_up = before.type_ == ConditionType::Reconciling && self.has_ended.is_some();
+            assert!(is_same || is_clean_up || may_change(before.type_), "{before:?} became {after:?}");
+        }
+        assert_eq!(decision.status.phase, self.status.phase);
     }
 
     /// Applies a decision until the operator dies, after `num_calls` calls. Returns how many it made.
@@ -160,7 +199,10 @@ impl World {
             let decision = self.decide();
             let changes_pods = !decision.delete.is_empty() || !decision.start.is_empty();
             if !changes_pods && decision.status == self.status {
-                return self.check();
+                if !self.is_held() {
+                    self.check();
+                }
+                return;
             }
             let is_to_go_on = changes_pods || decision.requeue_after == Some(Duration::ZERO);
             self.apply(decision, usize::MAX);

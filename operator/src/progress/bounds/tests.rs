@@ -135,6 +135,7 @@ fn progress() -> impl Strategy<Value = Progress> {
     )
         .prop_map(
             |(phase, stage, (step, num_steps), (number, warning), step_finished_ms, time_spent)| Progress {
+                warning_reasons: vec![warning.clone(), "Slowdown".into(), "Slowdown".into()],
                 warning,
                 phase,
                 stage,

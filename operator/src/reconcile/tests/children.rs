@@ -1,6 +1,7 @@
 //! Proves which objects of a job are made before its pods, and how a claim that exists is changed.
 
-use rlt_objects::build;
+use rlt_channel::environment;
+use rlt_objects::build::{self, Authority, ChannelAccess};
 use rlt_objects::prepare::Prepared;
 
 use super::*;
@@ -104,4 +105,53 @@ async fn a_larger_claim_is_requested_and_what_a_claim_cannot_become_holds_the_jo
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "ObjectRefused"));
         assert!(stalled.message.contains(field), "{stalled:?}");
     }
+}
+
+#[tokio::test]
+async fn a_field_that_was_created_and_is_not_wanted_any_more_is_removed() {
+    let account = json!({
+        "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": {
+            "name": "quickstart-trainer", "namespace": "default", "uid": "a", "resourceVersion": "4",
+            "managedFields": [{
+                "manager": labels::OPERATOR, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:annotations": {"f:iam.example.com/role": {}}}},
+            }],
+        },
+    });
+    let server = Server::new(Box::new(move |method, path| {
+        let is_read = *method == Method::GET && path.ends_with("/serviceaccounts/quickstart-trainer");
+        is_read.then(|| (200, account.clone()))
+    }));
+    let context = context(&server);
+    let digest = Some("of the role".to_owned());
+    context.index.enter(&key(), ChildEntry { id: Child::ServiceAccount.into(), digest });
+    reconcile(Arc::new(with_workers(json!({}))), context.into()).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let patches = calls
+        .iter()
+        .filter(|(method, path, _)| *method == Method::PATCH && path.contains("/serviceaccounts/"));
+    let [taken, applied] = patches.map(|(_, _, sent)| sent).collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(taken["metadata"]["managedFields"][0]["operation"], "Apply");
+    assert_eq!(taken["metadata"]["resourceVersion"], "4");
+    assert_eq!(applied["metadata"]["annotations"], Value::Null);
+}
+
+#[tokio::test]
+async fn a_replaced_authority_of_the_channel_is_written_into_the_config_map_of_a_running_job() {
+    let server = Server::new(Box::new(|_, _| None));
+    let authority = Authority::from("first");
+    let address = "https://operator:9443".to_owned();
+    let mut context = context(&server);
+    context.settings.channel = Some(ChannelAccess { address, authority: authority.clone() });
+    runs(&context);
+    let (context, job) = (Arc::new(context), Arc::new(job(&begun())));
+    reconcile(job.clone(), context.clone()).await.unwrap();
+    assert!(authority.replace("second") && !authority.replace("second"));
+    context.prepared.clear();
+    reconcile(job, context).await.unwrap();
+    let calls = server.calls.lock().unwrap();
+    let written: Vec<_> =
+        calls.iter().filter_map(|(.., sent)| sent["data"][environment::CA_KEY].as_str()).collect();
+    assert_eq!(written, ["first", "second"]);
 }

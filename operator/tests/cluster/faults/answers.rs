@@ -10,7 +10,7 @@ use super::{Life, life};
 use crate::crash_point::{CrashPoint, client, client_through};
 use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::test_namespace::{Operator, is_true};
+use crate::test_namespace::{Operator, is_true, until};
 
 /// Every kind of call that changes something in a life.
 const CALLS: [(&str, &str); 7] = [
@@ -62,6 +62,7 @@ async fn a_job_completes_though_all_watches_break() {
     faults.inject("GET", "watch=true", 12, Fault::Break(Duration::from_millis(150)));
     let operator = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
     life(&test, &history, "blinking").await;
+    until("every watch breaks", async || faults.num_left() == 0).await;
     history.check(&test, false).await;
     operator.stop().await;
 }
@@ -72,11 +73,15 @@ async fn a_silent_watch_is_restarted_and_missed_changes_are_reconciled() {
     let faults = Faults::default();
     let proxy = test.cluster.fault_proxy(&faults).await.unwrap();
     faults.inject("GET", "/pods?", 1, Fault::Stall(Duration::ZERO));
-    faults.inject("GET", "watch=true", 3, Fault::Stall(Duration::from_millis(300)));
+    // The first watches of jobs and pods deliver no event.
+    for kind in ["/rltrainingjobs?&watch=true", "/pods?&watch=true"] {
+        faults.inject("GET", kind, 1, Fault::Stall(Duration::ZERO));
+    }
     let client = client_through(&test, &proxy, Duration::from_secs(1)).await;
     let operator = Operator::start(client, &test.namespace);
     let _kubelet = Kubelet::start(&test, |_, _| Some(0));
     test.post("unheard", json!({})).await;
     test.when("unheard", |status| is_true(status, ConditionType::Complete)).await;
+    assert_eq!(faults.num_left(), 0, "lists and watches that fell silent");
     operator.stop().await;
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Life, life};
 use crate::crash_point::{CrashPoint, Side, client};
 use crate::history::History;
-use crate::test_namespace::{Operator, TestNamespace};
+use crate::test_namespace::{Operator, TestNamespace, is_true, until};
 
 /// Lets a job live under operators of which the first ones end at these calls of theirs. Returns whether the
 /// last of the crash points was reached.
@@ -102,15 +102,13 @@ async fn a_settled_job_costs_no_call_also_after_a_restart_of_the_operator() {
     test.post("held", json!({"runPolicy": {"suspend": true}})).await;
     let crash_point = CrashPoint::never();
     let operator = Operator::start(client(&test, &Faults::default(), &crash_point).await, &test.namespace);
-    history.when("held", |status| crate::test_namespace::is_true(status, ConditionType::Suspended)).await;
-    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    let first = crash_point.num_calls();
-    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
-    assert_eq!(crash_point.num_calls(), first);
+    history.when("held", |status| is_true(status, ConditionType::Suspended)).await;
+    operator.settles(&test, || crash_point.num_calls()).await;
     operator.kill().await;
     let crash_point = CrashPoint::never();
     let operator = Operator::start(client(&test, &Faults::default(), &crash_point).await, &test.namespace);
-    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    until("both jobs are reconciled", async || operator.num_reconciles("done") >= 2).await;
+    operator.reconciles_all(&test).await;
     assert_eq!(crash_point.num_calls(), 0);
     operator.stop().await;
 }

@@ -1,7 +1,5 @@
 //! Nodes that are lost, and nodes that only stop answering.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::{Node as KubeNode, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -13,7 +11,7 @@ use serde_json::{Value, json};
 use crate::crash_point::{CrashPoint, client};
 use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::test_namespace::{Operator, TestNamespace, reason};
+use crate::test_namespace::{Operator, TestNamespace, reason, until};
 
 /// A node without a machine, on which the scheduler puts nothing.
 pub(super) struct Node {
@@ -66,6 +64,17 @@ impl Node {
     }
 }
 
+/// Waits until the operator has received all earlier changes of nodes: it restarts another job, which lost
+/// its node afterwards.
+async fn nodes_are_seen(test: &TestNamespace) {
+    let last = Node::make(test, "last").await;
+    test.post("last", json!({"workers": {"count": 1, "device": "Cpu"}})).await;
+    test.run_on("last", 1, &[&last]).await;
+    last.remove(test).await;
+    test.when("last", |status| status.attempt == Some(2)).await;
+    test.jobs().delete("last", &DeleteParams::background()).await.unwrap();
+}
+
 /// The nodes that a pod would rather not be given.
 fn avoided(pod: &Pod) -> Vec<String> {
     let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
@@ -112,8 +121,9 @@ async fn a_pod_on_a_silent_node_keeps_its_name_until_the_node_is_out_of_service(
     test.post("waits", pair()).await;
     let gang = test.run_on("waits", 1, &[&stays, &silent]).await;
     silent.set_ready(&test, "Unknown").await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(test.status("waits").await.attempt, Some(1), "training may go on without the cluster");
+    nodes_are_seen(&test).await;
+    let status = test.when_reconciled("waits").await;
+    assert_eq!(status.attempt, Some(1), "training may go on without the cluster");
     let soon = DeleteParams::default().grace_period(1);
     test.pods().delete(&gang[1].name_any(), &soon).await.unwrap();
     test.when("waits", |status| status.attempt == Some(2)).await;
@@ -142,7 +152,7 @@ async fn a_job_that_is_to_pause_names_the_worker_that_it_cannot_stop_on_a_silent
     test.post("pauses", json!({"workers": workers, "runPolicy": {"terminationGracePeriodSeconds": 1}})).await;
     test.run_on("pauses", 1, &[&deaf]).await;
     deaf.set_ready(&test, "Unknown").await;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    nodes_are_seen(&test).await;
     test.patch_job("pauses", json!({"runPolicy": {"suspend": true}})).await;
     // Nothing happens after the operator's own deletion that could bring the job to mind.
     let is_stuck = (ConditionStatus::True, "NodeUnreachable".to_owned());
@@ -161,14 +171,11 @@ async fn a_gang_on_a_node_that_the_cache_does_not_have_yet_runs_on() {
     faults.inject("GET", "/nodes?&watch=true", usize::MAX >> 1, Fault::Hang);
     let all = faults.num_left();
     let _operator = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
-    while faults.num_left() == all {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("nodes are watched", async || faults.num_left() < all).await;
     let node = Node::make(&test, "new").await;
     test.post("early", pair()).await;
     let gang = test.run_on("early", 1, &[&node, &node]).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let status = test.status("early").await;
+    let status = test.when_reconciled("early").await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
     // No event reports its deletion either; an uncached read finds it.
     node.remove(&test).await;

@@ -1,7 +1,5 @@
 //! Failures of pods: evicted, out of memory, without an image, unschedulable.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, EvictParams};
@@ -11,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::nodes::Node;
 use crate::history::History;
-use crate::test_namespace::{TestNamespace, container, ended, is_true, reason};
+use crate::test_namespace::{TestNamespace, container, ended, is_true, reason, until};
 
 /// Two workers.
 fn pair() -> Value {
@@ -50,7 +48,7 @@ impl TestNamespace {
     }
 
     /// Plays the kubelet: the pod is gone.
-    pub(super) async fn forget(&self, pod: &Pod) {
+    pub(crate) async fn forget(&self, pod: &Pod) {
         let _ = self.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await;
     }
 }
@@ -175,12 +173,8 @@ async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_na
         test.post("kept", storage.clone()).await;
         test.worker("kept", 1).await;
         // It is made beside the pod, which waits for it.
-        let claim = loop {
-            if let Some(claim) = claims.get_opt("kept-storage").await.unwrap() {
-                break claim;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+        until("a claim is made", async || claims.get_opt("kept-storage").await.unwrap().is_some()).await;
+        let claim = claims.get("kept-storage").await.unwrap();
         uids.push(claim.uid().unwrap());
         test.jobs().delete("kept", &DeleteParams::background()).await.unwrap();
         test.when_gone("kept").await;

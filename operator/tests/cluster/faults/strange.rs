@@ -8,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rlt_api::status::ConditionType;
-use rlt_cluster::{Options, Shared};
+use rlt_cluster::{Call, Options, Shared};
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use super::{Life, life};
 use crate::crash_point::{CrashPoint, client};
 use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::test_namespace::{Operator, TestNamespace, ended, is_true};
+use crate::test_namespace::{Operator, TestNamespace, ended, is_true, until};
 
 #[tokio::test]
 async fn two_operators_at_once_live_one_life() {
@@ -133,15 +133,20 @@ async fn a_job_deleted_while_it_runs_leaves_no_objects() {
     let Some(test) = crate::set("cut-short").await else { return };
     let _kubelet = Life::kubelet(&test);
     let crash_point = CrashPoint::never();
-    let _operator = Operator::start(client(&test, &Default::default(), &crash_point).await, &test.namespace);
+    let operator = Operator::start(client(&test, &Default::default(), &crash_point).await, &test.namespace);
     test.post("short", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
     test.when("short", |status| status.attempt == Some(2)).await;
     test.jobs().delete("short", &DeleteParams::background()).await.unwrap();
     test.when_gone("short").await;
     test.when_pods("short", <[_]>::is_empty).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    // Calls in flight end. Reconciles of another, suspended job cost no call.
+    test.post("held", json!({"runPolicy": {"suspend": true}})).await;
+    test.when_true("held", ConditionType::Suspended).await;
+    operator.settles(&test, || crash_point.num_calls()).await;
     let calls = crash_point.num_calls();
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        operator.reconciles_all(&test).await;
+    }
     assert_eq!(crash_point.num_calls(), calls, "no calls for a deleted job");
 }
 
@@ -153,21 +158,21 @@ impl TestNamespace {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
         let name = definition.name_any();
         definitions.patch(&name, &params, &Patch::Apply(definition)).await.unwrap();
-        while self.jobs().list(&Default::default()).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until("the kind is served", async || self.jobs().list(&Default::default()).await.is_ok()).await;
     }
 }
 
 #[tokio::test]
 async fn an_operator_waits_for_a_missing_or_outdated_crd() {
-    static BARE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
+    static BARE: Shared = Shared::new(|| Options::control_plane().without_scheduler().with_audit_log());
     let Some(cluster) = BARE.get() else { return };
     let manifest = include_str!("../../../../crds/manifests/rltrainingjobs.yaml");
     let mut definition: Value = serde_saphyr::from_str(manifest).unwrap();
     let test = TestNamespace::without_definition(cluster, "early").await;
     let operator = test.operator().await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let is_refused = |call: &Call| call.resource == "rltrainingjobs" && call.code == 404;
+    let num_refused = || test.cluster.calls().unwrap().into_iter().filter(is_refused).count();
+    until("the operator asks for jobs again", async || num_refused() >= 2).await;
     let current = definition.clone();
     let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
     let fields = definition.pointer_mut(status).and_then(Value::as_object_mut).unwrap();
@@ -181,7 +186,7 @@ async fn an_operator_waits_for_a_missing_or_outdated_crd() {
     test.when_true("early", ConditionType::PodsReady).await;
     test.end(&first, 75, "").await;
     // The older CRD lacks the fields that the next attempt has to write first.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until("two writes fail", async || operator.num_reconciles("failed") >= 2).await;
     assert_eq!(test.status("early").await.attempt, Some(1));
     test.define(&current).await;
     let second = test.worker("early", 2).await;
@@ -197,6 +202,8 @@ async fn a_pod_of_another_namespace_that_names_a_job_as_its_owner_is_none_of_its
     let elsewhere = test.cluster.namespace("elsewhere").await.unwrap();
     let namespaces = vec![test.namespace.clone(), elsewhere.clone()];
     let _operator = Operator::start_in(test.client.clone(), namespaces);
+    let other =
+        TestNamespace { cluster: test.cluster, client: test.client.clone(), namespace: elsewhere.clone() };
     test.post("guarded", json!({})).await;
     let pod = test.worker("guarded", 1).await;
     test.run(&pod).await;
@@ -213,11 +220,11 @@ async fn a_pod_of_another_namespace_that_names_a_job_as_its_owner_is_none_of_its
     pods.create(&PostParams::default(), &serde_json::from_value(copy).unwrap()).await.unwrap();
     let failed = Patch::Merge(json!({"status": ended(75, "not yours")}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &failed).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    // Any change of the job causes a reconcile.
-    test.patch_job("guarded", json!({"runPolicy": {"terminationGracePeriodSeconds": 31}})).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let status = test.status("guarded").await;
+    // The operator has seen the end of a later pod of that namespace, so it has seen the copy's too.
+    other.post("later", json!({})).await;
+    other.end(&other.worker("later", 1).await, 75, "").await;
+    other.worker("later", 2).await;
+    let status = test.when_reconciled("guarded").await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
     assert!(is_true(&status, ConditionType::PodsReady));
 }

@@ -1,0 +1,191 @@
+//! The specification that a job began with: its digests, and reading it from the ConfigMap of the job.
+
+use rlt_api::ValidatedJob;
+use rlt_api::resolved::ResolvedSpec;
+use rlt_api::spec::{RunPolicySpec, WorkersSpec};
+use rlt_api::status::AcceptedStatus;
+use serde_json::Value;
+
+use super::Prepared;
+use crate::build::{PodSettings, digest};
+use crate::job::Job;
+use crate::pod_template;
+
+/// Returns the digest of a job's own specification without `spec.runPolicy`, which may change at any time.
+pub(super) fn spec_digest(job: &Job) -> String {
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
+    if let Some(fields) = spec.as_object_mut() {
+        fields.remove("runPolicy");
+    }
+    digest([spec.to_string().as_str()])
+}
+
+/// Returns the digests of a specification with all defaults.
+pub(super) fn digests(job: &ValidatedJob, generation: i64, spec_digest: String) -> AcceptedStatus {
+    let training = ResolvedSpec {
+        workers: WorkersSpec::default(),
+        run_policy: RunPolicySpec::default(),
+        ..job.spec().clone()
+    };
+    AcceptedStatus {
+        generation,
+        manifest_digest: digest([job.to_yaml().unwrap_or_default().as_str()]),
+        spec_digest,
+        training_digest: digest([serde_json::to_string(&training).unwrap_or_default().as_str()]),
+    }
+}
+
+impl Prepared {
+    /// Prepares the job under the specification that it began with, from the manifest in its ConfigMap;
+    /// `None` where that is another one or cannot be read. Users can write ConfigMaps: a manifest is used
+    /// only if its digest is the `recorded` one of the job's status, or, for a job that an earlier release
+    /// began and that has none, if it would be accepted as a new job.
+    ///
+    /// `spec.runPolicy.suspend` is that of the present specification. Where the present specification is
+    /// valid, so are `spec.workers` and `spec.runPolicy`.
+    pub fn began_with(
+        job: &Job,
+        manifest: &str,
+        recorded: Option<&AcceptedStatus>,
+        present: Option<&Self>,
+        pods: &PodSettings,
+    ) -> Option<Self> {
+        let began = match recorded {
+            Some(recorded) if digest([manifest]) == recorded.manifest_digest => {
+                rlt_api::read_accepted(manifest).ok()?
+            }
+            Some(_) => return None,
+            None => unrecorded(job, manifest, pods)?,
+        };
+        if (began.name(), began.metadata().namespace.as_deref()) != (job.name(), Some(job.namespace())) {
+            return None;
+        }
+        let began = match present.map(|present| present.job.spec()) {
+            Some(spec) => began.with_workers(spec.workers.clone()).with_run_policy(spec.run_policy.clone()),
+            None => {
+                let run_policy = RunPolicySpec { suspend: suspends(job), ..began.spec().run_policy.clone() };
+                began.with_run_policy(run_policy)
+            }
+        };
+        let digest = spec_digest(job);
+        // A job that was edited keeps the record of what it began with.
+        let edited = recorded.filter(|recorded| !recorded.is_of(job.generation(), &digest));
+        let (generation, digest) = match edited {
+            Some(recorded) => (recorded.generation, recorded.spec_digest.clone()),
+            None => (job.generation(), digest),
+        };
+        Self::planned(began, generation, digest).ok()
+    }
+
+    /// Whether a job still has the specification of this record, apart from `spec.runPolicy`.
+    pub fn is_unedited(job: &Job, recorded: &AcceptedStatus) -> bool {
+        recorded.is_of(job.generation(), &spec_digest(job))
+    }
+}
+
+/// Validates the manifest of a job without a record; `None` if it is invalid or not allowed.
+fn unrecorded(job: &Job, manifest: &str, pods: &PodSettings) -> Option<ValidatedJob> {
+    let valid = rlt_api::validate_with(manifest, pod_template::problems_of).ok()?;
+    let is_allowed = pods.privileges.refused(job.namespace(), &valid.spec().workers).is_empty();
+    is_allowed.then_some(valid)
+}
+
+fn suspends(job: &Job) -> bool {
+    let spec: Value = serde_json::from_str(&job.spec).unwrap_or_default();
+    spec.pointer("/runPolicy/suspend").and_then(Value::as_bool).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::spec::Device;
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures::job;
+
+    fn manifest(prepared: &Prepared) -> String {
+        prepared.job.to_yaml().unwrap()
+    }
+
+    fn began_with(job: &Job, manifest: &str, recorded: Option<&AcceptedStatus>) -> Option<Prepared> {
+        Prepared::began_with(job, manifest, recorded, None, &PodSettings::default())
+    }
+
+    /// The job with another section of its specification, one generation later.
+    fn with(mut job: Job, section: &str, value: Value) -> Job {
+        let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+        spec[section] = value;
+        job.spec = spec.to_string();
+        job.metadata.generation = Some(job.generation() + 1);
+        job
+    }
+
+    #[test]
+    fn a_job_is_read_as_it_began_with_the_suspension_of_its_present_specification() {
+        let began = Prepared::new(&job(&json!({"activeDeadlineSeconds": 90}))).unwrap();
+        let broken = with(job(&json!({"suspend": true})), "training", json!({"steps": -1}));
+        assert!(Prepared::new(&broken).is_err());
+        let read = began_with(&broken, &manifest(&began), Some(&began.accepted)).unwrap();
+        assert!(read.job.spec().run_policy.suspend);
+        assert_eq!(read.job.spec().run_policy.active_deadline_seconds, Some(90));
+        assert_eq!(read.job.spec().training, began.job.spec().training);
+        assert_eq!(read.accepted.training_digest, began.accepted.training_digest);
+        assert!(!Prepared::is_unedited(&broken, &read.accepted), "the edit is still one");
+    }
+
+    #[test]
+    fn a_manifest_that_breaks_a_rule_of_a_later_release_is_read_by_its_record_alone() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        let lax = manifest(&began).replace("samplesPerPrompt: 16", "samplesPerPrompt: 1");
+        assert!(rlt_api::validate(&lax).is_err(), "a group of one breaks a rule");
+        let recorded = AcceptedStatus { manifest_digest: digest([lax.as_str()]), ..began.accepted.clone() };
+        let read = began_with(&job(&json!({})), &lax, Some(&recorded)).unwrap();
+        assert!(Prepared::is_unedited(&job(&json!({})), &read.accepted));
+        assert!(began_with(&job(&json!({})), &lax, None).is_none(), "without a record the rules hold");
+    }
+
+    #[test]
+    fn a_manifest_that_someone_changed_or_of_another_job_is_not_used() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        let forged = manifest(&began).replace("numLayers: 2", "numLayers: 3");
+        assert!(rlt_api::validate(&forged).is_ok());
+        assert!(began_with(&job(&json!({})), &forged, Some(&began.accepted)).is_none());
+        let mut other = job(&json!({}));
+        other.metadata.name = Some("other".into());
+        assert!(began_with(&other, &manifest(&began), Some(&began.accepted)).is_none());
+    }
+
+    #[test]
+    fn without_a_record_the_privileges_of_today_hold() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        assert!(began_with(&job(&json!({})), &manifest(&began), None).is_some());
+        let mut workers = began.job.spec().workers.clone();
+        workers.pod_template = Some(json!({"spec": {"containers": [], "hostNetwork": true}}));
+        let privileged = began.job.clone().with_workers(workers).to_yaml().unwrap();
+        assert!(rlt_api::validate(&privileged).is_ok());
+        assert!(began_with(&job(&json!({})), &privileged, None).is_none());
+    }
+
+    #[test]
+    fn a_release_with_other_defaults_keeps_what_the_training_computes_and_takes_the_workers() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        let mut present = Prepared::new(&with(job(&json!({})), "training", json!({"steps": 7}))).unwrap();
+        let workers = WorkersSpec { device: Device::Cpu, threads: Some(3), ..WorkersSpec::default() };
+        present.job = present.job.with_workers(workers.clone());
+        let (job, pods) = (job(&json!({})), PodSettings::default());
+        let text = manifest(&began);
+        let read = Prepared::began_with(&job, &text, Some(&began.accepted), Some(&present), &pods).unwrap();
+        assert_eq!(read.job.spec().training, began.job.spec().training);
+        assert_eq!(read.job.spec().workers, workers);
+        assert_ne!(present.accepted.training_digest, began.accepted.training_digest);
+    }
+
+    #[test]
+    fn a_run_policy_may_change_and_anything_else_is_an_edit() {
+        let began = Prepared::new(&job(&json!({}))).unwrap();
+        let suspended = with(job(&json!({})), "runPolicy", json!({"suspend": true}));
+        assert!(Prepared::is_unedited(&suspended, &began.accepted));
+        let edited = with(job(&json!({})), "training", json!({"steps": 7}));
+        assert!(!Prepared::is_unedited(&edited, &began.accepted));
+    }
+}

@@ -1,0 +1,73 @@
+//! Finding the specification that a job runs under: the present one, or the one that it began with, which its
+//! ConfigMap holds.
+
+use std::sync::Arc;
+
+use rlt_objects::job::Job;
+use rlt_objects::prepare::{Invalid, Prepared};
+
+use crate::apply::{self, ApplyError};
+use crate::context::Context;
+use crate::decide::{self, Specification};
+use crate::observe::Observed;
+
+/// The specification that a job runs under.
+pub(super) enum JobSpecification {
+    /// None: the present one is refused.
+    Refused(Invalid),
+    /// An accepted one.
+    Accepted {
+        /// The specification and its plan.
+        prepared: Arc<Prepared>,
+        /// Why the present specification is refused, where the job continues without it.
+        refused: Option<Invalid>,
+    },
+}
+
+/// Validates a job, and reads the specification that it began with where it runs under that one.
+pub(super) async fn of(
+    context: &Context,
+    job: &Job,
+    observed: &Observed,
+) -> Result<JobSpecification, ApplyError> {
+    let defaults = context.index.defaults.of(job.namespace());
+    let present = context.prepared.get(job, &context.settings.pods, defaults.as_deref());
+    let status = &observed.current.status;
+    let is_unedited = status.accepted.as_ref().is_some_and(|record| Prepared::is_unedited(job, record));
+    let has_pods = !observed.workers.is_empty();
+    let digests = present.as_ref().map(|prepared| &prepared.accepted);
+    let began_with = match decide::specification(status, has_pods, is_unedited, digests) {
+        Specification::BeganWith => read(context, job, observed, present.as_ref().ok()).await?,
+        Specification::Present | Specification::Refused => None,
+    };
+    Ok(match (began_with, present) {
+        (Some(prepared), present) => JobSpecification::Accepted { prepared, refused: present.err() },
+        (None, Ok(prepared)) => JobSpecification::Accepted { prepared, refused: None },
+        (None, Err(invalid)) => JobSpecification::Refused(invalid),
+    })
+}
+
+/// The specification that a job began with, from memory where it was read before.
+async fn read(
+    context: &Context,
+    job: &Job,
+    observed: &Observed,
+    present: Option<&Arc<Prepared>>,
+) -> Result<Option<Arc<Prepared>>, ApplyError> {
+    if let Some(known) = context.prepared.began_with(job) {
+        return Ok(Some(known));
+    }
+    let Some(manifest) = apply::read_manifest(&context.client, job).await? else { return Ok(None) };
+    let recorded = observed.current.status.accepted.as_ref();
+    let pods = &context.settings.pods;
+    let read = Prepared::began_with(job, &manifest, recorded, present.map(Arc::as_ref), pods).map(Arc::new);
+    match &read {
+        Some(prepared) => context.prepared.keep(job, prepared.clone()),
+        None => tracing::warn!(
+            namespace = job.namespace(),
+            job = job.name(),
+            "the ConfigMap does not hold the specification that the job began with"
+        ),
+    }
+    Ok(read)
+}

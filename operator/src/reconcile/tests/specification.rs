@@ -1,0 +1,129 @@
+//! Proves that a job that has begun continues under the specification that it began with after a restart of
+//! the operator with settings that refuse it.
+
+use rlt_api::status::Phase;
+use rlt_objects::build::{MANIFEST_KEY, config_map_name};
+use rlt_objects::prepare::Prepared;
+
+use super::*;
+
+const ENDED: &str = "2026-01-01T01:00:00Z";
+
+/// A job that needs what the settings of these tests do not allow, with this status.
+fn not_allowed(suspend: bool, status: &Value) -> Job {
+    let mut job = job(status);
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+    spec["workers"]["podTemplate"] = json!({"spec": {"containers": [], "hostNetwork": true}});
+    spec["runPolicy"] = json!({"suspend": suspend});
+    job.spec = spec.to_string();
+    job
+}
+
+/// Its status after its first attempt began, and its manifest at that time.
+fn began(more: Value) -> (Value, String) {
+    let began = Prepared::new(&not_allowed(false, &json!({}))).unwrap();
+    let mut status = begun();
+    status["accepted"] = serde_json::to_value(&began.accepted).unwrap();
+    status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    (status, began.job.to_yaml().unwrap())
+}
+
+/// An API server that has this answer for the ConfigMap of the job.
+fn with_config_map(code: u16, manifest: &str) -> Rule {
+    let owner = json!({
+        "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "quickstart", "uid": "u",
+        "controller": true,
+    });
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "data": {MANIFEST_KEY: manifest},
+        "metadata": {
+            "name": config_map_name("quickstart"), "namespace": "default", "ownerReferences": [owner],
+        },
+    });
+    Box::new(move |method, path| {
+        let is_read = *method == Method::GET && path.ends_with("/configmaps/quickstart-manifest");
+        match code {
+            _ if *method == Method::DELETE => Some((200, json!({"kind": "Status", "metadata": {}}))),
+            _ if !is_read => None,
+            200 => Some((200, map.clone())),
+            404 => Some(refusal(404, "NotFound", "no")),
+            code => Some(refusal(code, "InternalError", "no")),
+        }
+    })
+}
+
+/// One reconcile of a job with two running workers.
+async fn reconciled(rule: Rule, job: Job) -> (Server, Result<Action, ApplyError>) {
+    let server = Server::new(rule);
+    let context = context(&server);
+    runs(&context);
+    let done = reconcile(Arc::new(job), context.into()).await;
+    (server, done)
+}
+
+fn num_deleted_pods(server: &Server) -> usize {
+    let calls = server.calls.lock().unwrap();
+    calls.iter().filter(|(method, path, _)| *method == Method::DELETE && path.contains("/pods/")).count()
+}
+
+#[tokio::test]
+async fn a_running_job_that_would_be_refused_continues_and_says_so() {
+    let (status, manifest) = began(json!({}));
+    let (server, done) = reconciled(with_config_map(200, &manifest), not_allowed(false, &status)).await;
+    done.unwrap();
+    let status = server.status().expect("a status is written");
+    let stalled = condition(&status, ConditionType::Stalled);
+    assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::False, "PodNotAllowed"));
+    assert!(stalled.message.contains("hostNetwork"), "{stalled:?}");
+    assert_eq!(condition(&status, ConditionType::PodsReady).status, ConditionStatus::True);
+    assert_eq!((status.phase, num_deleted_pods(&server)), (Some(Phase::Running), 0));
+    assert_eq!(status.progress.unwrap().step, 3, "reports are taken");
+}
+
+#[tokio::test]
+async fn a_running_job_that_would_be_refused_can_be_suspended() {
+    let (status, manifest) = began(json!({}));
+    let (server, done) = reconciled(with_config_map(200, &manifest), not_allowed(true, &status)).await;
+    done.unwrap();
+    assert_eq!(num_deleted_pods(&server), 2);
+}
+
+#[tokio::test]
+async fn a_running_job_whose_manifest_is_another_one_keeps_its_conditions_and_is_stalled() {
+    let (status, manifest) = began(json!({}));
+    let forged = manifest.replace("numLayers: 2", "numLayers: 3");
+    for rule in [with_config_map(200, &forged), with_config_map(404, "")] {
+        let (server, done) = reconciled(rule, not_allowed(false, &status)).await;
+        done.unwrap();
+        let status = server.status().expect("a status is written");
+        let stalled = condition(&status, ConditionType::Stalled);
+        assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "PodNotAllowed"));
+        assert_eq!(num_deleted_pods(&server), 0);
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_said_while_the_manifest_cannot_be_read() {
+    let (status, _) = began(json!({}));
+    let (server, done) = reconciled(with_config_map(500, ""), not_allowed(false, &status)).await;
+    assert!(done.is_err(), "it is tried again");
+    assert_eq!((server.status(), num_deleted_pods(&server)), (None, 0));
+}
+
+#[tokio::test]
+async fn a_job_that_is_complete_stays_complete_with_its_manifest_or_without() {
+    let complete = json!({
+        "type": "Complete", "status": "True", "reason": "StepsFinished", "message": "all steps are done",
+        "lastTransitionTime": ENDED,
+    });
+    let (status, manifest) =
+        began(json!({"completionTime": ENDED, "conditions": [complete], "phase": "Succeeded"}));
+    for rule in [with_config_map(200, &manifest), with_config_map(404, "")] {
+        let (server, done) = reconciled(rule, not_allowed(false, &status)).await;
+        done.unwrap();
+        let status = server.status().expect("a status is written");
+        assert_eq!(condition(&status, ConditionType::Complete).status, ConditionStatus::True);
+        assert_eq!(condition(&status, ConditionType::Stalled).status, ConditionStatus::False);
+        assert_eq!(status.phase, Some(Phase::Succeeded));
+    }
+}
