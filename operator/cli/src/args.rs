@@ -88,6 +88,10 @@ pub(crate) struct RunArgs {
     /// Remove the files of an earlier run in the run folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
+    /// Variable of the environment that the manifest may send to an address that it names, such as a reward
+    /// server; may be repeated. Without it such a manifest is asked about on a terminal, else refused.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) send_env: Vec<String>,
     /// Path of the trainer to start.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,

@@ -106,7 +106,7 @@ impl LaunchError {
 /// [`LaunchError`], which determines the exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
-    match (worker::read_manifest(&args.manifest), place) {
+    match (worker::read_job(args), place) {
         (Ok(job), place) if follow::is_asked_for(place.as_ref()) => {
             follow(&job, || follow::run(args, &job, place))
         }

@@ -19,7 +19,7 @@ use crate::parallel::{RankEnvironment, Ranks};
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::train::train;
-use crate::run::{identity, out_of_memory, setup};
+use crate::run::{consent, identity, out_of_memory, setup};
 use crate::storage::checkpoint::clear_copies;
 use crate::storage::error_chain;
 use crate::storage::run_folder::RunFolder;
@@ -41,6 +41,10 @@ pub struct WorkerArgs {
     /// Remove the files of an earlier run in the folder and start over.
     #[arg(long)]
     pub overwrite: bool,
+    /// Variable of the environment that the manifest may send to an address that it names, such as a
+    /// reward server; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub send_env: Vec<String>,
 }
 
 /// Makes the recipes that a manifest requests.
@@ -58,7 +62,7 @@ impl WorkerArgs {
 /// # Errors
 /// [`TrainError`], which names its exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainError> {
-    run_as_read(args, read_manifest(&args.manifest), choose)
+    run_as_read(args, read_job(args), choose)
 }
 
 /// Trains as [`run`] does, with a manifest that the caller has read.
@@ -220,6 +224,19 @@ fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
         tracing::warn!("before rank {} failed {first}", ranks.rank());
     }
+}
+
+/// Reads the job to run. The user allows each variable that it sends to an address of its own; ranks that a
+/// launcher has started do not ask again.
+///
+/// # Errors
+/// Those of [`read_manifest`], or [`TrainError::NotAllowed`].
+pub(crate) fn read_job(args: &WorkerArgs) -> Result<ValidatedJob, TrainError> {
+    let job = read_manifest(&args.manifest)?;
+    if !launch::is_launched() {
+        consent::check(job.spec(), &args.send_env)?;
+    }
+    Ok(job)
 }
 
 /// Reads and validates a manifest.
