@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use reqwest::Url;
 use reqwest::blocking::RequestBuilder;
+use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
 use crate::rest::{Rest, variable};
@@ -143,7 +144,14 @@ impl Credentials {
 
     fn added_to(&self, mut request: RequestBuilder) -> RequestBuilder {
         if let Some(token) = &self.write_token {
-            request = request.header(WRITE_TOKEN, token);
+            request = match HeaderValue::from_str(token) {
+                Ok(mut token) => {
+                    token.set_sensitive(true);
+                    request.header(WRITE_TOKEN, token)
+                }
+                // The builder reports the header as an error of the request.
+                Err(_) => request.header(WRITE_TOKEN, token),
+            };
         }
         if let Some(token) = &self.hub_token {
             request = request.bearer_auth(token);
