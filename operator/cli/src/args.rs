@@ -5,10 +5,12 @@ mod convert;
 mod export;
 mod track;
 
+use std::io::Stdout;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use rlt_terminal::Output;
 
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 pub(crate) use convert::{ConvertArgs, SourceProject};
@@ -210,4 +212,24 @@ pub(crate) enum DocumentFormat {
     Json,
     /// YAML for programs.
     Yaml,
+}
+
+impl Format {
+    /// Returns standard output for this format.
+    pub(crate) fn output(self) -> Output<Stdout> {
+        match self {
+            Self::Text => rlt_terminal::text(),
+            Self::Json => rlt_terminal::document(),
+        }
+    }
+}
+
+impl DocumentFormat {
+    /// Returns standard output for this format.
+    pub(crate) fn output(self) -> Output<Stdout> {
+        match self {
+            Self::Text => rlt_terminal::text(),
+            Self::Json | Self::Yaml => rlt_terminal::document(),
+        }
+    }
 }

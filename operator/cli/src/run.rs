@@ -82,7 +82,11 @@ fn readable(text: &str) -> io::Result<File> {
 fn note_cluster_only_fields(job: &ValidatedJob) {
     let fields = job.cluster_only_fields();
     if !fields.is_empty() {
-        let _ = writeln!(io::stderr(), "note: without effect here, on a cluster only: {}", fields.join(", "));
+        let _ = writeln!(
+            rlt_terminal::messages(),
+            "note: without effect here, on a cluster only: {}",
+            fields.join(", ")
+        );
     }
 }
 

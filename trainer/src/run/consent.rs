@@ -3,7 +3,7 @@
 //! job's owner gives it, so nothing is asked there.
 
 use std::fmt::{self, Display, Formatter};
-use std::io::{self, BufRead, IsTerminal as _, Write};
+use std::io::{self, BufRead, Write};
 
 use reqwest::Url;
 use rlt_api::resolved::ResolvedSpec;
@@ -48,11 +48,10 @@ pub(crate) fn check(spec: &ResolvedSpec, allowed: &[String]) -> Result<(), NotAl
     }
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let asked = not_allowed(sent_variables(spec), allowed, is_set);
-    let (input, output) = (io::stdin(), io::stderr());
-    let has_user = input.is_terminal() && output.is_terminal();
     // A terminal that is gone gives no answer.
     if asked.is_empty()
-        || (has_user && is_confirmed(&asked, &mut input.lock(), &mut &output).unwrap_or(false))
+        || (rlt_terminal::has_user()
+            && is_confirmed(&asked, &mut io::stdin().lock(), &mut rlt_terminal::messages()).unwrap_or(false))
     {
         return Ok(());
     }

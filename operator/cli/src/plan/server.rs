@@ -40,7 +40,7 @@ pub(super) fn ask(
         checks.extend(nodes::ask(&connection, planned).await?);
         Ok(checks)
     })?;
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match args.output {
         DocumentFormat::Json => document::write_json(&mut out, &checks)?,
         DocumentFormat::Yaml => document::write_yaml(&mut out, &checks)?,
@@ -68,7 +68,7 @@ async fn checks(
     let objects = match Prepared::in_cluster(&job, &settings.pods, namespace.as_ref()) {
         Ok(prepared) => {
             for warning in prepared.job.warnings() {
-                writeln!(io::stderr(), "warning: {warning}")?;
+                writeln!(rlt_terminal::messages(), "warning: {warning}")?;
             }
             objects::of_attempt(&job, &prepared, &settings, attempt)?
         }
@@ -182,7 +182,7 @@ async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     if settings.is_none() {
         let note =
             "note: no operator is to be seen here; objects are as the chart's defaults would make them";
-        writeln!(io::stderr(), "{note}")?;
+        writeln!(rlt_terminal::messages(), "{note}")?;
     }
     Ok(settings)
 }
