@@ -34,7 +34,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if args.overwrite {
         command.arg("--overwrite");
     }
-    command.args(args.send_env.iter().flat_map(|name| ["--send-env", name]));
+    command.args(args.send_env.iter().flat_map(|name| ["--send-env", name.as_str()]));
     // The OpenMP runtime reads this before the trainer's first line. By default its idle threads spin, which
     // slows every operation tenfold as soon as another process, or a container's CPU limit, wants the same
     // cores.

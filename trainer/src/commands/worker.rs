@@ -14,7 +14,7 @@ use tracing::field::Empty;
 use crate::commands::launch;
 use crate::observe::report;
 use crate::observe::status_channel::StatusChannel;
-use crate::observe::stop::{Outcome, StopRequest};
+use crate::observe::stop::{Outcome, SetupGuard, StopRequest};
 use crate::parallel::{RankEnvironment, Ranks};
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
@@ -28,6 +28,9 @@ use crate::storage::run_folder::RunFolder;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(180);
 /// Between two tries of the lock.
 const LOCK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Longest time that a setup has to end by itself when the run is asked to stop.
+const SETUP_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -110,12 +113,34 @@ fn run_job(
         path: "this process".to_owned(),
         source,
     })?;
+    let setup = end_blocked_setup(&job, &stop, channel)?;
     let ranks = join(&job)?;
-    let outcome = run_rank(args, job, stop, (&ranks, channel, choose));
+    let outcome = run_rank(args, job, (stop, setup), (&ranks, channel, choose));
     if let Err(error) = &outcome {
         tell_the_others(&ranks, error);
     }
     outcome
+}
+
+/// Ends this process as preempted where it is asked to stop and its setup blocks.
+fn end_blocked_setup(
+    job: &ValidatedJob,
+    stop: &StopRequest,
+    channel: &Arc<StatusChannel>,
+) -> Result<SetupGuard, TrainError> {
+    let grace = Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into()) / 2;
+    let channel = Arc::clone(channel);
+    let end = move || {
+        tracing::warn!("asked to stop while the run was being set up: there is nothing to save");
+        channel.finish(Ok(ExitCode::Preempted));
+        // Other threads still wait or compute, so no exit handler may run.
+        signal_hook::low_level::exit(ExitCode::Preempted.code().into());
+    };
+    SetupGuard::watch(stop.clone(), grace.min(SETUP_GRACE), end).map_err(|source| TrainError::Io {
+        act: "start a thread in",
+        path: "this process".to_owned(),
+        source,
+    })
 }
 
 /// The place that this process's environment gives it among the ranks of `job`.
@@ -144,7 +169,7 @@ fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
 fn run_rank(
     args: &WorkerArgs,
     job: ValidatedJob,
-    stop: StopRequest,
+    (stop, setup_guard): (StopRequest, SetupGuard),
     (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
 ) -> Result<ExitCode, TrainError> {
     let root = args.root(&job);
@@ -152,10 +177,12 @@ fn run_rank(
         if ranks.is_leader() { take_folder(args, &root, (&job, &stop))? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.broadcast(complete)? {
+        drop(setup_guard);
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
     }
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
     let (mut run, mut roles, mut data) = built?;
+    drop(setup_guard);
     run.context.watch_mut().report_to(channel);
     channel.report_commits(&run.source.commits);
     if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
