@@ -29,8 +29,8 @@ impl Secrets {
             let value = value.trim();
             let words = value.split_whitespace().skip(1);
             for text in words.chain([value]).filter(|text| text.len() >= MIN_BYTES) {
-                let json = Value::from(text).to_string();
-                let json = json.trim_matches('"');
+                let quoted = Value::from(text).to_string();
+                let json = &quoted[1..quoted.len() - 1];
                 forms.extend([text.to_owned(), json.to_owned(), json.replace('/', "\\/")]);
             }
         }
@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn values_with_quotes_are_redacted_as_json_writes_them() {
-        let secrets = Secrets::new([r#"pass"word\ä"#]);
-        let echo = json!({ "echo": r#"pass"word\ä"# }).to_string();
+        let secrets = Secrets::new([r#"pass"word\ä""#]);
+        let echo = json!({ "echo": r#"pass"word\ä""# }).to_string();
         assert_eq!(secrets.redact(&echo), r#"{"echo":"[redacted]"}"#);
     }
 
