@@ -29,6 +29,7 @@ pub mod spec;
 pub mod status;
 pub mod symptoms;
 mod validate;
+mod variables;
 mod warnings;
 mod yaml;
 

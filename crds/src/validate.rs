@@ -22,6 +22,7 @@ use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
 use crate::rules;
 use crate::spec::{Device, RLTrainingJobSpec, RunPolicySpec, WorkersSpec};
+use crate::variables;
 use schema::Checker;
 use source::Source;
 
@@ -92,6 +93,19 @@ impl ValidatedJob {
     /// # Errors
     /// When the job has no YAML form, which would be a bug of this crate.
     pub fn to_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
+        self.to_yaml_with(&self.spec)
+    }
+
+    /// The job as [`Self::to_yaml`] writes it, for files that others may read: the values of the workers'
+    /// variables are masked. A trainer reads its variables from its environment.
+    ///
+    /// # Errors
+    /// Those of [`Self::to_yaml`].
+    pub fn to_masked_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
+        self.to_yaml_with(&variables::masked(&self.spec))
+    }
+
+    fn to_yaml_with(&self, spec: &ResolvedSpec) -> Result<String, serde_saphyr::SerializeError> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
         struct Manifest<'a> {
@@ -104,7 +118,7 @@ impl ValidatedJob {
             api_version: API_VERSION,
             kind: KIND,
             metadata: &self.metadata,
-            spec: &self.spec,
+            spec,
         })
     }
 }

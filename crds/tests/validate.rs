@@ -233,6 +233,38 @@ fn texts_that_look_like_something_else_survive_resolution() {
     }
 }
 
+/// The arithmetic job with a variable in each place where a manifest may have one.
+fn with_variables(name: &str, value: &str) -> String {
+    format!(
+        "{ARITHMETIC}  workers:\n    env: [{{name: {name}, value: {value}}}, {{name: A_TOKEN, secret: {{name: s, key: k}}}}]\n    \
+         podTemplate: {{spec: {{containers: [{{name: trainer, env: [{{name: {name}, value: {value}}}]}}]}}}}\n"
+    )
+}
+
+#[test]
+fn values_of_variables_are_masked_in_copies_for_others_and_all_else_is_there() {
+    let job = validate(&with_variables("SOME_NAME", "some-value")).unwrap();
+    let (full, masked) = (job.to_yaml().unwrap(), job.to_masked_yaml().unwrap());
+    assert_eq!((full.matches("some-value").count(), masked.matches("some-value").count()), (2, 0));
+    assert_eq!(full.replace("some-value", "(masked)"), masked);
+    let again = validate(&masked).unwrap();
+    assert_eq!(again.to_masked_yaml().unwrap(), masked, "a copy is a manifest");
+}
+
+#[test]
+fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
+    let is_warned_of = |manifest: &str| {
+        let job = validate(manifest).unwrap();
+        job.warnings().iter().any(|warning| warning.contains("take it from a Secret"))
+    };
+    assert!(is_warned_of(&with_variables("WANDB_API_KEY", "abc")));
+    assert!(!is_warned_of(&with_variables("HF_HOME", "/models")));
+    assert!(!is_warned_of(ARITHMETIC));
+    let template_alone =
+        with_variables("MY_PASSWORD", "abc").replace("{name: MY_PASSWORD, value: abc}, ", "");
+    assert!(is_warned_of(&template_alone));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

@@ -148,7 +148,9 @@ fn refusal(status: u16, why: &str) -> Answer {
 impl State {
     fn hub(&mut self, request: &Request) -> Answer {
         if request.token.as_deref() != Some(&format!("Bearer {TOKEN}")) {
-            return refusal(401, "Invalid credentials");
+            // A server that repeats what it was sent, as some do.
+            let token = request.token.as_deref().unwrap_or_default();
+            return refusal(401, &format!("Invalid credentials: {token}"));
         }
         let json = serde_json::from_slice(&request.body).unwrap_or(Value::Null);
         match (&*request.method, &*request.path) {

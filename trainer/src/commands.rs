@@ -13,6 +13,7 @@ pub mod model_args;
 pub mod score;
 pub mod worker;
 
+use std::io::Write as _;
 use std::process::ExitCode as ProcessExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -147,7 +148,7 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
             Err(error) => Err((ExitCode::Failure, error.into())),
         },
         Command::Completion { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "rlt-trainer", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), "rlt-trainer", &mut rlt_terminal::document());
             Ok(ExitCode::Success)
         }
     };
@@ -175,17 +176,14 @@ fn start_logging(is_training: bool) -> Option<Traces> {
 
 /// Prints the error with its chain of causes, and the meaning of the exit code. For a launched worker the
 /// launcher does so.
-#[expect(clippy::print_stderr, reason = "the one place where the process prints its final error")]
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
     leave_last_words(error);
     if launch::is_launched() {
         return;
     }
-    eprintln!("error: {error}");
-    for cause in error.chain().skip(1) {
-        eprintln!("  caused by: {cause}");
-    }
-    eprintln!("exit code {}: {code:?}", code.code());
+    let causes: String = error.chain().skip(1).map(|cause| format!("  caused by: {cause}\n")).collect();
+    // A closed stream shows nothing.
+    let _ = write!(rlt_terminal::messages(), "error: {error}\n{causes}exit code {}: {code:?}\n", code.code());
 }
 
 /// Writes the error to the termination message file, if the parent process named one.

@@ -4,6 +4,7 @@
 //! [`crate::data::Data`]. The loop is in `train`.
 
 pub(crate) mod best;
+pub mod consent;
 pub mod device_failure;
 pub mod error;
 pub mod evaluate;

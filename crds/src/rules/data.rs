@@ -1,5 +1,6 @@
 //! Rules of `spec.data`, except those of a generated task.
 
+use super::model::{MIRROR, cel_is_plain_mirror, is_plain_mirror};
 use super::{Check, Rule};
 use crate::spec::{DataSpec, DatasetSpec};
 
@@ -75,6 +76,15 @@ pub(super) const RULES: &[Rule] = &[
         message: "exactly one of files and hub must be given",
         cel: || "has(self.hub) != (has(self.files) && self.files.size() > 0)".into(),
         holds: Check::Dataset(|set| set.hub.is_some() == set.files.is_empty()),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data.datasets[].hub",
+        at: "endpoint",
+        reads: &["endpoint"],
+        message: MIRROR,
+        cel: cel_is_plain_mirror,
+        holds: Check::Dataset(|set| is_plain_mirror(set.hub.as_ref().and_then(|hub| hub.endpoint.as_ref()))),
         allowed: None,
     },
     Rule {

@@ -1,5 +1,6 @@
 //! Rules of `spec.model`.
 
+use super::rewards::is_plain_url;
 use super::{Check, Rule, divisors};
 use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec, VisionTraining};
 
@@ -15,7 +16,32 @@ fn is_frozen(spec: &RLTrainingJobSpec) -> bool {
     spec.model.vision_tower == VisionTraining::Frozen
 }
 
+/// Error for a mirror of the hub that is no plain address.
+pub(super) const MIRROR: &str =
+    "the address of the mirror must begin with http:// or https:// and hold no space and no password (`@`)";
+
+/// Whether the address of a mirror, if there is one, holds no password.
+pub(super) fn is_plain_mirror(endpoint: Option<&String>) -> bool {
+    endpoint.is_none_or(|endpoint| is_plain_url(endpoint))
+}
+
+/// CEL form of [`is_plain_mirror`] for a section `hub`.
+pub(super) fn cel_is_plain_mirror() -> String {
+    "!has(self.endpoint) || self.endpoint.matches('^https?://[^/@ ]+(/[^@ ]*)?$')".into()
+}
+
 pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.model.hub",
+        at: "endpoint",
+        reads: &["endpoint"],
+        message: MIRROR,
+        cel: cel_is_plain_mirror,
+        holds: Check::Spec(|spec| {
+            is_plain_mirror(spec.model.hub.as_ref().and_then(|hub| hub.endpoint.as_ref()))
+        }),
+        allowed: None,
+    },
     Rule {
         scope: "spec.model",
         at: "",

@@ -2,6 +2,7 @@
 
 use rlt_algorithms::reward::length::TARGET_TOKENS;
 
+use super::model::{MIRROR, cel_is_plain_mirror, is_plain_mirror};
 use super::{Check, Rule, cel_samples_nothing};
 use crate::spec::{JudgeSpec, RewardKind};
 
@@ -145,6 +146,18 @@ pub(super) const RULES: &[Rule] = &[
         cel: || "has(self.path) != has(self.hub)".into(),
         holds: Check::RewardFunction(|function| {
             function.model.as_ref().is_none_or(|model| model.path.is_some() != model.hub.is_some())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[].model.hub",
+        at: "endpoint",
+        reads: &["endpoint"],
+        message: MIRROR,
+        cel: cel_is_plain_mirror,
+        holds: Check::RewardFunction(|function| {
+            let hub = function.model.as_ref().and_then(|model| model.hub.as_ref());
+            is_plain_mirror(hub.and_then(|hub| hub.endpoint.as_ref()))
         }),
         allowed: None,
     },

@@ -5,10 +5,12 @@ mod convert;
 mod export;
 mod track;
 
+use std::io::Stdout;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use rlt_terminal::Output;
 
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 pub(crate) use convert::{ConvertArgs, SourceProject};
@@ -88,6 +90,10 @@ pub(crate) struct RunArgs {
     /// Remove the files of an earlier run in the run folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
+    /// Variable of the environment that the manifest may send to an address that it names, such as a reward
+    /// server; may be repeated. Without it such a manifest is asked about on a terminal, else refused.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) send_env: Vec<String>,
     /// Path of the trainer to start.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
@@ -206,4 +212,24 @@ pub(crate) enum DocumentFormat {
     Json,
     /// YAML for programs.
     Yaml,
+}
+
+impl Format {
+    /// Returns standard output for this format.
+    pub(crate) fn output(self) -> Output<Stdout> {
+        match self {
+            Self::Text => rlt_terminal::text(),
+            Self::Json => rlt_terminal::document(),
+        }
+    }
+}
+
+impl DocumentFormat {
+    /// Returns standard output for this format.
+    pub(crate) fn output(self) -> Output<Stdout> {
+        match self {
+            Self::Text => rlt_terminal::text(),
+            Self::Json | Self::Yaml => rlt_terminal::document(),
+        }
+    }
 }

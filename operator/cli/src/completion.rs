@@ -1,6 +1,6 @@
 //! `rlctl completion`: a shell's completion script.
 
-use std::io;
+use std::io::Write as _;
 
 use rlt_api::ExitCode;
 
@@ -10,6 +10,6 @@ use crate::invocation::Invocation;
 pub(crate) fn completion(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Invocation::Itself.command(), "rlctl", &mut script);
-    io::Write::write_all(&mut io::stdout(), &script)?;
+    rlt_terminal::document().write_all(&script)?;
     Ok(ExitCode::Success)
 }

@@ -15,7 +15,6 @@ use rlt_objects::pod_template;
 
 use crate::args::{ConvertArgs, SourceProject};
 use crate::manifest::STANDARD_INPUT;
-use crate::terminal::escaped;
 
 /// Largest length of a job's name, in characters.
 const MAX_NAME_LEN: usize = 52;
@@ -31,7 +30,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         Some(path) => {
             fs::write(path, &conversion.manifest).with_context(|| format!("write {}", path.display()))?
         }
-        None => io::stdout().write_all(conversion.manifest.as_bytes())?,
+        None => rlt_terminal::document().write_all(conversion.manifest.as_bytes())?,
     }
     let server =
         args.reward_server.as_deref().map(|path| write_server(path, &launch, &conversion)).transpose()?;
@@ -43,7 +42,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
         problems: &problems,
         server: server.flatten(),
     };
-    write!(io::stderr(), "{}", escaped(&report.to_string()))?;
+    write!(rlt_terminal::messages(), "{report}")?;
     Ok(if problems.is_empty() { ExitCode::Success } else { ExitCode::Usage })
 }
 

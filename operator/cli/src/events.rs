@@ -3,7 +3,7 @@
 pub(crate) mod job_event;
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::ExitCode;
@@ -13,7 +13,6 @@ use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::measure::duration;
 use crate::status::seconds_between;
-use crate::terminal::escaped;
 use job_event::{JobEvent, of_job};
 
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
@@ -21,12 +20,12 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
         let connection = Connection::open(&args.cluster).await?;
         let job = connection.job(&args.name).await?;
         let events = of_job(&job, &connection.events().await?);
-        let mut out = io::stdout().lock();
+        let mut out = args.output.output();
         match args.output {
             DocumentFormat::Json => document::write_json(&mut out, &events)?,
             DocumentFormat::Yaml => document::write_yaml(&mut out, &events)?,
-            DocumentFormat::Text if events.is_empty() => writeln!(io::stderr(), "no events")?,
-            DocumentFormat::Text => out.write_all(escaped(&render(&events, Timestamp::now())).as_bytes())?,
+            DocumentFormat::Text if events.is_empty() => writeln!(rlt_terminal::messages(), "no events")?,
+            DocumentFormat::Text => out.write_all(render(&events, Timestamp::now()).as_bytes())?,
         }
         Ok(ExitCode::Success)
     })

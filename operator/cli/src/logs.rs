@@ -2,7 +2,7 @@
 
 mod choice;
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use rlt_objects::worker::{TRAINER_CONTAINER, Worker};
 
 use crate::args::LogsArgs;
 use crate::cluster::{Connection, block_on};
-use crate::terminal::{Escaper, escaped};
 use choice::{Choice, Wanted, choose};
 
 /// Interval between two reads of a job whose pod does not run yet.
@@ -94,18 +93,13 @@ async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool)
 async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut chunk = vec![0; CHUNK_BYTES];
-    let mut escaper = io::stdout().is_terminal().then(Escaper::default);
+    let mut out = rlt_terminal::document();
     loop {
         let length = stream.read(&mut chunk).await?;
-        let mut out = io::stdout().lock();
-        match &mut escaper {
-            Some(escaper) if length == 0 => out.write_all(escaper.finish().as_bytes())?,
-            Some(escaper) => out.write_all(escaper.push(&chunk[..length]).as_bytes())?,
-            None => out.write_all(&chunk[..length])?,
-        }
         if length == 0 {
             return Ok(());
         }
+        out.write_all(&chunk[..length])?;
         out.flush()?;
     }
 }
@@ -114,9 +108,9 @@ async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
 fn show(last: Option<&FailureStatus>) -> io::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let pod = last.pod.as_deref().unwrap_or("the job");
-    writeln!(io::stdout(), "{pod}, attempt {}, {:?}: {}", last.attempt, last.cause, escaped(&last.message))
+    writeln!(rlt_terminal::text(), "{pod}, attempt {}, {:?}: {}", last.attempt, last.cause, last.message)
 }
 
 fn note(text: &str) -> io::Result<()> {
-    writeln!(io::stderr(), "-- {} --", escaped(text))
+    writeln!(rlt_terminal::messages(), "-- {text} --")
 }

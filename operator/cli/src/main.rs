@@ -17,7 +17,6 @@ mod measure;
 mod plan;
 mod run;
 mod status;
-mod terminal;
 mod track;
 mod validate;
 mod why;
@@ -47,7 +46,7 @@ fn main() -> process::ExitCode {
         // The reader closed the pipe, as `head` does; that is not an error.
         Err(error) if is_broken_pipe(&error) => ExitCode::Success.into(),
         Err(error) => {
-            let _ = writeln!(io::stderr(), "rlctl: {}", terminal::escaped(&format!("{error:#}")));
+            let _ = writeln!(rlt_terminal::messages(), "rlctl: {error:#}");
             ExitCode::Failure.into()
         }
     }
@@ -72,7 +71,7 @@ fn act(command: Command) -> anyhow::Result<ExitCode> {
 
 fn complete() -> anyhow::Result<ExitCode> {
     let words: Vec<String> = env::args().skip(1).collect();
-    io::stdout().write_all(invocation::completions(&words).as_bytes())?;
+    rlt_terminal::document().write_all(invocation::completions(&words).as_bytes())?;
     Ok(ExitCode::Success)
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn load_with_text(path: &Path) -> result::Result<(ValidatedJob, Strin
 
 /// Writes the problems to standard error, for commands that need a valid manifest.
 pub(crate) fn report(error: ManifestError) -> anyhow::Result<rlt_api::ExitCode> {
-    writeln!(io::stderr(), "{:#}", anyhow::Error::new(error))?;
+    writeln!(rlt_terminal::messages(), "{:#}", anyhow::Error::new(error))?;
     Ok(rlt_api::ExitCode::Usage)
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         None => plan::plan(&job, &models),
     };
     let objects = objects::offline(args, &job, &manifest)?;
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match args.output {
         DocumentFormat::Json => {
             document::write_json(&mut out, &everything(&plan, &job, &objects, run.as_ref())?)?
@@ -63,7 +63,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     out.flush()?;
     match fit::refusal(&plan) {
         Some(refusal) => {
-            writeln!(io::stderr(), "{refusal}")?;
+            writeln!(rlt_terminal::messages(), "{refusal}")?;
             Ok(ExitCode::BadConfig)
         }
         None => Ok(ExitCode::Success),

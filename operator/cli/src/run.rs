@@ -34,6 +34,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if args.overwrite {
         command.arg("--overwrite");
     }
+    command.args(args.send_env.iter().flat_map(|name| ["--send-env", name.as_str()]));
     // The OpenMP runtime reads this before the trainer's first line. By default its idle threads spin, which
     // slows every operation tenfold as soon as another process, or a container's CPU limit, wants the same
     // cores.
@@ -81,7 +82,11 @@ fn readable(text: &str) -> io::Result<File> {
 fn note_cluster_only_fields(job: &ValidatedJob) {
     let fields = job.cluster_only_fields();
     if !fields.is_empty() {
-        let _ = writeln!(io::stderr(), "note: without effect here, on a cluster only: {}", fields.join(", "));
+        let _ = writeln!(
+            rlt_terminal::messages(),
+            "note: without effect here, on a cluster only: {}",
+            fields.join(", ")
+        );
     }
 }
 

@@ -5,7 +5,7 @@ mod summary;
 mod table;
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::pin::pin;
 
 use futures::TryStreamExt as _;
@@ -18,7 +18,6 @@ use rlt_objects::job::Job;
 use crate::args::{DocumentFormat, StatusArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
-use crate::terminal::escaped;
 use summary::Summary;
 pub(crate) use summary::seconds_between;
 
@@ -49,16 +48,16 @@ async fn read(connection: &Connection, args: &StatusArgs) -> anyhow::Result<Vec<
 }
 
 fn write(args: &StatusArgs, summaries: &[Summary]) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match (args.output, summaries) {
         (DocumentFormat::Json, _) => document::write_json(&mut out, &summaries)?,
         (DocumentFormat::Yaml, _) => document::write_yaml(&mut out, &summaries)?,
-        (DocumentFormat::Text, []) => writeln!(io::stderr(), "no jobs")?,
+        (DocumentFormat::Text, []) => writeln!(rlt_terminal::messages(), "no jobs")?,
         (DocumentFormat::Text, [one]) if args.names.len() == 1 && !args.watch => {
-            out.write_all(escaped(&page::render(one)).as_bytes())?;
+            out.write_all(page::render(one).as_bytes())?;
         }
         (DocumentFormat::Text, many) => {
-            out.write_all(escaped(&table::render(many, args.all_namespaces)).as_bytes())?;
+            out.write_all(table::render(many, args.all_namespaces).as_bytes())?;
         }
     }
     Ok(())
@@ -76,7 +75,7 @@ async fn follow(connection: &Connection, args: &StatusArgs, shown: &[Summary]) -
         let summary = Summary::of(&job, Timestamp::now());
         let is_meant = args.names.is_empty() || args.names.contains(&summary.name);
         if is_meant && rows.get(&summary.key()).is_none_or(|known| known.differs_from(&summary)) {
-            io::stdout().write_all(escaped(&layout.row(&summary)).as_bytes())?;
+            rlt_terminal::text().write_all(layout.row(&summary).as_bytes())?;
             rows.insert(summary.key(), summary);
         }
     }

@@ -1,6 +1,6 @@
 //! `rlctl track`: sends the files of a run to a tracker. The client of the tracker is in `rlt-tracking`.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -23,7 +23,11 @@ pub(crate) fn track(args: &TrackArgs) -> anyhow::Result<ExitCode> {
             None => "running",
         };
         let (num_steps, place) = (replayed.num_steps, name(destination));
-        writeln!(io::stdout(), "{place} has {num_steps} steps of {}, which is {end}", folder.display())?;
+        writeln!(
+            rlt_terminal::text(),
+            "{place} has {num_steps} steps of {}, which is {end}",
+            folder.display()
+        )?;
     }
     Ok(ExitCode::Success)
 }

@@ -38,7 +38,7 @@ impl<'a> FileReport<'a> {
 
 pub(crate) fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     let reports: Vec<_> = args.files.iter().map(|file| FileReport::about(file)).collect();
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match args.output {
         Format::Json => {
             serde_json::to_writer_pretty(&mut out, &reports).context("write the reports")?;

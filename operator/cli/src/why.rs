@@ -8,7 +8,7 @@ mod refused;
 mod scheduling;
 mod waiting;
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::ExitCode;
@@ -20,7 +20,6 @@ use crate::args::{DocumentFormat, WhyArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::events::job_event::{JobEvent, of_job};
-use crate::terminal::escaped;
 use explanation::explain;
 
 /// Input of an explanation: a job with its pods and Events.
@@ -45,11 +44,11 @@ pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
             Ok(explain(&gather(&connection, &args.name).await?))
         })?
     };
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match args.output {
         DocumentFormat::Json => document::write_json(&mut out, &explanation)?,
         DocumentFormat::Yaml => document::write_yaml(&mut out, &explanation)?,
-        DocumentFormat::Text => out.write_all(escaped(&explanation.to_string()).as_bytes())?,
+        DocumentFormat::Text => out.write_all(explanation.to_string().as_bytes())?,
     }
     Ok(ExitCode::Success)
 }

@@ -30,6 +30,7 @@ pub use key::{Fate, Outcome};
 pub use launch::{Launch, Project};
 pub use settings::{Settings, SettingsError};
 pub use shell::ShellError;
+use shell::limits::Budget;
 
 /// Input that cannot be converted to a manifest.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +84,16 @@ pub fn launches(
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
-    let evaluation = shell::evaluate(script, environment, arguments)?;
+    launches_within(&mut Budget::default(), script, environment, arguments)
+}
+
+fn launches_within(
+    budget: &mut Budget,
+    script: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    let evaluation = shell::evaluate_within(budget, script, environment, arguments)?;
     let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
     if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
 }
@@ -99,10 +109,10 @@ pub fn launches_of_markdown(
     arguments: &[String],
 ) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
     bounded(text)?;
-    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    let (mut all, mut notes, mut budget) = (Vec::new(), Vec::new(), Budget::default());
     for (index, (language, block)) in markdown::blocks(text).iter().enumerate() {
         let found = match language {
-            markdown::Language::Shell => launches(block, environment, arguments),
+            markdown::Language::Shell => launches_within(&mut budget, block, environment, arguments),
             markdown::Language::Python => launches_of_python(block, arguments),
         };
         match found {

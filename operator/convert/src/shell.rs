@@ -18,11 +18,9 @@ use brush_parser::ast::{
 };
 use brush_parser::{ParseError, Parser, ParserOptions, SourceInfo, WordParseError};
 
-use limits::{Budget, MAX_DIGITS};
+use limits::{Budget, MAX_COMMANDS, MAX_DIGITS};
 use scope::Scope;
 
-/// Largest number of commands and loops that are evaluated; a script that does not end is an error.
-const MAX_COMMANDS: usize = 100_000;
 /// Deepest nesting of functions, substitutions and compound commands.
 const MAX_DEPTH: usize = 64;
 /// Stack size of the evaluating thread, in bytes: parsers and trees recurse as deep as [`limits`] allows.
@@ -72,11 +70,24 @@ pub fn evaluate(
     environment: &BTreeMap<String, String>,
     arguments: &[String],
 ) -> Result<Evaluation, ShellError> {
+    evaluate_within(&mut Budget::default(), script, environment, arguments)
+}
+
+/// Evaluates one of several scripts as [`evaluate`] does; all share the limits of `budget`.
+pub(crate) fn evaluate_within(
+    budget: &mut Budget,
+    script: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<Evaluation, ShellError> {
     limits::check(script)?;
     std::thread::scope(|threads| {
         let evaluated = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(threads, || {
-            let mut shell = Shell { scope: Scope::new(environment, arguments), ..Shell::default() };
-            shell.run_text(script)?;
+            let scope = Scope::new(environment, arguments);
+            let mut shell = Shell { scope, budget: *budget, ..Shell::default() };
+            let evaluated = shell.run_text(script);
+            *budget = shell.budget;
+            evaluated?;
             Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
         });
         let joined = evaluated.map_err(|error| ShellError::Thread(error.to_string()))?.join();
@@ -89,7 +100,6 @@ pub fn evaluate(
 struct Shell {
     scope: Scope,
     commands: Vec<Vec<String>>,
-    num_run: usize,
     depth: usize,
     budget: Budget,
     /// Output of `echo`, collected during a command substitution; `None` outside of one.
@@ -138,9 +148,9 @@ impl Shell {
     }
 
     fn run_command(&mut self, command: &Command) -> Result<bool, ShellError> {
-        self.num_run += 1;
+        self.budget.count_command()?;
         self.depth += 1;
-        if self.num_run > MAX_COMMANDS || self.depth > MAX_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(ShellError::Endless);
         }
         let succeeded = match command {

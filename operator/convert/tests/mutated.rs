@@ -77,6 +77,22 @@ fn control_characters_of_a_script_are_escapes_in_its_manifest() {
     }
 }
 
+/// A page of many small scripts that each grow as far as one script may.
+#[test]
+fn the_scripts_of_a_page_share_the_limits_of_one() {
+    let growing =
+        format!("a=x; for i in {}; do a=$a$a; done; python3 -m verl.trainer.main_ppo a=$a", "1 ".repeat(18));
+    let page = format!("```sh\n{growing}\n```\n").repeat(300);
+    let (launches, notes) = launches_of_markdown(&page, &BTreeMap::new(), &[]).unwrap();
+    let num_bytes: usize = launches.iter().flat_map(|launch| &launch.arguments).map(String::len).sum();
+    assert!(!launches.is_empty() && num_bytes <= 8 << 20, "{} launches of {num_bytes} bytes", launches.len());
+    assert!(notes.iter().any(|note| note.contains("at most 8388608 bytes")), "{notes:?}");
+    let endless = "```sh\nfor i in 1 2 3 4 5 6 7 8 9; do for j in 1 2 3 4 5 6 7 8 9; do for k in 1 2 3 4 5 6 7 8 9; do :; \
+                   done; done; done\n```\n";
+    let page = format!("{}```sh\npython3 -m verl.trainer.main_ppo\n```\n", endless.repeat(200));
+    assert!(launches_of_markdown(&page, &BTreeMap::new(), &[]).is_err(), "more than 100,000 commands");
+}
+
 /// Scripts that grow or nest without end, each within a few seconds and without a stack that overflows.
 #[test]
 fn scripts_that_are_huge_or_deeply_nested_are_refused() {

@@ -11,5 +11,7 @@ mod docs;
 mod every_leaf_has_a_reader;
 #[path = "rules/supply.rs"]
 mod supply;
+#[path = "rules/terminal.rs"]
+mod terminal;
 #[path = "rules/tidy.rs"]
 mod tidy;

@@ -98,10 +98,21 @@ impl Place {
 
     /// The same with variables in its environment.
     pub(crate) fn start_in(&self, manifest: &Value, environment: Vec<(&'static str, String)>) -> Child {
+        self.start_with(manifest, &[], environment)
+    }
+
+    /// The same with further arguments. There is no terminal to answer questions on.
+    pub(crate) fn start_with(
+        &self,
+        manifest: &Value,
+        arguments: &[&str],
+        environment: Vec<(&'static str, String)>,
+    ) -> Child {
         let path = self.write(manifest);
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
         command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
-        command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.args(arguments).envs(environment).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Runs the trainer on `manifest` until it exits.

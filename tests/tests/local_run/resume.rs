@@ -1,10 +1,11 @@
 //! An interrupted and resumed run equals an uninterrupted one, bit for bit.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, end_of, merge, signal, tiny_with};
+use crate::job::{Place, copy_of_small_model, end_of, merge, on_files, signal, tiny_with, wait_until};
 
 const SIGTERM: u32 = 15;
 
@@ -96,6 +97,23 @@ fn assert_no_computing_thread_takes_signals(pid: u32) {
         }
     }
     assert_eq!(taking, ["signals"]);
+}
+
+#[test]
+fn a_signal_ends_a_setup_that_never_would() {
+    for count in [1, 2] {
+        let place = Place::new();
+        let model = place.file("model");
+        copy_of_small_model(&model);
+        // Whoever opens it waits for a writer.
+        fs::remove_file(model.join("tokenizer.json")).unwrap();
+        assert!(Command::new("mkfifo").arg(model.join("tokenizer.json")).status().unwrap().success());
+        let child = place.start(&on_files(&model, json!({ "workers": { "count": count } })));
+        // Written once signals are listened for, before the setup.
+        wait_until("a manifest", || place.run("manifest.yaml").exists());
+        signal(&child, "TERM");
+        end_of(child).expect(80, &["asked to stop while the run was being set up"]);
+    }
 }
 
 fn cold_start() -> Value {

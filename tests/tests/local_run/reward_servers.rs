@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, tiny_with};
+use crate::job::{Ended, Place, tiny_with, wait_until};
 
 /// The example's server, which ends with the test.
 struct Server {
@@ -112,6 +112,43 @@ fn an_unreachable_reward_server_masks_its_samples_and_the_step_ends_in_time() {
     let ended = masked.train(&judged_by(function, json!({ "onError": "Zero" })));
     assert_ne!(ended.code, Some(0));
     assert!(ended.stderr.contains("no whole answer within 200ms"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_variable_of_the_user_goes_to_a_server_of_the_manifest_only_if_the_user_allows_it() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let origin = format!("http://{}", listener.local_addr().unwrap());
+    let job = |workers: u32| {
+        let headers = json!([{ "name": "X-Key", "env": "RLT_TEST_KEY" }]);
+        let server = json!({ "url": format!("{origin}/judge"), "headers": headers });
+        let mut job = judged_by(json!({ "name": "far", "kind": "Server", "server": server }), json!({}));
+        job["spec"]["workers"]["count"] = json!(workers);
+        job
+    };
+    let secret = || vec![("RLT_TEST_KEY", "of the user".to_owned())];
+    for workers in [1, 2] {
+        let ended = Place::new().start_with(&job(workers), &["--send-env", "PATH"], secret());
+        let named = format!("RLT_TEST_KEY to {origin} (spec.rewards.functions[0].server)");
+        let words = [named.as_str(), "--send-env RLT_TEST_KEY"];
+        let ended = Ended::of(ended.wait_with_output().unwrap()).expect(2, &words);
+        assert!(!ended.stderr.contains("of the user"), "{}", ended.stderr);
+    }
+    assert!(listener.accept().is_err(), "nothing was sent");
+
+    let place = Place::new();
+    let mut allowed = place.start_with(&job(1), &["--send-env", "RLT_TEST_KEY"], secret());
+    let mut stream = None;
+    wait_until("a request", || {
+        stream = listener.accept().ok();
+        stream.is_some()
+    });
+    let (stream, _) = stream.unwrap();
+    stream.set_nonblocking(false).unwrap();
+    let head = BufReader::new(&stream).lines().map(Result::unwrap).take_while(|line| !line.is_empty());
+    assert!(head.into_iter().any(|line| line.eq_ignore_ascii_case("x-key: of the user")));
+    allowed.kill().unwrap();
+    allowed.wait().unwrap();
 }
 
 #[test]

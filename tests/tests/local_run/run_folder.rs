@@ -1,6 +1,7 @@
 //! Faults of the run folder: two runs, other manifests, damaged checkpoints, a full disk.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -38,6 +39,47 @@ fn another_manifest_in_the_same_folder_is_refused_and_the_difference_named() {
     let other = tiny_with(json!({ "training": { "optimizer": { "learningRate": 0.02 } } }));
     place.train(&other).expect(78, &["different manifest", "learningRate", "0.02", "--overwrite"]);
     assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
+}
+
+/// All files and folders below `folder`.
+fn everything_below(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: std::path::PathBuf| {
+        let inner = if path.is_dir() { everything_below(&path) } else { Vec::new() };
+        [vec![path], inner].concat()
+    };
+    entries.flat_map(below).collect()
+}
+
+#[test]
+fn files_of_a_run_follow_the_umask_and_hold_no_value_of_a_variable() {
+    let place = Place::new();
+    let value = "value-of-a-variable";
+    let containers = json!([{ "name": "trainer", "env": [{ "name": "B", "value": value }] }]);
+    let workers = json!({
+        "env": [{ "name": "A", "value": value }], "podTemplate": { "spec": { "containers": containers } },
+    });
+    let tracking = json!({ "wandb": {} });
+    let manifest = tiny_with(json!({ "workers": workers, "tracking": tracking, "training": { "steps": 2 } }));
+    let mut command = Command::new("sh");
+    command.args(["-c", "umask 027; exec \"$@\"", "sh"]).arg(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["launch", "--manifest"]).arg(place.write(&manifest)).arg("--output").arg(place.run(""));
+    Ended::of(command.output().unwrap()).expect(0, &[]);
+    let files = everything_below(&place.run(""));
+    for name in
+        ["manifest.yaml", "report.html", "completions.jsonl", "result.json", "wandb", "export", "events"]
+    {
+        assert!(files.iter().any(|path| path.ends_with(name)), "{name} is missing in {files:?}");
+    }
+    for path in files {
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        let expected = if path.is_dir() { 0o750 } else { 0o640 };
+        assert_eq!(mode & 0o777, expected, "{}", path.display());
+        if path.is_file() {
+            let bytes = fs::read(&path).unwrap();
+            assert!(!bytes.windows(value.len()).any(|part| part == value.as_bytes()), "{}", path.display());
+        }
+    }
 }
 
 #[test]

@@ -48,3 +48,21 @@ fn rows_are_shown_as_the_training_will_see_them_and_what_is_wrong_by_its_reason(
         ],
     );
 }
+
+#[test]
+fn control_characters_of_files_and_rows_are_shown_as_escapes() {
+    let place = Place::new();
+    let rows = [
+        json!({"question": "1+1=", "answer": "2\u{1b}[2J", "data_source": "a\u{9b}2J"}),
+        json!({"question": "1+\u{1b}[2J=", "answer": "2", "data_source": "\u{202e}"}),
+    ];
+    let path = place.file("rows\u{1b}]0;title\u{7}.jsonl");
+    std::fs::write(&path, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    let data = json!({ "task": null, "train": [path], "promptKey": "question" });
+    let rewards = json!({ "functions": [{ "name": "right", "kind": "Exact" }] });
+    let ended = shown(&place, &tiny_with(json!({ "data": data, "rewards": rewards })), &[]);
+    let text = format!("{}{}", ended.stdout, ended.stderr);
+    assert!(text.contains("rows\\u{1b}]0;title\\u{7}.jsonl row 1"), "{text:?}");
+    let is_shown = |each: char| "\n\t".contains(each) || !(each.is_control() || each == '\u{202e}');
+    assert!(text.chars().all(is_shown), "{text:?}");
+}

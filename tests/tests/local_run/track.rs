@@ -131,7 +131,9 @@ fn a_run_logs_to_trackio_and_what_it_could_not_send_is_sent_later() {
     let token = || vec![("TRACKIO_WRITE_TOKEN", TrackioServer::WRITE_TOKEN.to_owned())];
     let place = Place::new();
     // The server is down: the run says so at its end, and is none the worse.
-    let train = |steps| Ended::of(place.start_in(&job(steps), token()).wait_with_output().unwrap());
+    let allowed = ["--send-env", "TRACKIO_WRITE_TOKEN"];
+    let train =
+        |steps| Ended::of(place.start_with(&job(steps), &allowed, token()).wait_with_output().unwrap());
     train(2).expect(0, &["tracker trackio lost 3 records: 3 steps were not logged", &url]);
     let Some(server) = TrackioServer::start(folder.path(), &port) else { return };
     // Resumed: earlier steps are sent, too.

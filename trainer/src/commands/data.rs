@@ -56,7 +56,7 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let located = Located::find(&spec.data, None)?;
     let data = &located.spec;
     let headings = headings(&located, args.held_out);
-    let mut output = std::io::stdout().lock();
+    let mut output = rlt_terminal::text();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
     let written = if let Some(format) = preference_rows(spec, split) {
         let rows = preferences(data, split, &tokenizer, (num_rows, &format))?;
@@ -236,7 +236,7 @@ fn write_all<T>(
         }
         let word = problem.map_or_else(|| word.to_owned(), |problem| format!("wrong: {problem}"));
         writeln!(output, "{location}: {word}; {line}")?;
-        text.lines().try_for_each(|line| writeln!(output, "  | {}", escaped(line)))?;
+        text.lines().try_for_each(|line| writeln!(output, "  | {line}"))?;
         writeln!(output)?;
     }
     Ok(counts)
@@ -250,11 +250,4 @@ fn causes(error: &dyn std::error::Error) -> String {
         cause = source.source();
     }
     words
-}
-
-/// Escapes control characters other than tabs.
-fn escaped(line: &str) -> String {
-    line.chars()
-        .map(|c| if c.is_control() && c != '\t' { c.escape_default().to_string() } else { c.to_string() })
-        .collect()
 }

@@ -58,7 +58,7 @@ pub fn run(args: &DeviceArgs) -> std::io::Result<()> {
         Format::Text => sight.text(),
         Format::Json => format!("{:#}\n", sight.json()),
     };
-    std::io::stdout().write_all(text.as_bytes())
+    rlt_terminal::document().write_all(text.as_bytes())
 }
 
 impl Sight {

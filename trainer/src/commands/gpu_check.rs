@@ -179,7 +179,7 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
             let limit = args.limit.map_or(check.limit(), Duration::from_secs);
             child::lines(check, limit).unwrap_or_else(|error| vec![failed(check, &error.to_string())])
         };
-        let mut out = std::io::stdout();
+        let mut out = rlt_terminal::document();
         for line in lines {
             let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
             counts[status.unwrap_or(1)] += 1;
@@ -191,7 +191,7 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
     if !args.here {
         let seconds = started.elapsed().as_secs_f64();
         writeln!(
-            std::io::stderr(),
+            rlt_terminal::messages(),
             "gpu-check: {passed} passed, {failed} failed, {skipped} skipped in {seconds:.0} s"
         )?;
     }

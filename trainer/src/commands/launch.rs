@@ -106,7 +106,7 @@ impl LaunchError {
 /// [`LaunchError`], which determines the exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
-    match (worker::read_manifest(&args.manifest), place) {
+    match (worker::read_job(args), place) {
         (Ok(job), place) if follow::is_asked_for(place.as_ref()) => {
             follow(&job, || follow::run(args, &job, place))
         }
@@ -165,8 +165,9 @@ fn grace_period(job: &ValidatedJob) -> Duration {
     Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into())
 }
 
+/// The manifest for the ranks of this machine, which inherit the variables of this process.
 fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
-    Ok(job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
+    Ok(job.to_masked_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
 }
 
 /// Whether a launcher has started this process and reports its result.

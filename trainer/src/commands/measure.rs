@@ -90,7 +90,7 @@ pub fn run(args: &MeasureArgs) -> Result<(), MeasureError> {
         MeasuredDevice::Cuda => gpu()?,
     };
     let machine = tch::no_grad(|| measured(device))?;
-    let mut out = std::io::stdout().lock();
+    let mut out = rlt_terminal::document();
     serde_json::to_writer_pretty(&mut out, &machine).map_err(std::io::Error::from)?;
     Ok(writeln!(out)?)
 }

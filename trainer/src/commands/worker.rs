@@ -14,12 +14,12 @@ use tracing::field::Empty;
 use crate::commands::launch;
 use crate::observe::report;
 use crate::observe::status_channel::StatusChannel;
-use crate::observe::stop::{Outcome, StopRequest};
+use crate::observe::stop::{Outcome, SetupGuard, StopRequest};
 use crate::parallel::{RankEnvironment, Ranks};
 use crate::run::error::TrainError;
 use crate::run::recipe::Recipes;
 use crate::run::train::train;
-use crate::run::{identity, out_of_memory, setup};
+use crate::run::{consent, identity, out_of_memory, setup};
 use crate::storage::checkpoint::clear_copies;
 use crate::storage::error_chain;
 use crate::storage::run_folder::RunFolder;
@@ -28,6 +28,9 @@ use crate::storage::run_folder::RunFolder;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(180);
 /// Between two tries of the lock.
 const LOCK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Longest time that a setup has to end by itself when the run is asked to stop.
+const SETUP_GRACE: Duration = Duration::from_secs(3);
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -41,6 +44,10 @@ pub struct WorkerArgs {
     /// Remove the files of an earlier run in the folder and start over.
     #[arg(long)]
     pub overwrite: bool,
+    /// Variable of the environment that the manifest may send to an address that it names, such as a
+    /// reward server; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub send_env: Vec<String>,
 }
 
 /// Makes the recipes that a manifest requests.
@@ -58,7 +65,7 @@ impl WorkerArgs {
 /// # Errors
 /// [`TrainError`], which names its exit code.
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainError> {
-    run_as_read(args, read_manifest(&args.manifest), choose)
+    run_as_read(args, read_job(args), choose)
 }
 
 /// Trains as [`run`] does, with a manifest that the caller has read.
@@ -106,12 +113,34 @@ fn run_job(
         path: "this process".to_owned(),
         source,
     })?;
+    let setup = end_blocked_setup(&job, &stop, channel)?;
     let ranks = join(&job)?;
-    let outcome = run_rank(args, job, stop, (&ranks, channel, choose));
+    let outcome = run_rank(args, job, (stop, setup), (&ranks, channel, choose));
     if let Err(error) = &outcome {
         tell_the_others(&ranks, error);
     }
     outcome
+}
+
+/// Ends this process as preempted where it is asked to stop and its setup blocks.
+fn end_blocked_setup(
+    job: &ValidatedJob,
+    stop: &StopRequest,
+    channel: &Arc<StatusChannel>,
+) -> Result<SetupGuard, TrainError> {
+    let grace = Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into()) / 2;
+    let channel = Arc::clone(channel);
+    let end = move || {
+        tracing::warn!("asked to stop while the run was being set up: there is nothing to save");
+        channel.finish(Ok(ExitCode::Preempted));
+        // Other threads still wait or compute, so no exit handler may run.
+        signal_hook::low_level::exit(ExitCode::Preempted.code().into());
+    };
+    SetupGuard::watch(stop.clone(), grace.min(SETUP_GRACE), end).map_err(|source| TrainError::Io {
+        act: "start a thread in",
+        path: "this process".to_owned(),
+        source,
+    })
 }
 
 /// The place that this process's environment gives it among the ranks of `job`.
@@ -140,7 +169,7 @@ fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
 fn run_rank(
     args: &WorkerArgs,
     job: ValidatedJob,
-    stop: StopRequest,
+    (stop, setup_guard): (StopRequest, SetupGuard),
     (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
 ) -> Result<ExitCode, TrainError> {
     let root = args.root(&job);
@@ -148,10 +177,12 @@ fn run_rank(
         if ranks.is_leader() { take_folder(args, &root, (&job, &stop))? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.broadcast(complete)? {
+        drop(setup_guard);
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
     }
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
     let (mut run, mut roles, mut data) = built?;
+    drop(setup_guard);
     run.context.watch_mut().report_to(channel);
     channel.report_commits(&run.source.commits);
     if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
@@ -172,7 +203,7 @@ fn take_folder(
         true => start_afresh(root, job)?,
         false => RunFolder::lock_patiently(root, lock_patience(stop))?.ready()?,
     };
-    folder.claim(&job.to_yaml()?, identity::lasting_settings)?;
+    folder.claim(&job.to_masked_yaml()?, identity::lasting_settings)?;
     Ok(folder)
 }
 
@@ -220,6 +251,19 @@ fn tell_the_others(ranks: &Ranks, error: &TrainError) {
     if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
         tracing::warn!("before rank {} failed {first}", ranks.rank());
     }
+}
+
+/// Reads the job to run. The user allows each variable that it sends to an address of its own; ranks that a
+/// launcher has started do not ask again.
+///
+/// # Errors
+/// Those of [`read_manifest`], or [`TrainError::NotAllowed`].
+pub(crate) fn read_job(args: &WorkerArgs) -> Result<ValidatedJob, TrainError> {
+    let job = read_manifest(&args.manifest)?;
+    if !launch::is_launched() {
+        consent::check(job.spec(), &args.send_env)?;
+    }
+    Ok(job)
 }
 
 /// Reads and validates a manifest.

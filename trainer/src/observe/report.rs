@@ -17,10 +17,10 @@ mod scale;
 mod sections;
 mod settings;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::observe::tracking::TrackingError;
+use crate::storage::run_folder::write_atomically;
 use run::Run;
 
 /// A report could not be made.
@@ -57,7 +57,7 @@ pub enum ReportError {
 pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     let run = Run::load(run_folder)?;
     let path = run_folder.join("report.html");
-    write_page(&path, &page::render(&run))
+    write_atomically(&path, page::render(&run).as_bytes())
         .map_err(|source| ReportError::Write { path: path.clone(), source })?;
     Ok(path)
 }
@@ -71,16 +71,6 @@ pub fn render_named(run_folder: &Path) -> Result<PathBuf, ReportError> {
         return render(run_folder);
     }
     Err(ReportError::NoRun { folder: run_folder.to_owned() })
-}
-
-fn write_page(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
-    file.write_all(text.as_bytes())?;
-    // Temporary files are private to their owner; a report is made to be shown.
-    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
-    file.persist(path)?;
-    Ok(())
 }
 
 #[cfg(test)]

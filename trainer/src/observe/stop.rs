@@ -3,8 +3,8 @@
 //! A request ends nothing by itself: the training loop polls it, finishes or drops its work, and saves a
 //! checkpoint.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -73,9 +73,76 @@ impl StopRequest {
     }
 }
 
+/// Interval at which a guard looks for a request.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Watch over the setup of a run. It ends the process where a stop is requested and the setup does not end,
+/// because a file or a server never answers. Nothing is to be saved yet.
+pub(crate) struct SetupGuard {
+    is_over: Arc<Mutex<bool>>,
+}
+
+impl SetupGuard {
+    /// Watches `stop` until the guard is dropped. Once a request is as old as `grace`, `end` is called, which
+    /// ends the process.
+    ///
+    /// # Errors
+    /// When the operating system refuses the thread.
+    pub(crate) fn watch(
+        stop: StopRequest,
+        grace: Duration,
+        end: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let is_over = Arc::new(Mutex::new(false));
+        let watched = Arc::clone(&is_over);
+        std::thread::Builder::new().name("watch setup".to_owned()).spawn(move || {
+            let mut since = None;
+            loop {
+                std::thread::sleep(POLL);
+                // Held until the end, so that no training begins meanwhile.
+                let is_over = watched.lock().unwrap_or_else(PoisonError::into_inner);
+                if *is_over {
+                    return;
+                }
+                let is_requested = stop.reason().is_some();
+                if is_requested && since.get_or_insert_with(Instant::now).elapsed() >= grace {
+                    end();
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { is_over })
+    }
+}
+
+impl Drop for SetupGuard {
+    fn drop(&mut self) {
+        *self.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
+
+    #[test]
+    fn a_setup_that_blocks_is_ended_after_a_request_and_one_that_is_over_is_not() {
+        let watched = || {
+            let (stop, (sender, ended)) = (StopRequest::never(), channel());
+            let end = move || sender.send(()).unwrap();
+            (stop.clone(), SetupGuard::watch(stop, Duration::ZERO, end).unwrap(), ended)
+        };
+        let (stop, _guard, ended) = watched();
+        stop.request();
+        assert_eq!(ended.recv(), Ok(()));
+        // The thread ends without a call, which closes the channel.
+        let (stop, guard, ended) = watched();
+        drop(guard);
+        stop.request();
+        assert!(ended.recv().is_err());
+    }
 
     #[test]
     fn a_request_is_seen_by_every_clone() {

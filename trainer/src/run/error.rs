@@ -13,6 +13,7 @@ use crate::roles::critic::NoCritic;
 use crate::roles::optim::OptimError;
 use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};
+use crate::run::consent::NotAllowed;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::out_of_memory::OutOfMemory;
 use crate::storage::checkpoint::{CheckpointError, CopyError};
@@ -26,6 +27,8 @@ pub enum TrainError {
     Manifest(Vec<Problem>),
     #[error("failed to read the manifest {}", path.display())]
     ReadManifest { path: std::path::PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
     #[error("failed to write the manifest with its defaults")]
     WriteManifest(#[from] serde_saphyr::SerializeError),
     #[error("failed to {act} `{path}`")]
@@ -146,7 +149,7 @@ impl TrainError {
             return ExitCode::RetryableIo;
         }
         match self {
-            Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
+            Self::Manifest(_) | Self::ReadManifest { .. } | Self::NotAllowed(_) => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
             Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::NoKernels { .. } => ExitCode::BadConfig,
             Self::OutOfMemory(_) => ExitCode::BadConfig,

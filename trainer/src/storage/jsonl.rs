@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rlt_api::ExitCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use super::run_folder::new_in;
 
 /// A file of JSON lines could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -95,9 +96,7 @@ pub fn write<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> Re
 
 fn write_rows<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> io::Result<()> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Mode of a new file before the umask. By default a temporary file is readable only by its owner.
-    let mode = fs::Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(".jsonl-").permissions(mode).tempfile_in(dir)?;
+    let file = new_in(dir, ".jsonl-")?;
     let mut writer = BufWriter::new(file);
     for row in rows {
         serde_json::to_writer(&mut writer, &row)?;

@@ -274,14 +274,18 @@ impl RunFolder {
 /// When the temporary file beside `path` can not be written, synced or renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
+    let mut file = new_in(folder, UNFINISHED)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
-    // A temporary file is private by default; the files of a run have the folder's default permissions.
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    file.as_file().set_permissions(permissions)?;
     file.persist(path).map_err(|error| error.error)?;
     File::open(folder)?.sync_all()
+}
+
+/// Makes a temporary file with the mode of any new file, which the umask of the user decides. By itself a
+/// temporary file is readable only by its owner.
+pub(crate) fn new_in(folder: &Path, prefix: &str) -> std::io::Result<tempfile::NamedTempFile> {
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    tempfile::Builder::new().prefix(prefix).permissions(mode).tempfile_in(folder)
 }
 
 fn take_lock(root: &Path) -> Result<File, RunFolderError> {

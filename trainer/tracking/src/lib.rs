@@ -21,6 +21,7 @@ mod reopening;
 pub mod replay;
 mod rest;
 mod run_description;
+mod secrets;
 mod step_log;
 mod tensorboard;
 mod trackers;
@@ -35,6 +36,7 @@ pub use completion_record::{CompletionRecord, TrainedCompletion};
 pub use lane::TrackerReport;
 pub use records::{Metrics, Stage, StepMetrics};
 pub use run_description::RunDescription;
+pub use secrets::Secrets;
 pub use step_log::{for_each_completion, read_completions, read_steps};
 pub use trackers::{RemoteTrackers, Trackers, TrackersOptions};
 

@@ -19,6 +19,14 @@ use client::Client;
 const MAX_METRICS: usize = 1000;
 /// Largest number of parameters in one request, by MLflow's limit.
 const MAX_PARAMS: usize = 100;
+/// Variable with a bearer token.
+const TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
+/// Variable with the name of a user, for basic authentication.
+const USERNAME: &str = "MLFLOW_TRACKING_USERNAME";
+/// Variable with the password of the user.
+const PASSWORD: &str = "MLFLOW_TRACKING_PASSWORD";
+/// Variables of the environment that are sent to the server.
+pub const CREDENTIALS: [&str; 3] = [TOKEN, USERNAME, PASSWORD];
 /// Name of the tag with a run's identity.
 const IDENTITY: &str = "rltraining.run";
 

@@ -7,7 +7,7 @@ use reqwest::blocking::{Client, RequestBuilder};
 use reqwest::header::CONTENT_TYPE;
 use serde_json::Value;
 
-use crate::{TrackingError, http};
+use crate::{Secrets, TrackingError, http};
 
 /// A request that takes longer is given up and sent again later.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,17 +55,21 @@ impl Rest {
             url: self.url.clone(),
             source: source.without_url(),
         };
-        let answer = request.send().map_err(unreachable)?;
+        let (client, request) = request.build_split();
+        let request = request.map_err(unreachable)?;
+        let secrets = Secrets::of_headers(request.headers());
+        let answer = client.execute(request).map_err(unreachable)?;
         let status = answer.status();
         let text = http::text_of(answer, TIMEOUT);
         let text = text.map_err(|source| TrackingError::Answer { act, url: self.url.clone(), source })?;
+        let refused = || self.refused(act, status.as_u16(), &secrets.redact(&text));
         if !status.is_success() {
-            return Err(self.refused(act, status.as_u16(), &text));
+            return Err(refused());
         }
-        serde_json::from_str(&text).map_err(|_| self.refused(act, status.as_u16(), &text))
+        serde_json::from_str(&text).map(|answer| secrets.redact_json(answer)).map_err(|_| refused())
     }
 
-    /// An answer that is none.
+    /// An error with the beginning of an answer, in which no secret is left.
     pub(crate) fn refused(&self, act: &'static str, status: u16, answer: &str) -> TrackingError {
         let answer = answer.chars().take(MAX_QUOTED).collect();
         TrackingError::Refused { act, url: self.url.clone(), status, answer }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use reqwest::Url;
 use reqwest::blocking::RequestBuilder;
+use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
 use crate::rest::{Rest, variable};
@@ -19,6 +20,10 @@ use crate::{Backlog, RunDescription, RunEnd, Stage, StepMetrics, TrackingError, 
 
 /// Largest number of steps in one request.
 const MAX_STEPS: usize = 200;
+/// Variable with the write token of a server.
+const TOKEN: &str = "TRACKIO_WRITE_TOKEN";
+/// Variable with the user's token of the Hugging Face Hub.
+const HUB_TOKEN: &str = "HF_TOKEN";
 /// Name of the header with a server's write token.
 const WRITE_TOKEN: &str = "x-trackio-write-token";
 
@@ -129,19 +134,35 @@ struct Credentials {
 impl Credentials {
     /// Reads the tokens that Trackio's own client takes from the environment for an address.
     fn for_server(url: &str) -> Self {
-        let hub_token = variable("HF_TOKEN").filter(|_| is_space(url));
-        Self { write_token: variable("TRACKIO_WRITE_TOKEN"), hub_token }
+        Self::read(url, variable)
+    }
+
+    fn read(url: &str, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let read = |name: &str| variable(name).filter(|_| credentials_for(url).contains(&name));
+        Self { write_token: read(TOKEN), hub_token: read(HUB_TOKEN) }
     }
 
     fn added_to(&self, mut request: RequestBuilder) -> RequestBuilder {
         if let Some(token) = &self.write_token {
-            request = request.header(WRITE_TOKEN, token);
+            request = match HeaderValue::from_str(token) {
+                Ok(mut token) => {
+                    token.set_sensitive(true);
+                    request.header(WRITE_TOKEN, token)
+                }
+                // The builder reports the header as an error of the request.
+                Err(_) => request.header(WRITE_TOKEN, token),
+            };
         }
         if let Some(token) = &self.hub_token {
             request = request.bearer_auth(token);
         }
         request
     }
+}
+
+/// Names of the variables that are sent to a server.
+pub fn credentials_for(url: &str) -> &'static [&'static str] {
+    if is_space(url) { &[TOKEN, HUB_TOKEN] } else { &[TOKEN] }
 }
 
 /// Whether an address is that of a Space of the Hugging Face Hub.

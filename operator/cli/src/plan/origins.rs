@@ -31,9 +31,8 @@ pub(super) async fn of_namespace(connection: &Connection) -> io::Result<Option<N
         Ok(map) => Ok(map.as_ref().map(NamespaceDefaults::read)),
         Err(error) => {
             writeln!(
-                io::stderr(),
-                "note: the defaults of the namespace, ConfigMap {NAME}, cannot be read: {}",
-                escaped(&error.to_string())
+                rlt_terminal::messages(),
+                "note: the defaults of the namespace, ConfigMap {NAME}, cannot be read: {error}"
             )?;
             Ok(None)
         }

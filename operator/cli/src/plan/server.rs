@@ -41,7 +41,7 @@ pub(super) fn ask(
         checks.extend(nodes::ask(&connection, planned).await?);
         Ok(checks)
     })?;
-    let mut out = io::stdout().lock();
+    let mut out = args.output.output();
     match args.output {
         DocumentFormat::Json => document::write_json(&mut out, &checks)?,
         DocumentFormat::Yaml => document::write_yaml(&mut out, &checks)?,
@@ -70,7 +70,7 @@ async fn checks(
     let objects = match Prepared::in_cluster(&job, &settings.pods, namespace.as_ref()) {
         Ok(prepared) => {
             for warning in prepared.job.warnings() {
-                writeln!(io::stderr(), "warning: {warning}")?;
+                writeln!(rlt_terminal::messages(), "warning: {warning}")?;
             }
             objects::of_attempt(&job, &prepared, &settings, attempt)?
         }
@@ -192,7 +192,8 @@ async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     };
     let settings = deployments.ok().and_then(|list| list.items.iter().find_map(settings));
     if settings.is_none() {
-        writeln!(io::stderr(), "note: {why}; objects are as the chart's defaults would make them")?;
+        let messages = &mut rlt_terminal::messages();
+        writeln!(messages, "note: {why}; objects are as the chart's defaults would make them")?;
     }
     Ok(settings)
 }

@@ -34,10 +34,11 @@ fn a_local_run_names_what_was_set_for_a_cluster_only() {
 fn run_executes_the_trainer_and_exits_with_its_code() {
     let folder = tempfile::tempdir().unwrap();
     let trainer = fake_trainer(folder.path(), 80);
-    let output = rlctl(&["run", ARITHMETIC, "--trainer", trainer.to_str().unwrap(), "--overwrite"]);
+    let more = ["--overwrite", "--send-env", "A", "--send-env", "B"];
+    let output = rlctl(&[&["run", ARITHMETIC, "--trainer", trainer.to_str().unwrap()], &more[..]].concat());
     assert_eq!(output.status.code(), Some(80));
-    let expected =
-        "launch\n--manifest\ncrds/tests/fixtures/arithmetic.yaml\n--output\nruns/arithmetic\n--overwrite\n";
+    let expected = "launch\n--manifest\ncrds/tests/fixtures/arithmetic.yaml\n--output\nruns/arithmetic\n--overwrite\n\
+                    --send-env\nA\n--send-env\nB\n";
     assert_eq!(stdout(&output), expected);
 }
 

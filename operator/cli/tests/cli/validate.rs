@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::{ARITHMETIC, bad_manifest, rlctl, stdout};
+use crate::{ARITHMETIC, bad_manifest, fake_trainer, rlctl, stderr, stdout};
 
 #[test]
 fn a_valid_manifest_ends_with_0() {
@@ -56,6 +56,33 @@ fn problems_are_listed_with_file_and_line_and_end_with_2() {
     let output = rlctl(&["validate", "-f", ARITHMETIC, path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     insta::assert_snapshot!(stdout(&output).replace(folder.path().to_str().unwrap(), "FOLDER"));
+}
+
+/// Commands print names of fields and values of a manifest that someone else may have written.
+#[test]
+fn control_characters_of_a_manifest_are_shown_as_escapes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = fake_trainer(folder.path(), 0);
+    let text = fs::read_to_string(root.join(ARITHMETIC)).unwrap();
+    let path = folder.path().join("job\u{1b}[2J.yaml");
+    let (job, trainer) = (path.to_str().unwrap(), trainer.to_str().unwrap());
+    for bad in ["  \"\\e]0;title\\a\": 1\n", "  \"\\x9b2J\\u202e\": 1\n", "  model: \"\\e[2J\"\n"] {
+        fs::write(&path, format!("{text}{bad}")).unwrap();
+        for args in [
+            &["validate", "-f", job][..],
+            &["run", job, "--trainer", trainer],
+            &["data", "-f", job, "--trainer", trainer],
+            &["plan", "-f", job],
+        ] {
+            let output = rlctl(args);
+            let shown = stdout(&output) + &stderr(&output);
+            assert_eq!(output.status.code(), Some(2), "{shown}");
+            let is_shown = |each: char| each == '\n' || !(each.is_control() || each == '\u{202e}');
+            assert!(shown.chars().all(is_shown), "{args:?}: {shown:?}");
+            assert!(shown.contains("\\u{1b}[2J.yaml"), "{args:?}: {shown:?}");
+        }
+    }
 }
 
 #[test]

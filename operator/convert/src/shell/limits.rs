@@ -11,18 +11,30 @@ const MAX_NESTING: usize = 60;
 const MAX_OPERATORS: usize = 4000;
 /// Largest size of an arithmetic expression, in bytes; its operators are levels of a tree.
 pub(super) const MAX_EXPRESSION_BYTES: usize = 1024;
-/// Largest number of bytes that all expansions of a script produce together.
+/// Largest number of commands and loops that are evaluated; a script that does not end is an error.
+pub(super) const MAX_COMMANDS: usize = 100_000;
+/// Largest number of bytes that all expansions of a script, or of the scripts of a page, produce together.
 const MAX_EXPANDED_BYTES: usize = 8 << 20;
 /// Largest number of digits before a redirection or after a tilde: the grammar's parser panics on more.
 pub(super) const MAX_DIGITS: usize = 9;
 
-/// Number of bytes that the expansions of a script have produced.
-#[derive(Debug, Default)]
-pub(super) struct Budget {
+/// Work of a script, or of all scripts of a page: bytes that expansions have produced, and commands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Budget {
     expanded: usize,
+    num_commands: usize,
 }
 
 impl Budget {
+    /// Counts a command.
+    ///
+    /// # Errors
+    /// When there were too many.
+    pub(super) fn count_command(&mut self) -> Result<(), ShellError> {
+        self.num_commands += 1;
+        if self.num_commands > MAX_COMMANDS { Err(ShellError::Endless) } else { Ok(()) }
+    }
+
     /// Adds bytes that an expansion produces, copies or compares.
     ///
     /// # Errors

@@ -136,7 +136,8 @@ impl End {
 impl AttemptOutcome {
     /// Classifies the ends of all ranks of a machine, given in chronological order.
     pub fn of(ends: &[End]) -> Self {
-        let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
+        // Also while a run is set up, where a rank ends without the others.
+        let was_cut_by_signal = ends.iter().any(|end| end.success() == Some(ExitCode::Preempted));
         // A rank that lost a peer to a signal has not failed by itself either.
         let failed =
             || ends.iter().filter(|end| end.is_failure() && !(was_cut_by_signal && end.has_lost_a_peer()));
@@ -178,6 +179,13 @@ mod tests {
     fn cause(ends: &[End]) -> (usize, ExitCode) {
         let Failed { rank, code, .. } = failed(ends);
         (rank, code)
+    }
+
+    #[test]
+    fn a_rank_that_loses_a_preempted_peer_has_not_failed() {
+        let ends = [exited(0, 80), exited(1, 76)];
+        assert_eq!(AttemptOutcome::of(&ends), AttemptOutcome::Ended(ExitCode::Preempted));
+        assert_eq!(cause(&[exited(0, 80), exited(1, 78)]), (1, ExitCode::BadConfig));
     }
 
     #[test]

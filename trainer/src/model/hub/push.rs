@@ -24,7 +24,7 @@ use reqwest::StatusCode;
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use rlt_api::ExitCode;
-use rlt_tracking::http;
+use rlt_tracking::{Secrets, http};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -124,6 +124,17 @@ pub enum PushError {
 }
 
 impl PushError {
+    /// Redacts the answers of the hub, which may repeat the token.
+    fn without(self, secrets: &Secrets) -> Self {
+        match self {
+            Self::Refused { act, status, text } => Self::Refused { act, status, text: secrets.redact(&text) },
+            Self::BadAnswer { act, expected, got } => {
+                Self::BadAnswer { act, expected, got: secrets.redact(&got) }
+            }
+            other => other,
+        }
+    }
+
     /// The exit code of a process that ends with this.
     pub fn exit_code(&self) -> ExitCode {
         match self {
@@ -186,6 +197,11 @@ impl Hub {
     /// # Errors
     /// [`PushError`]; the repository has all of the files then, or is as it was.
     pub fn push(&self, repository: &Repository, folder: &Path, message: &str) -> Result<String, PushError> {
+        let pushed = self.push_files(repository, folder, message);
+        pushed.map_err(|error| error.without(&Secrets::new(self.authorization.to_str().ok())))
+    }
+
+    fn push_files(&self, repository: &Repository, folder: &Path, message: &str) -> Result<String, PushError> {
         let files = files_of(folder)?;
         self.create(repository)?;
         let large = self.large_files(repository, &files)?;

@@ -5,6 +5,7 @@
 //! paths: files are in the snapshot itself and not behind links.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -172,7 +173,9 @@ pub(super) fn keep_listing(dir: &Path, listed: &[Listed]) {
     }
     let keep = || -> std::io::Result<()> {
         fs::create_dir_all(dir)?;
-        let mut file = tempfile::Builder::new().prefix(".listing-").tempfile_in(dir)?;
+        // Pods of other users may share the cache, so the mode is that of any new file.
+        let mode = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(".listing-").permissions(mode).tempfile_in(dir)?;
         serde_json::to_writer(&mut file, listed)?;
         file.as_file().sync_all()?;
         file.persist(dir.join(LISTING))?;

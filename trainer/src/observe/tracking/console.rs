@@ -105,10 +105,9 @@ impl Console {
     /// # Errors
     /// The drawing thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
-        let stderr = std::io::stderr();
-        match stderr.is_terminal() {
+        match std::io::stderr().is_terminal() {
             true => Self::draw_on(Box::new(bars::Bars::on(ProgressDrawTarget::stderr()))),
-            false => Self::draw_on(Box::new(lines::Lines::new(stderr))),
+            false => Self::draw_on(Box::new(lines::Lines::new(rlt_terminal::messages()))),
         }
     }
 

@@ -4,6 +4,7 @@ use reqwest::blocking::RequestBuilder;
 use reqwest::{StatusCode, Url};
 use serde_json::{Value, json};
 
+use super::{PASSWORD, TOKEN, USERNAME};
 use crate::TrackingError;
 use crate::rest::{Rest, variable};
 
@@ -52,9 +53,9 @@ impl Client {
 
 /// Adds the credentials that MLflow's own clients take from the environment.
 fn with_credentials(request: RequestBuilder) -> RequestBuilder {
-    match (variable("MLFLOW_TRACKING_TOKEN"), variable("MLFLOW_TRACKING_USERNAME")) {
+    match (variable(TOKEN), variable(USERNAME)) {
         (Some(token), _) => request.bearer_auth(token),
-        (None, Some(user)) => request.basic_auth(user, variable("MLFLOW_TRACKING_PASSWORD")),
+        (None, Some(user)) => request.basic_auth(user, variable(PASSWORD)),
         (None, None) => request,
     }
 }

@@ -45,6 +45,22 @@ fn an_answer_without_end_is_given_up_and_named() {
 }
 
 #[test]
+fn a_token_that_a_server_repeats_is_in_no_error() {
+    let (url, heads) = serve(|stream| {
+        // The token is cut off by the length of what an error quotes.
+        let body = format!("{{\"x\": \"{}Bearer token-of-the-user\"}}", " ".repeat(MAX_QUOTED - 20));
+        let head = format!("HTTP/1.1 401 x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        let _ = stream.write_all((head + &body).as_bytes());
+    });
+    let rest = Rest::new(&url).unwrap();
+    let request = rest.post("log", &json!({})).bearer_auth("token-of-the-user");
+    let error = rest.send("log", request).unwrap_err();
+    assert!(heads.recv().unwrap().contains("token-of-the-user"), "it was sent");
+    let said = crate::error_chain(&error);
+    assert!(said.contains("401") && !said.contains("token-"), "{said}");
+}
+
+#[test]
 fn a_redirect_is_an_answer_and_takes_neither_token_nor_record_elsewhere() {
     let (elsewhere, heads_elsewhere) = serve(|stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}");

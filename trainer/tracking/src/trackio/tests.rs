@@ -87,5 +87,9 @@ fn the_token_of_the_hub_goes_to_spaces_alone() {
         ("http://trackio.tools:7860", false),
     ] {
         assert_eq!(is_space(url), expected, "{url}");
+        // Every variable is set, and those that are read are exactly those that are named to the user.
+        let Credentials { write_token, hub_token } = Credentials::read(url, |name| Some(name.to_owned()));
+        let read: Vec<_> = write_token.into_iter().chain(hub_token).collect();
+        assert_eq!(read, credentials_for(url), "{url}");
     }
 }

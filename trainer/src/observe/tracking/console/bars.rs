@@ -93,7 +93,7 @@ impl Screen for Bars {
             Update::Advance { num_done, num_tokens } => self.advance(num_done, num_tokens),
             Update::Step(metrics) => self.end_step(&metrics),
             // A terminal that cannot be written to shows nothing, and nothing depends on it.
-            Update::Message(text) => drop(self.bars.println(text)),
+            Update::Message(text) => drop(self.bars.println(rlt_terminal::escaped(&text))),
         }
     }
 }

@@ -8,6 +8,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use rlt_api::spec::{HeaderSpec, RewardServerSpec};
 use rlt_core::reward::Verdict;
+use rlt_tracking::Secrets;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -25,6 +26,8 @@ pub(super) struct Endpoint {
     client: Client,
     url: Url,
     headers: HeaderMap,
+    /// Values of the environment in `headers`, which an answer may repeat and no message may show.
+    secrets: Secrets,
     timeout: Duration,
     retries: u32,
     max_response_bytes: usize,
@@ -122,10 +125,12 @@ impl Endpoint {
         if let Some(path) = &spec.ca_file {
             client = client.tls_certs_merge(certificates(path.into())?);
         }
+        let headers = headers(&spec.headers)?;
         Ok(Self {
             client: client.build().map_err(EndpointError::Client)?,
             url,
-            headers: headers(&spec.headers)?,
+            secrets: Secrets::of_headers(&headers),
+            headers,
             timeout,
             retries: spec.retries,
             max_response_bytes: spec.max_response_bytes as usize,
@@ -190,13 +195,21 @@ impl Endpoint {
         let (status, pause) = (response.status(), pause_asked_for(&response));
         let bytes = self.read(&mut response).await?;
         if !status.is_success() {
-            let message = format!("status {}: {}", status.as_u16(), quoted(&bytes));
+            let message = format!("status {}: {}", status.as_u16(), self.quoted(&bytes));
             let is_timeout = [StatusCode::REQUEST_TIMEOUT, StatusCode::GATEWAY_TIMEOUT].contains(&status);
             let is_final = !may_pass(status);
             return Err(Failure { message, is_timeout, is_final, pause });
         }
-        serde_json::from_slice(&bytes)
-            .map_err(|error| Failure::passing(format!("expected JSON, got {}: {error}", quoted(&bytes))))
+        let answer = serde_json::from_slice(&bytes);
+        answer
+            .map(|answer| self.secrets.redact_json(answer))
+            .map_err(|error| Failure::passing(format!("expected JSON, got {}: {error}", self.quoted(&bytes))))
+    }
+
+    /// The beginning of an answer, in which no secret is left.
+    fn quoted(&self, bytes: &[u8]) -> String {
+        let text = self.secrets.redact(&String::from_utf8_lossy(bytes));
+        format!("{:?}", text.chars().take(QUOTED).collect::<String>())
     }
 
     async fn read(&self, response: &mut Response) -> Result<Vec<u8>, Failure> {
@@ -236,7 +249,8 @@ fn headers(specs: &[HeaderSpec]) -> Result<HeaderMap, EndpointError> {
             (None, None) => return Err(wrong()),
         };
         let mut value = HeaderValue::from_str(value.trim()).map_err(|_| wrong())?;
-        value.set_sensitive(true);
+        // A value of the manifest is no secret, and may be a word that the answer needs.
+        value.set_sensitive(env.is_some());
         headers.insert(HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value);
     }
     Ok(headers)
@@ -263,10 +277,4 @@ fn in_words(error: reqwest::Error) -> String {
         cause = source.source();
     }
     words
-}
-
-fn quoted(bytes: &[u8]) -> String {
-    // A UTF-8 character has at most four bytes.
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * QUOTED)]);
-    format!("{:?}", text.chars().take(QUOTED).collect::<String>())
 }

@@ -152,6 +152,34 @@ fn secrets_come_from_the_environment_and_are_in_no_message() {
     assert!(cause.contains("\"X-Key\"") && cause.contains("\"NOT_SET_ANYWHERE\""), "{cause}");
 }
 
+#[test]
+fn a_secret_that_a_server_repeats_is_in_no_message() {
+    // Every test process has this variable.
+    let secret = std::env::var("PATH").unwrap();
+    for kind in ["Server", "OpenRlhf"] {
+        for (status, answer) in [
+            (401, format!("wrong key: {secret}")),
+            (401, json!({"headers": {"x-key": secret}}).to_string()),
+            (200, format!("no JSON: {secret}")),
+            (200, json!({secret.as_str(): secret}).to_string()),
+            (200, json!({"verdicts": [{"id": "0.0", "status": "infra", "message": secret}]}).to_string()),
+            (200, json!({"verdicts": [{"id": "0.0", "status": "wrong", "message": secret}]}).to_string()),
+            (200, json!({"verdicts": secret}).to_string().replace('/', "\\/")),
+            (200, json!({"verdicts": [{"id": "0.0", "status": secret}]}).to_string()),
+        ] {
+            let said = answer.clone();
+            let server = Server::start(move |_, stream| super::server::reply(stream, status, &said));
+            let headers = json!([{"name": "X-Key", "env": "PATH"}]);
+            let spec = json!({"url": server.url, "retries": 0, "headers": headers});
+            let functions = functions(kind, spec, json!({})).unwrap();
+            let [verdict] = &judge(&functions, json!("truth"), &["x"])[..] else { panic!("one verdict") };
+            let message = verdict.message.clone().unwrap_or_default();
+            let beginning = &secret[..secret.len().min(12)];
+            assert!(!message.contains(beginning), "{answer}: {message}");
+        }
+    }
+}
+
 /// A sandbox that knows the outcome from the code: the text after `#` in its first line.
 fn sandbox() -> Server {
     Server::answering(|request| {

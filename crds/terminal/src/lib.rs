@@ -1,11 +1,66 @@
-//! Untrusted text on a terminal: control sequences, which could move the cursor, rename the window or hide
-//! text, are shown as escapes and not executed.
+//! Standard output and error of the command lines. They show text of others: of manifests, data sets, models,
+//! servers. Control sequences in it could move the cursor, rename the window or hide text, so they are shown
+//! as escapes and not executed.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write};
+
+/// Returns standard output for text to be read, which is escaped wherever it goes.
+pub fn text() -> Output<io::Stdout> {
+    Output { stream: io::stdout(), escaper: Some(Escaper::default()) }
+}
+
+/// Returns standard output for a document, such as JSON, a manifest or a log. It is escaped on a terminal; a
+/// file or another program gets every byte.
+pub fn document() -> Output<io::Stdout> {
+    let stream = io::stdout();
+    let escaper = stream.is_terminal().then(Escaper::default);
+    Output { stream, escaper }
+}
+
+/// Returns standard error for messages, which are escaped.
+pub fn messages() -> Output<io::Stderr> {
+    Output { stream: io::stderr(), escaper: Some(Escaper::default()) }
+}
+
+/// Whether a user reads messages and can answer on standard input.
+pub fn has_user() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// A stream whose text is escaped, if it is to be.
+#[derive(Debug)]
+pub struct Output<W: Write> {
+    stream: W,
+    escaper: Option<Escaper>,
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.escaper {
+            Some(escaper) => self.stream.write_all(escaper.push(bytes).as_bytes())?,
+            None => self.stream.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+impl<W: Write> Drop for Output<W> {
+    fn drop(&mut self) {
+        if let Some(escaper) = &mut self.escaper {
+            // A closed stream shows nothing.
+            let _ = self.stream.write_all(escaper.finish().as_bytes());
+        }
+    }
+}
 
 /// Escapes the control characters of a text, except for line breaks and tabs, and its bidirectional controls.
-pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
     }
@@ -27,14 +82,14 @@ fn is_unsafe(each: char) -> bool {
 
 /// Escapes a stream in chunks, which may be split within a character.
 #[derive(Debug, Default)]
-pub(crate) struct Escaper {
+struct Escaper {
     /// First bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
 impl Escaper {
     /// Escapes the next bytes, up to an incomplete character at the end.
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
+    fn push(&mut self, bytes: &[u8]) -> String {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
         let mut safe = String::new();
@@ -58,7 +113,7 @@ impl Escaper {
     }
 
     /// Escapes the bytes of an incomplete character at the end of the stream.
-    pub(crate) fn finish(&mut self) -> String {
+    fn finish(&mut self) -> String {
         std::mem::take(&mut self.begun).iter().map(|byte| format!("\\x{byte:02x}")).collect()
     }
 }
@@ -91,5 +146,24 @@ mod tests {
             let pieces: String = bytes.chunks(size).map(|chunk| escaper.push(chunk)).collect();
             assert_eq!(pieces + &escaper.finish(), whole, "pieces of {size} bytes");
         }
+    }
+    #[test]
+    fn an_output_escapes_what_is_written_in_pieces_and_its_end() {
+        let mut shown = Vec::new();
+        let mut output = Output { stream: &mut shown, escaper: Some(Escaper::default()) };
+        let bytes = "a\u{1b}[2J\u{9b}\n".as_bytes();
+        bytes.iter().for_each(|byte| output.write_all(&[*byte]).unwrap());
+        output.write_all(&[0xe4]).unwrap();
+        drop(output);
+        assert_eq!(String::from_utf8(shown).unwrap(), "a\\u{1b}[2J\\u{9b}\n\\xe4");
+    }
+
+    #[test]
+    fn a_document_for_a_program_keeps_every_byte() {
+        let mut shown = Vec::new();
+        let mut output = Output { stream: &mut shown, escaper: None };
+        output.write_all(b"\x1b[31m\xff").unwrap();
+        drop(output);
+        assert_eq!(shown, b"\x1b[31m\xff");
     }
 }
