@@ -85,7 +85,7 @@ gpu-bundle: libtorch kernels-check ## Pack what checks a machine with a GPU: tar
 # Two devices, so that they have something to exchange. A debug build on fibers takes longer than a GPU may.
 gpu-check: libtorch ## The same checks on devices of CPU memory: lines of JSON
 	@cargo build --quiet --locked --workspace --bin rlt-trainer --bin on-devices
-	@RLT_STAND_IN_DEVICES=2 target/debug/on-devices target/debug/rlt-trainer gpu-check --limit 900
+	@RLT_STAND_IN_DEVICES=2 target/debug/on-devices target/debug/rlt-trainer gpu-check --all --limit 900
 
 deny: ## Known weaknesses, licences, bans and duplicate versions of packages (needs cargo-deny)
 	cargo deny check

@@ -48,7 +48,7 @@ tar --directory "$elsewhere" --extract --file "$archive"
 offline=()
 if unshare --net --map-root-user true 2>/dev/null; then offline=(unshare --net --map-root-user); fi
 lines=$(cd / && env -i PATH="$PATH" HOME="$elsewhere" CUDA_VISIBLE_DEVICES= "${offline[@]}" \
-    "$elsewhere/gpu-bundle/gpu-check" --libtorch "$libtorch") ||
+    "$elsewhere/gpu-bundle/gpu-check" --libtorch "$libtorch" --all) ||
     fail "what is packed does not run"
 all=$(wc -l <<<"$lines")
 skipped=$(grep -c '"status":"skipped"' <<<"$lines" || true)

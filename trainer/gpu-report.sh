@@ -23,27 +23,32 @@ set -uo pipefail
 # checks of speed compare times: they run alone. The last columns: seconds after which the stage is killed, and seconds
 # that must be left for it to start.
 STAGES='
-    environment              20   2
-    device                   15   3
-    operators+paged+graphs   30   8
-    memory                   20   4
-    training                 40  10
-    reruns                    0   0
-    gemm                     15   5
-    copies                   15   5
-    decode-speed             30  10
-    update                   30  10
-    grpo-step-small         125  30
-    grpo-step-large         170  60
-    draws                    20   5
-    checkpoints              40  15
-    memcheck:paged           60  20
-    racecheck:paged          60  20
-    reruns                    0   0
-    ncu:decode-speed         60  20
+    environment                          20   2
+    device                               15   3
+    operators+paged+graphs+graph-models  60   8
+    memory                               20   4
+    packed                               30   6
+    kernels                              60  12
+    training                             50  12
+    reruns                                0   0
+    gemm                                 15   5
+    copies                               15   5
+    decode-speed                         30  10
+    update                               30  10
+    grpo-step-small                      60  20
+    grpo-step-large                      90  30
+    decode-tail                          60  20
+    draws                                20   5
+    checkpoints                          40  15
+    memcheck:paged                       60  20
+    racecheck:paged                      60  20
+    peer-small                          110  60
+    peer-large                          130  75
+    reruns                                0   0
+    ncu:decode-speed                     60  20
 '
 # Checks whose times are the result: compute-sanitizer would only make them slow.
-SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large '
+SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large decode-tail peer-small peer-large '
 # Seconds at the end that are kept free for killing what runs and for writing the page.
 RESERVE=4
 # Seconds that a killed stage may take to end before it is left behind: a process in the driver cannot be killed.
@@ -249,7 +254,7 @@ reruns() {
         # What hangs would take all the time that is left.
         [ -z "${hung[$stage]:-}" ] || limit=$((limit < HUNG ? limit : HUNG))
         CUDA_LAUNCH_BLOCKING=1 try "$stage" blocking "$limit" "$need" \
-            "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) "$stage"
+            "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) --no-peer "$stage"
         finish
         case $SPEED in *" $stage "*) continue ;; esac
         [ -z "${hung[$stage]:-}" ] || continue
@@ -274,8 +279,9 @@ run_stages() {
                 ;;
             *)
                 times[$name]="$limit $need"
+                # Peers have stages of their own at the end: our own measurements come first.
                 try "$name" first "$limit" "$need" \
-                    "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) "$name"
+                    "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) --no-peer "$name"
                 ;;
             esac
         done

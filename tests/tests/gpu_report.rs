@@ -203,21 +203,17 @@ fn a_report_is_at_most_eight_small_files_whatever_stages_write() {
 fn the_page_has_speeds_beside_bounds_predictions_and_peers() {
     let speed = r#"echo '{"name":"decode-speed","status":"passed","device":"Fake GPU","batch":16,"dtype":"bf16","tokensPerSecond":13561.4,"fractionOfBandwidth":0.0612,"predictedTokensPerSecond":20000}'"#;
     let step = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","stepSeconds":0.96,"updateMfu":0.128}'"#;
-    let peer = r#"echo '{"name":"grpo-step-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
-    let kernel = r#"echo '{"name":"operators","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
+    let peer = r#"echo '{"name":"peer-small","status":"passed","model":"0.5B","peerStepSeconds":4.8}'"#;
+    let kernel = r#"echo '{"name":"kernels","status":"passed","kernel":"swiglu","shape":[256,8960],"dtype":"bf16","error":0.0021,"microseconds":7.5,"gigabytesPerSecond":1835.0,"fractionOfBandwidth":0.55,"libtorchMicroseconds":14.2}'"#;
     let machine = Machine::new(&format!(
-        "decode-speed) {speed} ;;\ngrpo-step-small) {step}\n{peer} ;;\noperators) {kernel} ;;"
+        "decode-speed) {speed} ;;\ngrpo-step-small) {step} ;;\npeer-small) {peer} ;;\nkernels) {kernel} ;;"
     ));
     let report = machine.report(&["--seconds", "100000"]);
     let decoding = "| decode-speed, batch 16, dtype bf16 | 13,561 tokens/s |  | 0.0612 | 20,000 |  |";
     assert!(report.has_row(&[decoding]), "{}", report.page);
     let step = "| grpo-step-small, model 0.5B | 0.96 s a step | 0.128 |  |  | 5 |";
     assert!(report.has_row(&[step]), "{}", report.page);
-    assert!(
-        report.has_row(&["| grpo-step-small, model 0.5B | 4.8 s a step of the peer |"]),
-        "{}",
-        report.page
-    );
+    assert!(report.has_row(&["| peer-small, model 0.5B | 4.8 s a step of the peer |"]), "{}", report.page);
     let kernel = "| swiglu | [256, 8960] | bf16 | 0.0021 | 7.5 | 1,835 |  | 0.55 | 14.2 |";
     assert!(report.has_row(&[kernel]), "{}", report.page);
     assert!(!report.page.contains("## Failures"), "{}", report.page);

@@ -209,6 +209,29 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
     });
 }
 
+/// libtorch's allocator reuses a freed block only on the stream on which it was allocated, so a stream per
+/// call would reserve the buffers of a call again for each of libtorch's 32 streams.
+#[test]
+fn forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device() {
+    on_device("forty_calls_reserve_little_more_memory_than_the_first_three_on_a_device", || {
+        let device = device_decoder("llama");
+        let mut engine = RolloutEngine::new(options());
+        let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
+        engine.sync_weights(&device, 0).unwrap();
+        let (before, requests) = (free(), requests(4, 1, &SamplingParams::greedy()));
+        let call = |engine: &mut RolloutEngine| {
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            engine.generate(&device, &requests, &Letters, &mut go_on).unwrap();
+        };
+        (0..3).for_each(|_| call(&mut engine));
+        let after_three = free();
+        (3..40).for_each(|_| call(&mut engine));
+        let (taken, grown) = (before.saturating_sub(after_three), after_three.saturating_sub(free()));
+        assert!(taken > 0, "the first calls reserve memory");
+        assert!(2 * grown <= taken, "{taken} bytes after three calls, {grown} more after forty");
+    });
+}
+
 /// What a decoding step asks of its device besides one copy in and one out.
 struct Step {
     waits: u64,

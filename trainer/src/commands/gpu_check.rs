@@ -1,19 +1,24 @@
 //! `rlt-trainer gpu-check`: runs on this machine's GPU the checks that tests run without one, and measures.
 //!
 //! Every check runs in a separate process with a time limit, so that a crash or hang is only a failed check.
-//! Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`), `device` and figures. A
-//! check that lacks something (a GPU, a second one, a peer's library) is skipped with the reason; a check
-//! that did not run is never reported as passed. Limits add up to less than ten minutes. On a device of CPU
+//! Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`), `device` and figures,
+//! one when a finding is made: a check that ends early loses none. A check that lacks something (a GPU, a
+//! second one, a peer's library) is skipped with the reason; a check that did not run is never reported as
+//! passed. The limits of the checks that run by default add up to less than ten minutes. On a device of CPU
 //! memory checks of speed run on tiny shapes, and their times mean nothing.
 
 mod child;
 mod decode;
 mod draws;
 mod experts;
+mod gradients;
+mod graph_models;
 mod graphs;
+mod kernels;
 mod memory;
 mod nccl;
 mod operators;
+mod packed;
 mod paged;
 mod quantized;
 mod shapes;
@@ -30,18 +35,26 @@ use rlt_torch::cuda;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Map, Value, json};
 
+use self::shapes::Size;
+
 /// In the name of a device of CPU memory, whose times mean nothing.
 const STAND_IN: &str = "Stand-in";
 
 /// Options of `gpu-check`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuCheckArgs {
-    /// Checks to run; by default all
+    /// Checks to run; by default those whose limits add up to less than ten minutes
     #[arg(value_enum, value_name = "CHECK")]
     pub checks: Vec<Check>,
-    /// Time limit of each check in seconds; by default each has its own, in all below 600
+    /// Time limit of each check in seconds; by default each has its own
     #[arg(long, value_name = "SECONDS")]
     pub limit: Option<u64>,
+    /// Run every check, which may take more than ten minutes
+    #[arg(long, conflicts_with = "checks")]
+    pub all: bool,
+    /// Measure GRPO steps without the comparison with transformers
+    #[arg(long)]
+    pub no_peer: bool,
     /// Run the one check in this process, and write its lines
     #[arg(long, hide = true)]
     pub here: bool,
@@ -82,6 +95,18 @@ pub enum Check {
     GrpoStepSmall,
     /// Speed: a GRPO step of a model of 1.5B parameters, compared with transformers.
     GrpoStepLarge,
+    /// Attention of packed tokens with shared prefixes, forward and backward, against fp64. Not by default.
+    Packed,
+    /// Decoding by CUDA graphs for further model families and with long prompts. Not by default.
+    GraphModels,
+    /// Every kernel of this repository: error against fp64, time beside libtorch's operators. Not by default.
+    Kernels,
+    /// Speed: decoding with 1.5B parameters and long contexts; reserved memory of many calls. Not by default.
+    DecodeTail,
+    /// Speed: the GRPO step of `grpo-step-small` by transformers alone. Not by default.
+    PeerSmall,
+    /// Speed: the GRPO step of `grpo-step-large` by transformers alone. Not by default.
+    PeerLarge,
 }
 
 /// How a check, or a part of one, ended.
@@ -98,10 +123,11 @@ struct Finding {
     figures: Map<String, Value>,
 }
 
-type Findings = Vec<Finding>;
-
 /// An error that keeps a check from its end.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Receives each finding of a check as soon as it is made.
+type Report<'a> = dyn FnMut(Finding) -> Result<(), Failure> + 'a;
 
 impl Finding {
     /// Figures that are, or are not, as they should be.
@@ -126,39 +152,62 @@ impl Check {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Timeout: several times what the check takes on an H200, and twice that beside a peer, which takes most
-    /// of it (69 and 92 s).
+    /// Whether the check runs when none is named. The limits of these add up to less than ten minutes.
+    fn runs_by_default(self) -> bool {
+        !matches!(
+            self,
+            Self::Packed
+                | Self::GraphModels
+                | Self::Kernels
+                | Self::DecodeTail
+                | Self::PeerSmall
+                | Self::PeerLarge
+        )
+    }
+
+    /// Timeout: several times what the check takes on an H200. Checks that run a peer get more than the
+    /// peer's own limit.
     fn limit(self) -> Duration {
         let seconds = match self {
             Self::Device | Self::Operators | Self::Draws | Self::Paged | Self::Gemm | Self::Copies => 15,
             Self::Decode => 15,
             Self::Graphs | Self::Memory => 20,
-            Self::Training | Self::Nccl | Self::Update => 30,
-            Self::Checkpoints | Self::DecodeSpeed => 30,
-            Self::GrpoStepSmall => 125,
-            Self::GrpoStepLarge => 170,
+            Self::Nccl | Self::Update | Self::Checkpoints | Self::DecodeSpeed | Self::Packed => 30,
+            Self::Training => 50,
+            Self::GraphModels | Self::Kernels | Self::DecodeTail => 60,
+            Self::GrpoStepSmall | Self::PeerSmall => 125,
+            Self::GrpoStepLarge | Self::PeerLarge => 150,
         };
         Duration::from_secs(seconds)
     }
 
-    fn run(self) -> Result<Findings, Failure> {
+    fn run(self, has_peer: bool, report: &mut Report<'_>) -> Result<(), Failure> {
         match self {
-            Self::Device => device(),
-            Self::Operators => Ok([operators::check()?, quantized::check()?].into_iter().flatten().collect()),
-            Self::Draws => draws::check(),
-            Self::Paged => paged::check(),
-            Self::Graphs => graphs::check(),
-            Self::Training => trainings::same_numbers(),
-            Self::Checkpoints => trainings::across(),
-            Self::Memory => memory::check(),
-            Self::Nccl => nccl::check(),
-            Self::Decode => decode::check(),
-            Self::Gemm => speed::limits::products(),
-            Self::Copies => speed::limits::copies(),
-            Self::DecodeSpeed => speed::decode::check(),
-            Self::Update => speed::update::check(),
-            Self::GrpoStepSmall => speed::grpo_step::check(shapes::Size::Small),
-            Self::GrpoStepLarge => speed::grpo_step::check(shapes::Size::Large),
+            Self::Device => device(report),
+            Self::Operators => {
+                operators::check(report)?;
+                quantized::check(report)
+            }
+            Self::Draws => draws::check(report),
+            Self::Paged => paged::check(report),
+            Self::Graphs => graphs::check(report),
+            Self::Training => trainings::same_numbers(report),
+            Self::Checkpoints => trainings::across(report),
+            Self::Memory => memory::check(report),
+            Self::Nccl => nccl::check(report),
+            Self::Decode => decode::check(report),
+            Self::Gemm => speed::limits::products(report),
+            Self::Copies => speed::limits::copies(report),
+            Self::DecodeSpeed => speed::decode::check(report),
+            Self::Update => speed::update::check(report),
+            Self::GrpoStepSmall => speed::grpo_step::check(Size::Small, has_peer, report),
+            Self::GrpoStepLarge => speed::grpo_step::check(Size::Large, has_peer, report),
+            Self::Packed => packed::check(report),
+            Self::GraphModels => graph_models::check(report),
+            Self::Kernels => kernels::check(report),
+            Self::DecodeTail => speed::decode_tail::check(report),
+            Self::PeerSmall => speed::grpo_step::peer_alone(Size::Small, report),
+            Self::PeerLarge => speed::grpo_step::peer_alone(Size::Large, report),
         }
     }
 }
@@ -168,24 +217,31 @@ impl Check {
 /// # Errors
 /// When standard output cannot be written.
 pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
-    let checks = if args.checks.is_empty() { Check::value_variants() } else { &args.checks };
+    let mut checks = args.checks.clone();
+    if checks.is_empty() {
+        let all = Check::value_variants().iter().copied();
+        checks.extend(all.filter(|check| args.all || check.runs_by_default()));
+    }
     let (started, mut counts) = (Instant::now(), [0_usize; 3]);
-    for &check in checks {
-        let lines = if cuda::look_for_cuda().num_gpus() == 0 {
-            vec![without_gpu(check)]
+    let mut write = |line: &Value| -> std::io::Result<()> {
+        let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
+        counts[status.unwrap_or(1)] += 1;
+        // One write per line: processes that share a file must not mix their lines.
+        let mut out = rlt_terminal::document();
+        out.write_all(format!("{line}\n").as_bytes())?;
+        out.flush()
+    };
+    for check in checks {
+        if cuda::look_for_cuda().num_gpus() == 0 {
+            write(&without_gpu(check))?;
         } else if args.here {
-            here(check)
+            here(check, !args.no_peer, &mut write)?;
         } else {
             let limit = args.limit.map_or(check.limit(), Duration::from_secs);
-            child::lines(check, limit).unwrap_or_else(|error| vec![failed(check, &error.to_string())])
-        };
-        let mut out = rlt_terminal::document();
-        for line in lines {
-            let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
-            counts[status.unwrap_or(1)] += 1;
-            writeln!(out, "{line}")?;
+            if let Some(error) = child::run(check, !args.no_peer, limit, &mut write)? {
+                write(&failed(check, &error))?;
+            }
         }
-        out.flush()?;
     }
     let [passed, failed, skipped] = counts;
     if !args.here {
@@ -212,6 +268,11 @@ fn device_name() -> Option<String> {
     cuda::gpus().ok()?.first().map(|gpu| gpu.name.clone())
 }
 
+/// Returns the larger of two errors, or NaN if either is NaN, which `f64::max` would hide.
+fn worse(one: f64, other: f64) -> f64 {
+    if one.is_nan() || one > other { one } else { other }
+}
+
 fn is_stand_in() -> bool {
     device_name().is_some_and(|name| name.contains(STAND_IN))
 }
@@ -232,13 +293,17 @@ fn failed(check: Check, error: &str) -> Value {
     line(check, Finding::new(false, [("error", error.into())]))
 }
 
-/// The lines of a check in this process.
-fn here(check: Check) -> Vec<Value> {
+/// Runs a check in this process; `write` receives its lines.
+fn here(
+    check: Check,
+    has_peer: bool,
+    write: &mut dyn FnMut(&Value) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     // The parent process ends it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    match check.run() {
-        Ok(findings) => findings.into_iter().map(|finding| line(check, finding)).collect(),
-        Err(error) => vec![failed(check, &error_text(error.as_ref()))],
+    match check.run(has_peer, &mut |finding| Ok(write(&line(check, finding))?)) {
+        Ok(()) => Ok(()),
+        Err(error) => write(&failed(check, &error_text(error.as_ref()))),
     }
 }
 
@@ -249,8 +314,8 @@ fn error_text(error: &dyn std::error::Error) -> String {
 }
 
 /// The device, and whether our kernels run on it.
-fn device() -> Result<Findings, Failure> {
-    let findings = cuda::gpus()?.into_iter().map(|gpu| {
+fn device(report: &mut Report<'_>) -> Result<(), Failure> {
+    for gpu in cuda::gpus()? {
         let kernels = cuda::Kernels::load(gpu.index).err().map(|error| error.to_string());
         let (major, minor) = gpu.compute_capability;
         let figures = [
@@ -260,9 +325,9 @@ fn device() -> Result<Findings, Failure> {
             ("freeBytes", json!(gpu.free_bytes)),
             ("kernelsProblem", json!(kernels)),
         ];
-        Finding::new(kernels.is_none(), figures)
-    });
-    Ok(findings.collect())
+        report(Finding::new(kernels.is_none(), figures))?;
+    }
+    Ok(())
 }
 
 fn map<const N: usize>(figures: [(&str, Value); N]) -> Map<String, Value> {
@@ -274,8 +339,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limits_of_all_checks_add_up_to_less_than_ten_minutes() {
-        let limits: Duration = Check::value_variants().iter().map(|check| check.limit()).sum();
+    fn an_error_that_is_no_number_is_the_worst() {
+        assert_eq!([worse(1.0, 2.0), worse(2.0, 1.0)], [2.0; 2]);
+        assert!(worse(f64::NAN, 2.0).is_nan() && worse(2.0, f64::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_limits_of_the_default_checks_add_up_to_less_than_ten_minutes() {
+        let checks = Check::value_variants().iter().filter(|check| check.runs_by_default());
+        let limits: Duration = checks.map(|check| check.limit()).sum();
         // The rest is for the processes' ends.
         assert!(limits <= Duration::from_secs(590), "{limits:?}");
     }

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::process::text;
 
-fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output, Vec<Value>) {
+/// Runs `gpu-check`; returns its output and its findings.
+pub(crate) fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output, Vec<Value>) {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
     // Kernels on fibers in a debug build take longer than on a GPU, for which the checks' own limits are.
     let limit = if names.contains(&"--limit") { [].as_slice() } else { &["--limit", "900"] };

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::trainings::{job, train};
-use super::{Failure, Finding, Findings, Status, is_stand_in, map};
+use super::{Failure, Finding, Report, Status, is_stand_in, map};
 
 const BATCHES: [usize; 3] = [1, 16, 256];
 /// Layers of the two models.
@@ -64,26 +64,24 @@ impl Cost {
     }
 }
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     if !is_stand_in() {
-        return Ok(vec![Finding::skipped(
+        return report(Finding::skipped(
             "a GPU does not count copies, launches and waits: devices of CPU memory do (`make gpu-check`)",
-        )]);
+        ));
     }
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
     for (folder, depth) in folders.iter().zip(DEPTHS) {
         train(folder.path(), &job(depth, 1, "Cpu")?)?;
     }
     let [shallow, deep] = &folders;
-    BATCHES
-        .into_iter()
-        .map(|batch| {
-            let launched = [shallow, deep].map(|folder| step_cost(folder.path(), batch, Mode::Launched));
-            let [shallow_launched, deep_launched] = launched;
-            let captured = step_cost(deep.path(), batch, Mode::Captured)?;
-            Ok(finding(batch, [shallow_launched?, deep_launched?], captured))
-        })
-        .collect()
+    for batch in BATCHES {
+        let launched = [shallow, deep].map(|folder| step_cost(folder.path(), batch, Mode::Launched));
+        let [shallow_launched, deep_launched] = launched;
+        let captured = step_cost(deep.path(), batch, Mode::Captured)?;
+        report(finding(batch, [shallow_launched?, deep_launched?], captured))?;
+    }
+    Ok(())
 }
 
 /// Launches from the steps of two depths, everything else from a step that is one graph.

@@ -6,7 +6,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::shapes::on_device;
-use super::{Failure, Finding, Findings};
+use super::{Failure, Finding, Report, worse};
 
 const GPU: Device = Device::Cuda(0);
 /// Noise of a sum of probabilities in fp32: a draw so near to the boundary of two tokens may give either.
@@ -16,19 +16,19 @@ const TOLERANCE: f64 = 1e-4;
 /// Rows of each setting on a GPU, and on a device of CPU memory.
 const ROWS: [i64; 2] = [64, 8];
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let (_no_grad, kernels) = (tch::no_grad_guard(), Kernels::load(0)?);
-    let (mut findings, rows) = (Findings::new(), on_device(ROWS[0], ROWS[1]));
+    let rows = on_device(ROWS[0], ROWS[1]);
     for vocabulary in on_device([32_000, 151_936], [160, 9001]) {
         for kind in [Kind::Float, Kind::BFloat16] {
             tch::manual_seed(vocabulary);
             let logits = (Tensor::randn([rows, vocabulary], (Kind::Float, Device::Cpu)) * 3.0).to_kind(kind);
             for (name, params) in settings() {
-                findings.push(compared(&kernels, name, &logits, &params)?);
+                report(compared(&kernels, name, &logits, &params)?)?;
             }
         }
     }
-    Ok(findings)
+    Ok(())
 }
 
 fn settings() -> [(&'static str, SamplingParams); 7] {
@@ -72,7 +72,7 @@ fn compared(
             *(if at_boundary { &mut num_at_boundary } else { &mut num_different }) += 1;
         }
         let logprob = truth.logprobs.double_value(&[i64::from(token)]);
-        error = error.max((logprob - f64::from(logprobs[row as usize])).abs());
+        error = worse((logprob - f64::from(logprobs[row as usize])).abs(), error);
     }
     let figures = [
         ("sampling", json!(name)),

@@ -1,4 +1,4 @@
-//! Decoding by graphs gives the bits of launches one by one, and the tokens that the CPU samples.
+//! Checks that decoding by CUDA graphs gives the bits of single launches and the tokens that the CPU samples.
 
 use std::ops::ControlFlow;
 
@@ -8,39 +8,65 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use super::workload::NoText;
-use super::{Failure, Finding, Findings, shapes};
+use super::{Failure, Finding, Report, shapes, worse};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 
 /// Requests and samples of each, on a GPU and on a device of CPU memory.
 const SIZES: [(u64, u64); 2] = [(24, 8), (5, 2)];
+/// Tokens that prompts have; every vocabulary is larger.
+const FIRST_TOKENS: u64 = 150;
 /// Samples of a hundred that may differ from the CPU's: draws within rounding noise of a boundary, and all
 /// tokens after them.
 const DIFFERENT_PERCENT: usize = 5;
 /// Largest difference of a log-prob to the CPU's in fp32.
-const TOLERANCE: f32 = 1e-4;
+const TOLERANCE: f64 = 1e-4;
 
-pub(super) fn check() -> Result<Findings, Failure> {
-    let config = shapes::config(&shapes::tiny())?;
-    let mut findings = Findings::new();
-    for kind in [Kind::Float, Kind::BFloat16] {
-        let decoder = |device| {
-            let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
-            Decoder::from_config(&config, 3, &options)
-        };
-        let device = decoder(Device::Cuda(0))?;
-        let [by_graphs, eager] = [true, false].map(|uses_graphs| sampled(&device, uses_graphs));
-        let by_graphs = by_graphs?;
-        let dtype = if kind == Kind::Float { "fp32" } else { "bf16" };
-        findings.push(same_bits(&by_graphs, &eager?).with([("dtype", json!(dtype))]));
-        if kind == Kind::Float {
-            findings.push(like_the_cpu(&by_graphs, &sampled(&decoder(Device::Cpu)?, false)?));
-        }
-    }
-    Ok(findings)
+/// Requests of a comparison.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    /// Number of requests.
+    pub(super) num_requests: u64,
+    /// Samples per request.
+    pub(super) num_samples: u64,
+    /// `[shortest, spread, step]`: request `i` has a prompt of `shortest + i * step % spread` tokens.
+    pub(super) prompt_lens: [u64; 3],
 }
 
-fn sampled(decoder: &Decoder, uses_graphs: bool) -> Result<Vec<Completion>, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
+    let config = shapes::config(&shapes::tiny())?;
+    let (num_requests, num_samples) = shapes::on_device(SIZES[0], SIZES[1]);
+    let load = Load { num_requests, num_samples, prompt_lens: [3, 23, 5] };
+    let options = RolloutOptions { max_concurrent: 6, ..RolloutOptions::default() };
+    let decoder = |device, kind| -> Result<Decoder, Failure> {
+        let options = LoadOptions { device, storage: kind, compute: kind, ..LoadOptions::default() };
+        Ok(Decoder::from_config(&config, 3, &options)?)
+    };
+    compare(decoder, load, &options, report)
+}
+
+/// Compares samples by graphs with those by single launches, in fp32 and bf16, and with the CPU's in fp32.
+pub(super) fn compare(
+    decoder: impl Fn(Device, Kind) -> Result<Decoder, Failure>,
+    load: Load,
+    options: &RolloutOptions,
+    report: &mut Report<'_>,
+) -> Result<(), Failure> {
+    for (dtype, kind) in [("fp32", Kind::Float), ("bf16", Kind::BFloat16)] {
+        let device = decoder(Device::Cuda(0), kind)?;
+        let [by_graphs, eager] = [true, false]
+            .map(|uses_graphs| sampled(&device, load, RolloutOptions { uses_graphs, ..options.clone() }));
+        let by_graphs = by_graphs?;
+        report(same_bits(&by_graphs, &eager?).with([("dtype", json!(dtype))]))?;
+        if kind == Kind::Float {
+            let cpu = sampled(&decoder(Device::Cpu, kind)?, load, options.clone())?;
+            report(like_the_cpu(&by_graphs, &cpu))?;
+        }
+    }
+    Ok(())
+}
+
+fn sampled(decoder: &Decoder, load: Load, options: RolloutOptions) -> Result<Vec<Completion>, Failure> {
     let sampling = SamplingParams {
         temperature: 0.9,
         top_p: 0.95,
@@ -48,18 +74,19 @@ fn sampled(decoder: &Decoder, uses_graphs: bool) -> Result<Vec<Completion>, Fail
         ignore_eos: true,
         ..SamplingParams::default()
     };
-    let (num_requests, num_samples) = shapes::on_device(SIZES[0], SIZES[1]);
-    // Prompts and completions of different lengths, so that rows are left and taken, over more than a block.
+    let Load { num_requests, num_samples, prompt_lens: [shortest, spread, step] } = load;
+    // Prompts and completions of different lengths, so that rows end and start again at different steps.
     let request = |idx: u64| RolloutRequest {
         images: Vec::new(),
-        prompt: (0..3 + idx * 5 % 23).map(|at| (2 + (at * 7 + idx * 13) % 150) as TokenId).collect(),
+        prompt: (0..shortest + idx * step % spread)
+            .map(|at| (2 + (at * 7 + idx * 13) % FIRST_TOKENS) as TokenId)
+            .collect(),
         seeds: (0..num_samples).map(|sample| derive_seed(&[idx, sample])).collect(),
         sampling: sampling.clone(),
         max_new_tokens: 4 + idx as usize * 3 % 11,
     };
     let requests: Vec<RolloutRequest> = (0..num_requests).map(request).collect();
-    let mut engine =
-        RolloutEngine::new(RolloutOptions { max_concurrent: 6, uses_graphs, ..RolloutOptions::default() });
+    let mut engine = RolloutEngine::new(options);
     engine.sync_weights(decoder, 0)?;
     let completions = engine.generate(decoder, &requests, &NoText, &mut |_| ControlFlow::Continue(()))?;
     Ok(completions.into_iter().flatten().collect())
@@ -76,14 +103,14 @@ fn same_bits(by_graphs: &[Completion], eager: &[Completion]) -> Finding {
 }
 
 fn like_the_cpu(device: &[Completion], cpu: &[Completion]) -> Finding {
-    let (mut num_different, mut error) = (0, 0.0_f32);
+    let (mut num_different, mut error) = (0, 0.0_f64);
     for (one, other) in device.iter().zip(cpu) {
         if one.tokens != other.tokens {
             num_different += 1;
             continue;
         }
         for (a, b) in one.rollout_logprobs.iter().zip(&other.rollout_logprobs) {
-            error = error.max((a - b).abs());
+            error = worse(f64::from((a - b).abs()), error);
         }
     }
     let figures = [

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Failure, Finding, Findings};
+use super::{Failure, Finding, Report};
 
 const NUM_CYCLES: usize = 200;
 /// Cycles after which libtorch has cached a cycle's memory.
@@ -15,7 +15,7 @@ fn free_bytes() -> Result<u64, Failure> {
     Ok(rlt_torch::device_memory(Device::Cuda(0))?.ok_or("a GPU has memory")?.free_bytes)
 }
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let mut after_warm = 0;
     for cycle in 0..NUM_CYCLES {
         let taken: Vec<Tensor> =
@@ -32,5 +32,5 @@ pub(super) fn check() -> Result<Findings, Failure> {
     }
     let lost = after_warm as i64 - free_bytes()? as i64;
     let figures = [("cycles", json!(NUM_CYCLES)), ("lostBytes", json!(lost))];
-    Ok(vec![Finding::new(lost <= 0, figures)])
+    report(Finding::new(lost <= 0, figures))
 }

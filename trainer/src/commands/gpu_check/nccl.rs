@@ -12,7 +12,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::shapes::on_device;
-use super::{Failure, Finding, Findings, map};
+use super::{Failure, Finding, Report};
 use crate::commands::measure::wait;
 use crate::parallel::RankEnvironment;
 
@@ -21,13 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const REPEATS: u32 = 10;
 const KINDS: [(&str, Kind); 3] = [("fp32", Kind::Float), ("bf16", Kind::BFloat16), ("int64", Kind::Int64)];
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     if let Some(environment) = RankEnvironment::of_process()? {
-        return ranks_part(&environment);
+        return ranks_part(&environment, report);
     }
     let size = cuda::look_for_cuda().num_gpus();
     if size < 2 {
-        return Ok(vec![Finding::skipped("there is one GPU: collectives need two")]);
+        return report(Finding::skipped("there is one GPU: collectives need two"));
     }
     let store = serve_store(0, 1, size)?;
     let first = RankEnvironment {
@@ -39,11 +39,9 @@ pub(super) fn check() -> Result<Findings, Failure> {
         attempt: 1,
     };
     let others: Vec<Child> = (1..size).map(|rank| start(&first, rank)).collect::<Result<_, _>>()?;
-    let findings = ranks_part(&first);
-    let others = ends(others)?;
-    let mut findings = findings?;
-    findings.extend(others);
-    Ok(findings)
+    let outcome = ranks_part(&first, report);
+    ends(others)?.into_iter().try_for_each(report)?;
+    outcome
 }
 
 fn start(first: &RankEnvironment, rank: usize) -> std::io::Result<Child> {
@@ -53,8 +51,8 @@ fn start(first: &RankEnvironment, rank: usize) -> std::io::Result<Child> {
 }
 
 /// A failed line for each other rank that failed, with its own words.
-fn ends(others: Vec<Child>) -> std::io::Result<Findings> {
-    let mut failed = Findings::new();
+fn ends(others: Vec<Child>) -> std::io::Result<Vec<Finding>> {
+    let mut failed = Vec::new();
     for (idx, child) in others.into_iter().enumerate() {
         let output = child.wait_with_output()?;
         if !output.status.success() {
@@ -67,7 +65,7 @@ fn ends(others: Vec<Child>) -> std::io::Result<Findings> {
 }
 
 /// The checks of one rank; only the first one's findings are shown.
-fn ranks_part(environment: &RankEnvironment) -> Result<Findings, Failure> {
+fn ranks_part(environment: &RankEnvironment, report: &mut Report<'_>) -> Result<(), Failure> {
     let membership = Membership {
         host: environment.master_address.clone(),
         port: environment.master_port,
@@ -81,17 +79,15 @@ fn ranks_part(environment: &RankEnvironment) -> Result<Findings, Failure> {
     let all: Vec<usize> = (0..rendezvous.world_size()).collect();
     let mut group = rendezvous.group("all", &all)?.ok_or("this rank is in no group")?;
     let gpu = Device::Cuda(rendezvous.rank());
-    let mut findings = Findings::new();
+    let size = [("gpus", json!(rendezvous.world_size()))];
     for (dtype, kind) in KINDS {
         for (name, holds) in operations(group.as_mut(), gpu, kind)? {
-            findings.push(Finding::new(holds, [("operation", json!(name)), ("dtype", json!(dtype))]));
+            let figures = [("operation", json!(name)), ("dtype", json!(dtype))];
+            report(Finding::new(holds, figures).with(size.clone()))?;
         }
     }
-    findings.push(rate(group.as_mut(), gpu)?);
-    group.barrier()?;
-    let size = [("gpus", json!(rendezvous.world_size()))];
-    findings.iter_mut().for_each(|finding| finding.figures.extend(map(size.clone())));
-    Ok(findings)
+    report(rate(group.as_mut(), gpu)?.with(size))?;
+    Ok(group.barrier()?)
 }
 
 /// The input of a rank, which any rank can compute.

@@ -6,7 +6,7 @@ use serde_json::json;
 use tch::{Device, IndexOp, Kind, Tensor};
 
 use super::operators::{BF16_TOLERANCE, FP32_TOLERANCE};
-use super::{Failure, Finding, Findings};
+use super::{Failure, Finding, Report};
 
 const GPU: Device = Device::Cuda(0);
 const BLOCK_SIZE: i64 = 16;
@@ -15,13 +15,12 @@ const LENS: [i32; 4] = [1, 16, 150, 700];
 /// Query heads, key heads and their width: grouped as the 135M Llama, Qwen2.5 0.5B and 1.5B, and not grouped.
 const HEADS: [[i64; 3]; 4] = [[9, 3, 64], [14, 2, 64], [12, 2, 128], [4, 4, 80]];
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let (_no_grad, kernels) = (tch::no_grad_guard(), Kernels::load(0)?);
-    let mut findings = Findings::new();
     for heads in HEADS {
         for (kind, tolerance) in [(Kind::Float, FP32_TOLERANCE), (Kind::BFloat16, BF16_TOLERANCE)] {
             for window in [None, Some(100)] {
-                let error = Batch::new(heads, kind).error(&kernels, window)?;
+                let error = Batch::new(heads, kind, &LENS).error(&kernels, window)?;
                 let [query_heads, kv_heads, head_dim] = heads;
                 let figures = [
                     ("heads", json!(query_heads)),
@@ -32,15 +31,16 @@ pub(super) fn check() -> Result<Findings, Failure> {
                     ("error", json!(error)),
                     ("tolerance", json!(tolerance)),
                 ];
-                findings.push(Finding::new(error <= tolerance, figures));
+                report(Finding::new(error <= tolerance, figures))?;
             }
         }
     }
-    Ok(findings)
+    Ok(())
 }
 
 /// Queries and a cache on the CPU; blocks of the sequences are scattered.
-struct Batch {
+pub(super) struct Batch {
+    lens: Vec<i32>,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -50,26 +50,27 @@ struct Batch {
 }
 
 impl Batch {
-    fn new([heads, kv_heads, head_dim]: [i64; 3], kind: Kind) -> Self {
+    pub(super) fn new([heads, kv_heads, head_dim]: [i64; 3], kind: Kind, lens: &[i32]) -> Self {
         tch::manual_seed(heads * head_dim);
-        let max_blocks = LENS.map(|len| (i64::from(len) + BLOCK_SIZE - 1) / BLOCK_SIZE).into_iter().max();
+        let max_blocks = lens.iter().map(|len| (i64::from(*len) + BLOCK_SIZE - 1) / BLOCK_SIZE).max();
         let max_blocks = max_blocks.unwrap_or(1);
         let (rows, draw) =
-            (LENS.len() as i64, |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)));
+            (lens.len() as i64, |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)));
         // 7 and the number of blocks have no common divisor, so no block is in two tables.
         let num_blocks = rows * max_blocks + 1;
         let num_blocks = if num_blocks % 7 == 0 { num_blocks + 1 } else { num_blocks };
         let tables = (0..rows * max_blocks).map(|i| (i * 7 % num_blocks) as i32).collect();
         let cache = || draw(&[num_blocks, BLOCK_SIZE, kv_heads, head_dim]).to_kind(kind);
         let q = draw(&[rows, heads, head_dim]).to_kind(kind);
-        Self { q, k_cache: cache(), v_cache: cache(), tables, max_blocks }
+        Self { lens: lens.to_vec(), q, k_cache: cache(), v_cache: cache(), tables, max_blocks }
     }
 
     /// The largest difference, relative to the largest number.
     fn error(&self, kernels: &Kernels, window: Option<i64>) -> Result<f64, Failure> {
-        let found = self.on_device(kernels, window)?.to_device(Device::Cpu).to_kind(Kind::Double);
-        let rows: Vec<Tensor> = (0..LENS.len()).map(|row| self.dense(row, window)).collect();
-        let truth = Tensor::stack(&rows, 0);
+        let on_device = self.on_device()?;
+        on_device.launch(kernels, window)?;
+        let found = on_device.out.to_device(Device::Cpu).to_kind(Kind::Double);
+        let truth = self.truth(window);
         Ok((found - &truth).abs().max().double_value(&[]) / truth.abs().max().double_value(&[]))
     }
 
@@ -77,7 +78,14 @@ impl Batch {
         (self.q.size()[2] as f64).powf(-0.5)
     }
 
-    fn on_device(&self, kernels: &Kernels, window: Option<i64>) -> Result<Tensor, Failure> {
+    /// Attention of every row in fp64 on the CPU.
+    pub(super) fn truth(&self, window: Option<i64>) -> Tensor {
+        let rows: Vec<Tensor> = (0..self.lens.len()).map(|row| self.dense(row, window)).collect();
+        Tensor::stack(&rows, 0)
+    }
+
+    /// The operands of a launch.
+    pub(super) fn on_device(&self) -> Result<OnDevice, Failure> {
         let [rows, heads, head_dim] = self.q.size()[..] else { return Err("queries have three dims".into()) };
         let kv_heads = self.k_cache.size()[2];
         let multiprocessors = Driver::get()?.attribute(0, Attribute::MultiprocessorCount)?.max(1) as usize;
@@ -85,26 +93,22 @@ impl Batch {
         let sizes = [rows, heads, kv_heads, head_dim].map(|n| n as usize);
         let bytes = attention_workspace_bytes(sizes[0], sizes[1], sizes[2], sizes[3], splits);
         let q = self.q.to_device(GPU);
-        let out = q.full_like(f64::NAN);
-        PagedDecodeAttention {
-            q: &q,
-            k_cache: &self.k_cache.to_device(GPU),
-            v_cache: &self.v_cache.to_device(GPU),
-            block_tables: &Tensor::from_slice(&self.tables).view([rows, self.max_blocks]).to_device(GPU),
-            context_lens: &Tensor::from_slice(&LENS).to_device(GPU),
+        Ok(OnDevice {
+            out: q.full_like(f64::NAN),
+            q,
+            k_cache: self.k_cache.to_device(GPU),
+            v_cache: self.v_cache.to_device(GPU),
+            block_tables: Tensor::from_slice(&self.tables).view([rows, self.max_blocks]).to_device(GPU),
+            context_lens: Tensor::from_slice(&self.lens).to_device(GPU),
             scale: self.scale(),
-            window,
             splits,
-            workspace: &Tensor::zeros([bytes as i64], (Kind::Uint8, GPU)),
-            out: &out,
-        }
-        .launch(kernels)?;
-        Ok(out)
+            workspace: Tensor::zeros([bytes as i64], (Kind::Uint8, GPU)),
+        })
     }
 
     /// One row's attention over its tokens laid end to end: `[heads, head_dim]` in fp64.
     fn dense(&self, row: usize, window: Option<i64>) -> Tensor {
-        let len = i64::from(LENS[row]);
+        let len = i64::from(self.lens[row]);
         let blocks = &self.tables[row * self.max_blocks as usize..][..self.max_blocks as usize];
         let blocks = Tensor::from_slice(&blocks.iter().map(|&block| i64::from(block)).collect::<Vec<_>>());
         let seen = window.map_or(len, |window| window.min(len));
@@ -117,5 +121,36 @@ impl Batch {
         let scores = Tensor::einsum("hd,thd->ht", &[&q.to_kind(Kind::Double), &keys], None::<&[i64]>);
         let weights = (scores * self.scale()).softmax(-1, Kind::Double);
         Tensor::einsum("ht,thd->hd", &[&weights, &values], None::<&[i64]>)
+    }
+}
+
+/// A batch on the GPU.
+pub(super) struct OnDevice {
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: f64,
+    splits: usize,
+    workspace: Tensor,
+    pub(super) out: Tensor,
+}
+
+impl OnDevice {
+    pub(super) fn launch(&self, kernels: &Kernels, window: Option<i64>) -> Result<(), Failure> {
+        let launch = PagedDecodeAttention {
+            q: &self.q,
+            k_cache: &self.k_cache,
+            v_cache: &self.v_cache,
+            block_tables: &self.block_tables,
+            context_lens: &self.context_lens,
+            scale: self.scale,
+            window,
+            splits: self.splits,
+            workspace: &self.workspace,
+            out: &self.out,
+        };
+        Ok(launch.launch(kernels)?)
     }
 }

@@ -7,15 +7,14 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use super::operators::{BF16_TOLERANCE, FP32_TOLERANCE};
-use super::{Failure, Finding, Findings};
+use super::{Failure, Finding, Report, worse};
 
 const GPU: Device = Device::Cuda(0);
 /// Inputs of whole blocks, and of rows that end within one.
 const SIZES: [[i64; 2]; 2] = [[96, 576], [40, 330]];
 
-pub(super) fn check() -> Result<Findings, Failure> {
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let (_no_grad, kernels) = (tch::no_grad_guard(), Kernels::load(0)?);
-    let mut findings = Findings::new();
     for (name, format, nested) in [
         ("nf4 with nested scales", QuantFormat::Nf4, true),
         ("fp4", QuantFormat::Fp4, false),
@@ -35,11 +34,11 @@ pub(super) fn check() -> Result<Findings, Failure> {
                     ("error", json!(error)),
                     ("tolerance", json!(tolerance)),
                 ];
-                findings.push(Finding::new(differing == 0 && error <= tolerance, figures));
+                report(Finding::new(differing == 0 && error <= tolerance, figures))?;
             }
         }
     }
-    Ok(findings)
+    Ok(())
 }
 
 /// Numbers that differ from the CPU's, and the largest error of a product, relative to its largest number.
@@ -58,7 +57,7 @@ fn compared(kernels: &Kernels, matrix: &QuantizedMatrix, kind: Kind) -> Result<(
         QuantizedLinear { parts: &parts, x: &x.to_device(GPU), bias: None, out: &out }.launch(kernels)?;
         let truth = x.to_kind(Kind::Double).matmul(&numbers.to_kind(Kind::Double).tr());
         let difference = (out.to_device(Device::Cpu).to_kind(Kind::Double) - &truth).abs().max();
-        largest = largest.max(difference.double_value(&[]) / truth.abs().max().double_value(&[]));
+        largest = worse(difference.double_value(&[]) / truth.abs().max().double_value(&[]), largest);
     }
     Ok((differing, largest))
 }

@@ -4,9 +4,11 @@
 //! in it. On an emulated device shapes are tiny, and a note says that times mean nothing.
 
 pub(super) mod decode;
+pub(super) mod decode_tail;
 pub(super) mod grpo_step;
 pub(super) mod limits;
 mod peer;
+mod prediction;
 pub(super) mod update;
 
 use rlt_api::plan::Machine;
@@ -23,12 +25,15 @@ use crate::roles::optim::{AdamW, AdamWOptions};
 const GPU: Device = Device::Cuda(0);
 
 /// The first GPU's data sheet; `None` if the table has no such product.
-fn peak() -> Option<Machine> {
+pub(super) fn peak() -> Option<Machine> {
     Machine::of_product(&device_name()?).ok()
 }
 
 /// A line of rates, each a number of which nothing holds that it is right but that it is one.
-fn measured<const N: usize, const M: usize>(rates: [(&str, f64); N], others: [(&str, Value); M]) -> Finding {
+pub(super) fn measured<const N: usize, const M: usize>(
+    rates: [(&str, f64); N],
+    others: [(&str, Value); M],
+) -> Finding {
     let holds = rates.iter().all(|(_, rate)| rate.is_finite() && *rate > 0.0);
     let note = is_stand_in().then_some("a device of CPU memory, at a tiny shape: the times mean nothing");
     let finding = Finding::new(holds, rates.map(|(name, rate)| (name, json!(rate)))).with(others);

@@ -11,7 +11,7 @@ use tch::Kind;
 
 use super::super::shapes::{llama_135m, on_device};
 use super::super::workload::NoText;
-use super::super::{Failure, Finding, Findings};
+use super::super::{Failure, Finding, Report};
 use super::{GPU, measured, peak, weights};
 use crate::model::{Decoder, LoadOptions};
 use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
@@ -19,7 +19,7 @@ use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 const BATCHES: [usize; 5] = [1, 4, 16, 64, 256];
 const BYTES_PER_NUMBER: f64 = 2.0;
 
-pub(in super::super) fn check() -> Result<Findings, Failure> {
+pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let config = llama_135m()?;
     let options = LoadOptions {
         device: GPU,
@@ -28,7 +28,7 @@ pub(in super::super) fn check() -> Result<Findings, Failure> {
         ..LoadOptions::default()
     };
     let decoder = Decoder::from_config(&config, 0, &options)?;
-    BATCHES.into_iter().map(|batch| finding(&config, &decoder, batch)).collect()
+    BATCHES.into_iter().try_for_each(|batch| report(finding(&config, &decoder, batch)?))
 }
 
 /// New tokens of two runs, whose difference is decoding steps and nothing else; tokens of the prompt.
@@ -66,7 +66,7 @@ fn finding(config: &ModelConfig, decoder: &Decoder, batch: usize) -> Result<Find
 }
 
 /// Bytes that a step has to read: every weight once, and the keys and values of each sequence.
-fn bytes_of_step(config: &ModelConfig, batch: usize, context: f64) -> f64 {
+pub(super) fn bytes_of_step(config: &ModelConfig, batch: usize, context: f64) -> f64 {
     let of_token = (2 * config.num_layers * config.num_kv_heads * config.head_dim) as f64;
     BYTES_PER_NUMBER * (weights(config).iter().sum::<f64>() + batch as f64 * context * of_token)
 }

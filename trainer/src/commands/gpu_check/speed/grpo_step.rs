@@ -1,12 +1,15 @@
 //! A whole GRPO step in bf16, and the same work by transformers in Python where that is found.
 
+use std::time::Duration;
+
 use rlt_api::plan::model_config::ModelConfig;
 use serde_json::json;
 
 use super::super::shapes::{Size, config, on_device};
 use super::super::workload::{GrpoLoad, GrpoTimes, GrpoWorkload};
-use super::super::{Failure, Finding, Findings};
+use super::super::{Failure, Finding, Report};
 use super::peer::{self, PeerTimes};
+use super::prediction;
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::roles::reference::{Copying, FrozenPolicy};
 
@@ -17,17 +20,36 @@ const BYTES_PER_PARAMETER: u64 = 4 * 4 + 2 * 2;
 /// Room for activations, logits and the cache of either contestant.
 const BYTES_BESIDES: u64 = 24 << 30;
 
-pub(in super::super) fn check(size: Size) -> Result<Findings, Failure> {
+pub(in super::super) fn check(size: Size, has_peer: bool, report: &mut Report<'_>) -> Result<(), Failure> {
     let (document, load) = (size.document(), load());
     let config = config(&document)?;
     if let Some(reason) = lacks_memory(&config)? {
-        return Ok(vec![Finding::skipped(reason).with([("model", json!(size.name()))])]);
+        return report(Finding::skipped(reason).with([("model", json!(size.name()))]));
     }
     // The peer first: its process releases all its memory at its end, this one keeps libtorch's cached
     // blocks.
-    let peer = peer::times(&document, load, ROUNDS);
+    let peer = has_peer.then(|| peer::times(&document, load, ROUNDS, peer_limit(size)));
     let times = times(&config, load)?;
-    Ok(vec![own_line(size, &config, load, &times), peer_line(size, peer, &times)])
+    let line = own_line(size, &config, load, &times);
+    report(match peak().map(|machine| prediction::of_step(&config, &load, &machine)) {
+        Some(Ok(plan)) => line.with(prediction::figures(&plan)),
+        Some(Err(error)) => line.with([("predictionError", json!(error.to_string()))]),
+        None => line,
+    })?;
+    peer.map_or(Ok(()), |peer| report(peer_line(size, peer, Some(&times))))
+}
+
+/// Measures the peer's step alone.
+pub(in super::super) fn peer_alone(size: Size, report: &mut Report<'_>) -> Result<(), Failure> {
+    report(peer_line(size, peer::times(&size.document(), load(), ROUNDS, peer_limit(size)), None))
+}
+
+/// Returns the peer's time limit: most of the check's, with enough left for our own step.
+fn peer_limit(size: Size) -> Duration {
+    Duration::from_secs(match size {
+        Size::Small => 95,
+        Size::Large => 110,
+    })
 }
 
 fn load() -> GrpoLoad {
@@ -88,8 +110,8 @@ fn own_line(size: Size, config: &ModelConfig, load: GrpoLoad, times: &GrpoTimes)
     measured(rates, others)
 }
 
-/// How many times as long the peer takes.
-fn peer_line(size: Size, peer: Result<PeerTimes, peer::Unmeasured>, own: &GrpoTimes) -> Finding {
+/// Reports the peer's times, and their ratio to ours if `own` is measured.
+fn peer_line(size: Size, peer: Result<PeerTimes, peer::Unmeasured>, own: Option<&GrpoTimes>) -> Finding {
     let model = [("model", json!(size.name()))];
     let peer = match peer {
         Ok(peer) => peer,
@@ -98,12 +120,21 @@ fn peer_line(size: Size, peer: Result<PeerTimes, peer::Unmeasured>, own: &GrpoTi
             return Finding::new(false, [("error", json!(error))]).with(model);
         }
     };
-    let rates = [
-        ("peerStepSeconds", peer.seconds()),
-        ("ratioOfStep", peer.seconds() / own.seconds()),
-        ("ratioOfRollout", peer.rollout_seconds / own.rollout_seconds),
-        ("ratioOfReference", peer.reference_seconds / own.reference_seconds),
-        ("ratioOfUpdate", peer.update_seconds / own.update_seconds),
-    ];
-    measured(rates, [("peer", json!(peer.versions))]).with(model)
+    let finding = measured(
+        [
+            ("peerStepSeconds", peer.seconds()),
+            ("peerRolloutSeconds", peer.rollout_seconds),
+            ("peerReferenceSeconds", peer.reference_seconds),
+            ("peerUpdateSeconds", peer.update_seconds),
+        ],
+        [("peer", json!(peer.versions))],
+    )
+    .with(model);
+    let Some(own) = own else { return finding };
+    finding.with([
+        ("ratioOfStep", json!(peer.seconds() / own.seconds())),
+        ("ratioOfRollout", json!(peer.rollout_seconds / own.rollout_seconds)),
+        ("ratioOfReference", json!(peer.reference_seconds / own.reference_seconds)),
+        ("ratioOfUpdate", json!(peer.update_seconds / own.update_seconds)),
+    ])
 }

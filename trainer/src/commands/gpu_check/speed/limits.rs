@@ -5,19 +5,19 @@ use serde_json::json;
 use tch::{Kind, Tensor};
 
 use super::super::shapes::on_device;
-use super::super::{Failure, Findings};
+use super::super::{Failure, Report};
 use super::{GPU, measured, peak};
 use crate::commands::measure::fastest;
 
 /// Products in a row before a wait, which hides launch overhead.
 const IN_A_ROW: usize = 8;
 
-pub(in super::super) fn products() -> Result<Findings, Failure> {
+pub(in super::super) fn products(report: &mut Report<'_>) -> Result<(), Failure> {
     let _no_grad = tch::no_grad_guard();
     // A large square, and a layer of a small model under a full micro-batch.
     let shapes = on_device([[8192; 3], [8192, 896, 4864]], [[64; 3], [64, 32, 48]]);
     let peak = peak().map(|machine| machine.flops.bf16);
-    let findings = shapes.map(|[rows, inputs, outputs]| {
+    for [rows, inputs, outputs] in shapes {
         let x = Tensor::randn([rows, inputs], (Kind::BFloat16, GPU));
         let weight = Tensor::randn([outputs, inputs], (Kind::BFloat16, GPU));
         let out = Tensor::empty([rows, outputs], (Kind::BFloat16, GPU));
@@ -30,12 +30,12 @@ pub(in super::super) fn products() -> Result<Findings, Failure> {
             ("shape", json!([rows, inputs, outputs])),
             ("fractionOfPeak", json!(peak.map(|peak| flops / peak))),
         ];
-        Ok(measured([("teraflopsPerSecond", flops / 1e12)], others))
-    });
-    findings.into_iter().collect()
+        report(measured([("teraflopsPerSecond", flops / 1e12)], others))?;
+    }
+    Ok(())
 }
 
-pub(in super::super) fn copies() -> Result<Findings, Failure> {
+pub(in super::super) fn copies(report: &mut Report<'_>) -> Result<(), Failure> {
     let numbers = on_device(64 << 20, 1 << 10);
     let bytes = 4.0 * numbers as f64;
     let there = Tensor::zeros([numbers], (Kind::Float, GPU));
@@ -54,13 +54,13 @@ pub(in super::super) fn copies() -> Result<Findings, Failure> {
         ("pinned host to device", bytes / to_device, host),
         ("device to pinned host", bytes / to_host, host),
     ];
-    let findings = rows.map(|(name, rate, peak)| {
+    for (name, rate, peak) in rows {
         let others = [
             ("copy", json!(name)),
             ("bytes", json!(bytes)),
             ("fractionOfPeak", json!(peak.map(|peak| rate / peak))),
         ];
-        measured([("gigabytesPerSecond", rate / 1e9)], others)
-    });
-    Ok(findings.into())
+        report(measured([("gigabytesPerSecond", rate / 1e9)], others))?;
+    }
+    Ok(())
 }

@@ -1,7 +1,9 @@
 //! The peer of a GRPO step: a script inside the binary, run by a Python with torch and transformers.
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -51,7 +53,12 @@ enum Answer {
 ///
 /// # Errors
 /// [`Unmeasured`].
-pub(super) fn times(document: &Value, load: GrpoLoad, rounds: usize) -> Result<PeerTimes, Unmeasured> {
+pub(super) fn times(
+    document: &Value,
+    load: GrpoLoad,
+    rounds: usize,
+    limit: Duration,
+) -> Result<PeerTimes, Unmeasured> {
     let python = std::env::var(PYTHON_VARIABLE).unwrap_or_else(|_| "python3".to_owned());
     let task = json!({
         "config": document,
@@ -71,7 +78,11 @@ pub(super) fn times(document: &Value, load: GrpoLoad, rounds: usize) -> Result<P
         // Python's torch would open the libraries of the device of CPU memory as its own.
         command.env_remove("LD_LIBRARY_PATH");
     }
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let out = tempfile::tempfile().map_err(|error| answered(error.into()))?;
+    let stderr = tempfile::tempfile().map_err(|error| answered(error.into()))?;
+    let pipes = out.try_clone().and_then(|out| Ok((out, stderr.try_clone()?)));
+    let (to_out, to_stderr) = pipes.map_err(|error| answered(error.into()))?;
+    command.stdin(Stdio::piped()).stdout(to_out).stderr(to_stderr);
     let mut child = command
         .spawn()
         .map_err(|error| Unmeasured::Missing(format!("no Python to run a peer: {python}: {error}")))?;
@@ -79,11 +90,38 @@ pub(super) fn times(document: &Value, load: GrpoLoad, rounds: usize) -> Result<P
         // A script that ended before it read says why itself.
         let _ = input.write_all(task.to_string().as_bytes());
     }
-    let output = child.wait_with_output().map_err(|error| answered(error.into()))?;
-    let (out, words) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let status = wait_for(&mut child, limit).map_err(|error| answered(error.into()))?;
+    let (out, stderr) = (read_all(out), read_all(stderr));
+    let Some(status) = status else {
+        let (seconds, stderr) = (limit.as_secs(), last(&stderr));
+        return Err(Unmeasured::Failed(format!("{python} took longer than {seconds} s: {stderr}")));
+    };
     match out.lines().last().and_then(|line| serde_json::from_str(line).ok()) {
         Some(Answer::Times(times)) => Ok(times),
         Some(Answer::Missing { missing }) => Err(Unmeasured::Missing(format!("{python}: {missing}"))),
-        None => Err(Unmeasured::Failed(format!("{python} ended by {}: {}", output.status, last(&words)))),
+        None => Err(Unmeasured::Failed(format!("{python} ended by {status}: {}", last(&stderr)))),
     }
+}
+
+/// Waits for the child. Returns `None` if it was killed at its time limit.
+fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    const POLL: Duration = Duration::from_millis(20);
+    let until = Instant::now() + limit;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > until {
+            // If the process does not end, the parent of this check kills it with the process group.
+            return child.kill().map(|()| None);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Reads all that a child has written to a file.
+fn read_all(mut file: File) -> String {
+    let mut bytes = Vec::new();
+    let _ = file.rewind().and_then(|()| file.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::super::shapes::{llama_135m, on_device};
 use super::super::workload::random_demonstrations;
-use super::super::{Failure, Findings};
+use super::super::{Failure, Report};
 use super::{GPU, actor, measured, model_flop, peak};
 use crate::commands::measure::wait;
 use crate::roles::objective::supervised_objective;
@@ -15,7 +15,7 @@ use crate::roles::update::{UpdatePlan, update};
 /// Updates that are measured behind one that is not; the fastest counts.
 const ROUNDS: usize = 4;
 
-pub(in super::super) fn check() -> Result<Findings, Failure> {
+pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     let config = llama_135m()?;
     let (num_sequences, len, max_tokens) = on_device((32, 1024, 8192), (4, 16, 32));
     let mut actor = actor(&config)?;
@@ -47,5 +47,5 @@ pub(in super::super) fn check() -> Result<Findings, Failure> {
         ("modelFlop", json!(flop)),
         ("mfu", json!(peak().map(|machine| flop / best / machine.flops.bf16))),
     ];
-    Ok(vec![measured([("tokensPerSecond", tokens / best), ("updateSeconds", best)], others)])
+    report(measured([("tokensPerSecond", tokens / best), ("updateSeconds", best)], others))
 }

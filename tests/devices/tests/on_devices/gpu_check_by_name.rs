@@ -1,0 +1,125 @@
+//! Runs the checks of `gpu-check` that run by name only on emulated devices.
+
+use rlt_devices::StandIn;
+use serde_json::Value;
+
+use crate::gpu_check::check;
+
+/// Returns the findings of a check, all of which must have passed.
+#[track_caller]
+fn passed(name: &str) -> Vec<Value> {
+    let (output, lines) = check(&[name], StandIn::build().unwrap().env());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{lines:#?} {stderr}");
+    assert!(!lines.is_empty() && lines.iter().all(|line| line["status"] == "passed"), "{lines:#?}");
+    lines
+}
+
+#[test]
+fn packed_attention_with_shared_prefixes_equals_dense_attention() {
+    let lines = passed("packed");
+    assert_eq!(lines.len(), 12, "three shapes, two dtypes, with and without a window: {lines:#?}");
+    for line in &lines {
+        for input in ["q", "k", "v"] {
+            assert!(line["errorOfGradients"][input].is_f64(), "{line:#}");
+        }
+    }
+}
+
+#[test]
+fn every_kernel_has_an_error_and_a_time() {
+    let lines = passed("kernels");
+    let has_kernel = |name: &str| lines.iter().any(|line| line["kernel"] == name);
+    for kernel in [
+        "rms_norm_residual",
+        "swiglu",
+        "embed_gather",
+        "rope_and_write_kv",
+        "paged_decode_attention",
+        "sample",
+        "sample, top-p",
+        "dequantize, nf4",
+        "quantized_linear, nf4",
+        "rms_norm_rows",
+        "rms_norm_rows_backward",
+        "gated_rows",
+        "gated_rows, backward",
+        "rope_rows",
+        "rope_rows, backward",
+        "head_forward",
+        "head_backward",
+        "dropout_mask",
+        "grad_norm",
+        "adamw",
+        "digest",
+        "route_experts",
+        "sort_rows",
+        "grouped_linear",
+        "grouped_linear_dx",
+        "grouped_linear_dw",
+        "combine_rows",
+    ] {
+        assert!(has_kernel(kernel), "{kernel}: {lines:#?}");
+    }
+    assert!(lines.iter().all(|line| line["microseconds"].as_f64().unwrap() > 0.0), "{lines:#?}");
+}
+
+#[test]
+fn graphs_of_models_of_every_kind_give_the_bits_of_single_launches_and_the_cpus_tokens() {
+    let lines = passed("graph-models");
+    let mut models: Vec<&str> = lines.iter().filter_map(|line| line["model"].as_str()).collect();
+    models.dedup();
+    assert_eq!(
+        models,
+        ["qwen2 with biases", "qwen3", "gemma", "mixture of experts", "nf4", "unmerged adapter"]
+    );
+    // Graphs with launches in two dtypes, and with the CPU.
+    assert_eq!(lines.len(), 3 * models.len(), "{lines:#?}");
+}
+
+#[test]
+fn a_tail_and_memory_are_measured() {
+    let lines = passed("decode-tail");
+    let contexts: Vec<u64> = lines.iter().filter_map(|line| line["contextTokens"].as_u64()).collect();
+    assert_eq!(contexts.len(), 6, "{lines:#?}");
+    assert!(lines.last().unwrap()["reservedGigabytes"].is_f64(), "{lines:#?}");
+}
+
+#[test]
+fn gradients_are_compared_in_two_dtypes_and_repeated() {
+    let lines = passed("training");
+    let runs: Vec<&str> = lines.iter().filter_map(|line| line["run"].as_str()).collect();
+    assert_eq!(
+        runs,
+        [
+            "gradients at fixed tokens",
+            "gradients at fixed tokens",
+            "gradients twice, with deterministic operators",
+            "gradients twice, with deterministic operators",
+            "on the GPU",
+            "rollout and actor",
+            "twice, with deterministic operators",
+        ],
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn every_check_is_skipped_without_a_gpu() {
+    let (output, lines) = check(&["--all"], Vec::new());
+    assert!(output.status.success());
+    assert!(lines.len() == 22 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
+}
+
+#[test]
+fn a_peer_alone_is_measured_or_missing() {
+    let mut variables = StandIn::build().unwrap().env();
+    variables.push(("RLT_PEER_PYTHON".into(), "no-such-python".into()));
+    let (output, lines) = check(&["peer-small"], variables.clone());
+    assert!(output.status.success());
+    assert!(lines[0]["reason"].as_str().unwrap().contains("no-such-python"), "{lines:#?}");
+    // Without its peer a step is one line.
+    let (output, lines) = check(&["--no-peer", "grpo-step-small"], variables);
+    assert!(output.status.success());
+    assert!(lines.len() == 1 && lines[0]["stepSeconds"].is_f64(), "{lines:#?}");
+}

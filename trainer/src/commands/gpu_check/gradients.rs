@@ -1,0 +1,175 @@
+//! Compares an actor's gradients at fixed tokens on the GPU with those of the CPU in fp32.
+//!
+//! The metrics of a training cannot tell a wrong gradient from a rounded one: AdamW divides each gradient by
+//! its own size, so the noise of a small gradient becomes a full step. Several completions share each prompt,
+//! so that the attention of packed tokens has prefixes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
+use rlt_core::types::{
+    Completion, FinishReason, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId,
+};
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::{Failure, Finding, Report, shapes};
+use crate::model::{Decoder, LoadOptions};
+use crate::parallel::Ranks;
+use crate::roles::actor::{Actor, ActorOptions, MicroBatch};
+use crate::roles::optim::{AdamW, AdamWOptions};
+
+/// Largest error of a parameter's gradient relative to its norm, in fp32: rounding through two layers.
+const FP32_TOLERANCE: f64 = 1e-4;
+/// Largest error of a parameter's gradient relative to its norm, in bf16, which rounds activations to 8 bits.
+const BF16_TOLERANCE: f64 = 5e-2;
+/// Number of prompt tokens, of completions and of tokens per completion of each group.
+const GROUPS: [[usize; 3]; 3] = [[19, 3, 11], [5, 2, 23], [1, 1, 40]];
+
+/// Gradients by the parameter's name.
+type Gradients = BTreeMap<String, Tensor>;
+
+pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
+    let truth = gradients(Device::Cpu, Kind::Float)?;
+    for (dtype, kind, tolerance) in
+        [("fp32", Kind::Float, FP32_TOLERANCE), ("bf16", Kind::BFloat16, BF16_TOLERANCE)]
+    {
+        let found = gradients(Device::Cuda(0), kind)?;
+        report(compared(&found, &truth, tolerance)?.with([("dtype", json!(dtype))]))?;
+    }
+    repeated(report)
+}
+
+/// Returns the gradients of an actor with fp32 weights and the compute dtype `compute`.
+fn gradients(device: Device, compute: Kind) -> Result<Gradients, Failure> {
+    let config = shapes::config(&shapes::tiny())?;
+    let options = LoadOptions { device, storage: Kind::Float, compute, trainable: true };
+    let decoder = Decoder::from_config(&config, 5, &options)?;
+    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default())?;
+    let options = ActorOptions {
+        temperature: 0.8,
+        head_chunk_tokens: 32,
+        activation_checkpointing: false,
+        max_grad_norm: 1.0,
+    };
+    let actor = Actor::new(decoder, optimizer, options, Ranks::alone());
+    let batch = batch(config.vocab_size);
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    let micro_batch = MicroBatch::new(&batch, &rows, &actor.decoder)?;
+    let advantages: Vec<f64> = (0..batch.rows.num_tokens()).map(|at| (at % 5) as f64 - 1.5).collect();
+    let objective = Objective {
+        policy: Gpg {}.into(),
+        aggregation: Aggregation::TokenMean,
+        kl: None,
+        entropy_coefficient: 0.1,
+        positive: None,
+    };
+    let inputs = LossInputs::new(&micro_batch.rows, &advantages);
+    let loss = objective.prepare(inputs, &Denominators::of(&batch.rows))?;
+    if device.is_cuda() {
+        // As in an update on a GPU: a host function in the stream evaluates the loss.
+        let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
+        let advantages = advantages.clone();
+        let evaluate = move |tokens: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
+            let loss = objective.resume(LossInputs::new(&rows, &advantages), Arc::clone(&weights))?;
+            loss.evaluate(tokens, logprobs, entropies)
+        };
+        actor.accumulate_in_stream(&micro_batch, Box::new(evaluate))?.finish()?;
+    } else {
+        actor.accumulate(&micro_batch, &loss)?;
+    }
+    let read = |(name, leaf): (String, Tensor)| (name, leaf.grad().to_device(Device::Cpu).copy());
+    Ok(actor.decoder.trainable_parameters().into_iter().map(read).collect())
+}
+
+/// Returns groups of completions that share their prompt, of tokens that are a function of their indices.
+fn batch(vocab_size: usize) -> Batch {
+    let token = |at: usize| (at * 31 % (vocab_size - 2) + 1) as TokenId;
+    let groups: Vec<RolloutGroup> = GROUPS
+        .iter()
+        .enumerate()
+        .map(|(idx, &[prompt_len, num_samples, len])| {
+            let prompt = Arc::new(Prompt {
+                row_idx: idx as u64,
+                tokens: (0..prompt_len).map(|at| token(at + 7 * idx)).collect(),
+                text: String::new(),
+                messages: Value::Null,
+                data_source: String::new(),
+                ground_truth: Value::Null,
+                extra_info: Value::Null,
+                images: Vec::new(),
+            });
+            let rollout = |sample: usize| Rollout {
+                prompt: Arc::clone(&prompt),
+                sample_idx: sample as u32,
+                policy_version: 0,
+                completion: Completion {
+                    tokens: (0..len).map(|at| token(at + 50 * sample + 3 * idx)).collect(),
+                    rollout_logprobs: vec![-1.0; len],
+                    text: String::new(),
+                    finish_reason: FinishReason::Length,
+                },
+                reward: reward(sample as f64),
+            };
+            RolloutGroup { rollouts: (0..num_samples).map(rollout).collect(), prompt: Arc::clone(&prompt) }
+        })
+        .collect();
+    Batch::from_groups(&groups, &[])
+}
+
+fn reward(value: f64) -> Reward {
+    Reward {
+        score: value,
+        value,
+        parts: BTreeMap::new(),
+        answer: None,
+        status: RewardStatus::Ok,
+        message: None,
+    }
+}
+
+/// Compares gradients with the CPU's: the largest distance of a parameter's, relative to the CPU's norm.
+fn compared(found: &Gradients, truth: &Gradients, tolerance: f64) -> Result<Finding, Failure> {
+    let norm = |tensor: &Tensor| tensor.to_kind(Kind::Double).norm().double_value(&[]);
+    let mut largest = (0.0_f64, String::new());
+    for (name, truth) in truth {
+        let found = found.get(name).ok_or_else(|| format!("{name} has no gradient on the GPU"))?;
+        let error = norm(&(found - truth)) / norm(truth).max(f64::MIN_POSITIVE);
+        if error.is_nan() || error > largest.0 {
+            largest = (error, name.clone());
+        }
+    }
+    let holds = largest.0 <= tolerance && !truth.is_empty();
+    let figures = [
+        ("run", json!("gradients at fixed tokens")),
+        ("parameters", json!(truth.len())),
+        ("error", json!(largest.0)),
+        ("parameter", json!(largest.1)),
+        ("tolerance", json!(tolerance)),
+    ];
+    Ok(Finding::new(holds, figures))
+}
+
+/// Checks that two passes with deterministic operators have the same gradients to the bit.
+fn repeated(report: &mut Report<'_>) -> Result<(), Failure> {
+    for (dtype, kind) in [("fp32", Kind::Float), ("bf16", Kind::BFloat16)] {
+        rlt_torch::set_deterministic(true)?;
+        let pair =
+            gradients(Device::Cuda(0), kind).and_then(|first| Ok((first, gradients(Device::Cuda(0), kind)?)));
+        rlt_torch::set_deterministic(false)?;
+        let finding = match pair {
+            Ok((first, second)) => {
+                let num_different =
+                    first.iter().filter(|(name, one)| second.get(*name) != Some(*one)).count();
+                Finding::new(num_different == 0, [("differentParameters", json!(num_different))])
+            }
+            Err(error) => Finding::new(false, [("error", json!(super::error_text(error.as_ref())))]),
+        };
+        let run = json!("gradients twice, with deterministic operators");
+        report(finding.with([("run", run), ("dtype", json!(dtype))]))?;
+    }
+    Ok(())
+}

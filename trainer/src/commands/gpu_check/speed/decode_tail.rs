@@ -1,0 +1,123 @@
+//! Measures decoding with 1.5B parameters: full batches, the tail of a rollout with few sequences and long
+//! contexts, and the GPU memory that many calls reserve.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use rlt_core::sampling::{SamplingParams, derive_seed, draw};
+use rlt_core::types::TokenId;
+use serde_json::json;
+use tch::Kind;
+
+use super::super::shapes::{Size, config, on_device};
+use super::super::workload::NoText;
+use super::super::{Failure, Finding, Report};
+use super::decode::bytes_of_step;
+use super::{GPU, measured, peak};
+use crate::model::{Decoder, LoadOptions};
+use crate::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+
+/// Sequences per batch, and prompt tokens of each.
+const SHAPES: [[usize; 2]; 6] = [[1, 128], [16, 128], [64, 128], [256, 128], [1, 16_000], [8, 16_000]];
+/// The same on an emulated device.
+const TINY: [[usize; 2]; 6] = [[1, 4], [2, 4], [3, 4], [4, 4], [1, 40], [2, 40]];
+/// Number of calls after which free memory is compared with that after the first [`WARM_CALLS`].
+const CALLS: usize = 40;
+/// Number of calls that reserve the memory which later calls reuse.
+const WARM_CALLS: usize = 3;
+/// Bytes that later calls may reserve in addition: fragments of the allocator's blocks.
+const GROWTH_BYTES: i64 = 512 << 20;
+
+pub(in super::super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
+    let config = config(&Size::Large.document())?;
+    let options = LoadOptions {
+        device: GPU,
+        storage: Kind::BFloat16,
+        compute: Kind::BFloat16,
+        ..LoadOptions::default()
+    };
+    let decoder = Decoder::from_config(&config, 0, &options)?;
+    for [batch, prompt_len] in on_device(SHAPES, TINY) {
+        report(rate(&decoder, batch, prompt_len)?)?;
+    }
+    report(memory(&decoder)?)
+}
+
+/// Measures tokens per second as the difference of two completion lengths.
+fn rate(decoder: &Decoder, batch: usize, prompt_len: usize) -> Result<Finding, Failure> {
+    let [few, many] = on_device([16, 80], [1, 2]);
+    let mut engine = engine(decoder, batch)?;
+    let mut seconds = |new_tokens| -> Result<f64, Failure> {
+        let started = Instant::now();
+        generate(&mut engine, decoder, [batch, prompt_len, new_tokens])?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    // The first run captures graphs.
+    seconds(few)?;
+    let (short, long) = (seconds(few)?, seconds(many)?);
+    let step = on_device(long - short, long) / (many - few) as f64;
+    let context = prompt_len as f64 + (few + many) as f64 / 2.0;
+    let bytes = bytes_of_step(&decoder.config, batch, context);
+    let bound = peak().map(|machine| bytes / machine.memory_bytes_per_second);
+    let others = [
+        ("model", json!(Size::Large.name())),
+        ("batch", json!(batch)),
+        ("contextTokens", json!(prompt_len)),
+        ("dtype", json!("bf16")),
+        ("bytesOfStep", json!(bytes)),
+        ("fractionOfBandwidth", json!(bound.map(|bound| bound / step))),
+    ];
+    Ok(measured([("tokensPerSecond", batch as f64 / step), ("stepMilliseconds", 1e3 * step)], others))
+}
+
+/// Compares the GPU's free memory before and after many calls of different batch sizes and lengths.
+fn memory(decoder: &Decoder) -> Result<Finding, Failure> {
+    let max_batch = on_device(32, 3);
+    let mut engine = engine(decoder, max_batch)?;
+    let free = || -> Result<i64, Failure> {
+        Ok(rlt_torch::device_memory(GPU)?.ok_or("a GPU has memory")?.free_bytes as i64)
+    };
+    let before = free()?;
+    let mut after_warm = before;
+    for call in 0..on_device(CALLS, WARM_CALLS + 2) {
+        // The largest first, so that later calls need no more than it did.
+        let (batch, prompt_len) = (max_batch - call % max_batch, on_device(512, 20) - call % 7);
+        generate(&mut engine, decoder, [batch, prompt_len, 8])?;
+        if call + 1 == WARM_CALLS {
+            after_warm = free()?;
+        }
+    }
+    let (taken, grown) = (before - after_warm, after_warm - free()?);
+    let figures = [
+        ("model", json!(Size::Large.name())),
+        ("calls", json!(on_device(CALLS, WARM_CALLS + 2))),
+        ("reservedGigabytes", json!((taken + grown) as f64 / 1e9)),
+        ("grownBytes", json!(grown)),
+        ("allowedBytes", json!(GROWTH_BYTES)),
+    ];
+    Ok(Finding::new(grown <= GROWTH_BYTES, figures))
+}
+
+fn engine(decoder: &Decoder, max_concurrent: usize) -> Result<RolloutEngine, Failure> {
+    let mut engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
+    engine.sync_weights(decoder, 0)?;
+    Ok(engine)
+}
+
+/// Samples completions of one prompt of random tokens.
+fn generate(
+    engine: &mut RolloutEngine,
+    decoder: &Decoder,
+    [batch, prompt_len, max_new_tokens]: [usize; 3],
+) -> Result<(), Failure> {
+    let vocab_size = decoder.config.vocab_size as f64;
+    let request = RolloutRequest {
+        images: Vec::new(),
+        prompt: (0..prompt_len as u64).map(|at| (draw(1, at) * vocab_size) as TokenId).collect(),
+        seeds: (0..batch as u64).map(|sample| derive_seed(&[sample])).collect(),
+        sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+        max_new_tokens,
+    };
+    engine.generate(decoder, &[request], &NoText, &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
