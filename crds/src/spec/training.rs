@@ -309,9 +309,9 @@ impl Default for OptimizerSpec {
 pub enum ScheduleKind {
     /// The learning rate stays at its peak.
     Constant,
-    /// The learning rate falls along half a cosine to `minRatio` at the last step.
+    /// The learning rate falls along half a cosine to `minRatio`, which it reaches one step after the last.
     Cosine,
-    /// The learning rate falls linearly to `minRatio` at the last step.
+    /// The learning rate falls linearly to `minRatio`, which it reaches one step after the last.
     Linear,
 }
 
