@@ -39,11 +39,11 @@ kernels-check: ## Compile them and compare what they need with the committed tab
 	@bash trainer/torch/build-kernels.sh --check
 
 build: libtorch ## Build rlctl, also as kubectl's plug-in, and rlt-trainer: target/release
-	cargo build --release --locked --bin rlctl --bin rlt-trainer
+	cargo build --release --locked --workspace --bin rlctl --bin rlt-trainer
 	@for name in kubectl-rlt kubectl_complete-rlt; do ln -sf rlctl "target/release/$$name"; done
 
 quickstart: libtorch ## Train a small transformer from one page of YAML: cold start, GRPO, report
-	cargo build --profile quickstart --locked --bin rlctl --bin rlt-trainer
+	cargo build --profile quickstart --locked --workspace --bin rlctl --bin rlt-trainer
 	target/quickstart/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
 	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
 	@echo "to train again: target/quickstart/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
@@ -52,7 +52,7 @@ quickstart: libtorch ## Train a small transformer from one page of YAML: cold st
 images: CUDA ?= 1
 images: libtorch cluster-packages ## Build all images by docker, podman or buildah, and leave them as target/images/*.tar
 	$(if $(filter 1,$(CUDA)),@bash trainer/torch/build-kernels.sh --check)
-	cargo build --release --locked --bin rlt-trainer --bin rlt-operator
+	cargo build --release --locked --workspace --bin rlt-trainer --bin rlt-operator
 	charts/images.sh release dev target/images rlt-operator rlt-trainer $(if $(filter 1,$(CUDA)),rlt-trainer-cuda)
 
 cluster: ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl
@@ -71,7 +71,7 @@ test: setup ## Every check and every test, the quickest first
 	@tests/suite.sh all
 
 prepare: setup ## Make what tests need and must not make themselves: programs of clusters, Python packages, images
-	cargo build --bins --locked --features rlt-api/kube
+	cargo build --workspace --bins --locked --features rlt-api/kube
 	target/debug/rlt-prepare
 
 test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
@@ -79,12 +79,12 @@ test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA'
 	cargo test --package rlt-tests --locked --test cuda_image
 
 gpu-bundle: libtorch kernels-check ## Pack what checks a machine with a GPU: target/gpu-bundle.tar.gz, less than 60 MiB
-	cargo build --release --locked --bin rlt-trainer
+	cargo build --release --locked --workspace --bin rlt-trainer
 	trainer/gpu-bundle.sh release target/gpu-bundle.tar.gz
 
 # Two devices, so that they have something to exchange. A debug build on fibers takes longer than a GPU may.
 gpu-check: libtorch ## The same checks on devices of CPU memory: lines of JSON
-	@cargo build --quiet --locked --bin rlt-trainer --bin on-devices
+	@cargo build --quiet --locked --workspace --bin rlt-trainer --bin on-devices
 	@RLT_STAND_IN_DEVICES=2 target/debug/on-devices target/debug/rlt-trainer gpu-check --limit 900
 
 deny: ## Known weaknesses, licences, bans and duplicate versions of packages (needs cargo-deny)

@@ -39,6 +39,7 @@ pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 pub use manifest::{API_VERSION, KIND, Metadata};
 pub use overlay::overlay;
 pub use plan::{Budget, FailureCause};
+pub use quantity::value as quantity_value;
 pub use reason::Reason;
 #[cfg(feature = "kube")]
 pub use reference::reference_markdown;

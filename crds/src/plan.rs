@@ -127,11 +127,7 @@ impl Models {
 ///
 /// A job whose device is left open is planned for the CPU.
 pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
-    let device = match job.spec().workers.device {
-        Device::Cuda => Device::Cuda,
-        Device::Auto | Device::Cpu => Device::Cpu,
-    };
-    plan_for(job, models, device, None)
+    plan_for(job, models, job.spec().workers.device.without_machine(), None)
 }
 
 /// Plans a job whose ranks each have `machine`, ignoring the manifest's device: open choices are made for

@@ -16,7 +16,7 @@ pub(crate) fn is_positive_quantity(text: &str) -> bool {
 }
 
 /// The value of a positive quantity; `None` for any other text.
-pub(crate) fn value(text: &str) -> Option<f64> {
+pub fn value(text: &str) -> Option<f64> {
     if !is_positive_quantity(text) {
         return None;
     }

@@ -1,8 +1,8 @@
-//! Why a condition holds or an event was published, in one word for programs: a part of the API.
+//! Reasons of conditions and of events, in one word for programs: a part of the API.
 
 use crate::plan::FailureCause;
 
-/// A reason.
+/// The reason why a condition holds or an event was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The condition is not reached yet.
@@ -70,7 +70,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason.
+    /// Returns every reason that there is.
     pub fn all() -> impl Iterator<Item = Self> {
         let plain = [
             Self::NotFinished,
@@ -107,7 +107,7 @@ impl Reason {
         plain.into_iter().chain(FailureCause::ALL.map(Self::Failure))
     }
 
-    /// The word.
+    /// Returns the reason as one word.
     pub fn name(self) -> String {
         match self {
             Self::Failure(cause) => format!("{cause:?}"),

@@ -64,7 +64,7 @@ impl SymptomKind {
         }
     }
 
-    /// What a user can change, the likeliest first. Fields are in backticks, as paths from `spec`.
+    /// Changes that a user can make, the likeliest first. Fields are in backticks, as paths from `spec`.
     pub fn changes(self) -> &'static [&'static str] {
         match self {
             Self::SkippedUpdates => &[
@@ -115,7 +115,7 @@ impl SymptomKind {
 /// One symptom of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Symptom {
-    /// Which.
+    /// Kind of the symptom.
     pub kind: SymptomKind,
     /// The evidence, as the rest of a sentence that begins with "this run".
     pub evidence: String,

@@ -1,4 +1,4 @@
-//! From the text of a manifest to a valid job, or to the list of all its problems.
+//! Validation: turns the text of a manifest into a valid job, or into the list of all its problems.
 //!
 //! ```text
 //! text --source--> value with places --schema--> problems of single fields, repaired value
@@ -21,7 +21,7 @@ use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABE
 use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
 use crate::rules;
-use crate::spec::RLTrainingJobSpec;
+use crate::spec::{Device, RLTrainingJobSpec};
 use schema::Checker;
 use source::Source;
 
@@ -48,11 +48,18 @@ impl ValidatedJob {
         &self.spec
     }
 
-    /// The same job with the device-dependent choices filled in.
+    /// Fills in the choices of the job that depend on the device.
     #[must_use]
     pub fn with(self, choices: &Choices) -> Self {
         let spec = choices.made_in(&self.spec);
         Self { spec, ..self }
+    }
+
+    /// Puts the job on `device`, which replaces `Auto`. Rules that depend on the device read this job.
+    #[must_use]
+    pub fn on_device(mut self, device: Device) -> Self {
+        self.spec.workers.device = device;
+        self
     }
 
     /// The fields that were set and act only on a cluster: a local run says so.
@@ -96,7 +103,7 @@ pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     validate_with(yaml, |_| Vec::new())
 }
 
-/// As [`validate`], with further problems that the caller finds in a job that holds every rule.
+/// Validates as [`validate`] does, with further problems that the caller finds in a job without any.
 ///
 /// # Errors
 /// As [`validate`].

@@ -1,6 +1,7 @@
 //! Applying a decision: deletions first, then children and pods, and last the status.
 
 mod children;
+mod claim;
 mod error;
 mod gang;
 mod nodes;
@@ -56,7 +57,9 @@ pub struct ClusterState<'a> {
 }
 
 /// Deletes, assigns and creates what a decision says: first objects that pods need at their start, then pods
-/// with the volumes that they mount, and last the children of their network.
+/// with the volumes that they mount, and last the children of their network. The NetworkPolicy of an isolated
+/// job is made before its pods, which are not made without it. Changes of the claim are applied whether the
+/// job runs or not.
 ///
 /// # Errors
 /// The most important error of the calls that failed. Calls that do not depend on it were made.
@@ -75,12 +78,12 @@ pub async fn apply(
     if decision.delete_job {
         Box::pin(delete_job(client, input.job)).await?;
     }
-    if !decision.needs_children {
-        return Ok(());
-    }
     let attempt = decision.status.attempt.unwrap_or(1);
     let workers = index.workers(&input.job.key());
     let objects = JobChildren::new(client, index, input, reachable_firsts(input, &workers, attempt));
+    if !decision.needs_children {
+        return objects.change_claim(decision.status.completion_time.is_none()).await;
+    }
     objects.apply_prerequisites().await?;
     let pods = async {
         if decision.start.is_empty() {

@@ -5,7 +5,7 @@ mod job_lists;
 use std::future::Future;
 use std::sync::Arc;
 
-use futures::channel::{mpsc, oneshot};
+use futures::channel::mpsc;
 use futures::stream::{self, StreamExt as _};
 use futures::{FutureExt as _, Stream, future};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Service, ServiceAccount};
@@ -30,6 +30,7 @@ use self::job_lists::JobLists;
 use crate::context::Context;
 use crate::discovery::Discovery;
 use crate::index::Child;
+use crate::namespaces::{FirstList, is_forbidden};
 use crate::reconcile::{reconcile, retry};
 use crate::watch::{self, Sink};
 
@@ -69,27 +70,34 @@ async fn work(
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();
     context.discovery.wait_until_known(&context.client).await;
-    let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
-    synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
+    let seen = &context.index.namespaces;
+    follow_objects(&context.client, namespaces, &sink, &mut watches);
+    follow_queues(&context, namespaces, &sink, &mut watches);
     let (changed, defaults_change) = mpsc::unbounded();
     for (api, namespace) in apis::<ConfigMap>(&context.client, namespaces) {
-        let (done, first) = oneshot::channel();
-        let index = context.index.clone();
-        watches.spawn(watch::pod_defaults(api, namespace, index, changed.clone(), done));
-        synced.push(first);
+        let (first, index) = (seen.expect(namespace.as_deref()), context.index.clone());
+        watches.spawn(watch::pod_defaults(api, namespace, index, changed.clone(), first));
     }
     let jobs = jobs(&context, namespaces, writer);
     // Before the caches are synced a job would look like one without pods.
-    future::join_all(synced).await;
+    seen.wait_until_known().await;
+    context.metrics.set_refused(seen.refused());
     tracing::info!("caches are synced");
     context.synced.send_replace(true);
     let promoted = promotions(context.leadership.clone());
     let queues = queues_appear(context.discovery.clone());
+    let (namespaces_seen, metrics) = (context.index.namespaces.clone(), context.metrics.clone());
+    let seen_change = seen.changes().inspect(move |()| metrics.set_refused(namespaces_seen.refused()));
     Controller::for_stream(jobs, store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(changes)
         .reconcile_on(context.reports.changes())
-        .reconcile_all_on(stream::select_all([promoted.boxed(), queues.boxed(), defaults_change.boxed()]))
+        .reconcile_all_on(stream::select_all([
+            promoted.boxed(),
+            queues.boxed(),
+            defaults_change.boxed(),
+            seen_change.boxed(),
+        ]))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|_| future::ready(()))
@@ -112,14 +120,9 @@ fn queues_appear(discovery: Arc<Discovery>) -> impl Stream<Item = ()> + Send {
     stream::once(async move { discovery.kueue().await }).filter(move |()| future::ready(is_new))
 }
 
-/// Watches Workloads as soon as Kueue is installed. Returns receivers of the first complete lists if it is
-/// installed now.
-fn follow_queues(
-    context: &Arc<Context>,
-    namespaces: &[String],
-    sink: &Sink,
-    watches: &mut JoinSet<()>,
-) -> Vec<oneshot::Receiver<()>> {
+/// Watches Workloads as soon as Kueue is installed; jobs wait for the first complete lists if it is installed
+/// now.
+fn follow_queues(context: &Arc<Context>, namespaces: &[String], sink: &Sink, watches: &mut JoinSet<()>) {
     let client = &context.client;
     let resource = served::workloads();
     let everywhere = || vec![(Api::all_with(client.clone(), &resource), None)];
@@ -128,17 +131,16 @@ fn follow_queues(
         (api, Some(namespace.clone()))
     };
     let apis = if namespaces.is_empty() { everywhere() } else { namespaces.iter().map(of).collect() };
-    let mut synced = Vec::new();
+    let is_installed = context.discovery.served().has_workloads;
     for (api, namespace) in apis {
-        let (done, first) = oneshot::channel();
+        let seen = &context.index.namespaces;
+        let first = if is_installed { seen.expect(namespace.as_deref()) } else { FirstList::default() };
         let (discovery, sink) = (context.discovery.clone(), sink.clone());
         watches.spawn(async move {
             discovery.kueue().await;
-            watch::objects(api, namespace, ("workloads", ()), Workload::read, sink, done).await;
+            watch::objects(api, namespace, ("workloads", ()), Workload::read, sink, first).await;
         });
-        synced.push(first);
     }
-    if context.discovery.served().has_workloads { synced } else { Vec::new() }
 }
 
 /// Jobs that are new or changed by their users; the operator's own status writes requeue nothing.
@@ -156,8 +158,13 @@ fn jobs(
     let (mut lists, store) = (JobLists::new(namespaces), writer.as_reader());
     stream::select_all(watches)
         .map(move |(idx, event)| match event {
-            Ok(event) => lists.take(idx, event, &store).into_iter().map(Ok).collect(),
-            Err(error) => vec![Err(error)],
+            Ok(event) => {
+                lists.take(idx, event, &store).into_iter().map(Ok::<_, watcher::Error>).collect::<Vec<_>>()
+            }
+            Err(error) => {
+                let released = if is_forbidden(&error) { lists.refuse(idx) } else { Vec::new() };
+                released.into_iter().map(Ok).chain([Err(error)]).collect()
+            }
         })
         .flat_map(stream::iter)
         .inspect(move |event| match event {
@@ -186,29 +193,21 @@ fn forget_the_manifest_as_applied(job: &mut Job) {
     }
 }
 
-/// Watches pods and the other children of jobs. Returns receivers of the first complete lists.
-fn follow_objects(
-    client: &Client,
-    namespaces: &[String],
-    sink: &Sink,
-    watches: &mut JoinSet<()>,
-) -> Vec<oneshot::Receiver<()>> {
-    let mut synced = Vec::new();
+/// Watches pods and the other children of jobs.
+fn follow_objects(client: &Client, namespaces: &[String], sink: &Sink, watches: &mut JoinSet<()>) {
+    let seen = &sink.index.namespaces;
     watches.spawn(watch::nodes(Api::<Node>::all(client.clone()), sink.clone()));
     for (api, namespace) in apis::<SeenPod>(client, namespaces) {
-        let (done, first) = oneshot::channel();
-        let kind = ("pods", ());
-        watches.spawn(watch::objects(api, namespace, kind, Worker::read, sink.clone(), done));
-        synced.push(first);
+        let (first, kind) = (seen.expect(namespace.as_deref()), ("pods", ()));
+        watches.spawn(watch::objects(api, namespace, kind, Worker::read, sink.clone(), first));
     }
     macro_rules! follow {
         ($kind:ty, $child:expr) => {
             for (api, namespace) in apis::<SeenMetadata<$kind>>(client, namespaces) {
-                let (done, first) = oneshot::channel();
+                let first = seen.expect(namespace.as_deref());
                 let read = |object: &SeenMetadata<$kind>| watch::read_child($child, &object.metadata);
                 let kind = ("children", $child);
-                watches.spawn(watch::objects(api, namespace, kind, read, sink.clone(), done));
-                synced.push(first);
+                watches.spawn(watch::objects(api, namespace, kind, read, sink.clone(), first));
             }
         };
     }
@@ -218,7 +217,6 @@ fn follow_objects(
     follow!(EndpointSlice, Child::Endpoint);
     follow!(PersistentVolumeClaim, Child::Claim);
     follow!(NetworkPolicy, Child::NetworkPolicy);
-    synced
 }
 
 /// One API for each namespace, or one for all.

@@ -75,7 +75,7 @@ pub struct ReconcileInput<'a> {
     pub report: Option<&'a Report>,
     /// The job's queue and Workload.
     pub queueing: &'a Queueing,
-    /// The time.
+    /// Time of the reconcile.
     pub now: Timestamp,
 }
 
@@ -115,22 +115,22 @@ pub struct Decision {
     pub state: JobState,
     /// Warnings at the start of the job.
     pub warnings: Vec<&'static str>,
-    /// Why applying it failed; `None` before it was applied.
+    /// The reason why applying the decision failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
-    /// When to reconcile again if no event requeues the job before.
+    /// Time until the next reconcile, if no event requeues the job before.
     pub requeue_after: Option<Duration>,
 }
 
 /// A pod to delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deletion {
-    /// Its name.
+    /// Name of the pod.
     pub name: Arc<str>,
-    /// Its UID, a precondition of the deletion.
+    /// UID of the pod, a precondition of the deletion.
     pub uid: Arc<str>,
     /// The grace period in seconds; by default the pod's own.
     pub grace_seconds: Option<u32>,
-    /// Its node, if that is lost: the pod is force-deleted once the API server confirms it.
+    /// Node of the pod, if that is lost: the pod is force-deleted once the API server confirms it.
     pub lost_node: Option<Arc<str>>,
 }
 
@@ -193,7 +193,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
 }
 
 impl Decision {
-    /// When to reconcile again, at the latest after this time.
+    /// Returns the time after which the job is reconciled again: `wait`, or less if the decision says so.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.requeue_after.map_or(wait, |own| own.min(wait))
     }

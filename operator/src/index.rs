@@ -9,7 +9,7 @@
 //! Why no reflector stores: a pod takes 0.4 KiB here, and 5.0 KiB in a store, even as the metadata and status
 //! that `SeenPod` reads. A store would also need an index by job beside it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use rlt_objects::seen::version;
 use rlt_objects::worker::{JobKey, Worker};
 use rlt_objects::worker_id::GroupName;
 
+use crate::namespaces::Namespaces;
 use crate::nodes::Nodes;
 
 /// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
@@ -44,10 +45,10 @@ pub enum Child {
     PodGroup,
 }
 
-/// Which child of a job it is.
+/// Names a child among those of its job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChildId {
-    /// Its kind.
+    /// Kind of the child.
     pub child: Child,
     /// The group of workers that it is for; the first one's name where it is for the whole job.
     pub group: GroupName,
@@ -65,7 +66,7 @@ pub type Children = BTreeMap<ChildId, Option<String>>;
 /// A child of a job besides its pods: which one, and its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildEntry {
-    /// Which one.
+    /// Name of the child among those of its job.
     pub id: ChildId,
     /// The digest of its content, if it has one.
     pub digest: Option<String>,
@@ -77,6 +78,9 @@ pub trait Entry: Sized {
     type Kind: Copy + Send + Sync;
     /// Whether a change of such an object can change a decision, and not only its deletion.
     const CHANGES_DECISIONS: bool;
+    /// Whether objects of this type are also entered by the answer to their creation, perhaps during a list
+    /// that lacks them.
+    const ENTERED_EARLY: bool = false;
 
     /// Enters or updates it, unless a newer version is known.
     fn enter(self, objects: &mut Objects);
@@ -91,11 +95,22 @@ pub trait Entry: Sized {
     fn uid(&self) -> Option<&Arc<str>> {
         None
     }
+
+    /// The version of the object, with [`Self::ENTERED_EARLY`].
+    fn version(&self) -> u64 {
+        0
+    }
+
+    /// The objects of this type that a job has, with [`Self::ENTERED_EARLY`].
+    fn all(_: &Objects) -> Vec<Self> {
+        Vec::new()
+    }
 }
 
 impl Entry for Worker {
     type Kind = ();
     const CHANGES_DECISIONS: bool = true;
+    const ENTERED_EARLY: bool = true;
 
     fn enter(self, objects: &mut Objects) {
         let is_older =
@@ -117,6 +132,14 @@ impl Entry for Worker {
 
     fn uid(&self) -> Option<&Arc<str>> {
         Some(&self.uid)
+    }
+
+    fn version(&self) -> u64 {
+        self.resource_version
+    }
+
+    fn all(objects: &Objects) -> Vec<Self> {
+        objects.workers.values().map(|worker| (**worker).clone()).collect()
     }
 }
 
@@ -159,13 +182,15 @@ impl Entry for ChildEntry {
     }
 }
 
-/// The cache.
+/// The cache of all watched objects, by job.
 #[derive(Debug, Default)]
 pub struct Index {
     /// The nodes that pods are on.
     pub nodes: Nodes,
     /// Defaults for the pods of jobs, by namespace.
     pub defaults: PodDefaults,
+    /// The watched namespaces, and whether all their objects are known.
+    pub namespaces: Namespaces,
     seen: Mutex<Seen>,
 }
 
@@ -173,6 +198,32 @@ pub struct Index {
 struct Seen {
     jobs: HashMap<JobKey, Objects>,
     gone: VecDeque<Arc<str>>,
+    /// UIDs of the pods that were entered since a list began, by the namespace of the list.
+    since_list: HashMap<Option<String>, HashSet<Arc<str>>>,
+}
+
+impl Seen {
+    /// Returns a list of a namespace with the objects added that were entered since it began and are newer
+    /// than all that it has.
+    fn with_newer<T: Entry>(
+        &mut self,
+        namespace: Option<&str>,
+        mut listed: Vec<(JobKey, T)>,
+    ) -> Vec<(JobKey, T)> {
+        if !T::ENTERED_EARLY {
+            return listed;
+        }
+        let newest = listed.iter().map(|(_, object)| object.version()).max().unwrap_or(0);
+        let entered = self.since_list.remove(&namespace.map(str::to_owned)).unwrap_or_default();
+        for (key, objects) in self.jobs.iter().filter(|(key, _)| is_in(key, namespace)) {
+            let is_newer = |object: &T| {
+                object.uid().is_some_and(|uid| entered.contains(uid)) && object.version() > newest
+            };
+            let newer = T::all(objects).into_iter().filter(is_newer);
+            listed.extend(newer.map(|object| (key.clone(), object)));
+        }
+        listed
+    }
 }
 
 /// The objects of one job.
@@ -225,6 +276,11 @@ impl Index {
         if object.uid().is_some_and(|uid| seen.gone.contains(uid)) {
             return;
         }
+        if let Some(uid) = object.uid() {
+            for (_, entered) in seen.since_list.iter_mut().filter(|(of, _)| is_in(key, of.as_deref())) {
+                entered.insert(uid.clone());
+            }
+        }
         object.enter(seen.jobs.entry(key.clone()).or_default());
     }
 
@@ -245,9 +301,17 @@ impl Index {
         }
     }
 
-    /// Replaces all objects of a kind, in a namespace or in all, by those of a list.
+    /// Notes that a list of pods begins, in a namespace or in all. Pods that are entered from now on may be
+    /// missing in it.
+    pub fn begin_list(&self, namespace: Option<&str>) {
+        self.lock().since_list.insert(namespace.map(str::to_owned), HashSet::new());
+    }
+
+    /// Replaces all objects of a kind, in a namespace or in all, by those of a list. Pods that were created
+    /// while the list was read, and are newer than all that it has, stay.
     pub fn replace<T: Entry>(&self, namespace: Option<&str>, kind: T::Kind, listed: Vec<(JobKey, T)>) {
         let mut seen = self.lock();
+        let listed = seen.with_newer(namespace, listed);
         for (_, objects) in seen.jobs.iter_mut().filter(|(key, _)| is_in(key, namespace)) {
             T::clear(kind, objects);
         }

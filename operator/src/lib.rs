@@ -18,6 +18,7 @@ pub mod health;
 pub mod index;
 pub mod lease;
 pub mod metrics;
+pub mod namespaces;
 pub mod nodes;
 pub mod observe;
 pub mod permissions;

@@ -1,5 +1,5 @@
-//! The operator's metrics for Prometheus. No label names a job, a namespace or a pod: their number has no
-//! bound.
+//! The operator's metrics for Prometheus. No label names a job or a pod, as their number has no bound; a
+//! namespace is named only if the operator's arguments name it.
 //!
 //! | metric | labels |
 //! |---|---|
@@ -11,11 +11,13 @@
 //! | `rlt_operator_attempts_ended_total` | `cause` |
 //! | `rlt_operator_jobs_ended_total` | `outcome` |
 //! | `rlt_operator_reports_total` | `outcome` |
+//! | `rlt_operator_namespace_refused` | `namespace` |
 //! | `rlt_operator_leader`, `rlt_operator_jobs_reporting`, `rlt_operator_goodput_ratio` | |
 
 mod milestones;
 mod watches;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, UNIX_EPOCH};
@@ -55,7 +57,7 @@ impl Milestone {
     }
 }
 
-/// All counters. Clones count together.
+/// Metrics of the operator: counters, histograms and gauges. Clones count together.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -71,6 +73,7 @@ pub struct Metrics {
     leader: Gauge,
     jobs_reporting: Gauge,
     goodput: Gauge<f64, AtomicU64>,
+    namespace_refused: Family<Label<1>, Gauge>,
     watch_started: Family<Label<1>, Gauge<f64, AtomicU64>>,
     watches: Watches,
 }
@@ -99,6 +102,7 @@ impl Default for Metrics {
             leader: Gauge::default(),
             jobs_reporting: Gauge::default(),
             goodput: Gauge::default(),
+            namespace_refused: Family::default(),
             watch_started: Family::default(),
             watches: Watches::default(),
         };
@@ -132,6 +136,8 @@ impl Metrics {
         all.register("jobs_reporting", "Jobs whose ranks report", self.jobs_reporting.clone());
         let help = "Share of the time of all running jobs that went into steps";
         all.register("goodput_ratio", help, self.goodput.clone());
+        let help = "Whether the API server refuses to list objects of a namespace, so that its jobs wait";
+        all.register("namespace_refused", help, self.namespace_refused.clone());
         let help =
             "When the watch of a resource was last begun, in seconds since 1970; of several the oldest";
         all.register("watch_started_seconds", help, self.watch_started.clone());
@@ -215,6 +221,13 @@ impl Metrics {
         self.leader.set(i64::from(leads));
     }
 
+    /// Sets which of the namespaces that are watched by name are refused.
+    pub fn set_refused(&self, namespaces: BTreeMap<String, bool>) {
+        for (namespace, is_refused) in namespaces {
+            self.namespace_refused.get_or_create(&[("namespace", namespace)]).set(i64::from(is_refused));
+        }
+    }
+
     /// Sets the sums over reporting jobs.
     pub fn set_reporting(&self, num_jobs: usize, time_spent: &TimeSpent) {
         self.jobs_reporting.set(i64::try_from(num_jobs).unwrap_or(i64::MAX));
@@ -264,6 +277,7 @@ mod tests {
         metrics.job_ended("complete");
         metrics.reported("taken");
         metrics.set_leader(true);
+        metrics.set_refused([("gone".to_owned(), true)].into());
         let spent = TimeSpent { process_seconds: 10.0, step_seconds: 9.0, ..TimeSpent::default() };
         metrics.set_reporting(2, &spent);
         metrics.called(&call(Verb::Watch), Some(200), Duration::ZERO);

@@ -19,17 +19,17 @@ use crate::written::Current;
 pub struct Observed {
     /// The newest status.
     pub current: Current,
-    /// Its pods.
+    /// Pods of the job, of all attempts.
     pub workers: Vec<Arc<Worker>>,
     /// The nodes that they are on.
     pub nodes: NodeStates,
     /// The last report of its trainer.
     pub report: Option<Report>,
-    /// Its state in the queue.
+    /// State of the job in its queue.
     pub queueing: Queueing,
 }
 
-/// Where reports of trainers are kept.
+/// A store of the trainers' reports.
 pub trait Reports: Send + Sync + std::fmt::Debug {
     /// The last report of a job's trainer.
     fn latest(&self, job: &JobKey) -> Option<Report>;
@@ -51,7 +51,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     fn forget(&self, _job: &JobKey) {}
 }
 
-/// No reports.
+/// A store without reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoReports;
 
@@ -62,9 +62,10 @@ impl Reports for NoReports {
 }
 
 /// Collects the observed state of a job. `None` if the job must not be touched: it is being deleted, its
-/// status has an unknown version, or another operator leads.
+/// status has an unknown version, not all of its objects are known, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
-    if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
+    let is_seen = context.index.namespaces.can_see(job.namespace());
+    if job.metadata.deletion_timestamp.is_some() || !context.is_leader() || !is_seen {
         return None;
     }
     if let Err(error) = &job.status {

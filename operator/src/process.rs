@@ -19,7 +19,7 @@ use crate::progress::{
 /// Between two tries to serve the channel.
 const CHANNEL_RETRY: Duration = Duration::from_secs(5);
 
-/// Why the process can not work.
+/// An error that keeps the process from its work.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ProcessError {
@@ -35,7 +35,7 @@ pub enum ProcessError {
     Lease(#[from] LeaseError),
 }
 
-/// Where ranks report, and how they know whom they speak to.
+/// Address to which ranks report, and the authority by which they verify the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel {
     /// `https://host:port`.
@@ -47,19 +47,19 @@ pub struct Channel {
     service: Option<String>,
 }
 
-/// The process.
+/// A process of the operator: its clients, metrics, reports and leadership.
 pub struct Process {
     /// The way to the API server.
     pub client: Client,
-    /// Whose turn it is to call it.
+    /// Limiter of calls to the API server: the rate, and whose turn it is.
     pub limiter: Limiter,
-    /// The metrics.
+    /// Metrics of the process.
     pub metrics: Metrics,
     /// The reports of ranks.
     pub reports: Reports,
     /// The status channel, where one is requested.
     pub channel: Option<Channel>,
-    /// To be set once all objects were seen.
+    /// Whether all objects were seen; the controller sets it.
     pub synced: watch::Sender<bool>,
     election: Option<Election>,
     leadership: watch::Receiver<bool>,
@@ -138,7 +138,7 @@ impl Process {
     }
 }
 
-/// Why serving the channel ended.
+/// An error that ends the serving of the channel.
 #[derive(Debug, thiserror::Error)]
 enum ChannelError {
     #[error(transparent)]

@@ -173,7 +173,7 @@ fn requeue(
 
 /// The controller that reconciles a job.
 enum Controller {
-    /// This operator.
+    /// This operator: the job names it, or no controller.
     Operator,
     /// MultiKueue, in another cluster.
     MultiKueue,

@@ -14,7 +14,7 @@ use crate::index::Index;
 use crate::process::{Process, ProcessError};
 use crate::progress::{KnownWorkers, Reports};
 
-/// Why the operator ended.
+/// An error that ends the operator.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum RunError {

@@ -6,7 +6,6 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::channel::mpsc::UnboundedSender;
-use futures::channel::oneshot;
 use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -22,6 +21,7 @@ use rlt_objects::worker::{JobKey, owner};
 use serde::de::DeserializeOwned;
 
 use crate::index::{Child, ChildEntry, ChildId, Entry, Index};
+use crate::namespaces::FirstList;
 use crate::nodes::NodeState;
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
@@ -35,10 +35,10 @@ pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE)
 }
 
-/// Where changes go: the index, and the queue of jobs to reconcile.
+/// Receivers of changes: the index, and the queue of jobs to reconcile.
 #[derive(Clone, Debug)]
 pub struct Sink {
-    /// The cache.
+    /// Cache of the objects.
     pub index: Arc<Index>,
     /// Jobs to requeue.
     pub changed: UnboundedSender<ObjectRef<Job>>,
@@ -54,20 +54,20 @@ impl Sink {
 }
 
 /// Watches one kind of a job's objects in a namespace, or in all, for ever. `read` returns an object's job
-/// and its cached fields. `synced` gets a message after the first complete list.
+/// and its cached fields. `first` hears of the first complete list.
 pub async fn objects<K, T>(
     api: Api<K>,
     namespace: Option<String>,
     (what, kind): (&'static str, T::Kind),
     read: impl Fn(&K) -> Option<(JobKey, T)> + Send,
     sink: Sink,
-    synced: oneshot::Sender<()>,
+    first: FirstList,
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     T: Entry + Send,
 {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
-    follow(events, what, synced, read, |change| {
+    follow(events, what, first, read, |change| {
         let index = &sink.index;
         match change {
             Change::Applied((key, object)) => {
@@ -80,6 +80,8 @@ pub async fn objects<K, T>(
                 index.remove(&key, &object);
                 sink.requeue(&key);
             }
+            Change::ListBegins if T::ENTERED_EARLY => index.begin_list(namespace.as_deref()),
+            Change::ListBegins => {}
             Change::Listed(objects) => {
                 let concerned = index.jobs();
                 index.replace(namespace.as_deref(), kind, objects);
@@ -94,9 +96,8 @@ pub async fn objects<K, T>(
 pub async fn nodes(api: Api<Node>, sink: Sink) {
     let events = watcher(api, config()).default_backoff();
     // Nothing waits for nodes: an operator that may not read them reconciles all the same.
-    let (listed, _) = oneshot::channel();
     let read = |node: &Node| read_node(node, &sink.index.nodes.signals);
-    follow(events, "nodes", listed, read, |change| {
+    follow(events, "nodes", FirstList::default(), read, |change| {
         let nodes = &sink.index.nodes;
         let changed = match change {
             Change::Applied((name, state)) => {
@@ -110,6 +111,7 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
                 nodes.remove(&name);
                 vec![name]
             }
+            Change::ListBegins => return,
             Change::Listed(all) => nodes.replace(all.into_iter().collect()),
         };
         if !changed.is_empty() {
@@ -126,15 +128,16 @@ pub async fn pod_defaults(
     namespace: Option<String>,
     index: Arc<Index>,
     changed: UnboundedSender<()>,
-    synced: oneshot::Sender<()>,
+    first: FirstList,
 ) {
     let by_name = config().fields(&format!("metadata.name={}", pod_defaults::NAME));
     let events = watcher(api, by_name).default_backoff();
     let read = |map: &ConfigMap| Some((map.metadata.namespace.clone()?, NamespaceDefaults::read(map)));
-    follow(events, "pod defaults", synced, read, |change| {
+    follow(events, "pod defaults", first, read, |change| {
         match change {
             Change::Applied((namespace, defaults)) => index.defaults.set(&namespace, Some(defaults)),
             Change::Deleted((namespace, _)) => index.defaults.set(&namespace, None),
+            Change::ListBegins => return,
             Change::Listed(listed) => index.defaults.replace(namespace.as_deref(), listed),
         }
         // The receiver is closed: the process is about to end.
@@ -175,6 +178,8 @@ enum Change<T> {
     Applied(T),
     /// An object was deleted.
     Deleted(T),
+    /// A list of all objects begins.
+    ListBegins,
     /// A complete list.
     Listed(Vec<T>),
 }
@@ -184,11 +189,10 @@ enum Change<T> {
 async fn follow<K: Send, T: Send>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
     what: &'static str,
-    synced: oneshot::Sender<()>,
+    mut first: FirstList,
     read: impl Fn(&K) -> Option<T> + Send,
     mut take: impl FnMut(Change<T>) + Send,
 ) {
-    let mut synced = Some(synced);
     let mut listed = Vec::new();
     pin_mut!(events);
     while let Some(event) = events.next().await {
@@ -203,15 +207,19 @@ async fn follow<K: Send, T: Send>(
                     take(Change::Deleted(seen));
                 }
             }
-            Ok(Event::Init) => listed.clear(),
+            Ok(Event::Init) => {
+                listed.clear();
+                take(Change::ListBegins);
+            }
             Ok(Event::InitApply(object)) => listed.extend(read(&object)),
             Ok(Event::InitDone) => {
                 take(Change::Listed(std::mem::take(&mut listed)));
-                if let Some(synced) = synced.take() {
-                    let _ = synced.send(());
-                }
+                first.listed();
             }
-            Err(error) => tracing::warn!(what, %error, "watch failed; restarting it"),
+            Err(error) => {
+                first.failed(what, &error);
+                tracing::warn!(what, %error, "watch failed; restarting it");
+            }
         }
     }
 }

@@ -13,11 +13,11 @@ use tokio::time::Instant;
 /// A status with the resource version of its object.
 #[derive(Clone, Debug)]
 pub struct Current {
-    /// The status.
+    /// The newest status of the job, which may still wait to be written.
     pub status: RLTrainingJobStatus,
     /// The object's version.
     pub resource_version: String,
-    /// Since when this status, a job's first, waits to be written; `None` where it was.
+    /// Time since which a first status of the job waits to be written; `None` where it does not.
     pub deferred_since: Option<Instant>,
 }
 

@@ -23,6 +23,8 @@ use rlt_operator::permissions::PERMISSIONS;
 use rlt_tests::collector::{Collector, Received};
 use rlt_traces::AttemptTrace;
 
+#[path = "installed/namespaces.rs"]
+mod namespaces;
 #[path = "installed/overlays.rs"]
 mod overlays;
 #[path = "installed/spares.rs"]
@@ -329,7 +331,10 @@ async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left(
         refused.map(|condition| condition.message)
     })
     .await;
-    assert!(message.contains("quickstart-storage") && message.contains("Forbidden: spec"), "{message}");
+    assert!(
+        message.contains("quickstart-storage") && message.contains("spec.workers.storage.size"),
+        "{message}"
+    );
 }
 
 #[tokio::test]

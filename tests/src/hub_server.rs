@@ -26,7 +26,16 @@ type Edits = dyn Fn(&str, Vec<u8>) -> Vec<u8>;
 #[derive(Clone, Debug)]
 pub struct HubServer {
     endpoint: String,
-    requests: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+/// A request that the server has received.
+#[derive(Clone, Debug)]
+struct Request {
+    /// Method and path.
+    line: String,
+    /// Value of the header `Authorization`.
+    authorization: Option<String>,
 }
 
 impl HubServer {
@@ -88,22 +97,36 @@ impl HubServer {
     /// The requests for contents of files so far, as `METHOD PATH`.
     pub fn downloads(&self) -> Vec<String> {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_download = |line: &&String| line.starts_with("GET") && line.contains("/resolve/");
-        requests.iter().filter(is_download).cloned().collect()
+        let lines = requests.iter().map(|request| &request.line);
+        lines.filter(|line| line.starts_with("GET") && line.contains("/resolve/")).cloned().collect()
+    }
+
+    /// Returns the header `Authorization` of each request so far.
+    pub fn authorizations(&self) -> Vec<Option<String>> {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.iter().map(|request| request.authorization.clone()).collect()
     }
 }
 
 fn answer(
     mut stream: &TcpStream,
     served: [Served<'_>; 2],
-    (requests, edits): (&Mutex<Vec<String>>, &Edits),
+    (requests, edits): (&Mutex<Vec<Request>>, &Edits),
 ) -> io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
-    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let mut authorization = None;
+    while let Some(header) = lines.next().transpose()?.filter(|line| !line.is_empty()) {
+        if let Some((_, value)) =
+            header.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("authorization"))
+        {
+            authorization = Some(value.trim().to_owned());
+        }
+    }
     let mut words = request.split_whitespace();
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{method} {path}"));
+    let received = Request { line: format!("{method} {path}"), authorization };
+    requests.lock().unwrap_or_else(PoisonError::into_inner).push(received);
     let path = path.split('?').next().unwrap_or_default();
     let found = served.into_iter().find_map(|served| respond(path, served));
     let (status, etag, body) = found.unwrap_or_else(|| ("404 Not Found", "none".to_owned(), Vec::new()));

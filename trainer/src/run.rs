@@ -65,7 +65,7 @@ pub struct Progress {
 /// The mean held-out reward after a step.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepReward {
-    /// Complete steps.
+    /// Number of complete steps.
     pub step: u64,
     /// Mean over held-out prompts and samples.
     pub reward: f64,

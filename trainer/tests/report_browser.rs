@@ -5,13 +5,15 @@
 //! keeps the report and pictures of it there.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rlt_trainer::observe::report;
 use serde_json::{Value, json};
@@ -100,33 +102,75 @@ fn chromium() -> Option<PathBuf> {
     found.into_iter().find(|path| path.is_file())
 }
 
-/// Serves `page` at `/report` and a frame of the given size around it everywhere else; counts every request.
+/// Longest wait for the report of the page; Chromium takes two seconds on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// An HTTP server of a page in a frame, which runs until the process ends.
+struct Served {
+    port: u16,
+    /// Paths of all requests so far.
+    paths: Arc<Mutex<BTreeSet<String>>>,
+    /// Bodies of the reports that the page has sent.
+    reported: Receiver<Vec<u8>>,
+}
+
+/// Serves `page` at `/report`, and at `/` a frame of the given size around it, which posts the page's reports
+/// to `/seen`. Each connection has a thread, since a browser opens connections that it may never use.
 ///
 /// A window of Chromium is at least 500 pixels wide; a frame can be as narrow as a phone.
-fn serve(page: String, (width, height): (u32, u32)) -> (u16, Arc<AtomicUsize>) {
+fn serve(page: String, (width, height): (u32, u32)) -> Served {
     let frame = format!(
         "<!doctype html><link rel=icon href=data:,><style>:root{{color-scheme:light dark}}body{{margin:0}}\
-         iframe{{border:0;width:{width}px;height:{height}px}}</style><iframe src=/report></iframe>"
+         iframe{{border:0;width:{width}px;height:{height}px}}</style>\
+         <script>function report(seen) {{ fetch('/seen', {{ method: 'POST', body: seen }}); }}</script>\
+         <iframe src=/report></iframe>"
     );
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let num_requests = Arc::new(AtomicUsize::new(0));
-    let counted = num_requests.clone();
+    let (paths, (report, reported)) = (Arc::new(Mutex::new(BTreeSet::new())), channel());
+    let (bodies, seen_paths) = (Arc::new([page, frame]), Arc::clone(&paths));
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut request = [0; 4096];
-            let num_bytes = stream.read(&mut request).unwrap_or(0);
-            if num_bytes == 0 {
-                continue;
-            }
-            counted.fetch_add(1, Ordering::SeqCst);
-            let body = if request.starts_with(b"GET /report ") { &page } else { &frame };
-            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n";
-            let _ = write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len());
+            let (stream, bodies, paths) = (stream.unwrap(), Arc::clone(&bodies), Arc::clone(&seen_paths));
+            let report = report.clone();
+            std::thread::spawn(move || answer(stream, &bodies, &paths, &report));
         }
     });
-    (port, num_requests)
+    Served { port, paths, reported }
+}
+
+/// Answers the only request of a connection.
+fn answer(
+    mut stream: TcpStream,
+    [page, frame]: &[String; 2],
+    paths: &Mutex<BTreeSet<String>>,
+    report: &Sender<Vec<u8>>,
+) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    if reader.read_line(&mut line).unwrap_or(0) == 0 {
+        return;
+    }
+    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        let num_bytes = reader.read_line(&mut header).unwrap_or(0);
+        let Some((name, value)) = header.split_once(':').filter(|_| num_bytes > 0) else { break };
+        if name.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse().unwrap();
+        }
+    }
+    let mut sent = vec![0; length];
+    reader.read_exact(&mut sent).unwrap();
+    paths.lock().unwrap().insert(path.clone());
+    let body = if path == "/report" { page } else { frame };
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n";
+    let _ = write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len());
+    if path == "/seen" {
+        // The test may have ended.
+        let _ = report.send(sent);
+    }
 }
 
 struct View {
@@ -140,34 +184,38 @@ impl View {
     fn browser(&self, chromium: &Path, profile: &Path) -> Command {
         let mut command = Command::new(chromium);
         let flags = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
-                     --disable-background-networking --disable-component-update --no-first-run \
-                     --virtual-time-budget=4000";
+                     --disable-background-networking --disable-component-update --no-first-run";
         command.args(flags.split_whitespace());
         command.arg(format!("--user-data-dir={}", profile.display()));
         command.arg(format!("--blink-settings=preferredColorScheme={}", if self.dark { 0 } else { 1 }));
         command
     }
 
-    /// The result of the probe.
+    /// Returns what the probe in the page reports, however long the browser takes to start and to draw.
     fn probe(&self, chromium: &Path, page: &str) -> Value {
-        let profile = tempfile::tempdir().unwrap();
+        let (profile, log) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
         let nonce = page.split("nonce=\"").nth(1).unwrap().split('"').next().unwrap();
         let probe = format!("<head>\n<script nonce=\"{nonce}\">{PROBE}</script>");
-        let (port, num_requests) = serve(page.replacen("<head>", &probe, 1), (self.width, self.height));
+        let served = serve(page.replacen("<head>", &probe, 1), (self.width, self.height));
         let mut browser = self.browser(chromium, profile.path());
-        let output = browser.args(["--dump-dom", &format!("http://127.0.0.1:{port}/")]).output().unwrap();
-        let dom = String::from_utf8_lossy(&output.stdout).into_owned();
-        let seen = dom.split("<!--probe ").nth(1).and_then(|rest| rest.split(" probe-->").next());
-        let seen = seen.unwrap_or_else(|| panic!("no probe: {}", String::from_utf8_lossy(&output.stderr)));
-        assert_eq!(num_requests.load(Ordering::SeqCst), 2, "{}: the frame, the page, no more", self.name);
-        serde_json::from_str(seen).unwrap()
+        browser.arg(format!("http://127.0.0.1:{}/", served.port));
+        browser.stdout(Stdio::null()).stderr(log.reopen().unwrap());
+        let mut browser = browser.spawn().unwrap();
+        let seen = served.reported.recv_timeout(TIMEOUT);
+        browser.kill().unwrap();
+        browser.wait().unwrap();
+        let seen = seen.unwrap_or_else(|_| panic!("no report: {}", fs::read_to_string(log.path()).unwrap()));
+        let paths: Vec<String> = served.paths.lock().unwrap().iter().cloned().collect();
+        assert_eq!(paths, ["/", "/report", "/seen"], "{}: the frame, the page, no more", self.name);
+        serde_json::from_slice(&seen).unwrap()
     }
 
     fn picture(&self, chromium: &Path, page: &str, folder: &Path) {
         let profile = tempfile::tempdir().unwrap();
         let height = if self.width < 600 { 9000 } else { 5200 };
-        let (port, _) = serve(page.to_owned(), (self.width, height));
+        let port = serve(page.to_owned(), (self.width, height)).port;
         let mut browser = self.browser(chromium, profile.path());
+        browser.arg("--virtual-time-budget=4000");
         browser.arg(format!("--window-size={},{height}", self.width.max(500)));
         browser.arg(format!("--screenshot={}", folder.join(format!("{}.png", self.name)).display()));
         assert!(browser.arg(format!("http://127.0.0.1:{port}/")).output().unwrap().status.success());

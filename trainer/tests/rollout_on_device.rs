@@ -145,6 +145,27 @@ fn graphs_give_the_bits_of_launches_one_by_one() {
 }
 
 #[test]
+fn decoding_continues_in_eager_mode_after_a_failed_capture() {
+    if !is_inside() {
+        // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+        let failure = ("RLT_STAND_IN_CAPTURE_FAILURE", "901".to_owned());
+        return run_again("decoding_continues_in_eager_mode_after_a_failed_capture", None, &[failure]);
+    }
+    let device = device_decoder("llama");
+    let requests = requests(7, 2, &truncated());
+    let eager = RolloutOptions { uses_graphs: false, ..options() };
+    let expected = sampled(&device, eager, &requests).0;
+    let mut engine = RolloutEngine::new(options());
+    engine.sync_weights(&device, 0).unwrap();
+    for num_failed_captures in [1, 0] {
+        let mut go_on = |_| std::ops::ControlFlow::Continue(());
+        assert_eq!(engine.generate(&device, &requests, &Letters, &mut go_on).unwrap(), expected);
+        assert_eq!(engine.stats().num_failed_captures, num_failed_captures, "an engine tries once");
+    }
+    assert_eq!(engine.num_failed_captures(), 1);
+}
+
+#[test]
 fn a_sample_survives_preemption_on_a_device() {
     on_device("a_sample_survives_preemption_on_a_device", || {
         let mut same = SameSamples::default();
@@ -179,11 +200,12 @@ fn two_hundred_sleeps_leak_no_memory_on_a_device() {
             let mut go_on = |_| std::ops::ControlFlow::Continue(());
             engine.generate(&device, &short, &Letters, &mut go_on).unwrap();
             engine.sleep();
-            if cycle == 23 {
+            // The first cycles reserve a block of each size.
+            if cycle == 3 {
                 after_warm_up = free();
             }
+            assert!(free() >= after_warm_up, "{} bytes are not returned", after_warm_up - free());
         }
-        assert!(free() >= after_warm_up, "{} bytes are gone", after_warm_up - free());
     });
 }
 

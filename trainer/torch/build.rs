@@ -7,9 +7,9 @@ use std::path::PathBuf;
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
-/// Besides those of AVX-512.
+/// Flags of AVX512-BF16 besides those of AVX-512.
 const AVX512_BF16: [&str; 1] = ["-mavx512bf16"];
-/// Likewise.
+/// Flags of AMX besides those of AVX-512.
 const AMX: [&str; 3] = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"];
 
 fn build() -> cc::Build {

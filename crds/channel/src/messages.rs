@@ -50,16 +50,16 @@ pub struct ModelCommit {
     #[prost(string, tag = "3")]
     pub commit: ::prost::alloc::string::String,
 }
-/// Which rank of which attempt of which job.
+/// One rank of one attempt of a job.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Source {
     /// UID of the RLTrainingJob.
     #[prost(string, tag = "1")]
     pub job_uid: ::prost::alloc::string::String,
-    /// Its namespace.
+    /// Namespace of the RLTrainingJob.
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// Its name.
+    /// Name of the RLTrainingJob.
     #[prost(string, tag = "3")]
     pub name: ::prost::alloc::string::String,
     /// The attempt that the process belongs to, from 1.
@@ -72,7 +72,7 @@ pub struct Source {
 /// How far the training is.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Progress {
-    /// What the rank is doing.
+    /// The work that the rank is doing.
     #[prost(enumeration = "Phase", tag = "1")]
     pub phase: i32,
     /// The part of the run.
@@ -99,18 +99,18 @@ pub struct Progress {
     /// Seconds that the rest of the stage takes at the mean pace of this process.
     #[prost(double, optional, tag = "9")]
     pub remaining_seconds: ::core::option::Option<f64>,
-    /// Where the time of this process went.
+    /// Time of this process, by what it was spent on.
     #[prost(message, optional, tag = "10")]
     pub time_spent: ::core::option::Option<TimeSpent>,
     /// When the last step finished, in milliseconds since 1970; absent before the first.
     #[prost(int64, optional, tag = "11")]
     pub step_finished_ms: ::core::option::Option<i64>,
-    /// What people should know although the training goes on, at most 4096 bytes; empty where there is
+    /// Warnings of a training that goes on, at most 4096 bytes; empty where there is
     /// nothing.
     #[prost(string, tag = "12")]
     pub warning: ::prost::alloc::string::String,
 }
-/// Where the time of one process went, in seconds. What is in none of the parts was lost.
+/// Time of one process in seconds, by what it was spent on. Time in none of the parts was lost.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct TimeSpent {
     /// Since the process started.
@@ -119,13 +119,13 @@ pub struct TimeSpent {
     /// Until the first step could begin.
     #[prost(double, tag = "2")]
     pub setup_seconds: f64,
-    /// Finished steps.
+    /// Time of finished steps.
     #[prost(double, tag = "3")]
     pub step_seconds: f64,
-    /// Evaluations.
+    /// Time of evaluations.
     #[prost(double, tag = "4")]
     pub evaluation_seconds: f64,
-    /// Checkpoints.
+    /// Time of checkpoints.
     #[prost(double, tag = "5")]
     pub checkpoint_seconds: f64,
     /// Steps that were finished before this process started.
@@ -138,7 +138,7 @@ pub struct Checkpoint {
     /// Finished steps when it was taken.
     #[prost(uint64, tag = "1")]
     pub step: u64,
-    /// Its folder, as the trainer sees it.
+    /// Folder of the checkpoint, as the trainer sees it.
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
     /// SHA-256 of its manifest, hexadecimal.
@@ -170,7 +170,7 @@ pub struct Ending {
     #[prost(int64, tag = "4")]
     pub time_ms: i64,
 }
-/// What the operator answers.
+/// The operator's answer to a report.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportResponse {
     /// Seconds that the rank should let pass until its next report, unless something urgent happens; 0
@@ -178,7 +178,7 @@ pub struct ReportResponse {
     #[prost(uint32, tag = "1")]
     pub report_every_seconds: u32,
 }
-/// What the launcher of a pod has running.
+/// The state of a pod's launcher and of the processes that it runs.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FollowRequest {
     /// The launcher that asks; `attempt` is the attempt that was started last, 0 for a spare that has
@@ -192,13 +192,13 @@ pub struct FollowRequest {
     #[prost(bool, tag = "3")]
     pub is_loaded: bool,
 }
-/// What a pod is to run.
+/// The processes that a pod is to run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FollowResponse {
     /// The attempt that the pod belongs to; 0 for a spare. Processes of an earlier one are to be ended.
     #[prost(uint32, tag = "1")]
     pub attempt: u32,
-    /// What to start; absent until it is known, and while processes of an earlier attempt may run.
+    /// The ranks to start; absent until they are known, and while processes of an earlier attempt may run.
     #[prost(message, optional, tag = "2")]
     pub assignment: ::core::option::Option<Assignment>,
     /// Whether the job has ended, so that no attempt follows.
@@ -228,7 +228,7 @@ pub struct Assignment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Stage {
-    /// Not said.
+    /// The stage is not said.
     Unspecified = 0,
     /// Supervised training before reinforcement learning.
     ColdStart = 1,
@@ -257,11 +257,11 @@ impl Stage {
         }
     }
 }
-/// What a rank is doing.
+/// The work that a rank is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Phase {
-    /// Not said.
+    /// The phase is not said.
     Unspecified = 0,
     /// Model, data and rewards are loaded.
     Setup = 1,
@@ -314,7 +314,7 @@ impl Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Outcome {
-    /// Not said.
+    /// The outcome is not said.
     Unspecified = 0,
     /// All steps are done.
     Complete = 1,

@@ -36,6 +36,17 @@ pub enum Misfit {
         /// The part without GPU kernels.
         part: &'static str,
     },
+    /// The heads are wider than those that the rollout's attention kernel for GPUs reads.
+    #[error(
+        "spec.workers.device: the heads of {family:?} are {head_dim} wide, and the rollout on GPUs reads heads of \
+         at most 256: expected Cpu, got Cuda"
+    )]
+    HeadOnGpu {
+        /// The model's family.
+        family: Family,
+        /// Width of a head.
+        head_dim: usize,
+    },
     /// The family has no classifier class in transformers, so a reward model could not be exported.
     #[error(
         "spec.algorithm: {family:?} has no classifiers in transformers, as which a reward model is exported: \

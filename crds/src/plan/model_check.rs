@@ -12,6 +12,9 @@ use crate::spec::{Device, LoraSpec, VisionTraining};
 /// Checks that the degrees of the job's mesh divide the model's heads, and with `rolloutTp` its layers, and
 /// that its rotary embedding covers the job's longest sequence.
 ///
+/// The device of `spec` must not be `Auto`, for which no rule of GPUs applies: see
+/// [`ValidatedJob::on_device`](crate::ValidatedJob::on_device).
+///
 /// # Errors
 /// [`Misfit`], with the values that fit.
 pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
@@ -38,6 +41,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
     check_experts(mesh.ep, model)?;
     check_device(spec.workers.device, mesh.ep, model)?;
+    check_sampled_heads(spec, model)?;
     check_unsharded_layers(spec, model)?;
     check_quantization(spec, model)?;
     check_unmerged(spec, model)?;
@@ -76,8 +80,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     }
 }
 
-/// Checks that a model can be computed on a device, with its experts on `ep` ranks. `Auto` passes, because no
-/// device is chosen yet.
+/// Checks that a model can be computed on a device, with its experts on `ep` ranks.
 ///
 /// # Errors
 /// [`Misfit::ExpertParallelOnGpu`] and [`Misfit::PartOnGpu`].
@@ -89,6 +92,19 @@ pub fn check_device(device: Device, ep: u32, model: &ModelConfig) -> Result<(), 
         Device::Cuda if ep > 1 => Err(Misfit::ExpertParallelOnGpu { ep }),
         _ => Ok(()),
     }
+}
+
+/// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
+const WIDEST_HEAD: usize = 256;
+
+/// Checks that the rollout's attention kernel on a GPU reads the model's heads. Algorithms that do not sample
+/// have no rollout.
+fn check_sampled_heads(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let head_dim = model.head_dim;
+    if spec.workers.device == Device::Cuda && spec.algorithm.samples() && head_dim > WIDEST_HEAD {
+        return Err(Misfit::HeadOnGpu { family: model.family, head_dim });
+    }
+    Ok(())
 }
 
 /// Checks that `tp` ranks can have equal shards of every weight of a layer, and each a part of the

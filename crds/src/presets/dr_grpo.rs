@@ -1,4 +1,4 @@
-//! Dr. GRPO: GRPO done right.
+//! The preset Dr. GRPO: GRPO done right.
 
 use rlt_algorithms::advantage::NORMALIZE_BY_STD;
 use rlt_algorithms::declaration::Parameters;

@@ -246,8 +246,8 @@ impl TaskSpec {
 /// Source of a job's prompts; see [`DataSpec::source`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DataSource<'a> {
-    /// Generated.
+    /// Prompts are generated.
     Task(&'a TaskSpec),
-    /// Read from files, here or on the hub; see [`DataSpec::sets`].
+    /// Prompts are read from files, here or on the hub; see [`DataSpec::sets`].
     Datasets,
 }

@@ -150,6 +150,18 @@ pub enum Device {
     Cuda,
 }
 
+impl Device {
+    /// Returns the device of a job whose machine is unknown: the CPU for `Auto`, as on a cluster, where only
+    /// `Cuda` requests GPUs.
+    #[must_use]
+    pub fn without_machine(self) -> Self {
+        match self {
+            Self::Cuda => Self::Cuda,
+            Self::Auto | Self::Cpu => Self::Cpu,
+        }
+    }
+}
+
 /// NetworkPolicy of the workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum NetworkAccess {

@@ -50,7 +50,7 @@ impl Checker {
         self.check(path, schema, value);
     }
 
-    /// Where rules cannot say anything new, because something is already wrong there.
+    /// Paths at which rules cannot say anything new, because something is already wrong there.
     pub(super) fn blocked_paths(&self) -> Vec<String> {
         let is_unknown = |problem: &&Problem| problem.message == UNKNOWN_FIELD;
         let wrong =

@@ -55,7 +55,7 @@ impl fmt::Display for Gang {
 /// One way to run a gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contestant {
-    /// An RLTrainingJob.
+    /// An RLTrainingJob, whose pods this operator makes.
     Operator,
     /// An indexed batch Job.
     Job,
@@ -68,7 +68,7 @@ pub(crate) enum Contestant {
 impl Contestant {
     pub(crate) const ALL: [Self; 4] = [Self::Operator, Self::Job, Self::TrainerJob, Self::JobSet];
 
-    /// Its name in a report.
+    /// Name of the contestant in a report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Operator => "RLTrainingJob",
@@ -78,7 +78,7 @@ impl Contestant {
         }
     }
 
-    /// Its name in the environment.
+    /// Name of the contestant in the bench's settings.
     pub(crate) fn flag(self) -> &'static str {
         match self {
             Self::Operator => "operator",
@@ -197,7 +197,8 @@ pub(crate) fn small_pod() -> Value {
     })
 }
 
-/// What the operator makes, by an account and under a name that are there without it.
+/// Returns a pod as the operator makes it, but without account and host name, which only an RLTrainingJob
+/// has.
 fn trainer_pod() -> PodSpec {
     let mut manifest = serde_json::to_value(Contestant::Operator.manifest("gang", EIGHT_PODS)).unwrap();
     manifest["metadata"]["namespace"] = json!("crowd");

@@ -31,7 +31,9 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         Err(error) => return manifest::report(error),
     };
     let model = model_config(&job, args.model_config.as_deref())?;
+    let device = machine::device(args, &job)?;
     if let Some(model) = &model {
+        let job = job.clone().on_device(device);
         plan::check_model(job.spec(), model).context("fit the model to the workers")?;
     }
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
@@ -40,7 +42,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         return server::ask(args, manifest, (&job, &models));
     }
     let run = args.run.as_deref().map(MeasuredRun::read).transpose()?;
-    let plan = match machine::of(args, &job)? {
+    let plan = match machine::of(args, device)? {
         Some(machine) => plan::plan_for_lengths(&job, &models, &machine, lengths(args, &job, run.as_ref())?),
         None => plan::plan(&job, &models),
     };

@@ -13,7 +13,7 @@ use crate::draft::Draft;
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 16] = [
+const RULES: [Rule; 17] = [
     clip_low,
     clip_high,
     dual_clip,
@@ -29,6 +29,7 @@ const RULES: [Rule; 16] = [
     roles::activations,
     mesh::ranks,
     mesh::degrees,
+    mesh::experts,
     batches::budgets,
 ];
 
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_change_is_a_remark() {
-        let changes: [&[(&str, serde_json::Value)]; 9] = [
+        let changes: [&[(&str, serde_json::Value)]; 10] = [
             &[("algorithm.loss.clipLow", 10.into())],
             &[("algorithm.loss.dualClip", 1e4.into())],
             &[("training.schedule.minRatio", 0.1.into())],
@@ -186,6 +187,12 @@ mod tests {
             &[("training.offload.activations", true.into())],
             &[("model.lora.rank", 8.into()), ("training.roles.reference.offloadParameters", true.into())],
             &[("workers.ranksPerWorker", 4.into()), ("workers.mesh.rolloutTp", 8.into())],
+            &[
+                ("workers.device", "Cuda".into()),
+                ("workers.ranksPerWorker", 2.into()),
+                ("workers.mesh.dpShard", 2.into()),
+                ("workers.mesh.ep", 2.into()),
+            ],
         ];
         for fields in changes {
             let draft = resolved(fields);

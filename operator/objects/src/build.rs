@@ -47,9 +47,9 @@ pub struct Settings {
     pub trainer_image: String,
     /// The image of workers with GPUs, where a job names none; `None` where one image does for both.
     pub trainer_cuda_image: Option<String>,
-    /// When those images are pulled.
+    /// Pull policy of those images.
     pub pull_policy: PullPolicy,
-    /// Where pods report; `None` without a status channel.
+    /// Address and CA of the status channel; `None` where there is none.
     pub channel: Option<ChannelAccess>,
     /// Variables by which pods send traces; empty without a collector.
     pub traces: Vec<(String, String)>,
@@ -74,7 +74,7 @@ pub struct PodSettings {
     pub defaults: Defaults,
 }
 
-/// Where pods report, and the CA by which they verify the operator.
+/// Address to which pods report, and the CA by which they verify the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
@@ -86,9 +86,9 @@ pub struct ChannelAccess {
 /// The input of a job's objects.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInput<'a> {
-    /// The resource.
+    /// The RLTrainingJob that owns the objects.
     pub job: &'a Job,
-    /// Its specification and plan.
+    /// The specification and plan of the job.
     pub prepared: &'a Prepared,
     /// The cluster's settings.
     pub settings: &'a Settings,
@@ -109,7 +109,7 @@ impl BuildInput<'_> {
         self.prepared.plan.worker_groups.first()
     }
 
-    /// As [`Self::metadata`], for an object of a group of workers.
+    /// Returns [`Self::metadata`] for an object of a group of workers.
     fn metadata_of(&self, group: &WorkerGroup, name: String) -> ObjectMeta {
         let mut metadata = self.metadata(name);
         if !self.is_first(group) {
@@ -131,7 +131,7 @@ impl BuildInput<'_> {
     }
 }
 
-/// Why an object could not be written.
+/// An error while an object is written.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
     /// The manifest has no YAML form, which would be a bug.

@@ -21,12 +21,12 @@ static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
     schema
 });
 
-/// Whose a field is that a template may not have.
+/// The owner of a field that a template may not have.
 #[derive(Clone, Copy)]
 enum Owner {
-    /// The operator's.
+    /// The operator sets the field.
     Operator,
-    /// The job's, which says it in another field.
+    /// The job sets it by another field.
     Field(&'static str),
 }
 

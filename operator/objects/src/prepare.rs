@@ -1,4 +1,4 @@
-//! From a resource to a validated job and its plan, once for every generation of its specification.
+//! Preparation of a resource: a validated job and its plan, once for every generation of its specification.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ pub struct Prepared {
     pub manifest_digest: OnceLock<String>,
 }
 
-/// Why a job can not be prepared.
+/// An error while a job is prepared.
 #[derive(Clone, Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum Invalid {

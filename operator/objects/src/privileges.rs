@@ -4,8 +4,8 @@
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
-    AppArmorProfile, Capabilities, Container, PodSecurityContext, PodSpec, PodTemplateSpec, SeccompProfile,
-    SecurityContext, Volume,
+    AppArmorProfile, Capabilities, Container, HTTPGetAction, PodSecurityContext, PodSpec, PodTemplateSpec,
+    SeccompProfile, SecurityContext, TCPSocketAction, Volume,
 };
 use rlt_api::spec::WorkersSpec;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,10 @@ use crate::pod_template::PATH;
 
 /// Value of the Helm chart that holds the settings.
 const SETTING: &str = "podPrivileges";
+/// Profiles of seccomp and AppArmor that the level `restricted` allows.
+const CONFINED: [&str; 2] = ["RuntimeDefault", "Localhost"];
+/// Beginning of the annotations that set a container's AppArmor profile, which older nodes still read.
+const APP_ARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 /// Wildcard that stands for every service account.
 const ANY: &str = "*";
 
@@ -57,6 +61,8 @@ pub enum Privilege {
     HostIpc,
     /// Use of the node's ports.
     HostPorts,
+    /// Hosts of probes and lifecycle hooks other than the pod: the node's kubelet sends requests to them.
+    ProbeHosts,
     /// Everything that root on the node may do.
     Privileged,
     /// Gaining privileges by a program, such as one with the set-user-ID bit.
@@ -181,10 +187,21 @@ fn asked(workers: &WorkersSpec) -> Vec<Asked> {
             .map(|name| Asked { path: path("capabilities"), what: What::Capability(name.clone()) }),
     );
     let template = workers.pod_template.clone().map(serde_json::from_value::<PodTemplateSpec>);
-    if let Some(Ok(PodTemplateSpec { spec: Some(spec), .. })) = template {
-        of_spec(&spec, &format!("{PATH}.spec"), &mut asked);
+    if let Some(Ok(PodTemplateSpec { metadata, spec })) = template {
+        let annotations = metadata.and_then(|metadata| metadata.annotations).unwrap_or_default();
+        asked.extend(annotations.iter().filter_map(|(name, value)| of_annotation(name, value)));
+        if let Some(spec) = spec {
+            of_spec(&spec, &format!("{PATH}.spec"), &mut asked);
+        }
     }
     asked
+}
+
+/// Returns the privilege that an annotation of a pod requests: an AppArmor profile.
+fn of_annotation(name: &str, profile: &str) -> Option<Asked> {
+    let is_confined = profile.is_empty() || profile == "runtime/default" || profile.starts_with("localhost/");
+    let asks = name.starts_with(APP_ARMOR_ANNOTATION) && !is_confined;
+    asks.then(|| privilege(format!("{PATH}.metadata.annotations.{name}"), Privilege::Unconfined))
 }
 
 fn of_spec(spec: &PodSpec, path: &str, asked: &mut Vec<Asked>) {
@@ -241,11 +258,11 @@ fn of_profiles(
     path: &str,
     asked: &mut Vec<Asked>,
 ) {
-    let is_own = |type_: &str| type_ == "Unconfined";
-    if seccomp.is_some_and(|profile| is_own(&profile.type_)) {
+    let is_unconfined = |type_: &str| !CONFINED.contains(&type_);
+    if seccomp.is_some_and(|profile| is_unconfined(&profile.type_)) {
         asked.push(privilege(format!("{path}.seccompProfile"), Privilege::Unconfined));
     }
-    if app_armor.is_some_and(|profile| is_own(&profile.type_)) {
+    if app_armor.is_some_and(|profile| is_unconfined(&profile.type_)) {
         asked.push(privilege(format!("{path}.appArmorProfile"), Privilege::Unconfined));
     }
 }
@@ -255,11 +272,47 @@ fn of_container(container: &Container, path: &str, asked: &mut Vec<Asked>) {
         let path = format!("{path}.ports[{}].hostPort", port.container_port);
         asked.push(privilege(path, Privilege::HostPorts));
     }
+    of_probes(container, path, asked);
     let Some(context) = &container.security_context else { return };
     let path = &format!("{path}.securityContext");
     of_users(context.run_as_user, context.run_as_non_root, path, asked);
     of_profiles(context.seccomp_profile.as_ref(), context.app_armor_profile.as_ref(), path, asked);
     of_context(context, path, asked);
+}
+
+/// Finds probes and lifecycle hooks that name a host: the kubelet would send their requests there from the
+/// node's network.
+fn of_probes(container: &Container, path: &str, asked: &mut Vec<Asked>) {
+    let probes = [
+        ("livenessProbe", &container.liveness_probe),
+        ("readinessProbe", &container.readiness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    for (field, probe) in probes {
+        let Some(probe) = probe else { continue };
+        let path = format!("{path}.{field}");
+        of_requests(probe.http_get.as_ref(), probe.tcp_socket.as_ref(), &path, asked);
+    }
+    let Some(lifecycle) = &container.lifecycle else { return };
+    for (field, hook) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
+        let Some(hook) = hook else { continue };
+        let path = format!("{path}.lifecycle.{field}");
+        of_requests(hook.http_get.as_ref(), hook.tcp_socket.as_ref(), &path, asked);
+    }
+}
+
+fn of_requests(
+    http: Option<&HTTPGetAction>,
+    tcp: Option<&TCPSocketAction>,
+    path: &str,
+    asked: &mut Vec<Asked>,
+) {
+    let hosts = [
+        ("httpGet", http.and_then(|action| action.host.as_deref())),
+        ("tcpSocket", tcp.and_then(|action| action.host.as_deref())),
+    ];
+    let named = hosts.into_iter().filter(|(_, host)| host.is_some_and(|host| !host.is_empty()));
+    asked.extend(named.map(|(field, _)| privilege(format!("{path}.{field}.host"), Privilege::ProbeHosts)));
 }
 
 fn of_context(context: &SecurityContext, path: &str, asked: &mut Vec<Asked>) {
@@ -308,3 +361,6 @@ fn of_volume(volume: &Volume, path: &str) -> Option<Asked> {
     let is_empty = *volume == Volume { name: volume.name.clone(), ..Volume::default() };
     (!is_plain && !is_empty).then(|| privilege(path.to_owned(), Privilege::OtherVolumes))
 }
+
+#[cfg(test)]
+mod tests;

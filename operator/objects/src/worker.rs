@@ -18,15 +18,15 @@ pub struct Worker {
     pub name: Arc<str>,
     /// The pod's UID.
     pub uid: Arc<str>,
-    /// Its resource version, 0 where it cannot be compared.
+    /// Resource version of the pod, 0 where it cannot be compared.
     pub resource_version: u64,
-    /// Its group.
+    /// Name of the worker's group.
     pub group: GroupName,
-    /// Its index in its group, from 0.
+    /// Index of the worker in its group, from 0.
     pub idx: u32,
     /// The attempt that it belongs to, from 1.
     pub attempt: u32,
-    /// Its phase.
+    /// Phase of the worker.
     pub phase: WorkerPhase,
     /// Whether it is ready.
     pub is_ready: bool,
@@ -34,17 +34,17 @@ pub struct Worker {
     pub has_live_sidecars: bool,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// When its grace period is over, once it was deleted.
+    /// End of the pod's grace period, once it was deleted.
     pub leaves_by: Option<Timestamp>,
-    /// Its node.
+    /// Name of the pod's node, once it is scheduled.
     pub node: Option<Arc<str>>,
     /// The IP of a group's worker 0, which serves the rendezvous; others' are not kept.
     pub address: Option<Arc<str>>,
     /// How its container exited. Boxed like the fields below: few of thousands of pods have them.
     pub exit: Option<Box<Exit>>,
-    /// Its condition `DisruptionTarget`.
+    /// The pod's condition `DisruptionTarget`, where it is true.
     pub disruption: Option<Box<Explanation>>,
-    /// Why it does not start.
+    /// The reason why the pod does not start.
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
@@ -73,42 +73,42 @@ pub enum WorkerPhase {
     /// Waits for a node, an image or a volume.
     #[default]
     Pending,
-    /// Its container runs.
+    /// The container runs.
     Running,
-    /// Its container exited with 0.
+    /// The container exited with 0.
     Succeeded,
-    /// Its container failed or could never start.
+    /// The container failed or could never start.
     Failed,
 }
 
 /// How a container exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit code, or 128 and the signal.
+    /// Exit code of the container, or 128 and the signal.
     pub code: i32,
     /// Kubernetes' word for it, such as `OOMKilled`.
     pub reason: String,
     /// The process's own last message.
     pub message: String,
-    /// When.
+    /// Time of the exit, where it is known.
     pub finished_at: Option<Timestamp>,
 }
 
 /// Reason and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// In one word.
+    /// The reason in one word, for programs.
     pub reason: String,
     /// A message for users.
     pub message: String,
 }
 
-/// Why a pod does not start.
+/// The reason why a pod does not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// The scheduler finds no node.
     Unschedulable(String),
-    /// Its container cannot be created.
+    /// The container cannot be created.
     Container(Explanation),
 }
 
@@ -117,9 +117,9 @@ pub enum Waiting {
 pub struct JobKey {
     /// UID of the job.
     pub uid: Arc<str>,
-    /// Its namespace.
+    /// Namespace of the job.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// Name of the job.
     pub name: Arc<str>,
 }
 
@@ -160,7 +160,7 @@ impl Worker {
         Some((owner, worker))
     }
 
-    /// Which worker of its job it is.
+    /// Returns group and index, which name a worker within its job.
     pub fn id(&self) -> WorkerId {
         WorkerId { group: self.group.clone(), idx: self.idx }
     }
@@ -209,11 +209,18 @@ impl Worker {
     }
 }
 
-/// The job that controls an object.
+/// The group of an API version such as `rltraining.dev/v1alpha1`.
+fn group_of(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
+}
+
+/// The job that controls an object. Objects of a job that an operator of another API version made have that
+/// version in their owner reference, and are its objects all the same.
 pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<JobKey> {
     let mut owners = metadata.owner_references.iter().flatten();
-    let owner =
-        owners.find(|owner| owner.kind == rlt_api::KIND && owner.api_version == rlt_api::API_VERSION)?;
+    let owner = owners.find(|owner| {
+        owner.kind == rlt_api::KIND && group_of(&owner.api_version) == group_of(rlt_api::API_VERSION)
+    })?;
     Some(JobKey {
         uid: owner.uid.as_str().into(),
         namespace: metadata.namespace.as_deref()?.into(),
@@ -326,6 +333,19 @@ mod tests {
         let explanation = Explanation { reason: "ImagePullBackOff".into(), message: "typo".into() };
         let waiting = read("Running", &[("a-sidecar", runs()), ("trainer", waits)]).waiting;
         assert_eq!(waiting.map(|waiting| *waiting), Some(Waiting::Container(explanation)));
+    }
+
+    #[test]
+    fn an_object_belongs_to_its_job_in_any_version_of_the_api_and_in_no_other_group() {
+        let owner_in = |version: &str| {
+            let reference = json!({"apiVersion": version, "kind": rlt_api::KIND, "name": "job", "uid": "u"});
+            let metadata = json!({"namespace": "team", "ownerReferences": [reference]});
+            owner(&serde_json::from_value(metadata).unwrap())
+        };
+        assert!(owner_in(rlt_api::API_VERSION).is_some());
+        assert_eq!(owner_in("rltraining.dev/v1beta1"), owner_in(rlt_api::API_VERSION));
+        assert_eq!(owner_in("rltraining.dev.example.com/v1alpha1"), None);
+        assert_eq!(owner_in("v1"), None);
     }
 
     #[test]

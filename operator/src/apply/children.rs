@@ -5,10 +5,12 @@ use std::fmt::Debug;
 
 use futures::future::{join, join_all};
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use rlt_api::plan::WorkerGroup;
+use rlt_api::spec::NetworkAccess;
 use rlt_objects::build::{self, BuildInput};
 use rlt_objects::job::Job;
 use rlt_objects::labels;
@@ -16,7 +18,7 @@ use rlt_objects::worker::{self, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ApplyError, creation, error};
+use super::{ApplyError, claim, creation, error};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 
 /// The children of a job, observed and desired.
@@ -41,9 +43,14 @@ impl<'a> JobChildren<'a> {
         Self { client, index, input, job, known: index.children(&job.key()), groups }
     }
 
-    /// Children that must exist before pods: without their ServiceAccount pods are refused, and they must not
-    /// find the manifest or the address of an earlier attempt.
+    /// Applies the children that must exist before pods: without their ServiceAccount pods are refused, pods
+    /// of an isolated job must not run without its NetworkPolicy, pods must not find the manifest or the
+    /// address of an earlier attempt, and they would wait for ever for a claim that they cannot mount.
     pub(super) async fn apply_prerequisites(&self) -> Result<(), ApplyError> {
+        if self.is_isolated() {
+            self.apply_network_policy().await?;
+        }
+        self.change_claim(true).await?;
         let account = build::service_account(self.input);
         let digest = build::content_digest(&account).map(str::to_owned);
         self.ensure(Child::ServiceAccount.into(), digest, || Some(account)).await?;
@@ -66,7 +73,12 @@ impl<'a> JobChildren<'a> {
                 false => self.apply_config_map().await,
             }
         };
-        let claim = self.ensure(Child::Claim.into(), None, || build::storage_claim(self.input));
+        let claim = async {
+            match self.is_known(Child::Claim) {
+                true => Ok(()),
+                false => self.make_claim().await,
+            }
+        };
         // The ConfigMap does not depend on the claim: both are tried.
         let (manifest, claim) = join(manifest, claim).await;
         ApplyError::first_of([manifest, claim])
@@ -75,7 +87,13 @@ impl<'a> JobChildren<'a> {
     /// Children of the pods' network: Service, EndpointSlice, NetworkPolicy.
     pub(super) async fn apply_network(&self) -> Result<(), ApplyError> {
         let names = join_all(self.groups.iter().map(|(group, first)| self.apply_name(group, *first)));
-        let (names, policy) = join(names, self.apply_network_policy()).await;
+        let policy = async {
+            match self.is_isolated() {
+                true => Ok(()),
+                false => self.apply_network_policy().await,
+            }
+        };
+        let (names, policy) = join(names, policy).await;
         ApplyError::first_of(names.into_iter().chain([policy]))
     }
 
@@ -90,6 +108,41 @@ impl<'a> JobChildren<'a> {
         let service = self.ensure(id(Child::Service, group), None, || build::service(self.input, group));
         let (service, endpoint) = join(service, endpoint).await;
         ApplyError::first_of([service, endpoint])
+    }
+
+    fn is_isolated(&self) -> bool {
+        self.input.prepared.job.spec().workers.network == NetworkAccess::Isolated
+    }
+
+    async fn make_claim(&self) -> Result<(), ApplyError> {
+        let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
+        if Box::pin(self.create(&claim)).await? == Created::Found {
+            claim::change(self.client, self.job.namespace(), &claim).await?;
+        }
+        self.enter_claim(&claim);
+        Ok(())
+    }
+
+    /// Changes the claim, if it exists and is not as the job wants it. One that cannot become so is an error
+    /// where it `must_fit`.
+    pub(super) async fn change_claim(&self, must_fit: bool) -> Result<(), ApplyError> {
+        let Some(known) = self.known.get(&Child::Claim.into()) else { return Ok(()) };
+        let Some(claim) = build::storage_claim(self.input) else { return Ok(()) };
+        if known.as_deref() == build::content_digest(&claim) {
+            return Ok(());
+        }
+        match Box::pin(claim::change(self.client, self.job.namespace(), &claim)).await {
+            Ok(true) => self.enter_claim(&claim),
+            Err(error @ ApplyError::Unfit { .. }) if must_fit => return Err(error),
+            Ok(false) | Err(ApplyError::Unfit { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn enter_claim(&self, claim: &PersistentVolumeClaim) {
+        let digest = build::content_digest(claim).map(str::to_owned);
+        self.index.enter(&self.job.key(), ChildEntry { id: Child::Claim.into(), digest });
     }
 
     fn is_known(&self, child: Child) -> bool {
@@ -178,19 +231,34 @@ impl<'a> JobChildren<'a> {
             + Serialize
             + DeserializeOwned,
     {
+        match self.create(wanted).await? {
+            Created::New => Ok(()),
+            Created::Found => self.change(wanted).await,
+        }
+    }
+
+    /// Creates an object, unless one of its name exists that is the job's or may become it.
+    async fn create<K>(&self, wanted: &K) -> Result<Created, ApplyError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + Serialize
+            + DeserializeOwned,
+    {
         let api: Api<K> = Api::namespaced(self.client.clone(), self.job.namespace());
         let name = wanted.meta().name.clone().unwrap_or_default();
         match api.create(&creation(), wanted).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(Created::New),
             Err(error) if error::exists(&error) => {
                 let found = api.get_metadata(&name).await;
                 let found =
                     found.map_err(|source| ApplyError::Call { act: "read", name: name.clone(), source })?;
                 let is_ours = worker::owner(&found.metadata).map(|owner| owner == self.job.key());
                 match is_ours {
-                    Some(true) => self.change(wanted).await,
+                    Some(true) => Ok(Created::Found),
                     // A claim that was retained after an earlier job of this name.
-                    None if is_free(&found.metadata) => self.change(wanted).await,
+                    None if is_free(&found.metadata) => Ok(Created::Found),
                     _ => Err(ApplyError::occupied(self.job, &found.metadata)),
                 }
             }
@@ -214,6 +282,15 @@ impl<'a> JobChildren<'a> {
             Err(source) => Err(ApplyError::Call { act: "change", name, source }),
         }
     }
+}
+
+/// The outcome of creating an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Created {
+    /// It is new, and as it was sent.
+    New,
+    /// One of its name exists.
+    Found,
 }
 
 /// A child of a group of workers.

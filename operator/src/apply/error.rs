@@ -12,7 +12,7 @@ use crate::decide::ApplyFailure;
 /// Consecutive failures from which a transient one is reported: about three seconds of retries.
 const REPORTED_FROM: u32 = 5;
 
-/// Why a decision was not applied.
+/// An error while a decision is applied.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ApplyError {
@@ -20,6 +20,8 @@ pub enum ApplyError {
     Call { act: &'static str, name: String, source: kube::Error },
     #[error("{message}")]
     Refused { message: String },
+    #[error("{message}")]
+    Unfit { message: String },
     #[error("`{name}` exists already and belongs to {owner}")]
     Occupied {
         name: String,
@@ -59,11 +61,12 @@ impl ApplyError {
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
     }
 
-    /// Its report in the status after so many consecutive failures; `None` for a transient one at first.
+    /// Returns what the status says after `num_in_a_row` failures, `None` for a first transient one.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
             Self::Closed(_) => return None,
             Self::Refused { .. } => (Reason::WorkersRefused, true),
+            Self::Unfit { .. } => (Reason::ObjectRefused, true),
             Self::Occupied { is_going, .. } => (Reason::NameConflict, !is_going),
             Self::Call { source, .. } if refusal(source).is_some() => (Reason::ObjectRefused, true),
             Self::Manifest { .. } | Self::Json { .. } => (Reason::ApplyFailed, true),

@@ -34,7 +34,7 @@ const CROWD_WAIT: Duration = Duration::from_secs(20);
 /// The outcome of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusWritten {
-    /// It was written.
+    /// The status was written.
     Yes,
     /// There was nothing new.
     NothingNew,

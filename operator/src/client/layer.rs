@@ -132,7 +132,7 @@ mod tests {
     use super::super::{CallRate, Importance};
     use super::*;
 
-    /// Which of two calls was made first, both of which waited for the one place.
+    /// Returns the path of the call that is made first, of two that wait for the only place.
     async fn first(status: Option<Importance>) -> String {
         let limiter = Limiter::new(CallRate::default(), 1);
         let made: Arc<Mutex<Vec<String>>> = Arc::default();

@@ -2,7 +2,6 @@
 //! whole content when a list ends, so interleaved lists of several watches would remove each other's jobs.
 
 use std::collections::{HashMap, HashSet};
-use std::mem;
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::Event;
@@ -73,12 +72,23 @@ impl JobLists {
             return gone.map(|job| Event::Delete((*job).clone())).collect();
         };
         first.retain(|job, _| !is_gone(job));
+        self.complete(watch)
+    }
+
+    /// The events that follow where the API server refuses the list of the watch number `watch`. The store
+    /// does not wait for it: where a namespace is watched by name it may be gone.
+    pub(super) fn refuse(&mut self, watch: usize) -> Vec<Event<Job>> {
+        let is_named = self.namespaces.get(watch).is_some_and(Option::is_some);
+        if is_named && self.first.is_some() { self.complete(watch) } else { Vec::new() }
+    }
+
+    /// The one list of all watches, if this is the last that it waited for.
+    fn complete(&mut self, watch: usize) -> Vec<Event<Job>> {
         self.incomplete.remove(&watch);
         if !self.incomplete.is_empty() {
             return Vec::new();
         }
-        let jobs = mem::take(first);
-        self.first = None;
+        let jobs = self.first.take().unwrap_or_default();
         let all = jobs.into_values().map(Event::InitApply);
         [Event::Init].into_iter().chain(all).chain([Event::InitDone]).collect()
     }
@@ -145,6 +155,23 @@ mod tests {
         cluster.take(0, Event::Delete(job("a", "one")));
         cluster.take(1, Event::InitDone);
         assert_eq!(cluster.names(), ["a/three", "a/two", "b/one"]);
+    }
+
+    #[test]
+    fn a_refused_namespace_delays_no_job_of_another_and_its_jobs_follow_when_it_is_back() {
+        let mut cluster = cluster([Some("a"), Some("gone")]);
+        cluster.list(0, &[job("a", "one")]);
+        assert!(cluster.names().is_empty());
+        for event in cluster.lists.refuse(1) {
+            cluster.writer.apply_watcher_event(&event);
+        }
+        assert_eq!(cluster.names(), ["a/one"]);
+        assert!(cluster.lists.refuse(1).is_empty(), "it is refused again and again");
+        cluster.list(1, &[job("gone", "two")]);
+        assert_eq!(cluster.names(), ["a/one", "gone/two"]);
+        let mut everywhere = self::cluster([Some("a"), None]);
+        everywhere.list(0, &[]);
+        assert!(everywhere.lists.refuse(1).is_empty() && everywhere.names().is_empty());
     }
 
     #[test]

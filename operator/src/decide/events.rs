@@ -10,7 +10,7 @@ use super::{ApplyFailure, JobState, cause_of};
 pub struct JobEvent {
     /// Whether something went wrong.
     pub is_warning: bool,
-    /// Why, in one word.
+    /// The reason of the Event, in one word.
     pub reason: Reason,
     /// A message for users.
     pub message: String,

@@ -1,4 +1,4 @@
-//! Finished jobs. The end is final; afterwards only pods are deleted, and the job itself after its TTL.
+//! The end of a job. It is final; afterwards only pods are deleted, and the job itself after its TTL.
 
 use std::time::Duration;
 

@@ -41,7 +41,7 @@ enum ModelEvent {
     NodeSilent(usize),
     /// A silent node gets the taint out-of-service: nothing on it runs any more.
     NodeOutOfService(usize),
-    /// Seconds pass.
+    /// Time passes, in seconds.
     TimePasses(i64),
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),

@@ -62,6 +62,22 @@ fn a_new_list_removes_missing_objects_of_its_namespace_only() {
 }
 
 #[test]
+fn pods_that_were_created_while_a_list_was_read_outlast_it() {
+    let index = Index::default();
+    let pod = |idx, resource_version| Worker { resource_version, ..worker(idx, 1) };
+    index.enter(&key(), pod(0, 4));
+    index.begin_list(Some("default"));
+    index.enter(&key(), pod(1, 9));
+    index.enter(&key(), pod(2, 5));
+    index.replace::<ChildEntry>(Some("default"), Child::ConfigMap, Vec::new());
+    index.replace(Some("default"), (), vec![(key(), pod(3, 7))]);
+    let idxs = || index.workers(&key()).iter().map(|pod| pod.idx).collect::<Vec<_>>();
+    assert_eq!(idxs(), [1, 3], "0 was there before the list, and 2 is older than what the list has");
+    index.replace::<Worker>(Some("default"), (), Vec::new());
+    assert!(idxs().is_empty(), "a later list is not that one");
+}
+
+#[test]
 fn objects_that_name_a_jobs_uid_in_another_namespace_or_under_another_name_are_none_of_its() {
     let index = Index::default();
     let foreign = JobKey { namespace: "other".into(), ..key() };

@@ -1,4 +1,4 @@
-//! From reports to the status: times as text, only finite numbers, shares instead of seconds.
+//! Reports as the status shows them: times as text, only finite numbers, shares instead of seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl observe::Reports for Reports {
 pub struct KnownWorkers {
     /// The cache of the watches.
     pub index: Arc<Index>,
-    /// Validated jobs.
+    /// Validated jobs with their plans.
     pub prepared: Arc<PreparedJobs>,
 }
 

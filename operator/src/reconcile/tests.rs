@@ -1,6 +1,7 @@
 //! Proves that every refusal of the API server is in the status after one reconcile, and that the other
 //! fields are kept.
 
+mod children;
 use std::sync::{Mutex, PoisonError};
 
 use http::{Method, Request, Response};

@@ -28,6 +28,8 @@ pub struct Counts {
     pub bytes_device_to_device: u64,
     /// The most that was taken of each device's memory at once.
     pub peak_bytes: Vec<u64>,
+    /// Peak of each device's reserved memory: allocated memory and the free blocks of libtorch's allocator.
+    pub peak_reserved_bytes: Vec<u64>,
 }
 
 impl Counts {
@@ -38,7 +40,10 @@ impl Counts {
     pub fn read(path: &Path) -> io::Result<Self> {
         let report: Value = serde_json::from_str(&std::fs::read_to_string(path)?)?;
         let number = |name: &str| report[name].as_u64().ok_or_else(|| io::Error::other(format!("no {name}")));
-        let peaks = report["peak_bytes"].as_array().cloned().unwrap_or_default();
+        let peaks = |name: &str| {
+            let of_devices = report[name].as_array().map(Vec::as_slice).unwrap_or_default();
+            of_devices.iter().filter_map(Value::as_u64).collect()
+        };
         Ok(Self {
             host_to_device: number("host_to_device")?,
             device_to_host: number("device_to_host")?,
@@ -49,7 +54,8 @@ impl Counts {
             bytes_host_to_device: number("bytes_host_to_device")?,
             bytes_device_to_host: number("bytes_device_to_host")?,
             bytes_device_to_device: number("bytes_device_to_device")?,
-            peak_bytes: peaks.iter().filter_map(Value::as_u64).collect(),
+            peak_bytes: peaks("peak_bytes"),
+            peak_reserved_bytes: peaks("peak_reserved_bytes"),
         })
     }
 }

@@ -19,6 +19,7 @@ struct RawCounts {
     numbers: [i64; 9],
     num_devices: i64,
     peak_bytes: [i64; MOST_DEVICES],
+    peak_reserved_bytes: [i64; MOST_DEVICES],
 }
 
 /// A function of `libcuda.so.1`; `None` where there is no such library or function.
@@ -47,11 +48,15 @@ pub unsafe fn function_of<F: Copy>(library: &CStr, name: &CStr) -> Option<F> {
 /// The counts of this process so far; `None` without stand-in devices.
 pub fn counts() -> Option<Counts> {
     type Read = unsafe extern "C" fn(*mut RawCounts);
-    let mut raw = RawCounts { numbers: [0; 9], num_devices: 0, peak_bytes: [0; MOST_DEVICES] };
+    let none = [0; MOST_DEVICES];
+    let mut raw = RawCounts { numbers: [0; 9], num_devices: 0, peak_bytes: none, peak_reserved_bytes: none };
     // SAFETY: declared so in stand_in.h, and a place for its answer.
     unsafe { function::<Read>(c"rlt_stand_in_counts")?(&mut raw) };
     let number = |at: usize| raw.numbers[at].unsigned_abs();
-    let peaks = raw.peak_bytes.iter().take(raw.num_devices.unsigned_abs() as usize);
+    let peaks = |of_all: &[i64; MOST_DEVICES]| {
+        let num_devices = raw.num_devices.unsigned_abs() as usize;
+        of_all.iter().take(num_devices).map(|bytes| bytes.unsigned_abs()).collect()
+    };
     Some(Counts {
         host_to_device: number(0),
         device_to_host: number(1),
@@ -62,6 +67,7 @@ pub fn counts() -> Option<Counts> {
         bytes_host_to_device: number(6),
         bytes_device_to_host: number(7),
         bytes_device_to_device: number(8),
-        peak_bytes: peaks.map(|bytes| bytes.unsigned_abs()).collect(),
+        peak_bytes: peaks(&raw.peak_bytes),
+        peak_reserved_bytes: peaks(&raw.peak_reserved_bytes),
     })
 }

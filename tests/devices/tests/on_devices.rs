@@ -15,6 +15,8 @@ mod experts;
 mod found;
 #[path = "on_devices/gpu_check.rs"]
 mod gpu_check;
+#[path = "on_devices/head.rs"]
+mod head;
 #[path = "on_devices/kernels.rs"]
 mod kernels;
 #[path = "on_devices/memory.rs"]

@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+#[path = "rules/doc_comments.rs"]
+mod doc_comments;
 #[path = "rules/docs.rs"]
 mod docs;
 #[path = "rules/every_leaf_has_a_reader.rs"]

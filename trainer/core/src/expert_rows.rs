@@ -54,7 +54,7 @@ mod tests {
         ((0..num_experts).flat_map(of_expert).map(|row| (rank, row)).collect(), counts)
     }
 
-    /// What each rank receives where each sends its `rows` in runs of `splits`.
+    /// The rows that each rank receives where each sends its `rows` in runs of `splits`.
     fn exchanged(rows: &[Vec<Row>], splits: &[Vec<i64>]) -> Vec<Vec<Row>> {
         let sent = |from: usize, to: usize| {
             let start: i64 = splits[from][..to].iter().sum();

@@ -100,7 +100,7 @@ struct Finding {
 
 type Findings = Vec<Finding>;
 
-/// Why a check could not be completed.
+/// An error that keeps a check from its end.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 impl Finding {
@@ -126,7 +126,7 @@ impl Check {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Its timeout: several times what it takes on an H200, and twice that beside a peer, which takes most
+    /// Timeout: several times what the check takes on an H200, and twice that beside a peer, which takes most
     /// of it (69 and 92 s).
     fn limit(self) -> Duration {
         let seconds = match self {

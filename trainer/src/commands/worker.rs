@@ -61,7 +61,7 @@ pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainEr
     run_as_read(args, read_manifest(&args.manifest), choose)
 }
 
-/// As [`run`], with a manifest that the caller has read.
+/// Trains as [`run`] does, with a manifest that the caller has read.
 pub(crate) fn run_as_read(
     args: &WorkerArgs,
     job: Result<ValidatedJob, TrainError>,

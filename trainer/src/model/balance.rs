@@ -152,7 +152,7 @@ impl RouterTap {
         }
     }
 
-    /// The counts. Waits for those of a GPU.
+    /// Returns the counts. Waits for those of a GPU.
     pub fn load(self) -> RouterLoad {
         match self.use_of_routes {
             UseOfRoutes::Count(load) => load.into_inner(),

@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 
-/// Of every kind of weight some: biases, norms of heads, a head of its own.
+/// A small model with every kind of weight, such as biases, norms of heads, a head of its own.
 fn config() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen3ForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,

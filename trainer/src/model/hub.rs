@@ -2,8 +2,10 @@
 //!
 //! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
 //! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
-//! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
+//! `HF_HUB_CACHE`), shared with other tools. The user's token (`HF_TOKEN`, or the file of a login) is sent to
+//! the public hub and to the mirror of `HF_ENDPOINT`, but to no other mirror that a manifest names.
 
+mod credentials;
 mod dataset_files;
 pub mod push;
 mod snapshot;
@@ -44,7 +46,7 @@ pub struct HubDataset {
     pub files: Vec<PathBuf>,
 }
 
-/// Why a model or a data set could not be fetched.
+/// An error while a model or a data set is fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The client could not be set up.
@@ -52,7 +54,7 @@ pub enum HubError {
     Client {
         /// Owner and name.
         repo: String,
-        /// The error.
+        /// The error of the hub's client.
         source: Box<HFError>,
     },
     /// The revision names nothing, or the hub gave no answer.
@@ -82,9 +84,9 @@ pub enum HubError {
     Fetch {
         /// Owner and name.
         repo: String,
-        /// The commit.
+        /// The commit that is fetched.
         commit: String,
-        /// Which file, and why.
+        /// The error of the snapshot; it names the file or the request.
         source: SnapshotError,
     },
     /// The repository does not say which files make the split.
@@ -92,11 +94,11 @@ pub enum HubError {
     DatasetFiles {
         /// Owner and name.
         repo: String,
-        /// The commit.
+        /// The commit whose files were searched.
         commit: String,
         /// The split's name.
         split: String,
-        /// Why.
+        /// The reason why the split's files are not known.
         source: DatasetFilesError,
     },
 }
@@ -183,6 +185,14 @@ fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubE
     let mut builder = HFClient::builder();
     if let Some(endpoint) = &spec.endpoint {
         builder = builder.endpoint(endpoint);
+        if !credentials::is_trusted(endpoint) {
+            tracing::debug!(
+                endpoint,
+                repo = spec.repo,
+                "the hub's token is not sent to the manifest's mirror"
+            );
+            builder = builder.token(credentials::WITHHELD);
+        }
     }
     if let Some(cache_dir) = cache_dir {
         builder = builder.cache_dir(cache_dir);

@@ -214,8 +214,8 @@ fn refuses_an_index_whose_shards_do_not_hold_what_it_says() {
     assert!(load(json!([])).unwrap_err().contains("weight_map"));
 }
 
-/// What transformers does: equal tensors are one, and different ones are not tied, whether or not the
-/// configuration ties them.
+/// Equal tensors are one, and different ones are not tied, whether or not the configuration ties them, as in
+/// transformers.
 #[test]
 fn a_head_stored_beside_a_tied_embedding_counts_when_it_differs() {
     let mut folder = Folder::new(true);

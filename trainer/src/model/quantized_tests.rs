@@ -149,7 +149,7 @@ fn loftq_starts_nearer_to_the_dense_model_than_the_quantized_base_whatever_the_s
     }
 }
 
-/// What remains of the error is what a singular value decomposition leaves: no other start is nearer.
+/// LoftQ leaves as much of the error as a truncated singular value decomposition: no other start is nearer.
 #[test]
 fn loftq_s_product_is_the_best_approximation_of_the_quantization_error() {
     let (decoder, dense) = (loftq("nf4", 5, 40.0), load("dense"));
@@ -176,7 +176,7 @@ fn loftq_needs_weights_that_are_quantized_here() {
     }
 }
 
-/// The same numbers, dense.
+/// The weights of `decoder`, dequantized, as a dense model.
 fn dense(decoder: &Decoder) -> Decoder {
     let dir = tempfile::tempdir().unwrap();
     decoder.export(dir.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
@@ -306,7 +306,7 @@ fn a_job_that_asks_for_another_quantization_than_the_files_have_is_refused() {
     assert!(refused("nf4", skips).contains("llm_int8_skip_modules"));
 }
 
-/// Of the linear layers 4.5 bits a number, and 4.13 with nested scales; embeddings and norms keep 16.
+/// Quantized linear layers take 4.5 bits a weight, and 4.13 with nested scales; embeddings and norms keep 16.
 #[test]
 fn a_base_shaped_as_smollm2_135m_takes_as_much_as_its_codes_and_scales() {
     let text = include_str!("../../benches/rollout/model.json");

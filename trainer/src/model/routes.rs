@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Two layers.
+    /// Routes of four tokens in two layers.
     fn layers() -> [Routes; 2] {
         [routes([3, 1, 0, 4, 2, 1, 1, 3]), routes([0, 1, 0, 2, 0, 3, 0, 4])]
     }

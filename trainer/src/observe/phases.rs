@@ -76,6 +76,8 @@ pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     enter(phase);
     let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
         .in_scope(|| memory::during(phase, work));
+    // If the kernel refuses, the estimate of file-backed pages in the peak is coarser.
+    let _ = rlt_torch::settle_peak_memory();
     (result, started.elapsed().as_secs_f64())
 }
 

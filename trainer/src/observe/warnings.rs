@@ -18,11 +18,11 @@ pub(super) struct Warnings(RefCell<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where they are kept; nowhere before the run knows its folder.
+    /// The run folder, where the warnings are kept; `None` before the run knows it.
     folder: Option<PathBuf>,
-    /// Those that hold for the whole attempt.
+    /// Warnings that hold for the whole attempt.
     standing: Vec<String>,
-    /// That checkpoints cannot be saved.
+    /// A warning that checkpoints cannot be saved.
     unsaved: Option<String>,
     course: Course,
     symptoms: Vec<Symptom>,

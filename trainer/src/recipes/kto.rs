@@ -6,8 +6,8 @@ use super::{LabelLoss, Recipe};
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// KTO. One step: measure the reference point on mismatched completions, score the completions, compute the
-/// loss, update.
+/// The recipe of KTO. One step: measure the reference point on mismatched completions, score the completions,
+/// compute the loss, update.
 pub struct LabelledCompletions {
     /// Number of examples per step.
     pub batch_size: usize,

@@ -6,8 +6,8 @@ use crate::roles::{Roles, StepError};
 use rlt_core::preferences::best_and_worst;
 use serde_json::Value;
 
-/// Online DPO. One step: sample, score, pair the best and the worst of each group, then update as
-/// [`super::Preference`].
+/// The recipe of online DPO. One step: sample, score, pair the best and the worst of each group, then update
+/// as [`super::Preference`].
 pub struct OnlineDpo {
     /// Sampling of the groups.
     pub sampling: GroupSampling,

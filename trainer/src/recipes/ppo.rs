@@ -7,8 +7,8 @@ use crate::data::Data;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
-/// PPO. One step: sample, compute rewards, score, compute values, estimate advantages, update critic and
-/// actor. Its components are those of [`PolicyGradient`].
+/// The recipe of PPO. One step: sample, compute rewards, score, compute values, estimate advantages, update
+/// critic and actor. Its components are those of [`PolicyGradient`].
 pub struct Ppo(PolicyGradient);
 
 impl Ppo {

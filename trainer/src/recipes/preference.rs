@@ -8,7 +8,8 @@ use super::{PairLoss, Recipe};
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// DPO. One step: score the pairs of a data set under the reference and the actor, compute the loss, update.
+/// The recipe of DPO. One step: score the pairs of a data set under the reference and the actor, compute the
+/// loss, update.
 pub struct Preference {
     /// Number of pairs per step.
     pub batch_size: usize,

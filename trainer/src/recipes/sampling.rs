@@ -70,3 +70,67 @@ fn has_signal(group: &RolloutGroup, masked: &[RewardStatus], dynamic: &DynamicSa
         DynamicSamplingMetric::Score => rollout.reward.score,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use rlt_core::types::{Completion, FinishReason, Prompt, Reward, Rollout};
+    use rlt_tests::{choices, tiny_job_with};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A group of two samples with these scores, and these rewards after the penalty on length.
+    fn group(scores: [f64; 2], values: [f64; 2]) -> RolloutGroup {
+        let prompt = Arc::new(Prompt {
+            row_idx: 0,
+            tokens: vec![1],
+            text: String::new(),
+            messages: Value::Null,
+            data_source: String::new(),
+            ground_truth: Value::Null,
+            extra_info: Value::Null,
+            images: Vec::new(),
+        });
+        let rollout = |(score, value): (f64, f64)| Rollout {
+            prompt: Arc::clone(&prompt),
+            sample_idx: 0,
+            policy_version: 0,
+            completion: Completion {
+                tokens: vec![2],
+                rollout_logprobs: vec![-1.0],
+                text: String::new(),
+                finish_reason: FinishReason::Stop,
+            },
+            reward: Reward {
+                score,
+                value,
+                parts: BTreeMap::new(),
+                answer: None,
+                status: RewardStatus::Ok,
+                message: None,
+            },
+        };
+        RolloutGroup {
+            rollouts: scores.into_iter().zip(values).map(rollout).collect(),
+            prompt: Arc::clone(&prompt),
+        }
+    }
+
+    #[test]
+    fn every_metric_of_dynamic_sampling_compares_its_own_value_of_the_samples() {
+        // Whether a group is kept whose scores alone differ, and one whose rewards alone differ.
+        let table = [("Score", [true, false]), ("Reward", [false, true])];
+        assert_eq!(choices("spec.algorithm.dynamicSampling.metric"), table.map(|(metric, _)| metric));
+        for (metric, expected) in table {
+            let algorithm = json!({ "dynamicSampling": { "metric": metric } });
+            let job =
+                rlt_api::validate(&tiny_job_with(json!({ "algorithm": algorithm })).to_string()).unwrap();
+            let dynamic = GroupSampling::of(job.spec()).dynamic.unwrap();
+            let groups = [group([0.0, 1.0], [0.5, 0.5]), group([0.5, 0.5], [0.0, 1.0])];
+            assert_eq!(groups.map(|group| has_signal(&group, &[], &dynamic)), expected, "{metric}");
+        }
+    }
+}

@@ -69,7 +69,7 @@ pub use rlt_core::engine::Detokenizer;
 pub(crate) use role::SamplingCost;
 pub use role::{RolloutRole, Sampled};
 
-/// What bounds an engine.
+/// Settings and limits of a rollout engine.
 #[derive(Clone, Debug)]
 pub struct RolloutOptions {
     /// Sequences that decode together.
@@ -120,7 +120,7 @@ impl Default for RolloutOptions {
 pub struct RolloutRequest {
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// Its images, in the order of their placeholder tokens.
+    /// Images of the prompt, in the order of their placeholder tokens.
     pub images: Vec<Arc<PromptImage>>,
     /// One seed a sample. The same seed gives the same sample.
     pub seeds: Vec<u64>,
@@ -147,9 +147,9 @@ pub struct RolloutProgress {
 /// launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutStats {
-    /// New tokens.
+    /// Number of new tokens of all completions.
     pub num_tokens: usize,
-    /// Decode steps.
+    /// Number of decode steps.
     pub num_steps: usize,
     /// Prompt tokens computed; less than the prompts' sum over all samples, as a group shares its prompt.
     pub num_prefilled_tokens: usize,
@@ -159,6 +159,9 @@ pub struct RolloutStats {
     pub cache_bytes: usize,
     /// Memory of this rank's packed weights in bytes.
     pub weight_bytes: usize,
+    /// Number of decoding steps that could not be captured as a CUDA graph. After the first one the engine
+    /// decodes in eager mode.
+    pub num_failed_captures: usize,
     /// Time to take the digest of the trainer's weights.
     pub digest_time: Duration,
     /// Time to compute keys and values of prompts.
@@ -169,7 +172,7 @@ pub struct RolloutStats {
     pub sampling_time: Duration,
 }
 
-/// Why a rollout could not be made.
+/// An error while completions are sampled or weights are synchronised.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
     /// A stop was requested.
@@ -185,7 +188,7 @@ pub enum RolloutError {
     StaleWeights {
         /// First parameter that differs.
         parameter: String,
-        /// What the engine holds.
+        /// The policy version that the engine holds.
         policy_version: u64,
     },
     /// Weights are older than those the engine already has.
@@ -196,10 +199,10 @@ pub enum RolloutError {
         /// The version that was to replace it.
         offered: u64,
     },
-    /// What was gathered of the weights is not what the ranks hold.
+    /// The gathered weights differ from those that the ranks hold.
     #[error("synchronise weights: the gathered parameters of {unit} differ from the ranks' shards")]
     Torn {
-        /// Which unit of the model.
+        /// Name of the unit of the model, such as `layer 3`.
         unit: String,
     },
     /// The weights could not be gathered, or a rank of the tensor-parallel group was lost.
@@ -216,7 +219,7 @@ pub enum RolloutError {
     Sampling {
         /// Number of the request in the call.
         request_idx: usize,
-        /// Which and why.
+        /// The error, which names the parameter and its range.
         #[source]
         source: SamplingError,
     },
@@ -225,9 +228,9 @@ pub enum RolloutError {
     PromptTooLong {
         /// Number of the request in the call.
         request_idx: usize,
-        /// Length of its prompt.
+        /// Length of the prompt in tokens.
         prompt_len: usize,
-        /// Longest sequence.
+        /// Longest sequence in tokens, prompt and completion together.
         max_model_len: usize,
     },
     /// The tokens of a prompt are not those of its images.
@@ -235,7 +238,7 @@ pub enum RolloutError {
     Images {
         /// Number of the request in the call.
         request_idx: usize,
-        /// Which and why.
+        /// The difference between placeholders and images.
         #[source]
         source: ImageError,
     },
@@ -246,7 +249,7 @@ pub enum RolloutError {
     NoVision {
         /// Number of the request in the call.
         request_idx: usize,
-        /// Its images.
+        /// Number of images of the prompt.
         num_images: usize,
     },
     /// A prompt holds a token that the model does not know.
@@ -254,7 +257,7 @@ pub enum RolloutError {
     UnknownToken {
         /// Number of the request in the call.
         request_idx: usize,
-        /// The token.
+        /// The token id that is out of range.
         token: TokenId,
         /// Rows of the embedding.
         vocab_size: usize,
@@ -270,13 +273,13 @@ pub enum RolloutError {
     CacheTooSmall {
         /// Number of the request in the call.
         request_idx: usize,
-        /// What weights and cache may take.
+        /// Memory that packed weights and cache may take together.
         share: MemoryShare,
-        /// What is left for the cache.
+        /// Bytes that are left for the cache.
         cache_bytes: usize,
-        /// What the packed weights take.
+        /// Bytes that the packed weights take.
         weight_bytes: usize,
-        /// What the cache of its longest sample takes.
+        /// Bytes of cache for the longest sample of the request.
         needed_bytes: usize,
     },
     /// The requests do not fit the engine's limits.
@@ -308,9 +311,9 @@ pub enum RolloutError {
     /// Weights or logits could not be read or packed.
     #[error("reach the tensors of {what}")]
     Tensor {
-        /// Which ones.
+        /// The tensors, such as `logits`, or the work on them.
         what: String,
-        /// Why.
+        /// The error of the tensor library.
         #[source]
         source: rlt_torch::Error,
     },

@@ -19,7 +19,7 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
 use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
 
-/// Why an update failed.
+/// An error while the actor is updated.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError {
     /// The batch can not be split under the token budget.
@@ -39,7 +39,7 @@ pub enum UpdateError {
 /// How a batch is turned into updates.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdatePlan {
-    /// The objective.
+    /// The objective that the updates minimise.
     pub objective: Objective,
     /// Rollout groups of one update.
     pub groups_per_update: usize,
@@ -288,8 +288,7 @@ impl OneUpdate<'_> {
     }
 }
 
-/// Adds the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss, but where
-/// ranks exchange the statistics of their parts of the vocabulary.
+/// Accumulates the gradient of one micro-batch's share of the loss. On a GPU no thread waits for the loss.
 fn accumulate(
     actor: &Actor,
     micro_batch: &MicroBatch,
@@ -297,7 +296,7 @@ fn accumulate(
     (inputs, denominators): (MicroInputs, &Denominators),
 ) -> Result<PendingLoss, UpdateError> {
     let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), denominators)?;
-    if actor.decoder.device().is_cuda() && actor.ranks().tp_group().is_none() {
+    if actor.decoder.device().is_cuda() {
         let evaluate = inputs.clone().evaluates(&loss, micro_batch);
         return Ok(PendingLoss::InStream(actor.accumulate_in_stream(micro_batch, evaluate)?));
     }

@@ -18,7 +18,7 @@ use crate::run::out_of_memory::OutOfMemory;
 use crate::storage::checkpoint::{CheckpointError, CopyError};
 use crate::storage::run_folder::RunFolderError;
 
-/// Why a run failed.
+/// An error that ends a run.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum TrainError {

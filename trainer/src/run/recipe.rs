@@ -6,8 +6,8 @@ use serde_json::Value;
 use crate::data::Data;
 use crate::roles::{Roles, StepError};
 
-/// An algorithm. The run calls [`Self::step`] until the training is over. It also times, logs, saves and
-/// resumes, and returns the prompts of an interrupted step to the data.
+/// A training algorithm, step by step. The run calls [`Self::step`] until the training is over. It also
+/// times, logs, saves and resumes, and returns the prompts of an interrupted step to the data.
 pub trait Recipe {
     /// Runs one step, from the next prompts or demonstrations to updated weights. Collective.
     ///

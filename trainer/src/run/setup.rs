@@ -1,4 +1,4 @@
-//! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
+//! Setup of a run: makes device, tokenizer, data, model, rewards and engine of a validated job.
 //!
 //! Errors of a model, its data or its rewards are found here, before the first step.
 
@@ -65,6 +65,9 @@ pub fn setup(
     let pass_ranks = PassRanks::of(&spec, ranks)?;
     let ranks = pass_ranks.updates.of_all_places();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
+    // `Auto` is replaced here, because the rules below depend on the device that was found.
+    let job = job.on_device(device::spec_of(device));
+    let spec = job.spec().clone();
     // The leader downloads, the others use the cache.
     let (model_dir, base_model) =
         ranks.leader_first(|| hub_models::model_folder(&spec, &folder, &ranks))?.unzip();
@@ -268,7 +271,7 @@ impl PassRanks {
         })
     }
 
-    /// Those of every degree once, with the field that asks for it.
+    /// Returns the ranks of every different degree once, with the field that asks for it.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
         let all = [
             (&self.updates, "spec.workers.mesh.sp"),

@@ -41,10 +41,10 @@ struct State {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     preferences: Option<LoaderState>,
     kl_coefficient: f64,
-    /// Of the actor; none in checkpoints that know nothing of it.
+    /// Loss scale of the actor; `None` in checkpoints that have none.
     #[serde(default)]
     loss_scale: Option<LossScale>,
-    /// Of the critic.
+    /// Loss scale of the critic; `None` without a critic, and in checkpoints that have none.
     #[serde(default)]
     critic_loss_scale: Option<LossScale>,
     /// The best checkpoint that is kept, this one included. `None` in checkpoints of earlier releases, whose
@@ -54,7 +54,7 @@ struct State {
     /// Identity of the run; `None` in checkpoints of earlier releases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<RunIdentity>,
-    /// Of the recipe of the training; none in checkpoints of recipes without one.
+    /// State of the training's recipe; null for recipes without one.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     recipe: Value,
 }

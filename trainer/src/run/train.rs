@@ -151,7 +151,7 @@ fn train_one_step(
 enum StepEnd {
     /// The weights are updated; the step's metrics.
     Complete(Metrics),
-    /// It was asked to stop before the weights were touched; nothing of it counts.
+    /// The run was asked to stop before the weights were touched; nothing of the step counts.
     Dropped(StopReason),
 }
 

@@ -20,9 +20,9 @@ pub enum RunFolderError {
     Io {
         /// The operation, as a verb.
         act: &'static str,
-        /// On which path.
+        /// The file or folder that the operation failed on.
         path: String,
-        /// Why it failed.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Another process is training into the folder.
@@ -30,9 +30,9 @@ pub enum RunFolderError {
         "another run is writing to `{path}` ({holder}): wait for it, stop it, or choose another folder with --output"
     )]
     Busy {
-        /// The folder.
+        /// Path of the run folder.
         path: String,
-        /// Who holds its lock, as far as the lock says.
+        /// The holder of the lock, as far as the lock says.
         holder: String,
         /// Whether the lock was waited for. That of a dead client of a file server lasts until its lease
         /// ends, so it may be free the next time.
@@ -44,7 +44,7 @@ pub enum RunFolderError {
          with --output, or start afresh with --overwrite"
     )]
     OtherManifest {
-        /// The folder.
+        /// Path of the run folder.
         path: String,
         /// The first line that differs.
         difference: String,
@@ -52,7 +52,7 @@ pub enum RunFolderError {
     /// The folder exists, is not empty, and no run made it.
     #[error("`{path}` is not empty and no run made it: choose another folder with --output")]
     Foreign {
-        /// The folder.
+        /// Path of the folder.
         path: String,
     },
 }
@@ -84,16 +84,16 @@ const CONTENT: [&str; 15] = [
     "manifest.yaml",
 ];
 
-/// Where checkpoints are exported, by their step, unless the user names a folder.
+/// Folder of exported checkpoints, by their step, unless the user names another.
 pub(crate) const EXPORTS: &str = "exports";
 
-/// At which commit the policy's model of the hub was read.
+/// Record of the commit at which the policy's model was read from the hub.
 pub(crate) const MODEL_RECORD: &str = "model.json";
 
-/// At which commits reward models of the hub were read, by the names of their functions.
+/// Record of the commits at which reward models were read from the hub, by the names of their functions.
 pub(crate) const REWARD_MODELS_RECORD: &str = "reward-models.json";
 
-/// At which commits data sets of the hub were read.
+/// Record of the commits at which data sets were read from the hub.
 pub(crate) const DATA_RECORD: &str = "data.json";
 
 /// The warnings of the last attempt, as a list of sentences.
@@ -126,8 +126,8 @@ impl RunFolder {
         Ok(Self { root: root.to_path_buf(), _lock: Some(lock) })
     }
 
-    /// As [`Self::lock`]. While another process has the lock, it is tried again as long as `wait`, which is
-    /// told who that is, returns true.
+    /// Locks the folder as [`Self::lock`] does. While another process has the lock, it is tried again as long
+    /// as `wait`, which is told who that is, returns true.
     ///
     /// # Errors
     /// As [`Self::lock`].
@@ -195,7 +195,7 @@ impl RunFolder {
         self.root.join("manifest.yaml")
     }
 
-    /// Where checkpoints are committed, `step-000020` each.
+    /// Folder of committed checkpoints, `step-000020` each.
     pub fn checkpoints(&self) -> PathBuf {
         self.root.join("checkpoints")
     }

@@ -1,4 +1,4 @@
-// Leaves what a browser sees of the page as a comment at the end of the frame around it.
+// Reports what a browser sees of the page to the frame around it.
 const errors = [];
 addEventListener("error", (event) => errors.push(event.message));
 addEventListener("securitypolicyviolation", (event) => errors.push("policy: " + event.violatedDirective));
@@ -50,5 +50,5 @@ addEventListener("load", () => setTimeout(() => {
     smallest_text: Math.min(...texts.map((element) => parseFloat(getComputedStyle(element).fontSize))),
     low_contrast: [...low, ...faint].map((element) => element.tagName + "." + (element.getAttribute("class") ?? "")),
   };
-  parent.document.documentElement.append(parent.document.createComment("probe " + JSON.stringify(seen) + " probe"));
+  parent.report(JSON.stringify(seen));
 }, 100));

@@ -249,7 +249,7 @@ fn ranks_that_draw_different_tokens_end_in_that_step() {
 fn a_rank_that_misses_an_all_reduce_is_named() {
     let requests = requests(1, 1, &SamplingParams::greedy());
     let end = Barrier::new(2);
-    let said = on_ranks(2, 5, |ranks| {
+    let said = on_ranks(2, 10, |ranks| {
         let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
         engine.sync_weights(&decoder, 0).unwrap();
         let failed = (ranks.rank() == 0).then(|| sample(&mut engine, &decoder, &requests).unwrap_err());

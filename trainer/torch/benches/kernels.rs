@@ -243,7 +243,7 @@ fn layers() -> impl Iterator<Item = Tensor> {
     let shapes = [[576, 576], [192, 576], [192, 576], [576, 576], [1536, 576], [1536, 576], [576, 1536]];
     (0..30).flat_map(move |_| shapes).map(|shape| randn(&shape).to_kind(Kind::BFloat16))
 }
-/// Of the same.
+/// Number of weights in [`layers`].
 const LAYER_NUMBERS: i64 = 106_168_320;
 
 /// Products in bfloat16, packed for decoding and as given for training, beside libtorch's.

@@ -13,8 +13,8 @@ use tch::Tensor;
 pub struct Segments<'a> {
     /// Cumulative segment lengths: the start of each segment, and T at the end; ascending from 0 to T.
     pub cu_seqlens: &'a [i32],
-    /// For each segment, the index of the earlier segment that it continues, which itself continues none. An
-    /// empty slice means that no segment continues another.
+    /// Index of the earlier segment that each segment continues, which itself continues none. An empty slice
+    /// means that no segment continues another.
     pub prefixes: &'a [Option<usize>],
 }
 

@@ -8,18 +8,20 @@ use tch::{Kind, Tensor, no_grad};
 use crate::Error;
 use crate::cuda::{HeadBackward, HeadForward, Kernels};
 use crate::host_calls::HostCalls;
+use crate::vocabulary_shard::HeadWeight;
 
 /// The loss of one chunk: gets log-probs and entropies of its tokens and writes the derivatives by either.
 pub type ChunkLoss = Box<dyn FnOnce([&[f32]; 2], [&mut [f32]; 2]) + Send>;
 
-/// What the head of one micro-batch reads.
+/// Inputs of the head for one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceHead<'a> {
     /// Hidden states after the final norm, `[c, d]`.
     pub hidden_cd: &'a Tensor,
-    /// The head's weight in the dtype of hidden states, `[v, d]`.
-    pub weight_vd: &'a Tensor,
-    /// The tokens that are predicted, i64 `[c]` on the device.
+    /// Weight of the head in the dtype of hidden states, `[v, d]`: all of it, or this rank's rows. With a
+    /// shard the calls are collective, and ranks exchange statistics in each chunk.
+    pub weight: HeadWeight<'a>,
+    /// Predicted tokens, i64 `[c]` on the device, as ids of the full vocabulary.
     pub targets_c: &'a Tensor,
     /// Divides the logits.
     pub temperature: f64,
@@ -31,14 +33,17 @@ pub struct DeviceHead<'a> {
 struct Chunk {
     tokens: Range<i64>,
     logits: Tensor,
+    /// Columns of the targets in `logits`, out of range if another rank has the target's logit.
+    targets: Tensor,
     /// f32 `[4, rows]`.
     numbers: Tensor,
 }
 
 impl Chunk {
-    fn forward<'a>(&'a self, rows: &'a [Tensor], targets: &'a Tensor, temperature: f64) -> HeadForward<'a> {
+    fn forward<'a>(&'a self, rows: &'a [Tensor], temperature: f64) -> HeadForward<'a> {
         let [logprob, entropy, max, log_sum] = [&rows[0], &rows[1], &rows[2], &rows[3]];
-        HeadForward { logits: &self.logits, targets, temperature, logprob, entropy, max, log_sum }
+        let Self { logits, targets, .. } = self;
+        HeadForward { logits, targets, temperature, logprob, entropy, max, log_sum }
     }
 }
 
@@ -84,8 +89,8 @@ impl DeviceHead<'_> {
                 let (by_logprob, by_entropy) = grads.split_at_mut(rows);
                 loss([logprobs, entropies], [by_logprob, by_entropy]);
             })?;
-            let (targets, stats) = (self.targets_c.narrow(0, start, len), chunk.numbers.unbind(0));
-            let forward = chunk.forward(&stats, &targets, self.temperature);
+            let rows = chunk.numbers.unbind(0);
+            let forward = chunk.forward(&rows, self.temperature);
             let [grad_logprob, grad_entropy] = [0, len].map(|from| grads.narrow(0, from, len));
             HeadBackward { forward, grad_logprob: &grad_logprob, grad_entropy: &grad_entropy }
                 .launch(&kernels)?;
@@ -108,7 +113,7 @@ impl DeviceHead<'_> {
     /// Room for the logits of one chunk.
     fn logits(&self) -> Result<Tensor, Error> {
         let rows = self.hidden_cd.size()[0].min(self.chunk.max(1) as i64);
-        empty(&[rows, self.weight_vd.size()[0]], self.hidden_cd.kind(), self.hidden_cd)
+        empty(&[rows, self.weight.weight_vd.size()[0]], self.hidden_cd.kind(), self.hidden_cd)
     }
 
     fn chunks(&self) -> impl Iterator<Item = Range<i64>> + use<> {
@@ -120,10 +125,19 @@ impl DeviceHead<'_> {
         let len = tokens.end - tokens.start;
         let logits = logits.narrow(0, 0, len);
         let hidden = self.hidden_cd.detach().narrow(0, tokens.start, len);
-        let _ = no_grad(|| hidden.f_mm_out(&logits, &self.weight_vd.detach().tr())).map_err(failed)?;
-        let chunk = Chunk { tokens, logits, numbers: empty(&[4, len], Kind::Float, self.hidden_cd)? };
-        let (targets, rows) = (self.targets_c.narrow(0, chunk.tokens.start, len), chunk.numbers.unbind(0));
-        chunk.forward(&rows, &targets, self.temperature).launch(kernels)?;
+        let weight_dv = self.weight.weight_vd.detach().tr();
+        let _ = no_grad(|| hidden.f_mm_out(&logits, &weight_dv)).map_err(failed)?;
+        let mut targets = self.targets_c.narrow(0, tokens.start, len);
+        if let Some(shard) = self.weight.shard {
+            targets = no_grad(|| targets.f_sub_scalar(shard.first as i64)).map_err(failed)?;
+        }
+        let numbers = empty(&[4, len], Kind::Float, self.hidden_cd)?;
+        let chunk = Chunk { tokens, logits, targets, numbers };
+        chunk.forward(&chunk.numbers.unbind(0), self.temperature).launch(kernels)?;
+        if let Some(shard) = self.weight.shard {
+            let Chunk { logits, targets, numbers, .. } = &chunk;
+            no_grad(|| shard.complete_on_device(logits, targets, self.temperature, numbers))?;
+        }
         Ok(chunk)
     }
 
@@ -138,7 +152,8 @@ impl DeviceHead<'_> {
         let len = tokens.end - tokens.start;
         let hidden = self.hidden_cd.detach().narrow(0, tokens.start, len);
         no_grad(|| {
-            let _ = logits.f_mm_out(&grad_hidden.narrow(0, tokens.start, len), &self.weight_vd.detach())?;
+            let _ = logits
+                .f_mm_out(&grad_hidden.narrow(0, tokens.start, len), &self.weight.weight_vd.detach())?;
             match grad_weight {
                 Some(grad) if grad.kind() == logits.kind() => grad.f_addmm_(&logits.tr(), &hidden).map(drop),
                 Some(grad) => grad.f_add_(&logits.tr().f_mm(&hidden)?).map(drop),

@@ -62,7 +62,7 @@ pub use linear::{PackedLinear, has_one_order, linear};
 pub use memory::{
     DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes,
     peak_reserved_device_bytes, peak_rss_bytes, release_free_memory, reset_peak_device_bytes, reset_peak_rss,
-    reuse_large_buffers, rss_bytes,
+    reuse_large_buffers, rss_bytes, settle_peak_memory,
 };
 pub use offload::{OffloadStorage, Offloaded, Prefetch};
 pub use optim::{AdamWStep, adamw_step, global_norm};

@@ -1,6 +1,6 @@
-//! Linear layers. [`linear`] is for training, with gradients. [`PackedLinear`] packs its weight once for the
-//! CPU's matrix kernels: decoding multiplies few rows by the same weight many times, and packing at each call
-//! would cost more than the product.
+//! Linear layers of training and decoding. [`linear`] is for training, with gradients. [`PackedLinear`] packs
+//! its weight once for the CPU's matrix kernels: decoding multiplies few rows by the same weight many times,
+//! and packing at each call would cost more than the product.
 //!
 //! Packed float32 weights use our kernel, which reads them once for up to a dozen rows (at 16 rows of a 135M
 //! model 2.7 times faster than oneDNN's packed product), and the result of a row is bitwise equal in any

@@ -1,6 +1,8 @@
 //! The process's memory: what it uses, its peak on host and device, and how the allocator treats large
 //! buffers.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use crate::Error;
 use crate::border::{
     check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reset_peak_cuda_bytes, rlt_reuse_large_buffers,
@@ -40,23 +42,65 @@ fn field_bytes(path: &'static str, field: &str) -> Result<u64, Error> {
     })
 }
 
-/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes
-/// (`VmHWM`).
+/// Peaks since the last [`reset_peak_rss`], up to the last [`settle_peak_memory`].
+static SETTLED: Mutex<Settled> = Mutex::new(Settled { rss: 0, own: 0, file: 0 });
+
+/// Peak memory of this process up to some time, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settled {
+    /// Peak resident memory.
+    rss: u64,
+    /// Peak resident memory without file-backed pages, which are those of program and libraries.
+    own: u64,
+    /// File-backed pages at that time.
+    file: u64,
+}
+
+impl Settled {
+    /// Brings the peaks up to now.
+    fn up_to_now(self) -> Result<Self, Error> {
+        let file = status_bytes("RssFile")?;
+        let (peak, present) = (status_bytes("VmHWM")?, status_bytes("VmRSS")?);
+        let own = peak.saturating_sub(file.max(self.file)).max(present.saturating_sub(file));
+        Ok(Self { rss: self.rss.max(peak), own: self.own.max(own), file })
+    }
+}
+
+fn settled() -> MutexGuard<'static, Settled> {
+    SETTLED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes.
 ///
 /// # Errors
 /// When /proc cannot be read.
 pub fn peak_rss_bytes() -> Result<u64, Error> {
-    status_bytes("VmHWM")
+    Ok(settled().up_to_now()?.rss)
 }
 
-/// The highest memory of this process's own, in bytes: [`peak_rss_bytes`] less the pages of its program and
-/// libraries (`RssFile`), which are as many as the machine has spare and which the kernel takes back where it
-/// needs them.
+/// The highest memory of this process's own since its start or the last [`reset_peak_rss`], in bytes:
+/// resident memory without the pages of program and libraries, whose number depends on the machine's spare
+/// memory.
+///
+/// The kernel keeps a peak of all resident memory, but only the present number of file-backed pages, and it
+/// reclaims such pages when memory is scarce. Between two calls of [`settle_peak_memory`] the peak is taken
+/// to have as many of them as the larger of the numbers at both calls, so it is too low by at most their
+/// change.
 ///
 /// # Errors
 /// When /proc cannot be read.
 pub fn peak_own_bytes() -> Result<u64, Error> {
-    Ok(peak_rss_bytes()?.saturating_sub(status_bytes("RssFile")?))
+    Ok(settled().up_to_now()?.own)
+}
+
+/// Records the peaks of this process's memory so far and restarts the kernel's counter at the present use.
+///
+/// # Errors
+/// When /proc cannot be read or the kernel does not allow a reset.
+pub fn settle_peak_memory() -> Result<(), Error> {
+    let mut settled = settled();
+    *settled = settled.up_to_now()?;
+    reset_kernel_peak()
 }
 
 /// The resident memory of this process now, in bytes (`VmRSS`).
@@ -109,7 +153,7 @@ pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
 /// The memory of a GPU, used by any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Free bytes.
+    /// Bytes that are free on the GPU.
     pub free_bytes: u64,
     /// Bytes in all.
     pub total_bytes: u64,
@@ -137,6 +181,12 @@ pub fn machine_memory_bytes() -> Result<u64, Error> {
 /// # Errors
 /// When the kernel does not allow it (some sandboxes).
 pub fn reset_peak_rss() -> Result<(), Error> {
+    let mut settled = settled();
+    *settled = Settled { rss: 0, own: 0, file: status_bytes("RssFile")? };
+    reset_kernel_peak()
+}
+
+fn reset_kernel_peak() -> Result<(), Error> {
     // proc(5): writing 5 resets the peak resident set size.
     std::fs::write(CLEAR_REFS, "5").map_err(|source| Error::Process {
         act: "resetting peak memory",

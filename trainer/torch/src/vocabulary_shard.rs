@@ -39,9 +39,9 @@ impl std::fmt::Debug for VocabularyShard<'_> {
 /// The weight of a head, `[V, D]`: all of it, or this rank's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadWeight<'a> {
-    /// The rows.
+    /// The rows of the weight.
     pub weight_vd: &'a Tensor,
-    /// Which rows these are; `None` where they are all.
+    /// Position of the rows in the vocabulary; `None` where they are all of it.
     pub shard: Option<VocabularyShard<'a>>,
 }
 
@@ -67,13 +67,13 @@ impl HeadWeight<'_> {
     }
 }
 
-/// What a rank knows of a position, in the order in which it is gathered.
+/// A rank's statistics of one position's logits, in the order in which they are gathered.
 #[derive(Clone, Copy)]
 struct Statistics {
     max: f64,
     log_sum: f64,
     mean: f64,
-    /// Of the target's logit: 0 on all ranks but one.
+    /// Logit of the target: 0 on all ranks but one.
     target: f64,
 }
 
@@ -99,6 +99,51 @@ impl VocabularyShard<'_> {
             (chunk.logprobs[row], chunk.entropies[row]) = (logprob as f32, entropy as f32);
         }
         Ok(())
+    }
+}
+
+impl VocabularyShard<'_> {
+    /// Replaces the statistics of this rank's `logits` by those of the full vocabulary, without copies to the
+    /// host. `numbers`, f32 `[4, n]`, are log-prob, entropy, maximum and log of the sum; every rank gets the
+    /// same bits. `targets`, i64 `[n]`, are columns of `logits`, out of range on ranks without the target.
+    pub(crate) fn complete_on_device(
+        &self,
+        logits: &Tensor,
+        targets: &Tensor,
+        temperature: f64,
+        numbers: &Tensor,
+    ) -> Result<(), Error> {
+        let failed = |source: tch::TchError| Error::Libtorch {
+            act: "combining the statistics of vocabulary shards",
+            message: source.to_string(),
+        };
+        let own = || {
+            let (entropy, max, log_sum) = (numbers.get(1), numbers.get(2), numbers.get(3));
+            let width = logits.size().last().copied().unwrap_or(0);
+            let is_remote = targets.f_lt(0)?.f_logical_or(&targets.f_ge(width)?)?;
+            let column = targets.f_clamp(0, (width - 1).max(0))?.f_unsqueeze(1)?;
+            let logit = logits.f_gather(1, &column, false)?.f_squeeze_dim(1)?.f_to_kind(Kind::Float)?;
+            let target = (logit / temperature).f_masked_fill(&is_remote, 0.0)?;
+            Tensor::f_stack(&[&max, &log_sum, &(&log_sum - entropy), &target], 0)
+        };
+        let all = (self.gather)(&own().map_err(failed)?)?;
+        let joined = || {
+            // `[ranks, n]` each.
+            let all = all.f_to_kind(Kind::Double)?;
+            let [maxima, log_sums, means, targets] = [0, 1, 2, 3].map(|at| all.select(1, at));
+            let sum = |of_ranks: &Tensor| of_ranks.f_sum_dim_intlist([0_i64].as_slice(), false, Kind::Double);
+            let max = maxima.f_amax([0_i64].as_slice(), false)?;
+            let lower = &maxima - &max;
+            let shares = (&lower + log_sums).f_exp()?;
+            let total = sum(&shares)?;
+            let weighted = sum(&(&shares * (means + lower)))?;
+            let log_sum = total.f_log()?;
+            let logprob = sum(&targets)? - &max - &log_sum;
+            let entropy = &log_sum - weighted / total;
+            let joined = Tensor::f_stack(&[logprob, entropy, max, log_sum], 0)?;
+            numbers.shallow_clone().f_copy_(&joined)
+        };
+        joined().map_err(failed)
     }
 }
 

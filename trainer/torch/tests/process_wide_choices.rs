@@ -1,5 +1,6 @@
-//! Process-wide settings (precision of float32 products, deterministic algorithms): in a separate process,
-//! one test after the other, since a setting changes the bits of other threads' products.
+//! Process-wide state: settings (precision of float32 products, deterministic algorithms) and peak memory.
+//! In a separate process, one test after the other, since a setting changes the bits of other threads'
+//! products.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -79,4 +80,31 @@ fn deterministic_algorithms_are_chosen_and_give_the_same_bits_twice() {
     assert!(!rlt_torch::is_deterministic());
     assert!(one == other && one_grad == other_grad, "two runs differ");
     assert!(one == free && one_grad == free_grad, "a CPU always is deterministic");
+}
+
+/// A mapped file stands for a library, and unmapping it for the kernel's reclaim of its pages.
+#[test]
+fn reclaimed_file_pages_do_not_count_as_own_memory() {
+    const LEN: u64 = 64 << 20;
+    let _alone = alone();
+    // In the target folder: pages of a file in tmpfs are not file-backed.
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.set_len(LEN).unwrap();
+    rlt_torch::reset_peak_rss().unwrap();
+    let before = rlt_torch::peak_own_bytes().unwrap();
+    // SAFETY: no other process can open this unnamed file.
+    let pages = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    assert_eq!(pages.iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>(), 0);
+    assert!(rlt_torch::rss_bytes().unwrap() >= LEN, "the pages are not resident");
+    rlt_torch::settle_peak_memory().unwrap();
+    drop(pages);
+    let raised_by = rlt_torch::peak_own_bytes().unwrap().saturating_sub(before);
+    assert!(raised_by < LEN / 2, "{raised_by} bytes more after {LEN} bytes of a file were reclaimed");
+    // The peak of all resident memory includes them; allocated memory counts for both peaks.
+    assert!(rlt_torch::peak_rss_bytes().unwrap() >= LEN);
+    let own = std::hint::black_box(vec![1_u8; LEN as usize]);
+    rlt_torch::settle_peak_memory().unwrap();
+    drop(own);
+    let raised_by = rlt_torch::peak_own_bytes().unwrap().saturating_sub(before);
+    assert!((LEN * 7 / 8..LEN * 3 / 2).contains(&raised_by), "{raised_by} bytes for {LEN} allocated");
 }

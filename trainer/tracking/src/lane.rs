@@ -23,11 +23,11 @@ pub(super) enum Item {
 /// How a tracker fared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackerReport {
-    /// Which tracker.
+    /// Name of the tracker.
     pub name: &'static str,
     /// Steps and lists of completions that it did not take, because it was too slow or failed.
     pub num_lost: u64,
-    /// Its last error with all causes.
+    /// Last error of the tracker, with all its causes.
     pub last_error: Option<String>,
 }
 

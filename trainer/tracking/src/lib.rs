@@ -44,53 +44,53 @@ pub enum TrackingError {
     /// A file or folder could not be opened, read or written.
     #[error("failed to {act} {}", path.display())]
     File {
-        /// What was tried.
+        /// The failed operation as a verb, such as `open`.
         act: &'static str,
-        /// On which path.
+        /// The file or folder that the operation failed on.
         path: std::path::PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// An endpoint could not listen, for example because the port is taken.
     #[error("failed to listen on {address} for Prometheus")]
     Listen {
-        /// The address.
+        /// The address to listen on.
         address: SocketAddr,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A thread could not be started.
     #[error("failed to start the thread of tracker {tracker}")]
     Thread {
-        /// The tracker.
+        /// Name of the tracker.
         tracker: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A server could not be reached or did not answer in time.
     #[error("failed to {act} at {url}")]
     Unreachable {
-        /// What was asked for.
+        /// The failed request as a verb, such as `find an experiment`.
         act: &'static str,
         /// The server's address.
         url: String,
-        /// What the connection said.
+        /// The error of the HTTP client.
         source: reqwest::Error,
     },
     /// The answer of a server is too long or too slow, or breaks off.
     #[error("failed to {act} at {url}")]
     Answer {
-        /// What was asked for.
+        /// The request whose answer was read, as a verb.
         act: &'static str,
         /// The server's address.
         url: String,
-        /// Why it was not read to its end.
+        /// The error at which reading stopped.
         source: std::io::Error,
     },
     /// A server refused, or answered something else than expected.
     #[error("failed to {act} at {url}: it answered {status}: {answer}")]
     Refused {
-        /// What was asked for.
+        /// The refused request as a verb.
         act: &'static str,
         /// The server's address.
         url: String,
@@ -102,9 +102,9 @@ pub enum TrackingError {
     /// Steps that a server did not get until the run ended.
     #[error("{num_steps} steps were not logged")]
     Pending {
-        /// How many.
+        /// Number of steps that the server lacks.
         num_steps: usize,
-        /// Why the last try failed.
+        /// The error of the last try.
         source: Box<TrackingError>,
     },
     /// More steps wait for a server than are kept.
@@ -116,7 +116,7 @@ pub enum TrackingError {
     /// The folder is none of a run.
     #[error("{} is no run folder: it has no manifest.yaml with a name", path.display())]
     NoRun {
-        /// The folder.
+        /// The folder that was read.
         path: std::path::PathBuf,
     },
 }
@@ -133,9 +133,9 @@ impl TrackingError {
 pub enum RunEnd {
     /// All steps are done.
     Complete,
-    /// It was asked to stop, and may be resumed.
+    /// The run was asked to stop, and may be resumed.
     Stopped,
-    /// It failed.
+    /// The run failed.
     Failed,
 }
 

@@ -13,7 +13,7 @@ const MAX_PAUSE: usize = 64;
 /// Opens a tracker.
 pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Tracker>, TrackingError> + Send>;
 
-/// What a tracker takes, which is known before it is open.
+/// Records that a tracker takes; they are known before it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     /// A file of the run folder for steps.

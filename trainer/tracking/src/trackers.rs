@@ -32,7 +32,7 @@ pub struct RemoteTrackers {
     pub wandb: Option<WandbOptions>,
 }
 
-/// What to track, and the step from which a run resumes.
+/// Options of a run's trackers, and the step from which the run resumes.
 #[derive(Clone, Debug)]
 pub struct TrackersOptions<'a> {
     /// The run folder; it exists.
@@ -40,7 +40,7 @@ pub struct TrackersOptions<'a> {
     /// The last finished step of the checkpoint from which the run resumes; steps logged after it are
     /// removed, because they are repeated. `None` starts a new log.
     pub resumed_after: Option<(Stage, u64)>,
-    /// Other trackers.
+    /// Trackers besides the files of the run folder.
     pub remote: RemoteTrackers,
 }
 

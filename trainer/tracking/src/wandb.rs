@@ -71,7 +71,7 @@ impl OfflineRun {
         Ok(opened)
     }
 
-    /// The same in a folder that no other run uses: files of other runs are removed.
+    /// Opens the run as [`Self::open`] does, in a folder that is its alone: files of other runs are removed.
     ///
     /// # Errors
     /// [`TrackingError::File`].

@@ -23,7 +23,7 @@ pub(super) struct Mailbox {
 #[derive(Debug)]
 struct State {
     report: ReportRequest,
-    /// Counts changes.
+    /// Number of the latest change, from 1.
     version: u64,
     /// The newest version that is urgent.
     urgent_version: u64,

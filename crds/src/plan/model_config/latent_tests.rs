@@ -44,7 +44,7 @@ fn deepseek_v2_lite() -> Value {
     })
 }
 
-/// What a token is multiplied with, embedding and head included.
+/// Parameters that a token is multiplied with, embedding and head included.
 fn active(config: &ModelConfig) -> u64 {
     config.active_matrices_of_layers() + 2 * (config.vocab_size * config.hidden_size) as u64
 }

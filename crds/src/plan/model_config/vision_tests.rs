@@ -131,7 +131,7 @@ fn a_described_tower_that_does_not_fit_is_refused_by_its_field() {
     assert!(error.contains("`vision_config.num_heads`"), "{error}");
 }
 
-/// Qwen3-VL-4B-Instruct.
+/// The published configuration of Qwen3-VL-4B-Instruct.
 fn published_qwen3() -> Value {
     json!({
         "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",

@@ -106,6 +106,18 @@ fn experts_are_distributed_over_a_divisor_of_their_number_and_of_a_copy_s_ranks(
 }
 
 #[test]
+fn a_job_without_a_given_device_is_checked_for_the_device_that_is_found() {
+    use crate::spec::Device;
+    let mut manifest_value = job(&json!({"dpShard": 2, "ep": 2}));
+    manifest_value["workers"]["device"] = json!("Auto");
+    let job = validate(&manifest(&manifest_value)).unwrap();
+    let refused = |device| check_model(job.clone().on_device(device).spec(), &mixture()).is_err();
+    assert!(refused(Device::Cuda) && !refused(Device::Cpu));
+    let devices = [Device::Auto, Device::Cpu, Device::Cuda].map(Device::without_machine);
+    assert_eq!(devices, [Device::Cpu, Device::Cpu, Device::Cuda]);
+}
+
+#[test]
 fn mixtures_train_on_gpus_unless_ranks_exchange_their_rows_or_a_part_has_no_kernel() {
     use crate::plan::check_device;
     use crate::spec::Device;

@@ -40,6 +40,21 @@ fn attention_sinks_are_computed_on_cpus_by_ranks_that_each_have_all_heads() {
 }
 
 #[test]
+fn heads_too_wide_for_the_rollout_on_gpus_are_refused_there_before_any_step() {
+    let text = |head_dim: usize, device: &str, algorithm: &str| {
+        let model = ModelConfig { head_dim, ..qwen() };
+        refusal(&model, json!({"device": device}), algorithm)
+    };
+    let refused = text(258, "Cuda", "GRPO").unwrap();
+    assert!(refused.starts_with("spec.workers.device: the heads of Qwen2 are 258 wide"), "{refused}");
+    assert_eq!(text(258, "Cpu", "GRPO"), None);
+    assert_eq!(text(258, "Cuda", "RewardModel"), None, "nothing is sampled");
+    for padded in [10, 20, 250, 256] {
+        assert_eq!(text(padded, "Cuda", "GRPO"), None, "{padded}");
+    }
+}
+
+#[test]
 fn a_reward_model_is_refused_of_the_families_without_a_classifier_in_transformers() {
     let workers = || json!({"device": "Cpu"});
     for family in [Family::Cohere, Family::Cohere2, Family::Ernie45] {

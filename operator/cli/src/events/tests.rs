@@ -1,4 +1,4 @@
-//! Which Events are a job's, and how they are shown.
+//! The Events of a job, and how they are shown.
 
 use k8s_openapi::api::core::v1::Event;
 use rlt_objects::job::Job;

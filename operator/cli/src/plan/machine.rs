@@ -10,17 +10,22 @@ use rlt_api::spec::Device;
 use crate::args::PlanArgs;
 use crate::run::find_trainer;
 
-/// Returns the requested machine; `None` if none is requested.
-pub(super) fn of(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Option<Machine>> {
+/// Returns the device that the job is planned for: a GPU with `--gpu`, else the manifest's, where `Auto` is
+/// the CPU.
+pub(super) fn device(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Device> {
     let device = job.spec().workers.device;
+    let Some(name) = &args.gpu else { return Ok(device.without_machine()) };
+    anyhow::ensure!(
+        device != Device::Cpu,
+        "plan for GPU {name}: spec.workers.device is Cpu; expected Cuda or Auto"
+    );
+    Ok(Device::Cuda)
+}
+
+/// The requested machine; `None` without one.
+pub(super) fn of(args: &PlanArgs, device: Device) -> anyhow::Result<Option<Machine>> {
     match &args.gpu {
-        Some(name) => {
-            anyhow::ensure!(
-                device != Device::Cpu,
-                "plan for GPU {name}: spec.workers.device is Cpu; expected Cuda or Auto"
-            );
-            Ok(Some(Machine::gpu(name).context("plan for the GPU of --gpu")?))
-        }
+        Some(name) => Ok(Some(Machine::gpu(name).context("plan for the GPU of --gpu")?)),
         None if args.measure => measured(args, device).map(Some),
         None => Ok(None),
     }

@@ -103,7 +103,7 @@ async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Resul
     Ok((check(wanted, outcome), Some(job)))
 }
 
-/// As the operator would act: existing objects are kept, except for a changed manifest.
+/// Tries what the operator would do: existing objects are kept, except for a changed manifest.
 async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Result<PlanCheck> {
     let (api, name) = api_of(connection, wanted)?;
     let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;

@@ -1,4 +1,4 @@
-//! From a snapshot of a job to an explanation: finds the one decisive cause.
+//! The explanation of a job: finds the one decisive cause in a snapshot of it.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use super::{JobSnapshot, failed, refused, waiting};
 use crate::measure::duration;
 use crate::status::{seconds_between, status_of};
 
-/// Why a job is as it is. As JSON or YAML its field names are a contract.
+/// An explanation of why a job is as it is. As JSON or YAML its field names are a contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Explanation {
     /// One sentence about the job.
     pub(crate) summary: String,
-    /// The evidence.
+    /// The evidence for the summary, a sentence each.
     pub(crate) evidence: Vec<String>,
-    /// What the user can do; empty if nothing has to be done.
+    /// Changes that the user can make; empty if nothing has to be done.
     pub(crate) change: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Why a job is as it is.
+/// Explains why a job is as it is.
 pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
     let status = status_of(&snapshot.job);
     let said = is_left_alone(snapshot, &status)
@@ -209,7 +209,7 @@ fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation 
         .because(earlier(snapshot, status))
 }
 
-/// Where more is to be seen about the attempt.
+/// Names the trace of the attempt, where it has one.
 fn followed(status: &RLTrainingJobStatus) -> Option<String> {
     let (attempt, trace) = (status.attempt?, status.trace_id.as_ref()?);
     Some(format!("attempt {attempt} is trace {trace}"))

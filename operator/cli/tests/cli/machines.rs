@@ -104,6 +104,26 @@ fn times_are_predicted_for_the_lengths_of_a_run_and_stand_beside_its_own() {
 }
 
 #[test]
+fn a_plan_for_a_gpu_has_the_rules_of_gpus_where_the_manifest_leaves_the_device_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = large_model(folder.path(), "{device: Auto, count: 2, mesh: {dpShard: 2, ep: 2}}");
+    let mixture = r#"{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 1000, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "norm_topk_prob": true, "max_position_embeddings": 4096, "tie_word_embeddings": true, "hidden_act": "silu"}"#;
+    fs::write(folder.path().join("config.json"), mixture).unwrap();
+    let planned = |more: &[&str]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        rlctl(&[&["plan"], arguments.as_slice(), more].concat())
+    };
+    let on_gpus = planned(&["--gpu", "h100"]);
+    assert_eq!(on_gpus.status.code(), Some(1));
+    let error = stderr(&on_gpus);
+    assert!(error.contains("ranks with GPUs do not exchange rows of experts yet"), "{error}");
+    assert!(planned(&[]).status.success(), "on CPUs they do");
+}
+
+#[test]
 fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_for_cpus() {
     let unknown = planned_on("h101", "{device: Cuda}", &[]);
     assert_eq!(unknown.status.code(), Some(1));

@@ -53,6 +53,17 @@ pub(super) fn degrees(draft: &mut Draft) {
     divided(draft, "ep", copy);
 }
 
+/// Removes `mesh.ep` on GPUs, where every rank has all experts: only ranks on CPUs exchange rows of experts.
+pub(super) fn experts(draft: &mut Draft) {
+    let path = "workers.mesh.ep";
+    let is_on_gpus = draft.text("workers.device").is_some_and(|device| device != "Cpu");
+    let Some(degree) = draft.count(path).filter(|degree| is_on_gpus && *degree > 1) else { return };
+    draft.remove("spec.workers.mesh.ep");
+    let text =
+        format!("mesh.ep is 1 instead of {degree}: ranks with GPUs do not exchange rows of experts yet.");
+    draft.remark("workers", text);
+}
+
 /// Returns the degree of an axis, after reducing it to a divisor of `ranks`.
 fn divided(draft: &mut Draft, name: &str, ranks: u64) -> u64 {
     let path = format!("workers.mesh.{name}");

@@ -7,10 +7,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{BuildInput, claim_name};
+use super::{BuildInput, claim_name, digest};
+use crate::labels;
 
 /// The claim of a job that requests a new one. Unless it is deleted with the job, a later job of the same
-/// name uses it again.
+/// name uses it again. It carries a digest of what the job wants of it.
 pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
     let storage = input.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;
@@ -21,6 +22,10 @@ pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
     // Workers on several nodes write into one run folder.
     let is_shared = input.prepared.plan.worker_groups.iter().map(|group| group.num_workers).sum::<u32>() > 1;
     let mode = if is_shared { "ReadWriteMany" } else { "ReadWriteOnce" };
+    let class = storage.storage_class_name.as_deref().unwrap_or_default();
+    let owned = if storage.retain { "retained" } else { "owned" };
+    metadata.annotations =
+        Some([(labels::CONTENT_DIGEST.to_owned(), digest([size.as_str(), class, mode, owned]))].into());
     Some(PersistentVolumeClaim {
         metadata,
         spec: Some(PersistentVolumeClaimSpec {

@@ -1,4 +1,4 @@
-//! What each event changes in the world.
+//! The changes that each event makes in the world.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

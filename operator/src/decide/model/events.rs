@@ -1,4 +1,4 @@
-//! What may happen to a job, and the jobs of the model.
+//! Events that may happen to a job, and the jobs of the model.
 
 use std::sync::LazyLock;
 
@@ -34,7 +34,7 @@ pub(super) enum ModelEvent {
     PodGone(u32),
     /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
-    /// Seconds pass.
+    /// Time passes, in seconds.
     TimePasses(i64),
     /// The operator crashes after so many further calls, and another one continues.
     OperatorCrashes(usize),

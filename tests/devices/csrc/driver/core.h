@@ -69,7 +69,8 @@ struct Device {
   int file = -1;
   // By address: sizes of what is taken and of what is free.
   std::map<char*, size_t> taken, gaps;
-  size_t used = 0, peak = 0;
+  // `kept` are used bytes that an allocator on top keeps as free blocks; `peak` excludes them.
+  size_t used = 0, kept = 0, peak = 0, peak_reserved = 0;
   std::unique_ptr<Stream> default_stream;
 };
 
@@ -97,6 +98,8 @@ struct Settings {
   // The failure that each device reports from a number of launches on.
   int64_t failing_launch = -1;
   CUresult failure = CUDA_SUCCESS;
+  // Result of each `cuStreamEndCapture`.
+  CUresult capture_failure = CUDA_SUCCESS;
 };
 
 struct Core {

@@ -22,9 +22,15 @@ std::string text_of(const RltStandInCounts& c) {
   field("graph_launches", c.graph_launches), field("waits", c.waits);
   field("bytes_host_to_device", c.bytes_host_to_device), field("bytes_device_to_host", c.bytes_device_to_host);
   field("bytes_device_to_device", c.bytes_device_to_device);
-  text += "\"peak_bytes\": [";
-  for (int i = 0; i < c.num_devices; ++i) text += (i == 0 ? "" : ", ") + std::to_string(c.peak_bytes[i]);
-  return text + "]}\n";
+  const auto array = [&](const char* name, const int64_t* values) {
+    text += "\"" + std::string(name) + "\": [";
+    for (int i = 0; i < c.num_devices; ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+    text += "]";
+  };
+  array("peak_bytes", c.peak_bytes);
+  text += ", ";
+  array("peak_reserved_bytes", c.peak_reserved_bytes);
+  return text + "}\n";
 }
 
 struct AtTheEnd {
@@ -59,7 +65,10 @@ void rlt_stand_in_counts(RltStandInCounts* out) {
   out->bytes_device_to_device = bytes[RLT_DEVICE_TO_DEVICE];
   std::lock_guard<std::mutex> guard(core().lock);
   out->num_devices = int64_t(core().devices.size());
-  for (auto& device : core().devices) out->peak_bytes[device->idx] = int64_t(device->peak);
+  for (auto& device : core().devices) {
+    out->peak_bytes[device->idx] = int64_t(device->peak);
+    out->peak_reserved_bytes[device->idx] = int64_t(device->peak_reserved);
+  }
 }
 
 void rlt_stand_in_report() {

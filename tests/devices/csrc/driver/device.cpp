@@ -21,6 +21,7 @@ Settings settings_from_environment() {
   s.driver_version = int(number("RLT_STAND_IN_DRIVER", s.driver_version));
   s.compute_capability = int(number("RLT_STAND_IN_ARCH", s.compute_capability));
   s.multiprocessors = int(number("RLT_STAND_IN_MULTIPROCESSORS", s.multiprocessors));
+  s.capture_failure = CUresult(number("RLT_STAND_IN_CAPTURE_FAILURE", s.capture_failure));
   // `<launches>:<CUresult>`
   if (const char* failure = std::getenv("RLT_STAND_IN_FAILURE")) {
     char* rest = nullptr;

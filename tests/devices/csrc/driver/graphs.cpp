@@ -21,6 +21,8 @@ CUresult refuse_while_capturing() {
 }  // namespace stand_in
 
 extern "C" {
+CUresult rlt_stand_in_forbid_in_capture() { return refuse_while_capturing(); }
+
 CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
   if (CUresult refused = ready()) return refused;
   Stream* stream = stream_of(handle);
@@ -49,6 +51,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
     other->capture = nullptr;
     is_joined &= !unjoined;
   }
+  if (core().settings.capture_failure != CUDA_SUCCESS) return core().settings.capture_failure;
   if (capture->is_invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!is_joined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
   *out = reinterpret_cast<CUgraph>(new std::shared_ptr<Graph>(capture->graph));

@@ -40,6 +40,12 @@ void reserve(Device& device) {
   device.gaps[device.base] = device.region;
 }
 
+// With the lock held.
+void count_peak(Device& device) {
+  device.peak = std::max(device.peak, device.used - std::min(device.used, device.kept));
+  device.peak_reserved = std::max(device.peak_reserved, device.used);
+}
+
 int num_open = 0;
 std::mutex opening;
 
@@ -66,7 +72,7 @@ CUresult allocate(Device& device, size_t num_bytes, void** out) {
   if (left > 0) device.gaps[address + size] = left;
   device.taken[address] = size;
   device.used += size;
-  device.peak = std::max(device.peak, device.used);
+  count_peak(device);
   std::memset(device.alias + (address - device.base), 0xff, std::min(size, POISONED));
   *out = address;
   return CUDA_SUCCESS;
@@ -154,6 +160,12 @@ CUresult rlt_stand_in_allocate(int device, size_t num_bytes, void** out) {
   return allocate(*core().devices[size_t(device)], num_bytes, out);
 }
 void rlt_stand_in_release(void* address) { release(address); }
+void rlt_stand_in_kept(int device, int64_t num_bytes) {
+  std::lock_guard<std::mutex> guard(core().lock);
+  Device& of = *core().devices[size_t(device)];
+  of.kept = size_t(int64_t(of.kept) + num_bytes);
+  count_peak(of);
+}
 
 CUresult cuMemAlloc(CUdeviceptr* out, size_t num_bytes) {
   if (CUresult refused = ready()) return refused;

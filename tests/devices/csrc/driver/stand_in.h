@@ -15,7 +15,8 @@ struct RltStandInCounts {
   int64_t launches, graph_launches, waits;
   int64_t bytes_host_to_device, bytes_device_to_host, bytes_device_to_device;
   int64_t num_devices;
-  int64_t peak_bytes[RLT_MOST_DEVICES];
+  // Peaks of each device's memory: without and with the free blocks that an allocator on top keeps.
+  int64_t peak_bytes[RLT_MOST_DEVICES], peak_reserved_bytes[RLT_MOST_DEVICES];
 };
 
 enum RltCounter {
@@ -45,6 +46,10 @@ bool rlt_stand_in_is_pinned(const void* address);
 // over.
 CUresult rlt_stand_in_allocate(int device, size_t num_bytes, void** out);
 void rlt_stand_in_release(void* address);
+// Reports that an allocator on top keeps `num_bytes` more unused bytes, fewer if negative.
+void rlt_stand_in_kept(int device, int64_t num_bytes);
+// Returns the driver's error and invalidates the capture if the calling thread captures, else success.
+CUresult rlt_stand_in_forbid_in_capture();
 
 // Carries out all that the stream and whatever it waits for have been asked for, which is no wait of the host's: what
 // the caller does next is work of that stream. An error while the stream captures.

@@ -171,8 +171,10 @@ struct Recorded {
 };
 
 void record(Call& call, CUstream stream, Stack& stack) {
-  TORCH_CHECK(writes_all_its_results(call.schema), "CUDA error: operation not permitted when stream is capturing: ",
-              call.schema.name(), " makes a tensor; expected its form that writes into one");
+  if (!writes_all_its_results(call.schema))
+    forbid_in_capture(call.schema.name() + " makes a tensor; expected its form that writes into one");
+  if (waiting().count(call.schema.name()) > 0) forbid_in_capture(call.schema.name() + " waits for its result");
+  check_capture(call.schema.name(), stream);
   auto* recorded = new Recorded{call.op, call.arguments, call.device};
   check(rlt_stand_in_enqueue(stream, &Recorded::run, &Recorded::free, recorded, false), "recording an operator");
   for (const c10::Argument& returned : call.schema.returns()) stack.push_back(*call.same(returned));
@@ -204,9 +206,11 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const c10::OptionalDeviceGuard guard(
       call.device < 0 ? std::nullopt : std::optional(c10::Device(c10::kCUDA, c10::DeviceIndex(call.device))));
   const CUstream stream = current_handle(call.device < 0 ? current_device() : call.device);
+  check_determinism(schema.name(), call.arguments);
   if (rlt_stand_in_is_capturing(stream)) return record(call, stream, *stack);
   check(rlt_stand_in_drain(stream), schema.name().c_str());
   count(schema, call.arguments.data(), n);
+  count_product(schema.name(), stream);
   call.run(*stack);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
@@ -14,6 +15,15 @@ namespace torch_cuda {
 void check(CUresult result, const char* act);
 // Throws where a device has failed.
 void check_devices();
+// Throws and invalidates the capture if the calling thread captures. For acts that would allocate or wait.
+void forbid_in_capture(const std::string& act);
+
+// Throws if deterministic algorithms are on and the operator has no deterministic implementation on CUDA.
+void check_determinism(const std::string& name, const std::vector<c10::IValue>& arguments);
+// Throws if the operator would allocate or wait during the capture of `stream`.
+void check_capture(const std::string& name, CUstream stream);
+// Records that cuBLAS has its workspace for the thread and stream, after a product.
+void count_product(const std::string& name, CUstream stream);
 
 int num_devices();
 // The calling thread's device; becomes the driver's current one.

@@ -17,6 +17,7 @@ pub(crate) struct Asked {
     pub(crate) bytes_device_to_device: i64,
     num_devices: i64,
     pub(crate) peak_bytes: [i64; 16],
+    pub(crate) peak_reserved_bytes: [i64; 16],
 }
 
 unsafe extern "C" {

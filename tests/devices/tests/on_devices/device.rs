@@ -159,15 +159,30 @@ fn a_capture_refuses_memory_and_waiting() {
             });
             (said, captured.is_ok())
         };
-        for work in
-            [&|| one.f_add(&one).map(drop) as Result<_, _>, &|| one.f_to_device(Device::Cpu).map(drop)]
-                as [&dyn Fn() -> Result<(), tch::TchError>; 2]
-        {
-            let (said, _) = refused(work);
-            assert!(said.contains("operation not permitted when stream is capturing"), "{said}");
+        let (square, beside) = (one.view([1, 1]), Stream::from_pool(0).unwrap());
+        let product = square.zeros_like();
+        let works: [(&str, &dyn Fn() -> Result<(), tch::TchError>); 7] = [
+            ("a new tensor", &|| one.f_add(&one).map(drop)),
+            ("a tensor of another stream", &|| {
+                let _beside = beside.enter().unwrap();
+                Tensor::f_empty([1], (Kind::Float, GPU)).map(drop)
+            }),
+            ("a copy to the host", &|| one.f_to_device(Device::Cpu).map(drop)),
+            ("pinned memory", &|| Tensor::from_slice(&[1.0_f32]).f_pin_memory(GPU).map(drop)),
+            ("scratch memory", &|| one.f_cumsum_out(&one.shallow_clone(), 0, Kind::Float).map(drop)),
+            ("a result of a size that is known later", &|| {
+                one.f_masked_select_out(&one.shallow_clone(), &one).map(drop)
+            }),
+            ("the first product of a stream", &|| square.f_mm_out(&product, &square).map(drop)),
+        ];
+        for (name, work) in works {
+            let (said, was_captured) = refused(work);
+            assert!(said.contains("operation not permitted when stream is capturing"), "{name}: {said}");
+            assert!(!was_captured, "{name} makes the capture invalid");
         }
-        let (_, was_captured) = refused(&|| one.f_to_device(Device::Cpu).map(drop));
-        assert!(!was_captured, "a wait makes the capture invalid");
+        let _ = square.f_mm_out(&product, &square).unwrap();
+        let multiply = || Ok::<_, rlt_torch::Error>(drop(square.f_mm_out(&product, &square)));
+        assert!(Graph::capture(&stream, multiply).is_ok(), "cuBLAS has its workspace");
         // The stream works as before.
         assert_eq!(values(&(&one + &one)), [2.0]);
     });
@@ -186,6 +201,7 @@ fn memory_ends_where_the_device_is_configured_to_end() {
         drop(kept);
         drop(Tensor::zeros([1 << 20], options));
         assert_eq!(rlt_torch::peak_device_bytes(GPU).unwrap(), Some(4 << 20));
+        assert_eq!(rlt_torch::peak_reserved_device_bytes(GPU).unwrap(), Some(4 << 20));
         assert_eq!(counts().unwrap().peak_bytes, [4 << 20]);
     });
 }
@@ -208,6 +224,52 @@ fn freed_memory_is_reused_unless_its_use_on_another_stream_was_recorded() {
             rlt_torch::OffloadStorage::new(folder.path(), GPU).unwrap().offload(&source()).unwrap();
         let _next = Tensor::zeros([4], (Kind::Float, GPU));
         assert_eq!(values(&offloaded.prefetch_new().unwrap().wait().unwrap()), [1.0, 2.0, 3.0, 4.0]);
+    });
+}
+
+#[test]
+fn freed_memory_is_kept_for_its_own_stream_until_the_cache_is_emptied() {
+    on_device("device::freed_memory_is_kept_for_its_own_stream_until_the_cache_is_emptied", || {
+        const BYTES: u64 = 4 << 20;
+        let tensor = || Tensor::zeros([BYTES as i64], (Kind::Uint8, GPU));
+        let free = || rlt_torch::device_memory(GPU).unwrap().unwrap().free_bytes;
+        let peaks = || {
+            let allocated = rlt_torch::peak_device_bytes(GPU).unwrap().unwrap();
+            (allocated, rlt_torch::peak_reserved_device_bytes(GPU).unwrap().unwrap())
+        };
+        let before = free();
+        drop(tensor());
+        drop(tensor());
+        assert_eq!((before - free(), peaks()), (BYTES, (BYTES, BYTES)), "reused");
+        let scope = Stream::from_pool(0).unwrap().enter().unwrap();
+        drop(tensor());
+        assert_eq!((before - free(), peaks()), (2 * BYTES, (BYTES, 2 * BYTES)), "another stream");
+        // Two halves of a kept block, which are one again when both are free.
+        let half = || Tensor::zeros([BYTES as i64 / 2], (Kind::Uint8, GPU));
+        drop((half(), half()));
+        drop(tensor());
+        assert_eq!(before - free(), 2 * BYTES);
+        drop(scope);
+        assert_eq!(counts().unwrap().peak_bytes, [BYTES]);
+        assert_eq!(counts().unwrap().peak_reserved_bytes, [2 * BYTES]);
+        rlt_torch::release_free_memory();
+        assert_eq!(free(), before);
+    });
+}
+
+#[test]
+fn an_operator_without_a_deterministic_implementation_is_refused_where_one_is_asked_for() {
+    let name = "device::an_operator_without_a_deterministic_implementation_is_refused_where_one_is_asked_for";
+    on_device(name, || {
+        let (one, whole) =
+            (numbers(&[1.0, 2.0]).to_device(GPU), Tensor::from_slice(&[1_i64, 2]).to_device(GPU));
+        assert_eq!(values(&one.cumsum(0, Kind::Float)), [1.0, 3.0]);
+        rlt_torch::set_deterministic(true).unwrap();
+        let error = one.f_cumsum(0, Kind::Float).unwrap_err().to_string();
+        assert!(error.contains("aten::cumsum does not have a deterministic implementation"), "{error}");
+        assert!(one.f_histc(2).is_err() && one.f_kthvalue(1, 0, false).is_err());
+        assert!(whole.f_cumsum(0, Kind::Int64).is_ok(), "sums of integers have one order");
+        assert!(one.view([1, 2]).f_mm(&one.view([2, 1])).is_ok(), "cuBLAS is configured");
     });
 }
 

@@ -101,6 +101,23 @@ impl Run {
     }
 }
 
+/// Runs a job that fails on emulated devices, with the device of `changes`. Returns the exit code, standard
+/// error and the number of steps that it trained.
+pub(crate) fn refused(num_devices: usize, changes: &Value) -> (Option<i32>, String, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = manifest(num_devices, &json!({}));
+    merge(&mut job["spec"], changes);
+    let path = folder.path().join("job.yaml");
+    fs::write(&path, job.to_string()).unwrap();
+    let mut command = Command::new(fresh_binary("rlt-trainer"));
+    command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(folder.path().join("run"));
+    command.envs(StandIn::build().unwrap().with_devices(num_devices));
+    let output = command.output().unwrap();
+    let steps = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap_or_default();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), error, steps.lines().count())
+}
+
 /// The largest difference between two runs, over all metrics of all steps and all weights, relative above 1.
 #[track_caller]
 pub(crate) fn difference(one: &Run, other: &Run) -> f64 {

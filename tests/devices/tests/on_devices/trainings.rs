@@ -1,9 +1,10 @@
 //! Trainings on devices give the CPU's numbers, on any number of devices, interrupted or not, offloaded or
 //! not, in any split into micro-batches.
 
+use rlt_api::ExitCode;
 use serde_json::{Value, json};
 
-use crate::run::{Run, difference, merge};
+use crate::run::{Run, difference, merge, refused};
 
 /// Devices compute with the CPU's own operators, but attention, the head and the optimizer compose others
 /// there than the CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by
@@ -68,6 +69,54 @@ fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
             assert!(off < tolerance, "{precision}: {step}");
         }
         assert!(run.steps().len() >= 3);
+    }
+}
+
+#[test]
+fn a_job_for_any_device_that_breaks_a_rule_of_the_one_that_is_found_is_refused_before_its_first_step() {
+    let experts = json!({
+        "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } },
+        "workers": { "count": 2, "mesh": { "dpShard": 2, "ep": 2 }, "device": "Auto" }
+    });
+    let wide_heads = json!({
+        "model": { "architecture": { "headDim": 258 } },
+        "algorithm": { "coldStart": { "steps": 2, "batchSize": 4 } }, "workers": { "device": "Auto" }
+    });
+    for (changes, num_devices, reason) in [
+        (experts, 2, "ranks with GPUs do not exchange rows of experts yet"),
+        (wide_heads, 1, "the heads of Llama are 258 wide"),
+    ] {
+        let (code, error, num_steps) = refused(num_devices, &changes);
+        assert!(error.contains(reason), "{error}");
+        assert_eq!((code, num_steps), (Some(ExitCode::BadConfig.code().into()), 0), "{error}");
+    }
+}
+
+#[test]
+fn a_training_whose_graph_capture_fails_has_the_same_weights_and_reports_it() {
+    let changes = json!({});
+    let graphs = Run::new(1, &changes);
+    // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+    let eager = Run::with(1, &changes, &[("RLT_STAND_IN_CAPTURE_FAILURE", "901")]);
+    for (one, other) in graphs.steps().iter().zip(&eager.steps()) {
+        assert_eq!(one["rollout/num_failed_graph_captures"], Value::Null, "{one}");
+        let is_sampled = !other["timing_s/gen"].is_null();
+        let failed = if is_sampled { json!(1.0) } else { Value::Null };
+        assert_eq!(other["rollout/num_failed_graph_captures"], failed, "{other}");
+    }
+    assert_eq!(graphs.weights(), eager.weights());
+}
+
+/// Emulated devices refuse operators without a deterministic implementation on GPUs.
+#[test]
+fn deterministic_trainings_use_only_deterministic_operators() {
+    for changes in [
+        json!({ "algorithm": { "coldStart": { "steps": 1, "batchSize": 4 } }, "model": { "lora": { "rank": 4 } } }),
+        json!({ "algorithm": { "kind": "PPO" }, "training": { "precision": "Bf16" } }),
+        json!({ "model": { "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } } } }),
+    ] {
+        let job = merged(&[json!({ "training": { "deterministic": true } }), changes]);
+        assert_same(&Run::new(1, &job), &Run::new(1, &job), 0.0, &job.to_string());
     }
 }
 

@@ -136,11 +136,11 @@ fn drawn(
 
 /// The CPU's draw from one row of logits.
 struct Row {
-    /// With the penalty.
+    /// Logits with the penalty.
     logits: Vec<f32>,
-    /// Of the penalised logits at the temperature.
+    /// Probabilities of the penalised logits at the temperature.
     probs: Vec<f32>,
-    /// Those to report: without a penalty.
+    /// Log-probs to report: without the penalty.
     logprobs: Tensor,
 }
 

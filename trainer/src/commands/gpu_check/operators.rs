@@ -9,7 +9,7 @@ use super::{Failure, Finding, Findings, experts};
 /// Largest error that an fp32 operator may have, relative to the largest number of the result: sums of a few
 /// hundred products, in any order.
 pub(super) const FP32_TOLERANCE: f64 = 2e-5;
-/// The same for bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
+/// Largest error in bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
 pub(super) const BF16_TOLERANCE: f64 = 3e-2;
 
 type Operator = fn(&Tensor, &Tensor) -> Tensor;
@@ -96,7 +96,7 @@ mod own {
     }
 }
 
-/// The same by operators of libtorch.
+/// Row operations by operators of libtorch, to compare ours with.
 mod formula {
     use super::{Kind, Tensor, angles};
 

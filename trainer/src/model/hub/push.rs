@@ -48,7 +48,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// From `OWNER/NAME`; `None` where that is no name of the hub.
+    /// Parses `OWNER/NAME`; `None` where that is no name of the hub.
     pub fn new(text: &str) -> Option<Self> {
         let (owner, name) = text.split_once('/')?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -65,7 +65,7 @@ impl fmt::Display for Repository {
     }
 }
 
-/// Why a folder is not on the hub.
+/// An error while a folder is pushed to the hub.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// No token is given.
@@ -77,10 +77,10 @@ pub enum PushError {
     /// The client could not be set up.
     #[error("failed to set up a client")]
     Client(#[source] reqwest::Error),
-    /// No answer.
+    /// The hub cannot be reached, or gave no answer.
     #[error("{act}: no answer")]
     NoAnswer {
-        /// The operation.
+        /// The failed operation, such as `uploading model.safetensors`.
         act: String,
         /// The error; it contains no address, which may hold a signature.
         source: reqwest::Error,
@@ -88,17 +88,17 @@ pub enum PushError {
     /// An answer is too long or too slow, or breaks off.
     #[error("{act}: the answer was not read to its end")]
     CutOff {
-        /// The operation.
+        /// The operation whose answer was read.
         act: String,
-        /// Why.
+        /// The error at which reading stopped.
         source: io::Error,
     },
     /// The hub refuses.
     #[error("{act}: the answer is {status}: {text}")]
     Refused {
-        /// The operation.
+        /// The operation that the hub refuses.
         act: String,
-        /// The status.
+        /// HTTP status of the answer, none of 2xx.
         status: StatusCode,
         /// The answer's text.
         text: String,
@@ -106,7 +106,7 @@ pub enum PushError {
     /// An answer violates the protocol.
     #[error("{act}: expected {expected}, got {got}")]
     BadAnswer {
-        /// The operation.
+        /// The operation whose answer is wrong.
         act: String,
         /// The expected value.
         expected: &'static str,
@@ -118,7 +118,7 @@ pub enum PushError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// Why.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -151,13 +151,13 @@ pub struct Hub {
 /// A file to push.
 #[derive(Debug)]
 struct Upload {
-    /// Its name in the repository.
+    /// Name of the file in the repository.
     name: String,
     path: PathBuf,
     num_bytes: u64,
-    /// SHA-256, hexadecimal.
+    /// SHA-256 of the file, hexadecimal.
     digest: String,
-    /// Its first bytes.
+    /// First bytes of the file, by which the hub tells whether it is to be uploaded as a large one.
     sample: Vec<u8>,
 }
 

@@ -36,13 +36,13 @@ const MAX_FILES: usize = 100_000;
 /// Files that are fetched at the same time.
 const NUM_CONCURRENT: usize = 4;
 
-/// Why the files of a commit are not there.
+/// An error while the files of a commit are listed or fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The server lists a file that would be elsewhere.
     #[error("file name {name:?}: expected names below the repository's folder, without `.` and `..`")]
     BadName {
-        /// The name.
+        /// The file name as the server lists it.
         name: String,
     },
     /// The server lists too many files.
@@ -51,7 +51,7 @@ pub enum SnapshotError {
     /// The server refuses, or gives no answer.
     #[error("{act}")]
     Hub {
-        /// The request.
+        /// The failed request, such as `listing the files`.
         act: String,
         /// The hub's error.
         source: Box<HFError>,
@@ -59,7 +59,7 @@ pub enum SnapshotError {
     /// A file's length differs from the list.
     #[error("file {name}: expected {expected} bytes, got {got}")]
     Length {
-        /// Its name.
+        /// Name of the file in the repository.
         name: String,
         /// The listed length.
         expected: u64,
@@ -69,9 +69,9 @@ pub enum SnapshotError {
     /// The cache cannot be written.
     #[error("{act} {path}", path = path.display())]
     Cache {
-        /// The operation.
+        /// The failed operation on the cache, such as `renaming`.
         act: &'static str,
-        /// On which file or folder.
+        /// The file or folder that the operation failed on.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
@@ -81,7 +81,7 @@ pub enum SnapshotError {
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
-    /// Its path in the repository, which leads below the folder that it is joined to.
+    /// Path in the repository, which stays below the folder that it is joined to.
     pub(super) name: String,
     pub(super) num_bytes: u64,
 }

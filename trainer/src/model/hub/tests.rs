@@ -115,6 +115,47 @@ fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed(
     }
 }
 
+/// Variable with the mirror from which a process of the test below fetches.
+const MIRROR: &str = "RLT_TEST_MIRROR";
+
+#[test]
+fn the_users_token_reaches_their_own_mirror_and_not_that_of_a_manifest() {
+    if let Ok(endpoint) = std::env::var(MIRROR) {
+        let revision = "main".to_owned();
+        let spec = HubSpec { repo: REPO.to_owned(), revision, endpoint: Some(endpoint) };
+        let cache = tempfile::tempdir().unwrap();
+        fetch(&spec, Some(cache.path())).unwrap();
+        return;
+    }
+    let login = tempfile::tempdir().unwrap();
+    std::fs::write(login.path().join("token"), "hf_of_the_user").unwrap();
+    let authorizations = |variable: &str, value: &std::ffi::OsStr, is_own_mirror: bool| {
+        let hub = HubServer::start(tiny_model().1).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let test = "model::hub::tests::the_users_token_reaches_their_own_mirror_and_not_that_of_a_manifest";
+        child.args([test, "--exact"]).env(MIRROR, hub.endpoint());
+        for name in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_ENDPOINT", "HF_HUB_DISABLE_IMPLICIT_TOKEN"] {
+            child.env_remove(name);
+        }
+        if is_own_mirror {
+            child.env("HF_ENDPOINT", hub.endpoint());
+        }
+        let output = child.env(variable, value).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let received = hub.authorizations();
+        assert!(!received.is_empty(), "the process has fetched nothing");
+        received
+    };
+    let expected = Some("Bearer hf_of_the_user".to_owned());
+    for (variable, value) in [("HF_TOKEN", "hf_of_the_user".as_ref()), ("HF_HOME", login.path().as_os_str())]
+    {
+        let received = authorizations(variable, value, false);
+        assert!(received.iter().all(Option::is_none), "{variable}: {received:?}");
+        let received = authorizations(variable, value, true);
+        assert!(received.contains(&expected), "{variable}: {received:?}");
+    }
+}
+
 #[test]
 fn an_unavailable_repository_or_revision_is_named() {
     let (_, files) = tiny_model();

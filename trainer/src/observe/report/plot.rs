@@ -34,11 +34,11 @@ pub(super) struct Series {
     pub(super) label: String,
     pub(super) points: Points,
     pub(super) mark: Mark,
-    /// Which colour, from 0.
+    /// Index of the colour, from 0.
     pub(super) color: usize,
 }
 
-/// One figure.
+/// One figure: curves with a title and a caption.
 #[derive(Clone, Debug)]
 pub(super) struct Plot {
     pub(super) title: &'static str,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::loss::{LossError, LossOutputs};
-use rlt_torch::{DeviceHead, HostCalls};
+use rlt_torch::{ChunkLoss, DeviceHead, HostCalls};
 use tch::Tensor;
 
 use super::micro_batch::Predicted;
@@ -20,14 +20,14 @@ pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOu
 #[derive(Debug)]
 pub(super) struct LossSums {
     accumulated: Accumulated,
-    /// Multiplies derivatives.
+    /// Factor of the derivatives.
     factor: f64,
     failure: Option<LossError>,
     num_chunks: usize,
 }
 
 impl LossSums {
-    /// Of a loss that is multiplied by `factor` before its backward pass.
+    /// Begins the sums of a loss that is multiplied by `factor` before its backward pass.
     pub(super) fn of(micro_batch: &MicroBatch, factor: f64) -> Self {
         let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
         let accumulated = Accumulated { logprobs, ..Accumulated::default() };
@@ -154,16 +154,10 @@ impl Actor {
         predicting_cd: &Tensor,
         micro_batch: &MicroBatch,
         pending: &mut StreamLoss,
-    ) -> Result<Tensor, rlt_torch::Error> {
-        let head = DeviceHead {
-            hidden_cd: predicting_cd,
-            weight_vd: &self.decoder.compute_head_weight(Adapter::On),
-            targets_c: &micro_batch.targets_c,
-            temperature: self.options.temperature,
-            chunk: self.options.head_chunk_tokens,
-        };
+    ) -> Result<Tensor, ActorError> {
+        let (model, weight_vd) = (self.model(), self.decoder.compute_head_weight(Adapter::On));
         let StreamLoss { calls, evaluation, num_chunks } = pending;
-        head.forward_backward(self.outer_gradients.head(), calls, |chunk| {
+        let loss_of = |chunk: Range<usize>| -> ChunkLoss {
             *num_chunks += 1;
             let evaluation = Arc::clone(evaluation);
             Box::new(move |numbers, derivatives| {
@@ -171,6 +165,17 @@ impl Actor {
                 let Evaluation { sums, predicted, evaluate } = &mut *evaluation;
                 sums.add((predicted, chunk), numbers, derivatives, evaluate);
             })
-        })
+        };
+        let grad_cd = model.with_head(&weight_vd, |weight| {
+            let head = DeviceHead {
+                hidden_cd: predicting_cd,
+                weight,
+                targets_c: &micro_batch.targets_c,
+                temperature: self.options.temperature,
+                chunk: self.options.head_chunk_tokens,
+            };
+            head.forward_backward(self.outer_gradients.head(), calls, loss_of)
+        })?;
+        Ok(model.sum_of_head(grad_cd)?)
     }
 }

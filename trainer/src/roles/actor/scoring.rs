@@ -22,7 +22,7 @@ pub(crate) enum TokenNumbers<const N: usize> {
     OnDevice(Tensor),
 }
 
-/// The same, or an asynchronous copy of them from a GPU.
+/// `N` numbers a token, or an asynchronous copy of them from a GPU.
 enum Arriving<const N: usize> {
     Here([Vec<f32>; N]),
     /// f32 `[N * c]` in pinned memory.
@@ -165,7 +165,7 @@ impl Actor {
         self.score_through(model, (batch, ranks), (adapter, routes.as_deref()), max_tokens)
     }
 
-    /// The same under another policy: a frozen reference, without an adapter.
+    /// Scores a batch under another policy: a frozen reference, without an adapter.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.
@@ -222,11 +222,12 @@ impl Actor {
         let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
             let weight_vd = decoder.compute_head_weight(adapter);
-            if predicting_cd.device().is_cuda() && model.tensor_parallel().is_none() {
-                let targets_c = &micro_batch.targets_c;
-                let hidden_cd = predicting_cd;
-                let head = DeviceHead { hidden_cd, weight_vd: &weight_vd, targets_c, temperature, chunk };
-                return Ok(TokenNumbers::OnDevice(head.forward()?));
+            if predicting_cd.device().is_cuda() {
+                let (hidden_cd, targets_c) = (predicting_cd, &micro_batch.targets_c);
+                let numbers = model.with_head(&weight_vd, |weight| {
+                    DeviceHead { hidden_cd, weight, targets_c, temperature, chunk }.forward()
+                })?;
+                return Ok(TokenNumbers::OnDevice(numbers));
             }
             let targets = &micro_batch.targets;
             let by = decoder.distribution(temperature);

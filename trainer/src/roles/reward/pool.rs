@@ -31,7 +31,7 @@ pub struct PoolOptions {
     pub timeout: Duration,
 }
 
-/// Judges completions.
+/// Judges batches of completions on several threads, under a time limit for every call.
 pub struct RewardPool {
     functions: Arc<RewardFunctions>,
     options: PoolOptions,

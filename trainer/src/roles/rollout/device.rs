@@ -21,6 +21,7 @@ mod peers;
 mod prefill;
 mod rows;
 mod scores;
+mod splits;
 
 use std::collections::{HashMap, VecDeque};
 
@@ -64,11 +65,11 @@ pub(super) struct DeviceDecoder<'a> {
     state: Tensor,
     /// i32, what [`ApplyChanges`] takes.
     changes: Tensor,
-    /// The same in pinned memory, for each step under way.
+    /// Copies of `changes` in pinned memory, one for each step under way.
     staged_changes: Vec<Tensor>,
     /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
     drawn: Tensor,
-    /// The same in pinned memory, for each step under way.
+    /// Copies of `drawn` in pinned memory, one for each step under way.
     read_back: Vec<Tensor>,
     is_read: Vec<Event>,
     /// Pinned memory from which prompts are copied, with the number of the step that they come before.
@@ -78,6 +79,8 @@ pub(super) struct DeviceDecoder<'a> {
     sampling_workspace: Tensor,
     passes: HashMap<usize, Pass>,
     uses_graphs: bool,
+    /// Number of failed captures; the first one ends the use of graphs.
+    num_failed_captures: usize,
     num_steps: usize,
     /// Number of the last step among ranks of a rollout TP group.
     sequence: u64,
@@ -100,21 +103,21 @@ struct Pass {
     graph: Option<Graph>,
     /// Whether it has run, so that libraries have what they allocate.
     has_run: bool,
-    /// What this rank exchanges in it.
+    /// Bytes that this rank exchanges in one run of the pass.
     traffic: Traffic,
 }
 
 /// A step whose tokens are not read yet.
 pub(super) struct Launched {
-    /// Where they will are.
+    /// Index of the pinned tensor that the tokens are copied to, below [`STEPS_UNDER_WAY`].
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
-    /// Its number among ranks of a rollout TP group.
+    /// Number of the step among ranks of a rollout TP group.
     sequence: u64,
 }
 
-/// What a step has left.
+/// The results of a step.
 pub(super) struct Read {
     /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
     pub(super) drawn: Vec<Drawn>,
@@ -126,7 +129,7 @@ pub(super) struct Read {
     pub(super) is_end_wanted: bool,
 }
 
-/// Why a step could not be launched or read.
+/// An error while a step is launched or read.
 #[derive(Debug)]
 pub(super) enum Failure {
     Device(Error),
@@ -160,7 +163,7 @@ impl From<Failure> for RolloutError {
     }
 }
 
-/// What bounds a decoder.
+/// Limits of a decoder, by the requests of one call of `generate`.
 pub(super) struct Bounds {
     pub(super) max_rows: usize,
     pub(super) max_blocks: usize,
@@ -229,6 +232,7 @@ impl<'a> DeviceDecoder<'a> {
             staged: VecDeque::new(),
             passes: HashMap::new(),
             uses_graphs: bounds.uses_graphs,
+            num_failed_captures: 0,
             num_steps: 0,
             sequence: 0,
             wants_end: false,
@@ -318,27 +322,48 @@ impl<'a> DeviceDecoder<'a> {
             Some(pass) => pass,
             None => self.pass(rows),
         };
-        if !self.uses_graphs || !pass.has_run {
-            let before = self.traffic();
-            self.launch_pass(&pass)?;
-            pass.traffic = self.traffic().since(before);
-            pass.has_run = true;
-        } else {
-            let graph = match pass.graph.take() {
-                Some(graph) => {
-                    self.model.peers.iter().for_each(|peers| peers.count_again(pass.traffic));
-                    graph
-                }
-                None => {
-                    let stream = self.stream;
-                    Graph::capture(&stream, || self.launch_pass(&pass))?
-                }
-            };
-            graph.launch(&self.stream)?;
-            pass.graph = Some(graph);
+        match self.graph_of(&mut pass)? {
+            Some(graph) => {
+                graph.launch(&self.stream)?;
+                pass.graph = Some(graph);
+            }
+            None => {
+                let before = self.traffic();
+                self.launch_pass(&pass)?;
+                pass.traffic = self.traffic().since(before);
+                pass.has_run = true;
+            }
         }
         self.passes.insert(rows, pass);
         Ok(())
+    }
+
+    /// Returns the graph of a pass that has run before, or `None` in eager mode. A failed capture has
+    /// executed nothing, so this step and all later ones continue in eager mode.
+    fn graph_of(&mut self, pass: &mut Pass) -> Result<Option<Graph>, Failure> {
+        if !self.uses_graphs || !pass.has_run {
+            return Ok(None);
+        }
+        if let Some(graph) = pass.graph.take() {
+            self.model.peers.iter().for_each(|peers| peers.count_again(pass.traffic));
+            return Ok(Some(graph));
+        }
+        let stream = self.stream;
+        match Graph::capture(&stream, || self.launch_pass(pass)) {
+            Ok(graph) => Ok(Some(graph)),
+            Err(Failure::Ranks(error)) => Err(Failure::Ranks(error)),
+            Err(Failure::Device(error)) => {
+                tracing::warn!(%error, "failed to capture a CUDA graph; decoding continues in eager mode");
+                self.num_failed_captures += 1;
+                self.uses_graphs = false;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Number of failed captures.
+    pub(super) fn num_failed_captures(&self) -> usize {
+        self.num_failed_captures
     }
 
     fn traffic(&self) -> Traffic {
@@ -453,7 +478,7 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
     stream.wait_for(&event)
 }
 
-/// What this rank draws: a part of the state.
+/// Returns the words of `state` to which this rank writes its draws.
 fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
     state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
 }

@@ -32,7 +32,7 @@ pub struct RolloutEngine {
     /// The tensor-parallel group of this rank.
     ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
-    /// What a sleeping engine keeps of weights with an adapter beside them.
+    /// Packed base weights that a sleeping engine keeps where the adapter is unmerged.
     base: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
@@ -41,20 +41,32 @@ pub struct RolloutEngine {
     num_syncs: u64,
     /// Bytes that the last of them brought.
     synced_bytes: usize,
+    /// Number of captures of decoding steps that have failed since the engine was made.
+    num_failed_captures: u64,
     stats: RolloutStats,
-    /// What routers chose for the first sample of each request of the last call.
+    /// The routers' choices for the first sample of each request of the last call.
     routes: Vec<Vec<u16>>,
 }
 
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        let (known, num_syncs, synced_bytes, stats, routes) = Default::default();
-        let (ranks, weights, base, cache) = Default::default();
-        Self { options, ranks, weights, base, cache, known, num_syncs, synced_bytes, stats, routes }
+        Self {
+            options,
+            ranks: None,
+            weights: None,
+            base: None,
+            cache: None,
+            known: KnownDigests::default(),
+            num_syncs: 0,
+            synced_bytes: 0,
+            num_failed_captures: 0,
+            stats: RolloutStats::default(),
+            routes: Vec::new(),
+        }
     }
 
-    /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
+    /// Lets this rank pack a shard, as one of `ranks`. All of them make the same calls with the
     /// same requests, and get the same completions.
     pub fn with_tp_group(self, ranks: Option<Arc<TpGroup>>) -> Self {
         Self { ranks, ..self }
@@ -144,6 +156,11 @@ impl RolloutEngine {
         self.synced_bytes
     }
 
+    /// Number of captures of decoding steps as CUDA graphs that have failed since the engine was made.
+    pub fn num_failed_captures(&self) -> u64 {
+        self.num_failed_captures
+    }
+
     /// Version of the weights that the engine holds.
     pub fn policy_version(&self) -> Option<u64> {
         self.weights.as_ref().map(|weights| weights.policy_version)
@@ -154,7 +171,7 @@ impl RolloutEngine {
         self.stats
     }
 
-    /// What routers chose in the last call of [`Self::generate`] for the first sample of each request: for
+    /// Takes the routers' choices of the last [`Self::generate`] for the first sample of each request: for
     /// each of its tokens a digest of the experts in each layer that has some, of the pass that the token was
     /// sampled from. Empty without experts.
     pub fn take_routes(&mut self) -> Vec<Vec<u16>> {
@@ -179,8 +196,8 @@ impl RolloutEngine {
         self.generate_streaming(policy, requests, detokenizer, progress, &mut |_, _| {})
     }
 
-    /// As [`Self::generate`]; `on_finish` is called with every completion as soon as its last token is drawn,
-    /// with the positions of its request and of its sample.
+    /// Writes samples as [`Self::generate`] does; `on_finish` is called with every completion as soon as its
+    /// last token is drawn, with the positions of its request and of its sample.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -217,6 +234,11 @@ impl RolloutEngine {
         stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
         stats.num_preemptions = scheduler.stats().preemptions;
+        if stats.num_failed_captures > 0 {
+            // Later captures would fail for the same reason.
+            self.options.uses_graphs = false;
+            self.num_failed_captures += stats.num_failed_captures as u64;
+        }
         self.stats = stats;
         self.routes = drafts.take_routes();
         Ok(drafts.into_completions())
@@ -250,7 +272,7 @@ impl RolloutEngine {
     }
 }
 
-/// What a decoder on a device is bounded by.
+/// Returns the limits of a decoder on a device that writes the samples of `requests`.
 fn device_bounds(
     options: &RolloutOptions,
     planned: &[SequenceRequest],

@@ -53,19 +53,19 @@ struct SamplingPlan {
 /// Completions of a set of prompts: on each rank those that it is to judge.
 #[derive(Debug)]
 pub struct Sampled {
-    /// All prompts.
+    /// All prompts of the set, also those that other ranks sample.
     pub prompts: Vec<Arc<Prompt>>,
     /// The completions to judge here, with their prompt's place; `None` where this rank was asked to stop.
     pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
-    /// The same completions on their way to functions that are computed elsewhere; `None` without any.
+    /// The completions on their way to functions that are computed elsewhere; `None` without any.
     pub(crate) judging: Option<Judging>,
     pub(crate) assignment: SampleAssignment,
     pub(crate) policy_version: u64,
-    /// Of this rank's engine.
+    /// Sampling cost of this rank's engine; 0 on all but one rank of a tensor-parallel group.
     pub(crate) cost: SamplingCost,
 }
 
-/// What sampling cost the engines of all ranks.
+/// Sampling cost, of one engine or summed over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SamplingCost {
     /// Sequences that found no room in the cache and were computed again.
@@ -228,6 +228,11 @@ impl RolloutRole {
         if plan.phase == Phase::Rollout {
             let synced = gib(self.engine.borrow().synced_bytes() as u64);
             self.context.record(Metrics::from([("perf/weight_sync_gb".to_owned(), synced)]));
+            let num_failed_captures = self.engine.borrow().num_failed_captures();
+            if num_failed_captures > 0 {
+                let name = "rollout/num_failed_graph_captures".to_owned();
+                self.context.record(Metrics::from([(name, num_failed_captures as f64)]));
+            }
             self.exchange_routes(policy, &requests, completions.as_deref().unwrap_or_default())?;
         }
         let own = completions.map(|completions| {

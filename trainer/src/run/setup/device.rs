@@ -52,6 +52,11 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     Ok(placement)
 }
 
+/// Returns the value of `workers.device` that names `device`.
+pub(super) fn spec_of(device: Device) -> spec::Device {
+    if device.is_cuda() { spec::Device::Cuda } else { spec::Device::Cpu }
+}
+
 /// Logs a warning between separator lines, so that it is not overlooked.
 fn warn_loudly(warning: &str) {
     let line = "=".repeat(100);

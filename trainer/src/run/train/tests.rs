@@ -2,6 +2,7 @@
 //! as reward functions that panic and how often weights are packed.
 
 mod every_choice;
+mod wiring;
 
 use std::path::Path;
 use std::sync::Arc;

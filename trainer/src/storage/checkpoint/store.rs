@@ -36,7 +36,7 @@ pub struct CheckpointStore {
     copies: Option<Copies>,
 }
 
-/// Where committed checkpoints are copied to.
+/// Uploads of committed checkpoints to another address.
 struct Copies {
     uri: String,
     /// The run to which they belong.
@@ -65,7 +65,7 @@ pub struct Latest {
 /// A checkpoint that exists, as its manifest describes it; its bytes were not read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedCheckpoint {
-    /// Finished steps.
+    /// Number of finished steps, which names the checkpoint.
     pub step: u64,
     /// The committed folder.
     pub path: PathBuf,
@@ -73,7 +73,7 @@ pub struct CommittedCheckpoint {
     pub digest: String,
     /// Files of tensors, one of each rank that has written.
     pub num_shards: u32,
-    /// When it was written.
+    /// Time at which it was written.
     pub time: SystemTime,
 }
 
@@ -151,8 +151,8 @@ impl CheckpointStore {
         Ok(Self { copies: Some(copies), ..self })
     }
 
-    /// From now on the committed checkpoint of `step` is never removed, and that of an earlier call is again
-    /// one like the others. Of copies, that of the earlier call is protected until `step` has its own.
+    /// Protects the committed checkpoint of `step` from removal, and that of an earlier call no more. Of
+    /// copies, that of the earlier call is protected until `step` has its own.
     pub fn protect(&mut self, step: Option<u64>) {
         self.protected = step;
         if let (Some(copies), Some(step)) = (&self.copies, step) {

@@ -22,14 +22,14 @@ const POLL: Duration = Duration::from_millis(20);
 /// The key of the first rank's failure.
 const FAILURE: &str = "failure";
 
-/// What a rank knows of itself and of where the others are.
+/// A rank's membership of a job: the store's address, the rank and the number of ranks, attempt, timeouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// Host of the store: a name, which may take a while to resolve, or an address.
     pub host: String,
     /// Port of the store.
     pub port: u16,
-    /// This rank.
+    /// Rank of this process, below `world_size`.
     pub rank: usize,
     /// Ranks in all.
     pub world_size: usize,
@@ -106,7 +106,7 @@ impl Rendezvous {
         Ok(Self { store, pulse, meter: Arc::default(), membership, address })
     }
 
-    /// This rank.
+    /// The rank of this process.
     pub fn rank(&self) -> usize {
         self.membership.rank
     }
@@ -145,7 +145,7 @@ impl Rendezvous {
         Ok(Some(Box::new(group)))
     }
 
-    /// What this rank has sent and received so far in all of its groups.
+    /// Traffic of this rank in all of its groups so far.
     pub fn traffic(&self) -> Traffic {
         self.meter.total()
     }

@@ -1,4 +1,4 @@
-//! From a fused projection to rotated queries and written keys and values, as one kernel launch.
+//! A kernel that rotates the queries and keys of a fused projection, and writes keys and values to the cache.
 
 use super::kernels::Kernels;
 use super::module::Shape;

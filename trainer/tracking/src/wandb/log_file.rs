@@ -17,7 +17,7 @@ const BLOCK_LEN: usize = 32 * 1024;
 const HEADER: [u8; 7] = *b":W&B\xe1\xbe\x00";
 const PART_HEADER_LEN: usize = 7;
 
-/// Which part of a record it is.
+/// Type of a part: all of a record, or its first, a middle or its last part.
 #[derive(Clone, Copy)]
 enum Part {
     Full = 1,

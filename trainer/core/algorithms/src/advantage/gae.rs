@@ -161,7 +161,7 @@ mod tests {
             assert!((got.returns[token] - expected).abs() < 1e-12, "token {token}: {:?}", got.returns);
         }
     }
-    /// Of 40 tokens lambda is 1 - 1 / (0.05 * 40) = 0.5, of 20 and fewer it is 0.
+    /// Lambda is 1 - 1 / (0.05 * 40) = 0.5 for 40 tokens, and 0 for 20 and fewer.
     #[test]
     fn lambda_grows_with_the_completion_and_the_critic_learns_plain_returns() {
         let lens = [40, 20, 8];

@@ -17,7 +17,7 @@ const PYTHON_VARIABLE: &str = "RLT_PEER_PYTHON";
 /// The fastest step of the peer.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PeerTimes {
-    /// Its name and version.
+    /// Names and versions of the peer's packages.
     pub(super) versions: String,
     pub(super) rollout_seconds: f64,
     pub(super) reference_seconds: f64,
@@ -30,12 +30,12 @@ impl PeerTimes {
     }
 }
 
-/// Why there are no times.
+/// The reason why the peer has no times.
 #[derive(Clone, Debug)]
 pub(super) enum Unmeasured {
     /// The machine has no Python, or packages are missing.
     Missing(String),
-    /// It has, and the script failed.
+    /// The machine has them, and the script failed.
     Failed(String),
 }
 

@@ -28,6 +28,7 @@ pub(in crate::roles::rollout) fn run(
             true => None,
             false => Some(launch(&mut decoder, scheduler, drafts.requests(), stats)?),
         };
+        stats.num_failed_captures = decoder.num_failed_captures();
         if let Some(step) = std::mem::replace(&mut under_way, next) {
             read(&mut decoder, scheduler, drafts, (&step, stats, watch))?;
         }

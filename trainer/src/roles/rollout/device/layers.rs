@@ -12,16 +12,14 @@
 //! which keys and values are gathered from there, once for all rows.
 
 use rlt_api::plan::model_config::{ModelConfig, QkNorm};
-use rlt_torch::cuda::{
-    EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
-    attention_workspace_bytes,
-};
+use rlt_torch::cuda::{EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu};
 use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, Tensor};
 
 use super::Failure;
 use super::experts::{ExpertBuffers, Mix};
 use super::peers::Peers;
+use super::splits::Splits;
 use crate::model::{DecoderLayer, FeedForward, Norm, PlacedFeatures, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::product::{DeviceProduct, Scratch};
@@ -34,11 +32,11 @@ struct Norms {
     after_attention: Option<Tensor>,
     before_mlp: Option<Tensor>,
     after_mlp: Option<Tensor>,
-    /// Of queries and keys.
+    /// Norm weights of queries and of keys.
     heads: Option<[Tensor; 2]>,
 }
 
-/// What turns the pairs of a head: angles per position, f32, and the factor of cosines and sines.
+/// A rotary embedding: angles per position, f32, and the factor of cosines and sines.
 type Turning = (Tensor, f64);
 
 /// Norms, embedding and frequencies as the kernels take them.
@@ -55,47 +53,48 @@ pub(super) struct Model<'a> {
     final_norm: Tensor,
     /// One for each rotary embedding of the model.
     turnings: Vec<Turning>,
-    /// For layers that turn nothing.
+    /// The rotary embedding of layers that have none: it turns nothing.
     no_turning: Turning,
-    /// Which of three positions turns each pair of a head, i32; `None` where tokens have one.
+    /// Index of the position, 0 to 2, that turns each pair of a head, i32; `None` where tokens have one
+    /// position.
     axes: Option<Tensor>,
     multiprocessors: usize,
-    /// For dequantized weights.
+    /// Memory in which quantized weights are dequantized.
     dequantized: Option<Tensor>,
 }
 
-/// What describes the rows of a pass, all on the device.
+/// Inputs that describe the rows of a pass, all on the device.
 pub(super) struct Inputs {
-    /// i32 `[rows]`.
+    /// Token ids, i32 `[rows]`.
     pub(super) tokens: Tensor,
-    /// i32 `[rows]`, or `[3, rows]`.
+    /// Positions, i32 `[rows]`, or `[3, rows]` by three axes.
     pub(super) positions: Tensor,
     /// Features of images among the rows.
     pub(super) images: Option<PlacedFeatures>,
     /// Whether positions are by three axes.
     pub(super) has_axes: bool,
-    /// i32 `[rows]`.
+    /// Cache slots that the rows' keys and values are written to, i32 `[rows]`.
     pub(super) slots: Tensor,
     pub(super) seen: Seen,
-    /// Where digests of the routers' choices are written, i32 `[rows]` for each layer with experts; empty
+    /// Outputs for digests of the routers' choices, i32 `[rows]` for each layer with experts; empty
     /// where they are not logged.
     pub(super) routes: Vec<Tensor>,
 }
 
-/// What the rows of a pass attend to.
+/// The cached keys and values to which the rows of a pass attend.
 pub(super) enum Seen {
     /// Each row to its own sequence, one row a sequence.
     Paged {
-        /// i32 `[rows]`.
+        /// Number of tokens to which each row attends, i32 `[rows]`.
         context_lens: Tensor,
-        /// i32 `[rows, max_blocks]`.
+        /// Cache blocks of each row's sequence, i32 `[rows, max_blocks]`.
         block_tables: Tensor,
     },
     /// Many rows to the same sequence.
     Gathered(CachedSegments),
 }
 
-/// What the layers write, for a number of rows.
+/// Outputs of the layers, for a number of rows.
 pub(super) struct Buffers {
     residual: Tensor,
     added: Tensor,
@@ -115,8 +114,9 @@ pub(super) struct Buffers {
 
 struct Paged {
     attended: Tensor,
+    /// Workspace that is large enough for every number of rows.
     workspace: Tensor,
-    splits: usize,
+    splits: Splits,
 }
 
 impl<'a> Model<'a> {
@@ -163,9 +163,13 @@ impl<'a> Model<'a> {
     /// Buffers for the decode of at most `rows` rows.
     pub(super) fn decode_buffers(&self, rows: usize) -> Buffers {
         let config = &self.weights.shard;
-        let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
-        let splits = attention_splits(rows, kv_heads, self.multiprocessors);
-        let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
+        let splits = Splits {
+            heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            multiprocessors: self.multiprocessors,
+        };
+        let num_bytes = splits.workspace_bytes(rows);
         let buffers = self.buffers(rows);
         let attended = buffers.queries.empty_like();
         let workspace = Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device()));
@@ -195,7 +199,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// What products need whose adapters are beside them.
+    /// Makes the scratch memory of products with quantized weights or unmerged adapters.
     fn scratch(&self, rows: usize) -> Scratch {
         let (layout, frame) = (&self.weights.head_layout, &self.weights.frame);
         let options = (frame.compute_kind(), self.kernels.device());
@@ -296,8 +300,8 @@ impl<'a> Model<'a> {
         (0..layer_idx).filter(|before| self.config().experts_of(*before).is_some()).count()
     }
 
-    /// What a block reads: the residual stream with what the last block made, behind its norm where it has
-    /// one.
+    /// Returns a block's input: the residual stream with the output of the block before, behind this block's
+    /// norm where it has one.
     fn block_input<'b>(
         &self,
         added: Option<&Tensor>,
@@ -314,7 +318,7 @@ impl<'a> Model<'a> {
         Ok(&buffers.residual)
     }
 
-    /// What a block made, summed over ranks and behind its norm where it has one.
+    /// Completes a block's output: sums it over ranks, and applies the norm behind it where it has one.
     fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), Failure> {
         self.sum(&buffers.added)?;
         norm.map_or(Ok(()), |weight| {
@@ -386,7 +390,7 @@ impl<'a> Model<'a> {
         match (&inputs.seen, &buffers.paged) {
             (Seen::Gathered(segments), _) => cached_attention(q, (k_cache, v_cache), segments, scale, window),
             (Seen::Paged { context_lens, block_tables }, Some(Paged { attended, workspace, splits })) => {
-                let (splits, out) = (*splits, attended);
+                let (splits, out) = (splits.of(q.size()[0] as usize), attended);
                 PagedDecodeAttention {
                     q,
                     k_cache,
@@ -451,7 +455,7 @@ fn times(weight: &Tensor, offset: f64, factor: f64) -> Tensor {
 }
 
 impl Buffers {
-    /// The same memory for fewer rows.
+    /// Returns the first `rows` rows of the same memory.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
         Self {

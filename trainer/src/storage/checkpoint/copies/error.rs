@@ -22,15 +22,15 @@ pub enum CopyError {
     /// The environment lacks a variable of the store, such as an account's name.
     #[error("spec.checkpoint.uri: failed to prepare for `{uri}` by the variables of the environment")]
     Prepare {
-        /// The address.
+        /// The address of the copies.
         uri: String,
-        /// The error.
+        /// The error of the object store's client.
         source: object_store::Error,
     },
     /// There is no such bucket.
     #[error("spec.checkpoint.uri: the bucket of `{uri}` does not exist")]
     NoBucket {
-        /// The address.
+        /// The address whose bucket is missing.
         uri: String,
         /// The store's error.
         source: object_store::Error,
@@ -38,7 +38,7 @@ pub enum CopyError {
     /// The store refuses the credentials, or there are none.
     #[error("spec.checkpoint.uri: `{uri}` is refused: are the credentials in the environment right?")]
     Refused {
-        /// The address.
+        /// The address that is refused.
         uri: String,
         /// The store's error.
         source: object_store::Error,
@@ -46,9 +46,9 @@ pub enum CopyError {
     /// A request failed in a way that may pass.
     #[error("failed to {act} `{place}`")]
     Request {
-        /// The operation.
+        /// The failed operation as a verb, such as `read`.
         act: &'static str,
-        /// On which object or folder of the store.
+        /// The object or folder of the store that the operation failed on.
         place: String,
         /// The client's error.
         source: object_store::Error,
@@ -56,9 +56,9 @@ pub enum CopyError {
     /// A local file could not be read or written.
     #[error("failed to {act} {}", path.display())]
     Local {
-        /// The operation.
+        /// The failed operation as a verb, such as `sync`.
         act: &'static str,
-        /// On which file.
+        /// The file or folder that the operation failed on.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
@@ -67,7 +67,7 @@ pub enum CopyError {
     /// damaged.
     #[error("{} is not what its manifest says", path.display())]
     Changed {
-        /// The file.
+        /// Path of the changed file.
         path: PathBuf,
     },
     /// The local checkpoint, or the downloaded one, cannot be opened.
@@ -82,9 +82,9 @@ pub enum CopyError {
          there yourself"
     )]
     OtherRun {
-        /// The address.
+        /// The address that belongs to another run.
         uri: String,
-        /// To whom it belongs, and to whom not.
+        /// The owner of the copies, and how it differs from this run.
         difference: String,
     },
     /// The file that says whose copies are in a prefix is not one.
@@ -92,17 +92,17 @@ pub enum CopyError {
         "spec.checkpoint.uri: `run.json` at `{uri}` does not say whose copies are there: restore or remove it"
     )]
     Owner {
-        /// The address.
+        /// The address that has the file.
         uri: String,
-        /// Where and why.
+        /// The error of the JSON parser, with line and column.
         source: serde_json::Error,
     },
     /// The run ended before the copy was complete.
     #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
     NotCopied {
-        /// Its step.
+        /// Step of the checkpoint.
         step: u64,
-        /// The address.
+        /// The address to which the checkpoint is copied.
         uri: String,
         /// The last failure, or how long it was waited for.
         reason: String,

@@ -32,7 +32,8 @@ const NUM_CONCURRENT: usize = 4;
 /// The file of a prefix that says to which run its copies belong.
 const OWNER: &str = "run.json";
 
-/// Where the copies of one run are. All of its calls belong to one thread's runtime.
+/// Prefix of an object store that holds the copies of one run. All of its calls belong to one thread's
+/// runtime.
 pub(super) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -53,13 +54,13 @@ impl Place {
         Self { store, prefix, uri: uri.to_owned(), sent: Arc::default(), part_bytes: PART_BYTES }
     }
 
-    /// The same with shorter parts.
+    /// Sets the length of parts, so that a test can upload several.
     #[cfg(test)]
     pub(super) fn with_part_bytes(self, part_bytes: u64) -> Self {
         Self { part_bytes, ..self }
     }
 
-    /// The address.
+    /// The address of the prefix.
     pub(super) fn uri(&self) -> &str {
         &self.uri
     }

@@ -1,4 +1,4 @@
-//! What a machine has without NCCL, and with a GPU every operation between a rank and itself.
+//! Collectives of a machine without NCCL, and with a GPU every operation between a rank and itself.
 
 use tch::Device;
 

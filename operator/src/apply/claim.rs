@@ -1,0 +1,136 @@
+//! Changes of an existing claim: its owner and a larger size are applied; what the API server would refuse is
+//! refused here, with the field to change.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use rlt_objects::labels;
+use serde_json::{Value, json};
+
+use super::ApplyError;
+
+/// Access mode of a claim that workers on several nodes mount.
+const SEVERAL_WORKERS: &str = "ReadWriteMany";
+
+/// Changes the existing claim to the `wanted` one. Returns whether it exists and was changed.
+pub(super) async fn change(
+    client: &Client,
+    namespace: &str,
+    wanted: &PersistentVolumeClaim,
+) -> Result<bool, ApplyError> {
+    let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
+    let name = wanted.metadata.name.clone().unwrap_or_default();
+    let found = api.get_opt(&name).await;
+    let found = found.map_err(|source| ApplyError::Call { act: "read", name: name.clone(), source })?;
+    // The watch reports its deletion, and it is created again.
+    let Some(found) = found else { return Ok(false) };
+    if let Some(why) = misfit(&found, wanted) {
+        return Err(ApplyError::Unfit { message: format!("claim {name}: {why}") });
+    }
+    let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
+    match api.patch(&name, &params, &Patch::Merge(patch(&found, wanted))).await {
+        Ok(_) => Ok(true),
+        Err(source) => Err(ApplyError::Call { act: "change", name, source }),
+    }
+}
+
+/// Returns why a claim cannot become the wanted one, if it cannot.
+fn misfit(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Option<String> {
+    let spec = |claim: &PersistentVolumeClaim| claim.spec.clone().unwrap_or_default();
+    let (found, wanted) = (spec(found), spec(wanted));
+    let modes = |spec: &PersistentVolumeClaimSpec| spec.access_modes.clone().unwrap_or_default();
+    let is_for_several = |modes: &[String]| modes.iter().any(|mode| mode == SEVERAL_WORKERS);
+    if is_for_several(&modes(&wanted)) && !is_for_several(&modes(&found)) {
+        return Some(format!(
+            "it was made for one worker ({}), and several need {SEVERAL_WORKERS}, which a claim cannot become: \
+             set spec.workers.count to 1, or spec.workers.storage.claimName to a claim for several nodes in a \
+             new job",
+            modes(&found).join(", ")
+        ));
+    }
+    if let Some(class) = &wanted.storage_class_name
+        && found.storage_class_name.as_ref() != Some(class)
+    {
+        let present = found.storage_class_name.unwrap_or_default();
+        return Some(format!(
+            "its storage class is `{present}` and cannot become `{class}`: restore \
+             spec.workers.storage.storageClassName, or make a new job"
+        ));
+    }
+    let (has, wants) = (size(&found)?, size(&wanted)?);
+    let is_smaller = rlt_api::quantity_value(&wants)? < rlt_api::quantity_value(&has)?;
+    is_smaller.then(|| {
+        format!(
+            "it requests {has} and cannot shrink to {wants}: set spec.workers.storage.size to {has} or more"
+        )
+    })
+}
+
+/// Returns the merge patch of what can be changed: labels, annotations, the job as an owner, and the size.
+fn patch(found: &PersistentVolumeClaim, wanted: &PersistentVolumeClaim) -> Value {
+    let is_of_job = |owner: &&OwnerReference| owner.kind == rlt_api::KIND;
+    let others = found.metadata.owner_references.iter().flatten().filter(|owner| !is_of_job(owner)).cloned();
+    let owners: Vec<_> =
+        others.chain(wanted.metadata.owner_references.clone().into_iter().flatten()).collect();
+    let size = wanted.spec.as_ref().and_then(size);
+    json!({
+        "metadata": {
+            "uid": found.metadata.uid,
+            "labels": wanted.metadata.labels,
+            "annotations": wanted.metadata.annotations,
+            "ownerReferences": owners,
+        },
+        "spec": {"resources": {"requests": {"storage": size}}},
+    })
+}
+
+fn size(spec: &PersistentVolumeClaimSpec) -> Option<String> {
+    Some(spec.resources.as_ref()?.requests.as_ref()?.get("storage")?.0.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(mode: &str, class: Option<&str>, size: &str) -> PersistentVolumeClaim {
+        serde_json::from_value(json!({
+            "metadata": {"name": "a-storage"},
+            "spec": {
+                "accessModes": [mode], "storageClassName": class,
+                "resources": {"requests": {"storage": size}},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_a_claim_cannot_become_is_refused_with_the_field_to_change() {
+        let one = claim("ReadWriteOnce", Some("fast"), "10Gi");
+        let why = |wanted| misfit(&one, &wanted).unwrap_or_default();
+        assert!(why(claim("ReadWriteMany", Some("fast"), "10Gi")).contains("spec.workers.count"));
+        assert!(why(claim("ReadWriteOnce", Some("slow"), "10Gi")).contains("storageClassName"));
+        assert!(why(claim("ReadWriteOnce", Some("fast"), "9Gi")).contains("spec.workers.storage.size"));
+        for size in ["10Gi", "10240Mi", "11Gi"] {
+            assert_eq!(why(claim("ReadWriteOnce", Some("fast"), size)), "");
+        }
+        assert_eq!(why(claim("ReadWriteOnce", None, "10Gi")), "", "any class is right");
+        let several = claim("ReadWriteMany", Some("fast"), "10Gi");
+        assert_eq!(misfit(&several, &one), None, "one worker can use it too");
+    }
+
+    #[test]
+    fn a_claim_that_is_to_be_retained_loses_the_job_as_its_owner_and_no_other() {
+        let owner = |kind: &str| json!({"apiVersion": "a/v1", "kind": kind, "name": "a", "uid": "u"});
+        let mut found = claim("ReadWriteOnce", None, "1Gi");
+        found.metadata.owner_references =
+            serde_json::from_value(json!([owner("Tenant"), owner(rlt_api::KIND)])).unwrap();
+        let mut wanted = claim("ReadWriteOnce", None, "2Gi");
+        let retained = patch(&found, &wanted);
+        assert_eq!(retained["metadata"]["ownerReferences"], json!([owner("Tenant")]));
+        assert_eq!(retained["spec"], json!({"resources": {"requests": {"storage": "2Gi"}}}));
+        wanted.metadata.owner_references = serde_json::from_value(json!([owner(rlt_api::KIND)])).unwrap();
+        let released = patch(&found, &wanted);
+        assert_eq!(released["metadata"]["ownerReferences"], json!([owner("Tenant"), owner(rlt_api::KIND)]));
+    }
+}

@@ -1,0 +1,234 @@
+//! Doc comments of public items: the first sentence names its subject, so that it is understood alone, in an
+//! editor, in a list of search results and on a generated page.
+
+use rlt_rules::rust_sources;
+
+/// Public doc comments that do not name their subject yet. This number may only fall.
+const MAX_UNNAMED: usize = 4;
+/// Words of a sentence, at most, that is too short to say anything.
+const TOO_FEW_WORDS: usize = 2;
+/// Openings that stand for a subject, or lead to one that the sentence leaves out.
+const OPENINGS: [(&str, &[&str]); 4] = [
+    ("a pronoun", &["It", "Its", "Their", "Them", "These", "They", "Those"]),
+    ("a relative word", &["What", "When", "Where", "Which", "Who", "Whom", "Whose", "Why"]),
+    (
+        "a preposition",
+        &[
+            "After", "As", "At", "Before", "By", "For", "From", "In", "Into", "Of", "On", "Since", "To",
+            "Until", "With", "Without",
+        ],
+    ),
+    ("a reference to other lines", &["Also", "Likewise", "So", "Such", "The same"]),
+];
+
+/// The first sentence of a doc comment, with the number of its first line.
+#[derive(Debug, PartialEq)]
+struct Opening {
+    line: usize,
+    sentence: String,
+}
+
+#[test]
+fn the_first_sentence_of_every_public_doc_comment_names_its_subject() {
+    let (mut unnamed, mut num_read) = (Vec::new(), 0);
+    let is_test = |path: &str| path.starts_with("tests/") || path.contains("/tests/");
+    for file in rust_sources().unwrap().iter().filter(|file| !is_test(&file.path)) {
+        for Opening { line, sentence } in public_openings(&file.text) {
+            num_read += 1;
+            if let Some(fault) = fault_of(&sentence) {
+                unnamed.push(format!("{}:{line}: \"{sentence}\" {fault}", file.path));
+            }
+        }
+    }
+    assert!(
+        unnamed.len() <= MAX_UNNAMED,
+        "the first sentences of {} public doc comments do not name their subject, {MAX_UNNAMED} may. Begin with what \
+         the item is (\"Name of the pod.\") or does (\"Returns the blocks to the pool.\"):\n{}",
+        unnamed.len(),
+        unnamed.join("\n")
+    );
+    assert!(num_read > 5000, "public doc comments are found: {num_read}");
+}
+
+/// Says what is wrong with a first sentence, as the end of a sentence about it. A sentence may begin with
+/// code, which then is its subject.
+fn fault_of(sentence: &str) -> Option<String> {
+    if sentence.is_empty() || sentence.starts_with(['`', '#']) {
+        return None;
+    }
+    let begins_with = |words: &&str| {
+        sentence.strip_prefix(*words).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric()))
+    };
+    for (kind, openings) in OPENINGS {
+        if let Some(opening) = openings.iter().copied().find(|opening| begins_with(opening)) {
+            return Some(format!("begins with {kind}, `{opening}`"));
+        }
+    }
+    let is_short = sentence.split_whitespace().count() <= TOO_FEW_WORDS;
+    is_short.then(|| format!("has no more than {TOO_FEW_WORDS} words"))
+}
+
+/// The first sentences of a file's `//!` comment and of the `///` comments of its public items.
+fn public_openings(text: &str) -> Vec<Opening> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut openings = Vec::new();
+    let mut start = 0;
+    while start < lines.len() {
+        let block = &lines[start..];
+        let block = &block[..block.iter().take_while(|line| doc_text(line).is_some()).count()];
+        let is_header = block.first().is_some_and(|line| line.trim_start().starts_with("//!"));
+        if is_header || (!block.is_empty() && is_public(&lines, start + block.len())) {
+            openings.push(Opening { line: start + 1, sentence: first_sentence(block) });
+        }
+        start += block.len().max(1);
+    }
+    openings
+}
+
+fn doc_text(line: &str) -> Option<&str> {
+    let comment = line.trim_start();
+    comment.strip_prefix("///").or(comment.strip_prefix("//!")).map(str::trim)
+}
+
+fn first_sentence(block: &[&str]) -> String {
+    let lines = block.iter().map_while(|line| doc_text(line).filter(|text| !text.is_empty()));
+    let paragraph = lines.collect::<Vec<_>>().join(" ");
+    let end = paragraph.find(". ").map_or(paragraph.len(), |place| place + 1);
+    paragraph[..end].to_owned()
+}
+
+/// Whether the item that a comment before line `start` belongs to is declared `pub`, or is part of a public
+/// enum or trait, whose parts have no such word.
+fn is_public(lines: &[&str], start: usize) -> bool {
+    let Some(item) = item_from(lines, start) else { return false };
+    if lines[item].trim_start().starts_with("pub ") {
+        return true;
+    }
+    let mut depth = indent(lines[item]);
+    for line in lines[..item].iter().rev() {
+        let code = line.trim_start();
+        if code.is_empty() || code.starts_with("//") || indent(line) >= depth {
+            continue;
+        }
+        depth = indent(line);
+        if code.starts_with("pub enum ") || code.starts_with("pub trait ") {
+            return true;
+        }
+        let is_variant = code.starts_with(char::is_uppercase) && code.ends_with(['{', '(']);
+        if !is_variant {
+            return false;
+        }
+    }
+    false
+}
+
+/// Index of the first line from `start` on that is neither an attribute nor a comment.
+fn item_from(lines: &[&str], start: usize) -> Option<usize> {
+    let mut idx = start;
+    loop {
+        let code = lines.get(idx)?.trim_start();
+        if code.starts_with("#[") {
+            while !lines.get(idx)?.ends_with(']') {
+                idx += 1;
+            }
+        } else if !code.starts_with("//") {
+            return Some(idx);
+        }
+        idx += 1;
+    }
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+#[test]
+fn a_sentence_that_leaves_its_subject_out_is_refused() {
+    for (sentence, fault) in [
+        ("Its name.", "begins with a pronoun, `Its`"),
+        ("What the engine holds of weights.", "begins with a relative word, `What`"),
+        ("Why a run failed.", "begins with a relative word, `Why`"),
+        ("As [`Self::run`], with a limit.", "begins with a preposition, `As`"),
+        ("Of queries and keys.", "begins with a preposition, `Of`"),
+        ("The same in pinned memory.", "begins with a reference to other lines, `The same`"),
+        ("The cache.", "has no more than 2 words"),
+        ("Documented.", "has no more than 2 words"),
+    ] {
+        assert_eq!(fault_of(sentence).as_deref(), Some(fault), "{sentence}");
+    }
+}
+
+#[test]
+fn a_sentence_that_names_its_subject_is_accepted() {
+    for sentence in [
+        "Name of the pod.",
+        "Number of prompt tokens, images included.",
+        "Returns the blocks of `sequence` to the pool.",
+        "Whether the sequence has reached its token limit.",
+        "Items that wait for a slow tracker.",
+        "Formula of the loss.",
+        "`https://host:port` of the operator.",
+        "`f32[rows]`.",
+        "# Errors",
+    ] {
+        assert_eq!(fault_of(sentence), None, "{sentence}");
+    }
+}
+
+#[test]
+fn doc_comments_of_public_items_and_of_their_parts_are_read() {
+    let text = "\
+//! A file. It has
+//! two items.
+
+/// A public error. More about
+/// it.
+#[derive(Debug)]
+pub enum Failure {
+    /// A variant whose
+    /// comment wraps.
+    #[error(
+        \"a message\"
+    )]
+    Of {
+        /// A field of it.
+        path: String,
+    },
+}
+
+/// A private type.
+struct Own {
+    /// A private field.
+    path: String,
+    /// A public field.
+    pub name: String,
+}
+
+impl Own {
+    /// A function of this package.
+    pub(crate) fn name() {}
+    /// A public function.
+    // A remark.
+    pub fn path() {}
+}
+
+/// A public trait.
+pub trait Act {
+    /// A method of it.
+    fn act(&self);
+}
+";
+    let found = public_openings(text);
+    let found: Vec<_> = found.iter().map(|Opening { line, sentence }| (*line, sentence.as_str())).collect();
+    let expected = [
+        (1, "A file."),
+        (4, "A public error."),
+        (8, "A variant whose comment wraps."),
+        (14, "A field of it."),
+        (23, "A public field."),
+        (30, "A public function."),
+        (35, "A public trait."),
+        (37, "A method of it."),
+    ];
+    assert_eq!(found, expected);
+}
