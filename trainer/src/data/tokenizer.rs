@@ -12,7 +12,6 @@ mod chat;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
-mod python;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
