@@ -2,6 +2,7 @@
 
 mod columns;
 mod datasets;
+mod foreign;
 mod images;
 mod mutated;
 
@@ -110,7 +111,7 @@ fn a_malformed_row_is_named_by_file_and_number() {
 
 #[test]
 fn a_missing_column_is_named_with_those_that_are_there() {
-    let files = Files::rows(&[json!({"prompt": "a"}), json!({"question": "b", "prompt": null})]);
+    let files = Files::rows(&[json!({"prompt": "a"}), json!({"question": "b", "index": 1})]);
     let error = files.prompts().unwrap_err();
     let DataError::MissingColumn { location, column, found } = error else { panic!("{error}") };
     assert_eq!((location.number, column.as_str(), found.len()), (2, "prompt", 2));
