@@ -149,6 +149,46 @@ fn yarn_sharpens_attention_as_the_paper_says_unless_told_otherwise() {
     assert_eq!(parsed(&llama()).ropes[0].scaling.attention_factor(), 1.0);
 }
 
+/// transformers 5.17 prefers a top-level length to one within `rope_scaling`, and falls back to
+/// `max_position_embeddings`.
+#[test]
+fn a_top_level_original_length_has_priority_over_that_of_the_rope_fields() {
+    let original = |scaling: Value, beside: Value| {
+        let document =
+            with(with(llama(), "rope_scaling", scaling), "original_max_position_embeddings", beside);
+        match parsed(&document).ropes[0].scaling {
+            RopeScaling::Yarn { original_max_position_embeddings, .. }
+            | RopeScaling::Llama3 { original_max_position_embeddings, .. } => {
+                original_max_position_embeddings
+            }
+            ref other => panic!("{other:?}"),
+        }
+    };
+    let yarn = json!({"type": "yarn", "factor": 4.0});
+    let llama3 =
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    for scaling in [yarn, llama3] {
+        let within = with(scaling.clone(), "original_max_position_embeddings", json!(512));
+        assert_eq!(original(within.clone(), json!(256)), 256.0);
+        assert_eq!(original(within, Value::Null), 512.0);
+        assert_eq!(original(scaling.clone(), json!(256)), 256.0);
+        let longest = parsed(&llama()).max_position_embeddings as f64;
+        assert_eq!(original(scaling, Value::Null), longest);
+    }
+}
+
+#[test]
+fn unknown_parts_of_a_language_model_within_a_larger_one_are_named() {
+    let document = json!({
+        "architectures": ["NewForConditionalGeneration"],
+        "text_config": {"linear_num_value_heads": 4, "layer_types": ["linear_attention"]}
+    });
+    let refused = refusal(&document);
+    for part in ["gated delta nets", "linear_attention"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+}
+
 #[test]
 fn refuses_a_class_that_contradicts_the_model_type() {
     let refused = refusal(&with(llama(), "model_type", json!("qwen2")));
