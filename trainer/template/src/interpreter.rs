@@ -19,9 +19,6 @@ use crate::text::{check_len, push_str};
 use crate::value::{BYTES_A_STEP, Dict, Missing, Value};
 use crate::{Clock, Rendered};
 
-/// Steps that one rendering may take. A conversation of a thousand turns takes well below a million. A step
-/// copies at most 64 bytes, so this also bounds the memory of a rendering.
-const FUEL: usize = 20_000_000;
 /// Steps that one turn of a loop takes besides those of its body.
 const STEPS_A_TURN: usize = 4;
 /// Depth of blocks, calls and expressions while a template runs.
@@ -29,11 +26,12 @@ const MAX_DEPTH: usize = 250;
 /// Assignments of namespaces to attributes of namespaces in one rendering.
 const MAX_SHARED: usize = 1000;
 
-/// Renders `body`.
+/// Renders `body` in at most `max_steps` steps.
 pub(crate) fn render(
     body: &Body,
     variables: &serde_json::Map<String, serde_json::Value>,
     clock: Clock<'_>,
+    max_steps: usize,
 ) -> Result<Rendered> {
     let root = Scope::default();
     for (name, value) in variables {
@@ -41,7 +39,8 @@ pub(crate) fn render(
     }
     let mut interpreter = Interpreter {
         clock,
-        fuel: FUEL,
+        max_steps,
+        fuel: max_steps,
         depth: 0,
         captures: 0,
         shared: 0,
@@ -73,6 +72,8 @@ pub(crate) enum Flow {
 /// The state of one rendering.
 pub(crate) struct Interpreter<'a> {
     clock: Clock<'a>,
+    max_steps: usize,
+    /// Steps that are left of `max_steps`.
     fuel: usize,
     depth: usize,
     /// Blocks whose text is captured instead of printed.
@@ -93,7 +94,7 @@ impl Interpreter<'_> {
                 self.fuel = left;
                 Ok(())
             }
-            None => Err(Error::budget(format!("the template takes more than {FUEL} steps"))),
+            None => Err(Error::budget(format!("the template takes more than {} steps", self.max_steps))),
         }
     }
 

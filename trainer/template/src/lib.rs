@@ -27,6 +27,10 @@ use std::ops::Range;
 
 pub use error::{Error, ErrorKind};
 
+/// Number of steps that [`Template::render`] may take. A conversation of a thousand turns takes well below a
+/// million. A step copies at most 64 bytes, so this also bounds the memory of a rendering.
+pub const MAX_STEPS: usize = 20_000_000;
+
 /// A parsed template.
 #[derive(Debug)]
 pub struct Template {
@@ -55,7 +59,7 @@ impl Template {
         Ok(Self { body: parser::parse(tokens)? })
     }
 
-    /// Renders the template with `variables`, an object by variable name.
+    /// Renders the template with `variables`, an object by variable name, in at most [`MAX_STEPS`] steps.
     ///
     /// # Errors
     /// [`ErrorKind::Render`] where jinja2 raises an exception, [`ErrorKind::Budget`] where the template takes
@@ -65,6 +69,19 @@ impl Template {
         variables: &serde_json::Map<String, serde_json::Value>,
         clock: Clock<'_>,
     ) -> Result<Rendered, Error> {
-        interpreter::render(&self.body, variables, clock)
+        self.render_within(variables, clock, MAX_STEPS)
+    }
+
+    /// Renders the template as [`Self::render`] does, in at most `max_steps` steps.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn render_within(
+        &self,
+        variables: &serde_json::Map<String, serde_json::Value>,
+        clock: Clock<'_>,
+        max_steps: usize,
+    ) -> Result<Rendered, Error> {
+        interpreter::render(&self.body, variables, clock, max_steps)
     }
 }
