@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+pub use rlt_template::Rendered as RenderedChat;
 use rlt_template::Template;
 use serde_json::{Map, Value};
 
@@ -97,14 +98,24 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::NoDefault`], [`ChatError::Render`].
     pub fn render(&self, request: &ChatRequest<'_>, special: &SpecialTokens) -> Result<String, ChatError> {
+        self.render_marked(request, special).map(|rendered| rendered.text)
+    }
+
+    /// Renders the conversation, and returns with the text the byte ranges that `{% generation %}` tags mark.
+    ///
+    /// # Errors
+    /// [`ChatError::NoDefault`], [`ChatError::Render`].
+    pub fn render_marked(
+        &self,
+        request: &ChatRequest<'_>,
+        special: &SpecialTokens,
+    ) -> Result<RenderedChat, ChatError> {
         let with_tools = request.tools.and_then(|_| self.templates.get(TOOL_USE));
         let template = with_tools
             .or_else(|| self.templates.get(DEFAULT))
             .ok_or_else(|| ChatError::NoDefault { found: self.sources.keys().cloned().collect() })?;
         let rendered = template.render(&variables(request, special), &strftime_now);
-        rendered
-            .map(|rendered| rendered.text)
-            .map_err(|source| ChatError::Render { num_messages: request.messages.len(), source })
+        rendered.map_err(|source| ChatError::Render { num_messages: request.messages.len(), source })
     }
 }
 
