@@ -113,6 +113,29 @@ fn published_models_of_newer_families_are_as_large_as_they_are() {
     assert!(refusal(&silent).contains("rope_parameters"));
 }
 
+/// The `config.json` of google/gemma-3-4b-it; the number of parameters is that of the text model in its
+/// files.
+#[test]
+fn gemma_3_with_a_tower_is_read_as_its_text_model() {
+    let text = json!({
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024
+    });
+    let document = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text,
+        "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27}
+    });
+    let config = parsed(&document);
+    assert!(ModelConfig::leaves_tower_out(&document) && !ModelConfig::leaves_tower_out(&llama()));
+    assert_eq!(config.parameter_count().total(), 3_880_263_168);
+    assert_eq!(
+        (config.family, config.eos_token_ids.as_slice(), config.vision.is_none()),
+        (Family::Gemma3, &[1, 106][..], true)
+    );
+    assert!(matches!(config.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 }));
+    assert!(matches!(config.ropes[1].scaling, RopeScaling::None));
+}
+
 #[test]
 fn the_count_is_the_sum_over_the_tensor_list() {
     let mixed = with(qwen3_30b_a3b(), "decoder_sparse_step", json!(2));

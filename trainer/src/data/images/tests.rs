@@ -40,6 +40,16 @@ fn row(images: Value) -> Row {
 }
 
 #[test]
+fn a_model_whose_tower_is_left_out_has_no_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}, "vision_config": {}
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    assert!(ImageProcessor::load(folder.path()).unwrap().is_none());
+}
+
+#[test]
 fn resized_pixels_are_those_of_transformers() {
     let mut sizes = 0;
     for entry in fs::read_dir(fixtures().join("resized")).unwrap() {
