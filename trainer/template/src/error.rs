@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a template cannot be parsed or rendered.
+/// A template cannot be parsed or rendered.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct Error {
     kind: ErrorKind,

@@ -1,4 +1,4 @@
-//! Filters: `value|name`.
+//! The filters of jinja2 and what each of them is charged: `value|name`.
 
 mod collection;
 mod number;

@@ -124,7 +124,7 @@ impl Interpreter<'_> {
         })
     }
 
-    /// Appends `str(value)`.
+    /// Appends `str(value)` to `out`, charged by the size of the value.
     pub(crate) fn print(&mut self, value: &Value, out: &mut String) -> Result<()> {
         self.charge(value.size())?;
         push_str(out, value)

@@ -40,7 +40,7 @@ pub struct Template {
 /// The text of a rendered template.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Rendered {
-    /// The text.
+    /// The rendered text.
     pub text: String,
     /// Byte ranges of `text` that `{% generation %}` tags marked, in order.
     pub generated: Vec<Range<usize>>,

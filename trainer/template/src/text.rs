@@ -24,7 +24,7 @@ pub(crate) fn str_of(value: &Value) -> Result<String> {
     Ok(out)
 }
 
-/// Appends `str(value)`.
+/// Appends `str(value)` to `out`.
 pub(crate) fn push_str(out: &mut String, value: &Value) -> Result<()> {
     match value {
         Value::Undefined(_) => {}
@@ -34,7 +34,7 @@ pub(crate) fn push_str(out: &mut String, value: &Value) -> Result<()> {
     check_len(out.len())
 }
 
-/// Appends `repr(value)`.
+/// Appends `repr(value)` to `out`.
 pub(crate) fn push_repr(out: &mut String, value: &Value) -> Result<()> {
     check_len(out.len())?;
     match value {

@@ -24,7 +24,7 @@ pub(crate) const MAX_ITEMS: usize = 1_000_000;
 pub(crate) const BYTES_A_STEP: usize = 64;
 const VALUES_A_STEP: usize = 2;
 
-/// A value.
+/// A value of a template, as Python has it.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Undefined(Missing),
@@ -46,10 +46,10 @@ pub(crate) enum Value {
     Loop(Rc<Loop>),
 }
 
-/// What an undefined value would have been.
+/// The origin of an undefined value, for messages of errors.
 #[derive(Clone, Debug)]
 pub(crate) enum Missing {
-    /// A variable.
+    /// A variable of this name.
     Name(Arc<str>),
     /// An attribute or item of a value of this type.
     Member(&'static str, Arc<str>),

@@ -146,7 +146,7 @@ fn keyed(items: &[Value], attribute: Option<&Value>) -> Result<Vec<Value>> {
     }
 }
 
-/// What items are sorted by: without the case of text unless `case_sensitive` is set.
+/// Returns the keys by which items are sorted: texts in lower case unless `case_sensitive` is set.
 fn sort_keys(
     items: &[Value],
     attribute: Option<&Value>,

@@ -69,7 +69,7 @@ fn braced(text: &str, given: &Given, numbering: &mut Numbering, depth: usize) ->
     Ok(out)
 }
 
-/// Where the brace that ends a field is.
+/// Returns the offset of the brace that ends a field.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, character) in text.char_indices() {

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 /// Entries from which on text keys are found by an index.
 const INDEXED: usize = 16;
 
-/// A dictionary.
+/// A dictionary that keeps the order of insertion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
