@@ -5,6 +5,7 @@
 //!                                    --rules---> problems between fields --resolve--> ValidatedJob
 //! ```
 
+mod names;
 mod patterns;
 mod problem;
 mod schema;
@@ -261,6 +262,7 @@ fn check_metadata(metadata: Option<&Value>, checker: &mut Checker) -> Metadata {
     if name.chars().count() > MAX_NAME_LEN {
         checker.problems.push(problem(NAME_TOO_LONG, "1 to 52 characters"));
     }
+    checker.problems.extend(names::of_metadata(&metadata));
     metadata
 }
 
@@ -293,5 +295,6 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
             });
         }
     }
+    checker.problems.extend(names::of_pods(&spec));
     Some(spec)
 }

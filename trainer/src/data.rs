@@ -33,6 +33,7 @@ mod task;
 mod tests;
 pub mod tokenizer;
 mod training_rows;
+mod turns;
 
 use std::sync::Arc;
 

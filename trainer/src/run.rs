@@ -105,6 +105,8 @@ pub struct Run {
     pub(crate) num_steps: u64,
     /// A warning of a run that continues.
     pub(crate) warning: Option<String>,
+    /// Warnings about rows that are left out, cut or repeated; each follows the words "this run".
+    pub(crate) data_warnings: Vec<String>,
     pub(crate) source: ModelOrigin,
     /// The weights from whose quantization error a fresh adapter starts, until it is known whether there is a
     /// checkpoint instead.

@@ -19,6 +19,7 @@ mod quantization;
 mod rope;
 mod routing;
 mod shapes;
+mod text_model;
 mod tower;
 mod unknown;
 mod vision;
@@ -201,7 +202,15 @@ impl ModelConfig {
     /// # Errors
     /// [`ModelConfigError`], naming the field.
     pub fn from_json(document: &serde_json::Value) -> Result<Self, ModelConfigError> {
-        parse::parse(document)
+        match text_model::of(document) {
+            Some(text) => parse::parse(&text),
+            None => parse::parse(document),
+        }
+    }
+
+    /// Returns whether [`Self::from_json`] reads only the text model of a model with a vision tower.
+    pub fn leaves_tower_out(document: &serde_json::Value) -> bool {
+        text_model::leaves_tower_out(document)
     }
 
     /// Reads the body of a classifier (`...ForSequenceClassification`, `...ForTokenClassification`) from its

@@ -66,10 +66,10 @@ pub struct ResolvedOptimizer {
 pub struct ResolvedSchedule {
     /// Shape after the warm-up.
     pub kind: ScheduleKind,
-    /// Length of the linear rise from 0.
+    /// Length of the linear rise to the peak.
     #[serde(flatten)]
     pub warmup: Warmup,
-    /// Final learning rate as a fraction of the peak.
+    /// Fraction of the peak that the decay reaches one step after the last.
     pub min_ratio: f64,
 }
 

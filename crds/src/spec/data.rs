@@ -39,7 +39,7 @@ pub struct DataSpec {
     /// the assistant's last turn.
     #[schemars(length(min = 1, max = 256))]
     pub prompt_key: String,
-    /// Column with a full conversation, for supervised training: the assistant's turns are learned.
+    /// Column with a full conversation, for supervised training (see `trainOn`).
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
     /// Column with a prompt's images, for models with a vision tower: a list of paths or of objects with
@@ -70,6 +70,9 @@ pub struct DataSpec {
     pub max_prompt_tokens: u32,
     /// Handling of prompts longer than `maxPromptTokens`.
     pub overlong_prompts: OverlongPrompts,
+    /// Tokens that supervised training learns; by default `Assistant`.
+    #[serde(skip_serializing_if = "TrainOn::is_default")]
+    pub train_on: TrainOn,
     /// Whether training prompts are shuffled, in an order that is a function of `training.seed` and the
     /// epoch.
     pub shuffle: bool,
@@ -102,6 +105,7 @@ impl Default for DataSpec {
             template_variables: None,
             max_prompt_tokens: 512,
             overlong_prompts: OverlongPrompts::Filter,
+            train_on: TrainOn::Assistant,
             shuffle: true,
             max_train_prompts: None,
             max_held_out_prompts: None,
@@ -121,6 +125,24 @@ pub enum OverlongPrompts {
     TruncateRight,
     /// The job ends with an error that names the row.
     Error,
+}
+
+/// Tokens of a conversation, or of a prompt with its completion, that supervised training learns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TrainOn {
+    /// All turns of the assistant. If the chat template has `{% generation %}` tags, the text within them.
+    #[default]
+    Assistant,
+    /// The last turn of the assistant.
+    LastTurn,
+    /// All tokens, prompts included.
+    Everything,
+}
+
+impl TrainOn {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Kind of generated problems.

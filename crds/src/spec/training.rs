@@ -309,9 +309,9 @@ impl Default for OptimizerSpec {
 pub enum ScheduleKind {
     /// The learning rate stays at its peak.
     Constant,
-    /// The learning rate falls along half a cosine to `minRatio` at the last step.
+    /// The learning rate falls along half a cosine to `minRatio`, which it reaches one step after the last.
     Cosine,
-    /// The learning rate falls linearly to `minRatio` at the last step.
+    /// The learning rate falls linearly to `minRatio`, which it reaches one step after the last.
     Linear,
 }
 
@@ -322,14 +322,15 @@ pub struct ScheduleSpec {
     /// Shape of the learning rate after the warm-up; by default `Constant`, or that of `algorithm.preset`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<ScheduleKind>,
-    /// Number of steps over which the learning rate rises linearly from 0.
+    /// Number of steps before the peak, over which the learning rate rises linearly; the first has 1 /
+    /// (steps + 1) of the peak.
     #[schemars(range(min = 0, max = 100000000))]
     pub warmup_steps: u64,
     /// Warm-up as a fraction of all steps, rounded down, in place of `warmupSteps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub warmup_ratio: Option<f64>,
-    /// Final learning rate as a fraction of the peak, for `Cosine` and `Linear`.
+    /// Fraction of the peak that `Cosine` and `Linear` reach one step after the last.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub min_ratio: f64,
 }

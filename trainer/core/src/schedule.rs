@@ -14,7 +14,8 @@ pub enum Decay {
     Linear,
 }
 
-/// A learning-rate schedule: a linear warm-up, then a decay that reaches its minimum with the last step.
+/// A learning-rate schedule: a linear warm-up, then a decay that reaches its minimum one step after the last,
+/// as in transformers and verl. No step has a learning rate of zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Peak learning rate.
@@ -40,7 +41,7 @@ impl Schedule {
         if step_idx < self.warmup_steps {
             return (step_idx + 1) as f64 / (self.warmup_steps + 1) as f64;
         }
-        let decay_steps = self.num_steps.saturating_sub(self.warmup_steps + 1).max(1);
+        let decay_steps = self.num_steps.saturating_sub(self.warmup_steps).max(1);
         let progress = ((step_idx - self.warmup_steps) as f64 / decay_steps as f64).min(1.0);
         let height = match self.decay {
             Decay::Constant => 1.0,
@@ -67,19 +68,35 @@ mod tests {
         let table = [
             (Decay::Constant, 0, 0.0, [1.0; 9]),
             (Decay::Constant, 2, 0.5, [third, 2.0 * third, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-            (Decay::Linear, 2, 0.0, [third, 2.0 * third, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
-            (Decay::Linear, 2, 0.2, [third, 2.0 * third, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]),
+            (Decay::Linear, 3, 0.0, [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+            (Decay::Linear, 3, 0.2, [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]),
             (
                 Decay::Cosine,
-                2,
+                3,
                 0.0,
-                [third, 2.0 * third, 1.0, 0.5 + half_root / 2.0, 0.5, 0.5 - half_root / 2.0, 0.0, 0.0, 0.0],
+                [0.25, 0.5, 0.75, 1.0, 0.5 + half_root / 2.0, 0.5, 0.5 - half_root / 2.0, 0.0, 0.0],
             ),
         ];
         for (decay, warmup_steps, min_ratio, expected) in table {
             let got = curve(decay, warmup_steps, min_ratio);
             let close = got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12);
             assert!(close, "{decay:?} {warmup_steps} {min_ratio}: {got:?}");
+        }
+    }
+
+    /// Expected values are those of `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup`
+    /// of transformers 5.17 after the warm-up.
+    #[test]
+    fn the_last_step_is_as_far_from_the_end_as_it_is_in_transformers() {
+        for (num_steps, warmup_steps) in [(1, 0), (7, 3), (100, 10), (100, 99)] {
+            let left = 1.0 / (num_steps - warmup_steps) as f64;
+            let at = |decay| {
+                Schedule { learning_rate: 1.0, decay, warmup_steps, num_steps, min_ratio: 0.0 }
+                    .at(num_steps - 1)
+            };
+            assert!((at(Decay::Linear) - left).abs() < 1e-12, "{num_steps} {warmup_steps}");
+            let cosine = 0.5 * (1.0 + (PI * (1.0 - left)).cos());
+            assert!((at(Decay::Cosine) - cosine).abs() < 1e-12, "{num_steps} {warmup_steps}");
         }
     }
 

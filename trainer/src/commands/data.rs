@@ -2,7 +2,7 @@
 //! template, counted in tokens, and with the reason for each row that is left out. `rlctl data` executes it.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rlt_api::ExitCode;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
@@ -14,10 +14,12 @@ use crate::commands::worker::read_manifest;
 use crate::data::preview::{Fate, Preview, demonstrations, preferences, prompts, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Demonstration, RowLocation, Split};
-use crate::model::hub;
+use crate::model::{hub, read_config};
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
-use crate::run::setup::datasets::{Located, max_demonstration_tokens, preference_rows};
+use crate::run::setup::datasets::{
+    Located, context_of, max_demonstration_tokens, preference_rows, within_context,
+};
 use crate::run::setup::load_tokenizer;
 
 /// Options of `data`.
@@ -50,11 +52,12 @@ struct Counts {
 pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let job = read_manifest(&args.manifest)?;
     let spec = job.spec();
-    let tokenizer = tokenizer(spec)?;
+    let folder = model_folder(spec)?;
+    let tokenizer = load_tokenizer(spec, folder.as_deref())?;
     let split = if args.held_out { Split::HeldOut } else { Split::Train };
     let num_rows = args.rows as usize;
     let located = Located::find(&spec.data, None)?;
-    let data = &located.spec;
+    let data = &within_context(&located.spec, context(spec, folder.as_deref()));
     let headings = headings(&located, args.held_out);
     let mut output = rlt_terminal::text();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
@@ -100,14 +103,24 @@ fn headings(located: &Located, held_out: bool) -> Vec<String> {
     sets.iter().map(heading).collect()
 }
 
-fn tokenizer(spec: &ResolvedSpec) -> Result<Tokenizer, TrainError> {
-    let dir = match &spec.model.source {
+/// Returns the folder of the job's model; `None` for a model that is built from its architecture.
+fn model_folder(spec: &ResolvedSpec) -> Result<Option<PathBuf>, TrainError> {
+    Ok(match &spec.model.source {
         ModelSource::Path(path) => Some(path.into()),
         // The training would fetch the same files.
         ModelSource::Hub(source) => Some(hub::fetch(source, None)?.dir),
         ModelSource::Architecture(_) => None,
-    };
-    load_tokenizer(spec, dir.as_deref())
+    })
+}
+
+/// Returns the longest sequence of the job's model in tokens. A configuration that the training refuses does
+/// not limit what is shown.
+fn context(spec: &ResolvedSpec, folder: Option<&Path>) -> usize {
+    match (&spec.model.source, folder) {
+        (ModelSource::Architecture(model), _) => model.max_position_embeddings as usize,
+        (_, Some(folder)) => read_config(folder).map_or(usize::MAX, |config| context_of(&config)),
+        (_, None) => usize::MAX,
+    }
 }
 
 /// One-line description of an item, its text, and its problem, if any.

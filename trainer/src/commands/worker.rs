@@ -188,6 +188,9 @@ fn run_rank(
     if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
         run.context.watch().warn(warning);
     }
+    for warning in run.data_warnings.iter().filter(|_| run.ranks.is_leader()) {
+        tracing::warn!("this run {warning}");
+    }
     Ok(match train(&mut run, &mut roles, &mut data)? {
         Outcome::Complete => ExitCode::Success,
         Outcome::Stopped(_) => ExitCode::Preempted,

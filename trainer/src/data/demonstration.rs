@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rlt_api::spec::{DataSpec, OverlongPrompts};
+use rlt_api::spec::{DataSpec, OverlongPrompts, TrainOn};
 use rlt_core::batch::Demonstration;
 use rlt_core::images::PromptImage;
 use rlt_core::types::TokenId;
@@ -11,11 +11,12 @@ use serde_json::{Value, json};
 
 use super::prompt::{
     check_messages, encode, images_error, images_key, num_image_tokens, place_images, prompt_key, render,
-    render_messages, tokenize_error,
+    render_marked, render_messages, tokenize_error,
 };
 use super::rows::Row;
+use super::turns::{self, RenderMessages};
 use super::{DataError, Fitted, images};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{RenderedChat, Tokenizer};
 
 /// Columns that may hold the response to the prompt column.
 const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
@@ -27,6 +28,7 @@ pub(super) struct DemonstrationReader<'a> {
     prompt_key: &'a str,
     max_tokens: usize,
     overlong: OverlongPrompts,
+    train_on: TrainOn,
     tokenizer: &'a Tokenizer,
 }
 
@@ -38,6 +40,7 @@ impl<'a> DemonstrationReader<'a> {
             prompt_key: prompt_key(spec),
             max_tokens,
             overlong: spec.overlong_prompts,
+            train_on: spec.train_on,
             tokenizer,
         }
     }
@@ -97,7 +100,8 @@ impl<'a> DemonstrationReader<'a> {
         }
     }
 
-    /// Builds an example of plain texts: the prompt's tokens, the response's, then the end-of-sequence token.
+    /// Builds an example of plain texts: the prompt's tokens, the response's, then the end-of-sequence token,
+    /// unless the response ends with one.
     fn plain(&self, row: &Row, response: &str) -> Result<Demonstration, DataError> {
         let rendered = render(self.tokenizer, row, self.prompt_key)?;
         let failed = |source| tokenize_error(row, source);
@@ -105,9 +109,11 @@ impl<'a> DemonstrationReader<'a> {
         let num_prompt_tokens = tokens.len();
         let response_tokens = self.tokenizer.encode_rendered(response).map_err(failed)?;
         self.tokenizer.check_alphabet(response, &response_tokens).map_err(failed)?;
+        let is_ended = response_tokens.last().is_some_and(|last| self.tokenizer.eos_ids().contains(last));
         tokens.extend(response_tokens);
-        tokens.extend(self.tokenizer.eos_ids().first());
-        let loss_mask = (0..tokens.len()).map(|idx| idx >= num_prompt_tokens).collect();
+        tokens.extend(self.tokenizer.eos_ids().first().filter(|_| !is_ended));
+        let learns_all = self.train_on == TrainOn::Everything;
+        let loss_mask = (0..tokens.len()).map(|idx| learns_all || idx >= num_prompt_tokens).collect();
         Ok(Demonstration { tokens, loss_mask, images: Vec::new() })
     }
 
@@ -128,11 +134,11 @@ impl<'a> DemonstrationReader<'a> {
             Some(_) => images::placeholders::split(&messages, images.len())
                 .map_err(|source| images_error(row, source))?,
         };
-        let text = render_messages(self.tokenizer, row, &messages, false)?;
-        let spans = self.assistant_spans(row, &messages, &text)?;
-        let encoded = self.tokenizer.encode_with_offsets(&text);
+        let rendered = render_marked(self.tokenizer, row, &messages, false)?;
+        let encoded = self.tokenizer.encode_with_offsets(&rendered.text);
         let encoded = encoded.map_err(|source| tokenize_error(row, source))?;
-        let loss_mask = self.loss_mask(&encoded, &spans);
+        let loss_mask = self.loss_mask(row, &messages, &rendered, &encoded)?;
+        let text = rendered.text;
         let tokens: Vec<TokenId> = encoded.into_iter().map(|(token, _)| token).collect();
         self.tokenizer.check_alphabet(&text, &tokens).map_err(|source| tokenize_error(row, source))?;
         let masked = tokens.into_iter().zip(loss_mask).collect();
@@ -153,38 +159,53 @@ impl<'a> DemonstrationReader<'a> {
         Ok(())
     }
 
-    /// Byte ranges of `text` that the assistant wrote. Each is what the template adds for an assistant's
-    /// message to the conversation before it, rendered with the assistant's turn opened.
-    fn assistant_spans(
+    /// Returns for each token whether it is learned.
+    fn loss_mask(
         &self,
         row: &Row,
         messages: &[Value],
-        text: &str,
-    ) -> Result<Vec<Range<usize>>, DataError> {
-        let is_assistant = |message: &Value| message.get("role").and_then(Value::as_str) == Some("assistant");
-        let mut spans = Vec::new();
-        for (message_idx, message) in messages.iter().enumerate() {
-            if !is_assistant(message) {
-                continue;
-            }
-            let before = render_messages(self.tokenizer, row, &messages[..message_idx], true)?;
-            let after = render_messages(self.tokenizer, row, &messages[..=message_idx], false)?;
-            if !after.starts_with(&before) || !text.starts_with(&after) {
-                return Err(DataError::UnstableTemplate { location: row.location.clone(), message_idx });
-            }
-            spans.push(before.len()..after.len());
+        rendered: &RenderedChat,
+        encoded: &[(TokenId, Range<usize>)],
+    ) -> Result<Vec<bool>, DataError> {
+        if self.train_on == TrainOn::Everything {
+            return Ok(vec![true; encoded.len()]);
         }
-        Ok(spans)
+        let marked = &rendered.generated;
+        let learns_last = self.train_on == TrainOn::LastTurn;
+        if !learns_last && !marked.is_empty() {
+            return Ok(overlapping(encoded, marked));
+        }
+        let turns = self.turns(row, messages, &rendered.text)?;
+        let last_turn = &turns[turns.len().saturating_sub(1)..];
+        if marked.is_empty() {
+            return Ok(self.within_turns(encoded, if learns_last { last_turn } else { &turns }));
+        }
+        // A turn may have several tags, such as one for its text and one for its tool calls.
+        let start = last_turn.first().or(marked.last()).map_or(0, |span| span.start);
+        let of_last: Vec<_> = marked.iter().filter(|span| span.end > start).cloned().collect();
+        Ok(overlapping(encoded, &of_last))
     }
 
-    /// Marks the tokens that begin inside a span, up to the span's last end-of-sequence token. What a
+    /// Returns the byte ranges of the assistant's turns that `text`, the rendered conversation, shows.
+    fn turns(&self, row: &Row, messages: &[Value], text: &str) -> Result<Vec<Range<usize>>, DataError> {
+        let template = RowTemplate { tokenizer: self.tokenizer, row };
+        let mut turns = Vec::new();
+        for (message_idx, message) in messages.iter().enumerate() {
+            if turns::is_of_assistant(message) {
+                turns.extend(turns::turn(&template, messages, message_idx, text)?);
+            }
+        }
+        Ok(turns)
+    }
+
+    /// Marks the tokens that begin inside a turn, up to the turn's last end-of-sequence token. What a
     /// template writes after that token, such as a line break, is not the assistant's.
-    fn loss_mask(&self, encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
+    fn within_turns(&self, encoded: &[(TokenId, Range<usize>)], turns: &[Range<usize>]) -> Vec<bool> {
         let mut mask = vec![false; encoded.len()];
         let is_eos = |idx: &usize| self.tokenizer.eos_ids().contains(&encoded[*idx].0);
-        for span in spans {
-            let first = encoded.partition_point(|(_, bytes)| bytes.start < span.start);
-            let past = encoded.partition_point(|(_, bytes)| bytes.start < span.end);
+        for turn in turns {
+            let first = encoded.partition_point(|(_, bytes)| bytes.start < turn.start);
+            let past = encoded.partition_point(|(_, bytes)| bytes.start < turn.end);
             let ending = (first..past).rev().find(is_eos);
             mask[first..ending.map_or(past, |idx| idx + 1)].fill(true);
         }
@@ -216,5 +237,26 @@ impl<'a> DemonstrationReader<'a> {
             }
         }
         Ok(Fitted::Truncated(whole))
+    }
+}
+
+/// Marks the tokens that have a byte within a span, as transformers does for `{% generation %}` tags.
+fn overlapping(encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
+    let overlaps =
+        |bytes: &Range<usize>| spans.iter().any(|span| bytes.start < span.end && bytes.end > span.start);
+    encoded.iter().map(|(_, bytes)| overlaps(bytes)).collect()
+}
+
+/// The chat template with the tools of a row.
+struct RowTemplate<'a> {
+    tokenizer: &'a Tokenizer,
+    row: &'a Row,
+}
+
+impl RenderMessages for RowTemplate<'_> {
+    type Error = DataError;
+
+    fn render(&self, messages: &[Value], add_generation_prompt: bool) -> Result<String, DataError> {
+        render_messages(self.tokenizer, self.row, messages, add_generation_prompt)
     }
 }

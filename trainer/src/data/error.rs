@@ -39,6 +39,7 @@ impl DataError {
             | Self::Json { location, .. }
             | Self::Parquet { location, .. }
             | Self::MissingColumn { location, .. }
+            | Self::NullColumn { location, .. }
             | Self::WrongType { location, .. }
             | Self::Tokenize { location, .. }
             | Self::EmptyPrompt { location }
@@ -105,6 +106,14 @@ pub enum DataError {
         column: String,
         /// Names of the columns that the row has.
         found: Vec<String>,
+    },
+    /// A column has no value.
+    #[error("read {location}: column {column:?} is null, expected a value; leave such rows out of the file")]
+    NullColumn {
+        /// Location of the row.
+        location: RowLocation,
+        /// Name of the column.
+        column: String,
     },
     /// A column has the wrong type.
     #[error("read {location}: column {column:?} is {got}, expected {expected}")]

@@ -1,10 +1,14 @@
 //! Rows of JSON files: one object per line, or one array of objects.
+//!
+//! A byte order mark at the start of a file is skipped. `NaN` and `Infinity`, which Python writes although
+//! JSON lacks them, are read as null.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::rows::{Place, Row, Rows};
@@ -56,7 +60,7 @@ impl Iterator for LinesFrom {
                 Ok(num_bytes) => {
                     self.place =
                         Place { offset: self.place.offset + num_bytes as u64, number: location.number };
-                    if !line.trim().is_empty() {
+                    if !line.trim_start_matches(MARK).trim().is_empty() {
                         return Some(parse_line(&line, location));
                     }
                 }
@@ -66,12 +70,62 @@ impl Iterator for LinesFrom {
     }
 }
 
+/// The byte order mark that editors on Windows put in front of a file.
+const MARK: char = '\u{feff}';
+
 fn begins_with_bracket(reader: &mut BufReader<File>) -> std::io::Result<bool> {
-    Ok(reader.fill_buf()?.trim_ascii_start().starts_with(b"["))
+    let start = reader.fill_buf()?;
+    let start = start.strip_prefix(MARK.to_string().as_bytes()).unwrap_or(start);
+    Ok(start.trim_ascii_start().starts_with(b"["))
+}
+
+/// Parses JSON as Python's `json` reads it, except that numbers which JSON does not have are null.
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, serde_json::Error> {
+    let error = match serde_json::from_str(text) {
+        Ok(parsed) => return Ok(parsed),
+        Err(error) => error,
+    };
+    match without_odd_numbers(text) {
+        Some(text) => serde_json::from_str(&text).map_err(|_| error),
+        None => Err(error),
+    }
+}
+
+/// The text with null for `NaN`, `Infinity` and `-Infinity` outside of strings; `None` where there are none.
+fn without_odd_numbers(text: &str) -> Option<String> {
+    const ODD: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let mut out = String::with_capacity(text.len());
+    let (mut rest, mut found) = (text, false);
+    while let Some(next) = rest.chars().next() {
+        if let Some(odd) = ODD.into_iter().find(|odd| rest.starts_with(odd)) {
+            out.push_str("null");
+            (rest, found) = (&rest[odd.len()..], true);
+            continue;
+        }
+        let length = if next == '"' { string_length(rest) } else { next.len_utf8() };
+        out.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    found.then_some(out)
+}
+
+/// Bytes of the JSON string at the start of a text, with its quotes.
+fn string_length(text: &str) -> usize {
+    let mut escaped = false;
+    for (at, byte) in text.bytes().enumerate().skip(1) {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
 }
 
 fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
-    match serde_json::from_str::<Map<String, Value>>(line) {
+    let line = if location.number == 1 { line.trim_start_matches(MARK) } else { line };
+    match parse::<Map<String, Value>>(line) {
         Ok(fields) => Ok(Row { location, fields }),
         Err(source) => Err(DataError::Json { location, source }),
     }
@@ -87,8 +141,8 @@ pub(super) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
     let mut text = String::new();
     reader.read_to_string(&mut text).map_err(failed)?;
     let location = |number| RowLocation { file: Some(path.clone()), number };
-    let values: Vec<Value> =
-        serde_json::from_str(&text).map_err(|source| DataError::Json { location: location(0), source })?;
+    let values: Vec<Value> = parse(text.trim_start_matches(MARK))
+        .map_err(|source| DataError::Json { location: location(0), source })?;
     let rows: Vec<_> = values
         .into_iter()
         .zip(1..)

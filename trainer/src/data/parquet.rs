@@ -1,14 +1,21 @@
 //! Rows of parquet files, read by the row interface, without Arrow.
+//!
+//! Byte arrays without an annotation are text if they are UTF-8. Otherwise they become an object with `bytes`
+//! in base64, the form of an image, which no text column accepts.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::{ReaderIter, TreeBuilder};
-use serde_json::{Map, Value};
+use parquet::record::{Field, Row as ParquetRow};
+use serde_json::{Map, Value, json};
 
 use super::rows::{Place, Row, Rows};
 use super::{DataError, RowLocation};
@@ -69,7 +76,7 @@ impl RowsFrom {
     /// JSON.
     fn next_of_group(&mut self) -> Option<Result<Value, ParquetError>> {
         let group = self.group.as_mut()?;
-        let row = || Ok(group.next().transpose()?.map(|row| row.to_json_value()));
+        let row = || Ok(group.next().transpose()?.map(|row| object(&row)));
         decoded(row).transpose()
     }
 
@@ -109,6 +116,38 @@ impl Iterator for RowsFrom {
             }
         }
     }
+}
+
+/// Converts a row, or a struct within one. Its field `bytes` holds an image or a sound and is always base64.
+fn object(row: &ParquetRow) -> Value {
+    let fields = row.get_column_iter().map(|(name, field)| match field {
+        Field::Bytes(bytes) if name == "bytes" => (name.clone(), base64_of(bytes)),
+        field => (name.clone(), json_of(field)),
+    });
+    Value::Object(fields.collect())
+}
+
+fn json_of(field: &Field) -> Value {
+    match field {
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => text.into(),
+            Err(_) => json!({ "bytes": base64_of(bytes) }),
+        },
+        Field::Group(row) => object(row),
+        Field::ListInternal(list) => list.elements().iter().map(json_of).collect(),
+        Field::MapInternal(map) => {
+            let key = |key: &Field| match json_of(key) {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            map.entries().iter().map(|(name, value)| (key(name), json_of(value))).collect()
+        }
+        other => other.to_json_value(),
+    }
+}
+
+fn base64_of(bytes: &ByteArray) -> Value {
+    BASE64_STANDARD.encode(bytes.data()).into()
 }
 
 /// Runs `work` of the decoder and turns a panic into an error. The decoder asserts some properties of the

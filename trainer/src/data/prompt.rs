@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::rows::Row;
 use super::{DataError, Fitted, images};
-use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
+use crate::data::tokenizer::{ChatRequest, RenderedChat, Tokenizer, TokenizerError};
 
 /// `data_source` of rows without one, in a data set without one.
 const UNNAMED_SOURCE: &str = "default";
@@ -225,9 +225,20 @@ pub(super) fn render_messages(
     messages: &[Value],
     add_generation_prompt: bool,
 ) -> Result<String, DataError> {
+    render_marked(tokenizer, row, messages, add_generation_prompt).map(|rendered| rendered.text)
+}
+
+/// Renders messages as [`render_messages`] does, and returns with the text the byte ranges that the template
+/// marks as generated.
+pub(super) fn render_marked(
+    tokenizer: &Tokenizer,
+    row: &Row,
+    messages: &[Value],
+    add_generation_prompt: bool,
+) -> Result<RenderedChat, DataError> {
     let tools = tools(row)?;
     let request = ChatRequest { messages, tools: tools.as_deref(), add_generation_prompt, variables: None };
-    tokenizer.render_chat(&request).map_err(|source| tokenize_error(row, source))
+    tokenizer.render_chat_marked(&request).map_err(|source| tokenize_error(row, source))
 }
 
 fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {

@@ -124,6 +124,9 @@ impl Row {
     }
 
     pub(super) fn missing(&self, name: &str) -> DataError {
+        if self.fields.get(name).is_some_and(Value::is_null) {
+            return DataError::NullColumn { location: self.location.clone(), column: name.to_owned() };
+        }
         DataError::MissingColumn {
             location: self.location.clone(),
             column: name.to_owned(),

@@ -2,13 +2,14 @@
 
 mod columns;
 mod datasets;
+mod foreign;
 mod images;
 mod mutated;
 
 use std::fs;
 use std::path::PathBuf;
 
-use rlt_api::spec::{DataSpec, OverlongPrompts, TaskSpec};
+use rlt_api::spec::{DataSpec, OverlongPrompts, TaskSpec, TrainOn};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -110,7 +111,7 @@ fn a_malformed_row_is_named_by_file_and_number() {
 
 #[test]
 fn a_missing_column_is_named_with_those_that_are_there() {
-    let files = Files::rows(&[json!({"prompt": "a"}), json!({"question": "b", "prompt": null})]);
+    let files = Files::rows(&[json!({"prompt": "a"}), json!({"question": "b", "index": 1})]);
     let error = files.prompts().unwrap_err();
     let DataError::MissingColumn { location, column, found } = error else { panic!("{error}") };
     assert_eq!((location.number, column.as_str(), found.len()), (2, "prompt", 2));
@@ -255,16 +256,58 @@ fn examples_that_teach_nothing_are_refused() {
     assert_eq!(cut.demonstrations(5).unwrap().counts().num_truncated, 1);
 }
 
+/// Returns the text of a conversation that is learned under a chat template.
+fn learned_by(template: &str, train_on: TrainOn, conversation: &[(&str, &str)]) -> String {
+    let tokenizer = tokenizer().with_chat_template(template).unwrap();
+    let message = |(role, content): &(&str, &str)| json!({"role": role, "content": content});
+    let mut files = Files::rows(&[json!({"messages": conversation.iter().map(message).collect::<Vec<_>>()})]);
+    files.spec.train_on = train_on;
+    let examples = Dataset::demonstrations(&files.spec, Split::Train, &tokenizer, 200).unwrap();
+    let example = &examples.items()[0];
+    let tokens = example.tokens.iter().zip(&example.loss_mask);
+    let tokens: Vec<u32> = tokens.filter(|(_, learned)| **learned).map(|(token, _)| *token).collect();
+    tokenizer.decode_verbatim(&tokens).unwrap()
+}
+
+const TWO_TURNS: [(&str, &str); 4] =
+    [("user", "a"), ("assistant", "(w)b"), ("user", "c"), ("assistant", "(x)d")];
+
 #[test]
-fn a_template_that_rewrites_earlier_turns_is_refused() {
-    let rewriting = "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last else '..' }}<eos>\
-                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
-    let tokenizer = tokenizer().with_chat_template(rewriting).unwrap();
-    let messages: Vec<Value> =
-        ["user", "assistant"].map(|role| json!({"role": role, "content": "x"})).to_vec();
-    let once = Files::rows(&[json!({"messages": messages})]);
-    let error = Dataset::demonstrations(&once.spec, Split::Train, &tokenizer, 100).unwrap_err();
-    assert!(matches!(error, DataError::UnstableTemplate { message_idx: 1, .. }), "{error}");
+fn a_template_that_rewrites_earlier_turns_is_learned_as_it_writes_them() {
+    let dropping = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}{% else %}\
+                    {{ m.content.split(')')[-1] }}{% endif %}<eos>\n{% endfor %}\
+                    {% if add_generation_prompt %}<assistant>{% endif %}";
+    assert_eq!(learned_by(dropping, TrainOn::Assistant, &TWO_TURNS), "b<eos>(x)d<eos>");
+    assert_eq!(learned_by(dropping, TrainOn::LastTurn, &TWO_TURNS), "(x)d<eos>");
+}
+
+#[test]
+fn the_text_within_generation_tags_is_learned() {
+    let tagged = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}\
+                  {{ m.content }}!{% endgeneration %}{% else %}{{ m.content }}{% endif %}<eos>{% endfor %}";
+    assert_eq!(learned_by(tagged, TrainOn::Assistant, &TWO_TURNS), "(w)b!(x)d!");
+    assert_eq!(learned_by(tagged, TrainOn::LastTurn, &TWO_TURNS), "(x)d!");
+    let twice = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}\
+                 {{ m.content }}{% endgeneration %}|{% generation %}!{% endgeneration %}{% endif %}{% endfor %}";
+    assert_eq!(learned_by(twice, TrainOn::Assistant, &TWO_TURNS), "(w)b!(x)d!");
+    assert_eq!(learned_by(twice, TrainOn::LastTurn, &TWO_TURNS), "(x)d!");
+}
+
+#[test]
+fn the_last_turn_or_everything_can_be_learned() {
+    assert_eq!(learned_by(CHATML, TrainOn::LastTurn, &TWO_TURNS), "(x)d<eos>");
+    let whole = "|user|>a<eos>\n<|assistant|>(w)b<eos>\n<|user|>c<eos>\n<|assistant|>(x)d<eos>\n";
+    assert_eq!(learned_by(CHATML, TrainOn::Everything, &TWO_TURNS), whole, "all but the first token");
+    let mut plain = Files::rows(&[json!({"prompt": "q", "response": "a"})]);
+    plain.spec.train_on = TrainOn::Everything;
+    assert_eq!(learned(&plain), ["qa<eos>"]);
+}
+
+#[test]
+fn a_response_with_an_end_token_gets_no_second_one() {
+    let files =
+        Files::rows(&[json!({"prompt": "q", "response": "a<eos>"}), json!({"prompt": "q", "response": "a"})]);
+    assert_eq!(learned(&files), ["a<eos>", "a<eos>"]);
 }
 
 #[test]

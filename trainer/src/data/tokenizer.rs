@@ -12,7 +12,6 @@ mod chat;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
-mod python;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -26,7 +25,7 @@ use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
 
-pub use chat::{ChatError, ChatRequest, ChatTemplate};
+pub use chat::{ChatError, ChatRequest, ChatTemplate, RenderedChat};
 
 use crate::data::images::{ImageError, ImageProcessor};
 
@@ -241,12 +240,21 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
     pub fn render_chat(&self, request: &ChatRequest<'_>) -> Result<String, TokenizerError> {
+        self.render_chat_marked(request).map(|rendered| rendered.text)
+    }
+
+    /// Renders a conversation with the model's chat template, and returns with the text the byte ranges that
+    /// `{% generation %}` tags of the template mark.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
+    pub fn render_chat_marked(&self, request: &ChatRequest<'_>) -> Result<RenderedChat, TokenizerError> {
         let template = self.chat.as_ref().ok_or(TokenizerError::NoChatTemplate)?;
         let messages = self.conversation(request.messages);
         let mut variables = self.conversations.variables.clone();
         variables.extend(request.variables.cloned().unwrap_or_default());
         let request = ChatRequest { messages: &messages, variables: Some(&variables), ..*request };
-        template.render(&request, &self.special).map_err(TokenizerError::Chat)
+        template.render_marked(&request, &self.special).map_err(TokenizerError::Chat)
     }
 
     /// Messages of a conversation, preceded by the job's system message unless they begin with one.

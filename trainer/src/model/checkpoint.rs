@@ -93,6 +93,12 @@ impl WeightFiles {
         self.tensors = tensors.map(|(own, stored)| (name(&own), stored)).collect();
     }
 
+    /// Renames every tensor as [`Self::rename`] does, and drops those for which `name` returns `None`.
+    pub(crate) fn select(&mut self, name: impl Fn(&str) -> Option<String>) {
+        let tensors = std::mem::take(&mut self.tensors).into_iter();
+        self.tensors = tensors.filter_map(|(own, stored)| Some((name(&own)?, stored))).collect();
+    }
+
     /// The model folder, or the one file that was opened.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir

@@ -260,3 +260,32 @@ fn bf16_compute_stays_near_f32_and_keeps_gradients_in_storage() {
     assert!(relative(&half.0, &full.0) < 0.03, "{}", relative(&half.0, &full.0));
     assert!(relative(&half.1, &full.1) < 0.06, "{}", relative(&half.1, &full.1));
 }
+
+/// Tensors have the names of published files, then those that transformers 5 writes.
+#[test]
+fn a_text_model_is_read_without_the_tower_beside_it() {
+    let text = json!({
+        "vocab_size": 19, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8
+    });
+    let mut alone = text.clone();
+    alone["architectures"] = json!(["Gemma3ForCausalLM"]);
+    let alone = ModelConfig::from_json(&alone).unwrap();
+    let alone = Decoder::from_config(&alone, 3, &LoadOptions::default()).unwrap();
+    let whole = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text,
+        "vision_config": {"hidden_size": 8}
+    });
+    for (of_text, of_others) in [("language_model.model.", ""), ("model.language_model.", "model.")] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), whole.to_string()).unwrap();
+        let renamed = |(name, tensor): (String, Tensor)| (name.replacen("model.", of_text, 1), tensor);
+        let mut tensors: Vec<_> = alone.named_parameters().into_iter().map(renamed).collect();
+        for part in ["vision_tower", "multi_modal_projector"] {
+            tensors.push((format!("{of_others}{part}.weight"), zeros(&[3])));
+        }
+        Tensor::write_safetensors(&tensors, dir.path().join("model.safetensors")).unwrap();
+        let read = Decoder::load(dir.path(), &LoadOptions::default()).unwrap();
+        assert_eq!(read.named_parameters(), alone.named_parameters());
+    }
+}

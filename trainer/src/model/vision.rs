@@ -52,6 +52,20 @@ pub(crate) fn published_name(name: &str) -> String {
     tower.or_else(|| renamed("model.language_model.", "model.")).unwrap_or_else(|| name.to_owned())
 }
 
+/// Returns the name of a tensor in the text model, from its name in published files or in those that
+/// transformers 5 writes; `None` for tensors of the vision tower and of the projection of its features.
+pub(crate) fn text_model_name(name: &str) -> Option<String> {
+    const TOWER_PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+    let within = name.strip_prefix("model.").unwrap_or(name);
+    if TOWER_PARTS.iter().any(|part| within.starts_with(part)) {
+        return None;
+    }
+    if let Some(rest) = name.strip_prefix("model.language_model.") {
+        return Some(format!("model.{rest}"));
+    }
+    Some(name.strip_prefix("language_model.").unwrap_or(name).to_owned())
+}
+
 /// The name under which a tensor is exported: as models of the family were published, which for Qwen3-VL are
 /// the names in transformers' memory.
 pub(crate) fn stored_name(config: &ModelConfig, name: String) -> String {

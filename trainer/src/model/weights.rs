@@ -73,6 +73,13 @@ impl Weights {
         if config.vision.is_some() {
             files.rename(vision::published_name);
         }
+        if ModelConfig::leaves_tower_out(&read_json(&dir.join("config.json"))?) {
+            let dir = dir.display();
+            tracing::warn!(
+                "the vision tower of {dir} is left out: only its text model is trained and exported"
+            );
+            files.select(vision::text_model_name);
+        }
         let embedding_under_head = check(&mut config, &files)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))
     }

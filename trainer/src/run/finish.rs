@@ -37,6 +37,8 @@ struct RunResult<'a> {
     num_tokens: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    data_warnings: &'a Vec<String>,
 }
 
 /// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the
@@ -55,7 +57,7 @@ pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainErr
     wait_for_copy(run, outcome)?;
     write_result(run, outcome)?;
     run.context.watch().message(&summary(run, outcome));
-    if let Some(warning) = &run.warning {
+    for warning in run.warning.iter().chain(&run.data_warnings) {
         run.context.watch().message(&format!("this run {warning}"));
     }
     run.context.watch_mut().finish(match outcome {
@@ -184,6 +186,7 @@ fn write_result(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
         elapsed_seconds: run.elapsed_seconds(),
         num_tokens: run.progress.num_tokens,
         warning: run.warning.as_deref(),
+        data_warnings: &run.data_warnings,
     };
     let result = serde_json::to_value(result).map_err(TrainError::State)?;
     Ok(run.folder.write_json("result.json", &result)?)

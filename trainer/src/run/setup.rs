@@ -44,7 +44,7 @@ use crate::run::{ModelOrigin, Progress, Run, identity};
 use crate::storage::checkpoint::{CheckpointStore, RunIdentity};
 use crate::storage::run_folder::RunFolder;
 
-use datasets::{Datasets, Located};
+use datasets::{Datasets, Located, context_of, within_context};
 use model::RoleMeshes;
 
 /// The part of the seed of weights that is the critic's adapter.
@@ -76,11 +76,13 @@ pub fn setup(
     if ranks.is_leader() {
         located.record(&folder)?;
     }
-    let datasets = Datasets::load(&spec, &located.spec, &tokenizer)?;
-    let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
-    let external = ExternalFunctions::new(&spec.rewards)?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
+    let data = within_context(&located.spec, context_of(weights.config()));
+    let datasets = Datasets::load(&spec, &data, &tokenizer)?;
+    let data_warnings = datasets.warnings(&spec, &data);
+    let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
+    let external = ExternalFunctions::new(&spec.rewards)?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
     let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
@@ -133,6 +135,7 @@ pub fn setup(
         ranks,
         context,
         warning,
+        data_warnings,
         progress: Progress::default(),
         started: Instant::now(),
     };

@@ -187,8 +187,8 @@ fn scaling(
     match rope.text(key)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
-        "llama3" => llama3(rope, context.max_positions),
-        "yarn" => yarn(rope, context.max_positions),
+        "llama3" => llama3(rope, original_context(fields, rope, context)?),
+        "yarn" => yarn(rope, original_context(fields, rope, context)?),
         // Phi-3 was published with `su`.
         "longrope" | "su" => long_rope(fields, rope, context),
         _ => Err(rope.unsupported(key, SUPPORTED)),
@@ -208,11 +208,7 @@ fn long_rope(
         let fits = factors.len() == list.len() && factors.len() == context.rotary_dim / 2;
         if fits { Ok(factors) } else { Err(rope.invalid(field, &expected)) }
     };
-    let original = match fields.number("original_max_position_embeddings")? {
-        Some(stated) if stated > 1.0 => stated,
-        Some(_) => return Err(fields.invalid("original_max_position_embeddings", "a number above 1")),
-        None => original_context(rope, context.max_positions)?,
-    };
+    let original = original_context(fields, rope, context)?;
     let stretch = match rope.number("factor")? {
         Some(factor) => factor,
         None => context.max_positions as f64 / original,
@@ -291,7 +287,7 @@ pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
     }
 }
 
-fn llama3(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelConfigError> {
+fn llama3(rope: &Fields<'_>, original: f64) -> Result<RopeScaling, ModelConfigError> {
     let (low_freq_factor, high_freq_factor) =
         (positive(rope, "low_freq_factor")?, positive(rope, "high_freq_factor")?);
     if high_freq_factor <= low_freq_factor {
@@ -301,11 +297,11 @@ fn llama3(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelC
         factor: positive(rope, "factor")?,
         low_freq_factor,
         high_freq_factor,
-        original_max_position_embeddings: original_context(rope, max_positions)?,
+        original_max_position_embeddings: original,
     })
 }
 
-fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelConfigError> {
+fn yarn(rope: &Fields<'_>, original: f64) -> Result<RopeScaling, ModelConfigError> {
     let factor = positive(rope, "factor")?;
     let sharpness = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
     let attention_factor = match (rope.number("attention_factor")?, scales(rope)?) {
@@ -323,7 +319,7 @@ fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelCon
         beta_slow: turns("beta_slow", 1.0)?,
         truncate: rope.flag("truncate")?.unwrap_or(true),
         scale_all_dims: rope.number("mscale_all_dim")?.filter(|scale| *scale != 0.0),
-        original_max_position_embeddings: original_context(rope, max_positions)?,
+        original_max_position_embeddings: original,
     })
 }
 
@@ -333,11 +329,22 @@ fn scales(rope: &Fields<'_>) -> Result<Option<(f64, f64)>, ModelConfigError> {
     Ok(scale.zip(rope.number("mscale_all_dim")?.filter(|scale| *scale != 0.0)))
 }
 
-fn original_context(rope: &Fields<'_>, max_positions: usize) -> Result<f64, ModelConfigError> {
-    match rope.get("original_max_position_embeddings") {
-        None => Ok(max_positions as f64),
-        Some(_) => positive(rope, "original_max_position_embeddings"),
+/// Reads the context length in tokens before scaling. As in transformers, a top-level field has priority over
+/// the one in `rope_scaling`; the default is `max_position_embeddings`.
+fn original_context(
+    fields: &Fields<'_>,
+    rope: &Fields<'_>,
+    context: Context,
+) -> Result<f64, ModelConfigError> {
+    const FIELD: &str = "original_max_position_embeddings";
+    for stated in [fields, rope] {
+        match stated.number(FIELD)? {
+            Some(original) if original > 1.0 => return Ok(original),
+            Some(_) => return Err(stated.invalid(FIELD, "a number above 1")),
+            None => {}
+        }
     }
+    Ok(context.max_positions as f64)
 }
 
 fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {

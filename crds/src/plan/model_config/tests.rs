@@ -113,6 +113,29 @@ fn published_models_of_newer_families_are_as_large_as_they_are() {
     assert!(refusal(&silent).contains("rope_parameters"));
 }
 
+/// The `config.json` of google/gemma-3-4b-it; the number of parameters is that of the text model in its
+/// files.
+#[test]
+fn gemma_3_with_a_tower_is_read_as_its_text_model() {
+    let text = json!({
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024
+    });
+    let document = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text,
+        "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27}
+    });
+    let config = parsed(&document);
+    assert!(ModelConfig::leaves_tower_out(&document) && !ModelConfig::leaves_tower_out(&llama()));
+    assert_eq!(config.parameter_count().total(), 3_880_263_168);
+    assert_eq!(
+        (config.family, config.eos_token_ids.as_slice(), config.vision.is_none()),
+        (Family::Gemma3, &[1, 106][..], true)
+    );
+    assert!(matches!(config.ropes[0].scaling, RopeScaling::Linear { factor: 8.0 }));
+    assert!(matches!(config.ropes[1].scaling, RopeScaling::None));
+}
+
 #[test]
 fn the_count_is_the_sum_over_the_tensor_list() {
     let mixed = with(qwen3_30b_a3b(), "decoder_sparse_step", json!(2));
@@ -147,6 +170,46 @@ fn yarn_sharpens_attention_as_the_paper_says_unless_told_otherwise() {
     assert_eq!(factor(json!({"attention_factor": 1.5})), 1.5);
     assert_eq!(factor(json!({"mscale": 0.707, "mscale_all_dim": 0.707})), 1.0);
     assert_eq!(parsed(&llama()).ropes[0].scaling.attention_factor(), 1.0);
+}
+
+/// transformers 5.17 prefers a top-level length to one within `rope_scaling`, and falls back to
+/// `max_position_embeddings`.
+#[test]
+fn a_top_level_original_length_has_priority_over_that_of_the_rope_fields() {
+    let original = |scaling: Value, beside: Value| {
+        let document =
+            with(with(llama(), "rope_scaling", scaling), "original_max_position_embeddings", beside);
+        match parsed(&document).ropes[0].scaling {
+            RopeScaling::Yarn { original_max_position_embeddings, .. }
+            | RopeScaling::Llama3 { original_max_position_embeddings, .. } => {
+                original_max_position_embeddings
+            }
+            ref other => panic!("{other:?}"),
+        }
+    };
+    let yarn = json!({"type": "yarn", "factor": 4.0});
+    let llama3 =
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0});
+    for scaling in [yarn, llama3] {
+        let within = with(scaling.clone(), "original_max_position_embeddings", json!(512));
+        assert_eq!(original(within.clone(), json!(256)), 256.0);
+        assert_eq!(original(within, Value::Null), 512.0);
+        assert_eq!(original(scaling.clone(), json!(256)), 256.0);
+        let longest = parsed(&llama()).max_position_embeddings as f64;
+        assert_eq!(original(scaling, Value::Null), longest);
+    }
+}
+
+#[test]
+fn unknown_parts_of_a_language_model_within_a_larger_one_are_named() {
+    let document = json!({
+        "architectures": ["NewForConditionalGeneration"],
+        "text_config": {"linear_num_value_heads": 4, "layer_types": ["linear_attention"]}
+    });
+    let refused = refusal(&document);
+    for part in ["gated delta nets", "linear_attention"] {
+        assert!(refused.contains(part), "{refused}");
+    }
 }
 
 #[test]

@@ -24,6 +24,9 @@ const PARTS: &[(&str, &str)] = &[
     ("new_decoder_architecture", "fused attention and parallel blocks of Falcon"),
 ];
 
+/// Fields that hold the configuration of a language model within that of a larger one.
+const INNER: [&str; 4] = ["text_config", "llm_config", "language_config", "thinker_config"];
+
 /// Supported types of layers.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
@@ -31,9 +34,22 @@ const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 pub(super) const ACTIVATIONS: [&str; 6] =
     ["silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"];
 
-/// Returns the unsupported parts with their fields, such as `gated delta nets (linear_num_value_heads)`. An
-/// empty list means that every part occurs in a supported family, but not in this combination.
+/// Returns the unsupported parts with their fields, such as `gated delta nets (linear_num_value_heads)`,
+/// those of a language model within a larger one included. An empty list means that every part occurs in a
+/// supported family, but not in this combination.
 pub(super) fn unknown_parts(fields: &Fields<'_>) -> Vec<String> {
+    let mut parts = own_parts(fields);
+    for name in INNER.into_iter().filter(|name| fields.get(name).is_some_and(Value::is_object)) {
+        for part in fields.object(name).iter().flat_map(unknown_parts) {
+            if !parts.contains(&part) {
+                parts.push(part);
+            }
+        }
+    }
+    parts
+}
+
+fn own_parts(fields: &Fields<'_>) -> Vec<String> {
     let is_there = |field: &str| {
         let absent = [Value::Null, Value::Bool(false)];
         fields.get(field).is_some_and(|value| !absent.contains(value))

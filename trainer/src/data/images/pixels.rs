@@ -2,7 +2,8 @@
 
 use std::io::Cursor;
 
-use image::{ImageReader, Limits};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder as _, ImageReader, Limits};
 use tch::{Device, Kind, Tensor};
 
 use super::ImageError;
@@ -21,8 +22,8 @@ pub(super) struct Pixels {
     pub(super) rgb: Vec<u8>,
 }
 
-/// Decodes image number `image` of a row. Grey becomes RGB and alpha is dropped, as by PIL's
-/// `convert("RGB")`.
+/// Decodes image number `image` of a row and turns it as its EXIF orientation says, which `datasets` and
+/// transformers do too. Grey becomes RGB and alpha is dropped, as by PIL's `convert("RGB")`.
 pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     let failed = |source| ImageError::Decode { image, source };
     let mut reader =
@@ -30,8 +31,15 @@ pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     let mut limits = Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
     limits.max_alloc = Some(MAX_BYTES);
-    reader.limits(limits);
-    let rgb = reader.decode().map_err(failed)?.into_rgb8();
+    reader.limits(limits.clone());
+    let mut decoder = reader.into_decoder().map_err(failed)?;
+    limits.reserve(decoder.total_bytes()).map_err(failed)?;
+    decoder.set_limits(limits).map_err(failed)?;
+    // Unreadable metadata do not prevent the pixels from being decoded.
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    decoded.apply_orientation(orientation);
+    let rgb = decoded.into_rgb8();
     let (width, height) = (rgb.width() as usize, rgb.height() as usize);
     Ok(Pixels { width, height, rgb: rgb.into_raw() })
 }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::spec::VisionSpec;
 use rlt_core::digest::{combine, digest64};
 use rlt_core::images::{ImageGrid, PromptImage};
@@ -47,7 +48,8 @@ pub(crate) struct ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// Loads the processor of a model's folder; `None` if the model has no vision tower. Settings that are
+    /// Loads the processor of a model's folder; `None` if the model has no vision tower, or if the tower is
+    /// left out. Settings that are
     /// left out have the defaults of transformers' `Qwen2VLImageProcessor`.
     ///
     /// # Errors
@@ -55,6 +57,9 @@ impl ImageProcessor {
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>, ImageError> {
         let Some(config) = read_json(&folder.join("config.json"))? else { return Ok(None) };
         let Some(vision) = config.get("vision_config") else { return Ok(None) };
+        if ModelConfig::leaves_tower_out(&config) {
+            return Ok(None);
+        }
         let failed = |file: &str, message: String| ImageError::Processor {
             file: folder.join(file).display().to_string(),
             message,

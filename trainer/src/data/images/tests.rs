@@ -40,6 +40,16 @@ fn row(images: Value) -> Row {
 }
 
 #[test]
+fn a_model_whose_tower_is_left_out_has_no_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}, "vision_config": {}
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    assert!(ImageProcessor::load(folder.path()).unwrap().is_none());
+}
+
+#[test]
 fn resized_pixels_are_those_of_transformers() {
     let mut sizes = 0;
     for entry in fs::read_dir(fixtures().join("resized")).unwrap() {
@@ -88,6 +98,40 @@ fn an_image_is_read_from_a_path_from_bytes_and_from_a_url_of_data() {
     assert_ne!(other[0].digest, images[0].digest);
     for none in [json!(null), json!([])] {
         assert_eq!(read(&row(none), "images", None).unwrap(), []);
+    }
+}
+
+/// A JPEG of 16 x 8 pixels, its left half white, with an orientation in its EXIF data.
+fn oriented(orientation: u8) -> Vec<u8> {
+    let picture = image::RgbImage::from_fn(16, 8, |x, _| image::Rgb([if x < 8 { 255 } else { 0 }; 3]));
+    let mut file = std::io::Cursor::new(Vec::new());
+    picture.write_to(&mut file, image::ImageFormat::Jpeg).unwrap();
+    let jpeg = file.into_inner();
+    // TIFF of one entry: tag 0x0112, a short.
+    let tiff = [&b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0"[..], &[orientation], &[0; 6]].concat();
+    let length = u16::try_from(2 + 6 + tiff.len()).unwrap().to_be_bytes();
+    [&jpeg[..2], &[0xff, 0xe1], &length, b"Exif\0\0", &tiff, &jpeg[2..]].concat()
+}
+
+/// Expected positions are those of PIL's `ImageOps.exif_transpose`.
+#[test]
+fn a_picture_is_turned_by_its_exif_orientation() {
+    for (orientation, size, white) in [
+        (1, (16, 8), (2, 4)),
+        (2, (16, 8), (13, 4)),
+        (3, (16, 8), (13, 4)),
+        (4, (16, 8), (2, 4)),
+        (5, (8, 16), (4, 2)),
+        (6, (8, 16), (4, 2)),
+        (7, (8, 16), (4, 13)),
+        (8, (8, 16), (4, 13)),
+        (9, (16, 8), (2, 4)),
+    ] {
+        let pixels = decode(&oriented(orientation), 1).unwrap();
+        assert_eq!((pixels.width, pixels.height), size, "{orientation}");
+        let at = |(x, y): (usize, usize)| pixels.rgb[(y * pixels.width + x) * 3];
+        let black = (size.0 - 1 - white.0, size.1 - 1 - white.1);
+        assert!(at(white) > 200 && at(black) < 50, "{orientation}: {} {}", at(white), at(black));
     }
 }
 

@@ -1,49 +1,37 @@
 //! Chat templates: render conversations as text, identical to the output of transformers.
 //!
-//! The settings are those of `transformers/utils/chat_template_utils.py`: `trim_blocks`, `lstrip_blocks`,
-//! loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, Python's string and
-//! dictionary methods, and the `{% generation %}` tag, which marks text and prints it unchanged.
+//! `rlt-template` renders. This module adds the variables that transformers passes to a template, and chooses
+//! among the templates of a folder.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
-use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
-use regex::{Captures, Regex};
-use serde_json::Map;
+pub use rlt_template::Rendered as RenderedChat;
+use rlt_template::Template;
+use serde_json::{Map, Value};
 
 use super::SpecialTokens;
-use super::python::{JsonStyle, json_dumps, str_text};
-
-/// Maximum number of instructions per conversation. Templates come with models, and one that loops must end.
-/// A conversation of a thousand turns takes well below a million.
-const FUEL: u64 = 50_000_000;
 
 /// Name of the template used when no other is requested.
 const DEFAULT: &str = "default";
 /// Name of the template used with tools, if the folder has it.
 const TOOL_USE: &str = "tool_use";
 
-#[expect(clippy::unwrap_used, reason = "a constant pattern that the tests of this module compile")]
-static GENERATION_TAG: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").unwrap());
-
 /// A conversation to render.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChatRequest<'a> {
     /// Messages of the conversation: objects with `role` and `content`, passed to the template unchanged.
-    pub messages: &'a [serde_json::Value],
+    pub messages: &'a [Value],
     /// JSON schemas of the available tools; `None` and an empty list differ, as in transformers.
-    pub tools: Option<&'a [serde_json::Value]>,
+    pub tools: Option<&'a [Value]>,
     /// Whether to open the assistant's turn at the end.
     pub add_generation_prompt: bool,
     /// Further variables by name, such as Qwen3's `enable_thinking`.
-    pub variables: Option<&'a Map<String, serde_json::Value>>,
+    pub variables: Option<&'a Map<String, Value>>,
 }
 
 /// Compiled templates of one folder.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    templates: BTreeMap<String, Template>,
     sources: BTreeMap<String, String>,
 }
 
@@ -57,7 +45,7 @@ pub enum ChatError {
         name: String,
         /// Error of the parser, with the line.
         #[source]
-        source: Box<Error>,
+        source: rlt_template::Error,
     },
     /// The folder names its templates, and none is called `default`.
     #[error("choose a chat template: expected one called \"default\", found {found:?}")]
@@ -65,14 +53,14 @@ pub enum ChatError {
         /// Names of the templates.
         found: Vec<String>,
     },
-    /// The template failed, ran out of instructions, or refused the conversation by raising an exception.
+    /// The template failed, ran out of steps, or refused the conversation by raising an exception.
     #[error("apply the chat template to {num_messages} messages")]
     Render {
         /// Number of messages of the conversation.
         num_messages: usize,
         /// Error of the template engine.
         #[source]
-        source: Box<Error>,
+        source: rlt_template::Error,
     },
 }
 
@@ -90,14 +78,14 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::Syntax`].
     pub fn named(sources: impl IntoIterator<Item = (String, String)>) -> Result<Self, ChatError> {
-        let mut environment = environment();
         let sources: BTreeMap<String, String> = sources.into_iter().collect();
+        let mut templates = BTreeMap::new();
         for (name, source) in &sources {
-            let tolerated = GENERATION_TAG.replace_all(source, as_plain_block).into_owned();
-            let added = environment.add_template_owned(name.clone(), tolerated);
-            added.map_err(|source| ChatError::Syntax { name: name.clone(), source: Box::new(source) })?;
+            let template =
+                Template::new(source).map_err(|source| ChatError::Syntax { name: name.clone(), source })?;
+            templates.insert(name.clone(), template);
         }
-        Ok(Self { environment, sources })
+        Ok(Self { templates, sources })
     }
 
     /// Source text of the default template.
@@ -110,116 +98,52 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatError::NoDefault`], [`ChatError::Render`].
     pub fn render(&self, request: &ChatRequest<'_>, special: &SpecialTokens) -> Result<String, ChatError> {
-        let with_tools = request.tools.and_then(|_| self.environment.get_template(TOOL_USE).ok());
-        let template = match with_tools {
-            Some(template) => template,
-            None => self
-                .environment
-                .get_template(DEFAULT)
-                .map_err(|_| ChatError::NoDefault { found: self.sources.keys().cloned().collect() })?,
-        };
-        template.render(context(request, special)).map_err(|source| ChatError::Render {
-            num_messages: request.messages.len(),
-            source: Box::new(source),
-        })
+        self.render_marked(request, special).map(|rendered| rendered.text)
+    }
+
+    /// Renders the conversation, and returns with the text the byte ranges that `{% generation %}` tags mark.
+    ///
+    /// # Errors
+    /// [`ChatError::NoDefault`], [`ChatError::Render`].
+    pub fn render_marked(
+        &self,
+        request: &ChatRequest<'_>,
+        special: &SpecialTokens,
+    ) -> Result<RenderedChat, ChatError> {
+        let with_tools = request.tools.and_then(|_| self.templates.get(TOOL_USE));
+        let template = with_tools
+            .or_else(|| self.templates.get(DEFAULT))
+            .ok_or_else(|| ChatError::NoDefault { found: self.sources.keys().cloned().collect() })?;
+        let rendered = template.render(&variables(request, special), &strftime_now);
+        rendered.map_err(|source| ChatError::Render { num_messages: request.messages.len(), source })
     }
 }
 
-fn context(request: &ChatRequest<'_>, special: &SpecialTokens) -> Value {
-    let mut variables: BTreeMap<&str, Value> = BTreeMap::new();
+/// Returns the variables of a template by name, in transformers' order of precedence.
+fn variables(request: &ChatRequest<'_>, special: &SpecialTokens) -> Map<String, Value> {
+    let mut variables = Map::new();
     for (role, token) in special.by_role() {
         if let Some(token) = token {
-            variables.insert(role, Value::from(token));
+            variables.insert(role.to_owned(), token.into());
         }
     }
-    for (name, value) in request.variables.into_iter().flatten() {
-        variables.insert(name, Value::from_serialize(value));
-    }
-    variables.insert("messages", Value::from_serialize(request.messages));
-    variables.insert("tools", Value::from_serialize(request.tools));
-    variables.insert("documents", Value::from(()));
-    variables.insert("add_generation_prompt", Value::from(request.add_generation_prompt));
-    Value::from_iter(variables)
+    let further = request.variables.into_iter().flatten();
+    variables.extend(further.map(|(name, value)| (name.clone(), value.clone())));
+    variables.insert("messages".to_owned(), request.messages.into());
+    variables.insert("tools".to_owned(), request.tools.map_or(Value::Null, Value::from));
+    variables.insert("documents".to_owned(), Value::Null);
+    variables.insert("add_generation_prompt".to_owned(), request.add_generation_prompt.into());
+    variables
 }
 
-fn environment() -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_fuel(Some(FUEL));
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_formatter(print_like_python);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_filter("tojson", to_json);
-    environment.add_function("raise_exception", raise_exception);
-    environment.add_function("strftime_now", strftime_now);
-    // Jinja calls every value with a length and items a sequence, including strings and dictionaries.
-    environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
-    });
-    environment
-}
-
-/// Replaces `{% generation %}` by `{% if true %}`, a block that prints its body, with the same white space
-/// control.
-fn as_plain_block(found: &Captures<'_>) -> String {
-    let tag = if found.get(2).is_some() { "endif" } else { "if true" };
-    format!("{{%{} {tag} {}%}}", &found[1], &found[3])
-}
-
-fn print_like_python(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        // Undefined values and objects of the engine follow the engine's rules.
-        ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
-            Ok(out.write_str(&str_text(value))?)
-        }
-        _ => minijinja::escape_formatter(out, state, value),
-    }
-}
-
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-fn strftime_now(format: String) -> Result<String, Error> {
+fn strftime_now(format: &str) -> Result<String, String> {
     let now = jiff::Zoned::now();
-    jiff::fmt::strtime::format(format.as_bytes(), &now)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-}
-
-fn to_json(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
-    let indent = indent(arguments.get("indent")?)?;
-    let separators: Option<Vec<String>> = arguments.get("separators")?;
-    let (item_separator, key_separator) = match separators.as_deref() {
-        Some([item, key]) => (item.clone(), key.clone()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson separators are a pair")),
-        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
-        None => (", ".to_owned(), ": ".to_owned()),
-    };
-    let style = JsonStyle {
-        indent,
-        item_separator,
-        key_separator,
-        ensure_ascii: arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort_keys: arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-    };
-    arguments.assert_all_used()?;
-    let text = json_dumps(value, &style);
-    let refused = || Error::new(ErrorKind::InvalidOperation, format!("tojson cannot write {}", value.kind()));
-    text.map(Value::from).ok_or_else(refused)
-}
-
-/// Parses the `indent` argument: a number of spaces, or the text itself.
-fn indent(value: Option<Value>) -> Result<Option<String>, Error> {
-    let Some(value) = value.filter(|value| !value.is_none()) else { return Ok(None) };
-    if let Some(text) = value.as_str() {
-        return Ok(Some(text.to_owned()));
-    }
-    let num_spaces = usize::try_from(value)?;
-    Ok(Some(" ".repeat(num_spaces)))
+    jiff::fmt::strtime::format(format.as_bytes(), &now).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
+    use rlt_template::ErrorKind;
     use serde_json::json;
 
     use super::*;
@@ -229,6 +153,15 @@ mod tests {
         let request = ChatRequest { messages: &messages, ..ChatRequest::default() };
         let special = SpecialTokens { bos: Some("<s>".into()), ..SpecialTokens::default() };
         ChatTemplate::new(source)?.render(&request, &special)
+    }
+
+    /// Templates of Qwen3-Coder and Nemotron 3 ask this of conversations without tools.
+    #[test]
+    fn missing_tools_are_not_iterable_and_values_print_as_in_python() {
+        let source =
+            "{% if tools is iterable and tools | length > 0 %}tools{% endif %}a\r\n{{ messages[0] ~ '' }}";
+        let text = rendered(source, json!([{"a": null, "b": [1.0, true]}])).unwrap();
+        assert_eq!(text, "a\n{'a': None, 'b': [1.0, True]}");
     }
 
     #[test]
@@ -249,7 +182,7 @@ mod tests {
         let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
         let error = rendered(endless, json!([{}])).unwrap_err();
         let ChatError::Render { source, .. } = error else { panic!("{error}") };
-        assert_eq!(source.kind(), ErrorKind::OutOfFuel);
+        assert_eq!(source.kind(), ErrorKind::Budget);
         let turns: Vec<_> =
             (0..20_000).map(|turn| json!({"role": "user", "content": turn.to_string()})).collect();
         let plain =

@@ -1,11 +1,13 @@
 //! Reading and writing a tokenizer's Hugging Face folder.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
 
 use super::chat::ChatTemplate;
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
@@ -39,16 +41,16 @@ impl Tokenizer {
     /// Loads the tokenizer of a Hugging Face folder.
     ///
     /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json`, then
-    /// `special_tokens_map.json`; the chat template from `chat_template.jinja`, then `tokenizer_config.json`;
-    /// further ending tokens from `generation_config.json`, then `config.json`. A model with a vision tower
-    /// has an image processor, too.
+    /// `special_tokens_map.json`, those without a role included; the chat template from
+    /// `chat_template.jinja`, then `tokenizer_config.json`; further ending tokens from
+    /// `generation_config.json`, then `config.json`. A model with a vision tower has an image processor, too.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let config = read_object(&dir.join(CONFIG))?.unwrap_or_default();
         let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
-        let inner = load_definition(dir, &config)?;
+        let inner = load_definition(dir, &config, &special_map)?;
         let special = special_tokens(&config, &special_map);
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
@@ -119,7 +121,11 @@ impl SpecialTokens {
     }
 }
 
-fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers::Tokenizer, TokenizerError> {
+fn load_definition(
+    dir: &Path,
+    config: &Map<String, Value>,
+    special_map: &Map<String, Value>,
+) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let path = dir.join(DEFINITION);
     let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
@@ -129,29 +135,63 @@ fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
-    let missing: Vec<_> =
-        config_tokens(config).filter(|token| inner.token_to_id(&token.content).is_none()).collect();
+    let known: BTreeSet<String> =
+        inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
+    let mut missing: Vec<_> =
+        config_tokens(config).chain(named_tokens(config, special_map, &inner)).collect();
+    missing.retain(|token| !known.contains(&token.content));
     inner.add_tokens(missing).map_err(|error| refused(error.to_string()))?;
     Ok(inner)
 }
 
 /// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
 /// lacks.
-fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = tokenizers::AddedToken> {
+fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = AddedToken> {
     let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
     let mut tokens: Vec<(u32, &Value)> =
         decoder.into_iter().flatten().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
     tokens.sort_by_key(|(id, _)| *id);
+    tokens.into_iter().filter_map(|(_, token)| added_token(token, false))
+}
+
+/// Parses a token that is written as its text or as an object. `special` makes it special whatever its own
+/// field says.
+fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
+    let flag = |name| token.get(name).and_then(Value::as_bool);
+    let is_special = special || flag("special").unwrap_or(false);
+    let added = AddedToken::from(token_text(token)?, is_special);
+    // transformers does not normalize special tokens that are plain texts.
+    let added = added.normalized(flag("normalized").unwrap_or(!is_special && token.is_string()));
+    let added = added.single_word(flag("single_word").unwrap_or(false));
+    Some(added.lstrip(flag("lstrip").unwrap_or(false)).rstrip(flag("rstrip").unwrap_or(false)))
+}
+
+/// Fields of special tokens with a role, in transformers' order.
+const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// Fields of special tokens without a role: a list, or an object by name.
+const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
+
+/// Returns the special tokens that the configuration names, in the order in which transformers adds them.
+///
+/// Tokens with a role are only those of the vocabulary; the others get ids after it.
+fn named_tokens(
+    config: &Map<String, Value>,
+    special_map: &Map<String, Value>,
+    inner: &tokenizers::Tokenizer,
+) -> Vec<AddedToken> {
+    let field =
+        |name: &str| config.get(name).or_else(|| special_map.get(name)).filter(|value| !value.is_null());
+    let roles = ROLES.into_iter().filter_map(field).filter_map(|token| added_token(token, true));
+    let mut tokens: Vec<AddedToken> =
+        roles.filter(|token| inner.token_to_id(&token.content).is_some()).collect();
+    let extra: Vec<&Value> = match EXTRA.into_iter().find_map(field) {
+        Some(Value::Array(tokens)) => tokens.iter().collect(),
+        Some(Value::Object(tokens)) => tokens.values().collect(),
+        _ => Vec::new(),
+    };
+    tokens.extend(extra.into_iter().filter_map(|token| added_token(token, true)));
     tokens
-        .into_iter()
-        .filter_map(|(_, token)| {
-            let flag = |name| token.get(name).and_then(Value::as_bool).unwrap_or(false);
-            let added = tokenizers::AddedToken::from(token.get("content")?.as_str()?, flag("special"));
-            let added = added.single_word(flag("single_word")).normalized(flag("normalized"));
-            Some(added.lstrip(flag("lstrip")).rstrip(flag("rstrip")))
-        })
-        .collect::<Vec<_>>()
-        .into_iter()
 }
 
 fn special_tokens(config: &Map<String, Value>, special_map: &Map<String, Value>) -> SpecialTokens {

@@ -196,3 +196,35 @@ fn broken_folders_are_refused_by_file() {
     write("tokenizer_config.json", "{\"eos_token\": \"</s>\", \"chat_template\": \"{% if %}\"}");
     assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::Chat(ChatError::Syntax { .. }))));
 }
+
+/// transformers gives each special token of `tokenizer_config.json` one id, whether it is in the vocabulary
+/// or not.
+#[test]
+fn special_tokens_that_only_the_configuration_names_are_one_token_each() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let definition = fs::read(fixture("tokenizer/byte_pairs/tokenizer.json")).unwrap();
+    let config = fs::read_to_string(fixture("tokenizer/byte_pairs/tokenizer_config.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let load = |fields: Value, map: Value| {
+        let mut config = config.clone();
+        config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        fs::write(dir.path().join("tokenizer.json"), &definition).unwrap();
+        fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        fs::write(dir.path().join("special_tokens_map.json"), map.to_string()).unwrap();
+        Tokenizer::load(dir.path()).unwrap()
+    };
+    let plain = load(serde_json::json!({}), serde_json::json!({}));
+    let next = u32::try_from(plain.vocab_len()).unwrap();
+    let object = serde_json::json!({"content": "<b>", "lstrip": false, "special": true});
+    for (fields, map) in [
+        (serde_json::json!({"extra_special_tokens": ["<a>", object]}), serde_json::json!({})),
+        (serde_json::json!({"additional_special_tokens": ["<a>", "<b>"]}), serde_json::json!({})),
+        (serde_json::json!({"extra_special_tokens": {"one": "<a>", "two": "<b>"}}), serde_json::json!({})),
+        (serde_json::json!({}), serde_json::json!({"additional_special_tokens": ["<a>", object]})),
+    ] {
+        let tokenizer = load(fields.clone(), map);
+        assert_eq!(tokenizer.encode_rendered("<a><b>").unwrap(), [next, next + 1], "{fields}");
+        assert_eq!(tokenizer.decode(&[next, next + 1]).unwrap(), "", "{fields}");
+        assert_ne!(plain.encode_rendered("<a><b>").unwrap().len(), 2);
+    }
+}

@@ -27,6 +27,14 @@ pub(super) struct Run {
     pub(super) hardware: Vec<String>,
 }
 
+/// Reads the warnings about rows that are left out, cut or repeated, which `result.json` has.
+fn data_warnings(folder: &Path) -> Vec<String> {
+    let result = fs::read_to_string(folder.join("result.json")).unwrap_or_default();
+    let result: Value = serde_json::from_str(&result).unwrap_or_default();
+    let warnings = result["data_warnings"].as_array().into_iter().flatten();
+    warnings.filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
 /// Values of one metric by step.
 pub(super) type Points = Vec<(f64, f64)>;
 
@@ -42,7 +50,8 @@ impl Run {
         let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));
         let name = name.unwrap_or_else(|| "run".into());
         let warnings = fs::read_to_string(folder.join(WARNINGS)).unwrap_or_default();
-        let warnings = serde_json::from_str(&warnings).unwrap_or_default();
+        let mut warnings: Vec<String> = serde_json::from_str(&warnings).unwrap_or_default();
+        warnings.extend(data_warnings(folder));
         Ok(Self { name, manifest, steps, completions, warnings, hardware: hardware() })
     }
 

@@ -48,6 +48,14 @@ fn a_warning_of_the_run_is_shown_first() {
 }
 
 #[test]
+fn rows_that_were_left_out_are_reported() {
+    let dir = folder_with(&[], "metadata: {name: demo}", "");
+    let result = serde_json::json!({"data_warnings": ["leaves out 3 of 8 training prompts"]});
+    fs::write(dir.path().join("result.json"), result.to_string()).unwrap();
+    assert!(page(dir.path()).contains("This run leaves out 3 of 8 training prompts"));
+}
+
+#[test]
 fn the_page_of_an_empty_folder_reports_that_it_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     let page = page(dir.path());

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{Preference, ResolvedSpec};
 use rlt_api::spec::{DataSpec, HubDatasetSpec};
 use rlt_channel::ModelCommit;
@@ -14,8 +15,8 @@ use super::hub_models;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{
-    CheckItem, Data, DataError, Dataset, Demonstration, PreferenceFormat, PreferenceLimits, PreferenceRows,
-    Split, StepFormat, StreamOptions, TrainingRows,
+    CheckItem, Data, DataError, Dataset, DatasetCounts, Demonstration, PreferenceFormat, PreferenceLimits,
+    PreferenceRows, Split, StepFormat, StreamOptions, TrainingRows,
 };
 use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
@@ -83,6 +84,20 @@ impl Located {
     }
 }
 
+/// Returns the longest sequence of a model in tokens.
+pub(crate) fn context_of(config: &ModelConfig) -> usize {
+    let longest = config.longest_sequence().and_then(|longest| usize::try_from(longest).ok());
+    longest.map_or(config.max_position_embeddings, |longest| longest.min(config.max_position_embeddings))
+}
+
+/// Limits prompts to what a model with a context of `context` tokens can complete, whatever
+/// `data.maxPromptTokens` allows. A longer prompt is treated as `data.overlongPrompts` says; it would end the
+/// run at the step that samples it.
+pub(crate) fn within_context(spec: &DataSpec, context: usize) -> DataSpec {
+    let longest = u32::try_from(context).unwrap_or(u32::MAX).saturating_sub(1);
+    DataSpec { max_prompt_tokens: spec.max_prompt_tokens.min(longest), ..spec.clone() }
+}
+
 /// The record of an earlier attempt of the run in `folder`; empty before the first.
 fn recorded(folder: &Path) -> Result<Vec<Found>, TrainError> {
     Ok(hub_models::read_record(&folder.join(DATA_RECORD))?.unwrap_or_default())
@@ -129,6 +144,36 @@ impl Datasets {
         })
     }
 
+    /// Returns warnings about rows that are left out, cut, or repeated within a step; each follows the words
+    /// "this run". `data` is the specification with which the rows were loaded. Streamed rows are not
+    /// counted.
+    pub(super) fn warnings(&self, spec: &ResolvedSpec, data: &DataSpec) -> Vec<String> {
+        let max_prompt_tokens = data.max_prompt_tokens;
+        let of_prompts = if max_prompt_tokens < spec.data.max_prompt_tokens {
+            format!("{max_prompt_tokens} tokens, which is all that the model's context leaves for a prompt")
+        } else {
+            format!("the {max_prompt_tokens} tokens of data.maxPromptTokens")
+        };
+        let of_demonstrations = format!(
+            "the {} tokens of a micro-batch (training.maxTokensPerMicroBatch times workers.mesh.sp)",
+            max_demonstration_tokens(spec)
+        );
+        let of_preferences = format!("{of_prompts}, or their completions than rollout.maxCompletionTokens");
+        let of_held_out = if self.held_out_preferences.is_some() { &of_preferences } else { &of_prompts };
+        let batch = spec.training.prompts_per_step as usize;
+        // A cold start has batches of another size.
+        let supervised_batch = if spec.algorithm.is_supervised() { batch } else { 0 };
+        let all = [
+            ("training prompts", in_memory(self.prompts.as_ref()), &of_prompts, batch),
+            ("demonstrations", in_memory(self.demonstrations.as_ref()), &of_demonstrations, supervised_batch),
+            ("preferences", in_memory(self.preferences.as_ref()), &of_preferences, batch),
+            ("held-out rows", Some(self.held_out.counts()), of_held_out, 0),
+        ];
+        let rows =
+            all.into_iter().filter_map(|(rows, counts, limit, batch)| Some((rows, counts?, limit, batch)));
+        rows.flat_map(|(rows, counts, limit, batch)| row_warnings(rows, counts, limit, batch)).collect()
+    }
+
     pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
         let (shuffle, seed) = (spec.data.shuffle, data_seed(spec));
         Ok(Data {
@@ -149,6 +194,30 @@ impl Datasets {
         let num_rows = prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0);
         spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
     }
+}
+
+fn in_memory<T>(rows: Option<&TrainingRows<T>>) -> Option<DatasetCounts> {
+    rows.and_then(TrainingRows::in_memory).map(Dataset::counts)
+}
+
+/// Returns the warnings about `rows`, such as "training prompts". Rows longer than `limit` were left out or
+/// cut, and a step takes `batch` rows.
+fn row_warnings(rows: &str, counts: DatasetCounts, limit: &str, batch: usize) -> Vec<String> {
+    let DatasetCounts { num_rows, num_filtered, num_truncated } = counts;
+    let num_kept = num_rows - num_filtered;
+    let mut warnings = Vec::new();
+    if num_filtered > 0 {
+        warnings
+            .push(format!("leaves out {num_filtered} of {num_rows} {rows}: they are longer than {limit}"));
+    }
+    if num_truncated > 0 {
+        warnings.push(format!("cuts {num_truncated} of {num_rows} {rows}: they are longer than {limit}"));
+    }
+    if num_rows > 0 && num_kept < batch as u64 {
+        warnings
+            .push(format!("repeats {rows} within a step: there are {num_kept}, and a step takes {batch}"));
+    }
+    warnings
 }
 
 /// Maximum number of tokens of a demonstration.
@@ -196,4 +265,34 @@ fn check(spec: &ResolvedSpec) -> Result<CheckItem<Prompt>, DataError> {
         true => functions.check_prompt(prompt, location).map_err(boxed),
         false => Ok(()),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_leaves_room_for_a_token_in_the_models_context() {
+        let spec = DataSpec { max_prompt_tokens: 512, ..DataSpec::default() };
+        let longest = |context| within_context(&spec, context).max_prompt_tokens;
+        assert_eq!([1, 512, 513, usize::MAX].map(longest), [0, 511, 512, 512]);
+    }
+
+    #[test]
+    fn rows_that_are_left_out_cut_or_repeated_are_counted() {
+        let warnings = |num_rows, num_filtered, num_truncated, batch| {
+            let counts = DatasetCounts { num_rows, num_filtered, num_truncated };
+            row_warnings("prompts", counts, "4 tokens", batch)
+        };
+        assert_eq!(warnings(8, 0, 0, 8), [""; 0]);
+        assert_eq!(warnings(0, 0, 0, 8), [""; 0], "a job without such rows");
+        assert_eq!(
+            warnings(8, 3, 2, 6),
+            [
+                "leaves out 3 of 8 prompts: they are longer than 4 tokens",
+                "cuts 2 of 8 prompts: they are longer than 4 tokens",
+                "repeats prompts within a step: there are 5, and a step takes 6",
+            ]
+        );
+    }
 }

@@ -34,6 +34,10 @@ const UNSUPPORTED: [&str; 12] = [
     "velora_config",
 ];
 
+/// Initializations of PEFT that leave the weights of the base model as they are. The others (PiSSA, OLoRA,
+/// CorDA, LoRA-GA, LoftQ) replace them by a residual each time PEFT loads the adapter.
+const INITS_WITHOUT_RESIDUAL: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
 /// Reads `adapter_config.json`. Refuses settings that would change results and are not implemented, by their
 /// names.
 pub(in crate::model::lora) fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
@@ -53,6 +57,15 @@ pub(in crate::model::lora) fn read_adapter_config(dir: &Path) -> Result<LoraConf
     }
     if let Some(field) = UNSUPPORTED.into_iter().find(|field| is_set(&document[*field])) {
         return Err(bad(field, "nothing, as it is not supported"));
+    }
+    if let Some(init) = document["init_lora_weights"].as_str()
+        && !INITS_WITHOUT_RESIDUAL.contains(&init)
+    {
+        return Err(bad(
+            "init_lora_weights",
+            "true, false, \"gaussian\", \"eva\" or \"orthogonal\", as others change the base model: save the adapter \
+             by PEFT's save_pretrained with path_initial_model_for_weight_conversion, which makes it a plain one",
+        ));
     }
     let modules = |field: &str| module_match(&document[field]).map_err(|expected| bad(field, expected));
     let patterns = Patterns::read(&document).map_err(|(field, expected)| bad(field, expected))?;
@@ -248,4 +261,33 @@ pub(super) fn adapter_config(
     });
     config.patterns.write(&mut document);
     document
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(init: &Value) -> Result<LoraConfig, LoraError> {
+        let dir = tempfile::TempDir::new().unwrap();
+        let document = json!({
+            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": init,
+        });
+        std::fs::write(dir.path().join(CONFIG_FILE), document.to_string()).unwrap();
+        read_adapter_config(dir.path())
+    }
+
+    /// The names of PEFT 0.21, and one that it does not have.
+    #[test]
+    fn adapters_whose_initialization_changes_the_base_are_refused_by_name() {
+        for init in ["pissa", "pissa_niter_16", "olora", "loftq", "corda", "lora_ga", "unknown_init"] {
+            let error = read(&json!(init)).unwrap_err().to_string();
+            assert!(error.contains("init_lora_weights") && error.contains(init), "{error}");
+            assert!(error.contains("path_initial_model_for_weight_conversion"), "{error}");
+        }
+        for init in
+            [json!(true), json!(false), Value::Null, json!("gaussian"), json!("eva"), json!("orthogonal")]
+        {
+            assert!(read(&init).is_ok(), "{init}");
+        }
+    }
 }

@@ -1,0 +1,70 @@
+//! Files as editors on Windows, Python's `json` and pandas write them.
+
+use ::parquet::data_type::ByteArrayType;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
+
+use super::*;
+
+fn first(files: &Files) -> Prompt {
+    Prompt::clone(&files.prompts().unwrap().items()[0])
+}
+
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_first_row() {
+    let row = r#"{"prompt": "1+1=", "answer": "2"}"#;
+    for (name, text) in [
+        ("rows.jsonl", format!("\u{feff}{row}\r\n{row}\r\n")),
+        ("rows.json", format!("\u{feff}[{row}, {row}]")),
+        ("rows.json", format!("\u{feff}{row}\n{row}")),
+    ] {
+        let files = Files::new(name, &text);
+        let prompts = files.prompts().unwrap();
+        assert_eq!((prompts.len(), prompts.items()[0].text.as_str()), (2, "1+1="), "{text:?}");
+    }
+}
+
+#[test]
+fn numbers_that_json_lacks_are_null_and_texts_keep_their_names() {
+    let files = Files::new(
+        "rows.jsonl",
+        r#"{"prompt": "is NaN \"Infinity\"?", "answer": NaN, "score": -Infinity, "solution": "Infinity"}"#,
+    );
+    let prompt = first(&files);
+    assert_eq!((prompt.text.as_str(), &prompt.ground_truth), ("is NaN \"Infinity\"?", &json!("Infinity")));
+    let broken = Files::new("rows.jsonl", r#"{"prompt": Nan}"#);
+    assert!(matches!(broken.prompts(), Err(DataError::Json { .. })));
+}
+
+#[test]
+fn a_column_that_is_null_is_called_so() {
+    let files = Files::rows(&[json!({"prompt": "a"}), json!({"prompt": null})]);
+    let error = files.prompts().unwrap_err().to_string();
+    assert!(error.contains("row 2: column \"prompt\" is null"), "{error}");
+}
+
+/// A file of one row whose columns are byte arrays without an annotation.
+fn bytes(columns: &[(&str, &[u8])]) -> Files {
+    let files = Files::new("rows.parquet", "");
+    let fields: String = columns.iter().map(|(name, _)| format!("required binary {name}; ")).collect();
+    let schema = parse_message_type(&format!("message rows {{ {fields} }}")).unwrap();
+    let file = fs::File::create(files.path("rows.parquet")).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema.into(), Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    for (_, value) in columns {
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&[value.to_vec().into()], None, None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    files
+}
+
+#[test]
+fn bytes_of_a_parquet_file_are_text_or_refused() {
+    let prompt = first(&bytes(&[("prompt", b"1+1="), ("answer", b"2"), ("other", &[0xff, 0xfe])]));
+    assert_eq!((prompt.text.as_str(), &prompt.ground_truth), ("1+1=", &json!("2")));
+    let error = bytes(&[("prompt", &[0xff, 0xfe])]).prompts().unwrap_err();
+    assert!(matches!(error, DataError::WrongType { .. }), "{error}");
+}

@@ -1,0 +1,93 @@
+//! Scopes of variables, and the state of loops.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::ast::For;
+use crate::error::Result;
+use crate::value::{Extent, Value};
+
+/// Variables of a block, and the scope around it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope(Rc<Frame>);
+
+#[derive(Debug, Default)]
+struct Frame {
+    variables: RefCell<Vec<(Arc<str>, Value)>>,
+    parent: Option<Scope>,
+}
+
+impl Scope {
+    /// An empty scope within this one.
+    pub(crate) fn child(&self) -> Self {
+        Self(Rc::new(Frame { variables: RefCell::default(), parent: Some(self.clone()) }))
+    }
+
+    /// Sets a variable of this scope.
+    pub(crate) fn set(&self, name: Arc<str>, value: Value) {
+        let mut variables = self.0.variables.borrow_mut();
+        match variables.iter_mut().find(|(own, _)| *own == name) {
+            Some((_, old)) => *old = value,
+            None => variables.push((name, value)),
+        }
+    }
+
+    /// The variable of the innermost scope that has one of this name.
+    pub(crate) fn get(&self, name: &str) -> Option<Value> {
+        let mut scope = self;
+        loop {
+            let found = scope.0.variables.borrow().iter().find(|(own, _)| **own == *name).cloned();
+            match (found, &scope.0.parent) {
+                (Some((_, value)), _) => return Some(value),
+                (None, Some(parent)) => scope = parent,
+                (None, None) => return None,
+            }
+        }
+    }
+
+    /// Drops the variables.
+    pub(crate) fn clear(&self) {
+        let variables = std::mem::take(&mut *self.0.variables.borrow_mut());
+        drop(variables);
+    }
+}
+
+/// The variable `loop`.
+#[derive(Debug)]
+pub(crate) struct Loop {
+    items: Vec<Value>,
+    pub(crate) extent: Extent,
+    index: Cell<usize>,
+    /// Loops of the same recursion around this one.
+    pub(crate) depth: usize,
+    /// The values that `loop.changed` saw last.
+    pub(crate) changed: RefCell<Option<Vec<Value>>>,
+    /// The loop and its scope, where it may be called.
+    pub(crate) recursion: Option<(Arc<For>, Scope)>,
+}
+
+impl Loop {
+    pub(crate) fn new(items: Vec<Value>, depth: usize, recursion: Option<(Arc<For>, Scope)>) -> Result<Self> {
+        let extent = Extent::of(&items)?;
+        Ok(Self { items, extent, index: Cell::new(0), depth, changed: RefCell::default(), recursion })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.index.get()
+    }
+
+    pub(crate) fn item(&self, index: usize) -> Option<&Value> {
+        self.items.get(index)
+    }
+
+    /// Begins an iteration.
+    pub(crate) fn enter(&self, index: usize) -> Value {
+        self.index.set(index);
+        self.items[index].clone()
+    }
+}

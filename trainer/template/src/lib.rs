@@ -1,0 +1,87 @@
+//! Chat templates: Jinja as jinja2 renders it in Python, with the settings and functions of transformers.
+//!
+//! Templates come with models and are written for `ImmutableSandboxedEnvironment(trim_blocks=True,
+//! lstrip_blocks=True)` with loop controls, `raise_exception`, `strftime_now`, `tojson` by `json.dumps` and
+//! the `{% generation %}` tag. Values are Python's: `str([None, 1.0])` is `[None, 1.0]`, `7 and 0` is 0, `-7
+//! % 3` is 2. `tests/fixtures/make.py` records what jinja2 renders; the tests hold this crate against it.
+//!
+//! Templates may be hostile. Steps, nesting, texts and values are bounded, so rendering always ends.
+
+mod ast;
+mod characters;
+mod checks;
+mod error;
+mod filters;
+mod format;
+mod interpreter;
+mod json;
+mod lexer;
+mod methods;
+mod operators;
+mod order;
+mod parser;
+mod text;
+mod value;
+
+use std::ops::Range;
+
+pub use error::{Error, ErrorKind};
+
+/// Number of steps that [`Template::render`] may take. A conversation of a thousand turns takes well below a
+/// million. A step copies at most 64 bytes, so this also bounds the memory of a rendering.
+pub const MAX_STEPS: usize = 20_000_000;
+
+/// A parsed template.
+#[derive(Debug)]
+pub struct Template {
+    body: ast::Body,
+}
+
+/// The text of a rendered template.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Rendered {
+    /// The rendered text.
+    pub text: String,
+    /// Byte ranges of `text` that `{% generation %}` tags marked, in order.
+    pub generated: Vec<Range<usize>>,
+}
+
+/// Formats the current time by a `strftime` format, for the template function `strftime_now`.
+pub type Clock<'a> = &'a dyn Fn(&str) -> Result<String, String>;
+
+impl Template {
+    /// Parses a template.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Syntax`] with the line.
+    pub fn new(source: &str) -> Result<Self, Error> {
+        let tokens = lexer::tokenize(source)?;
+        Ok(Self { body: parser::parse(tokens)? })
+    }
+
+    /// Renders the template with `variables`, an object by variable name, in at most [`MAX_STEPS`] steps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Render`] where jinja2 raises an exception, [`ErrorKind::Budget`] where the template takes
+    /// more steps, text or nesting than any conversation needs.
+    pub fn render(
+        &self,
+        variables: &serde_json::Map<String, serde_json::Value>,
+        clock: Clock<'_>,
+    ) -> Result<Rendered, Error> {
+        self.render_within(variables, clock, MAX_STEPS)
+    }
+
+    /// Renders the template as [`Self::render`] does, in at most `max_steps` steps.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub fn render_within(
+        &self,
+        variables: &serde_json::Map<String, serde_json::Value>,
+        clock: Clock<'_>,
+        max_steps: usize,
+    ) -> Result<Rendered, Error> {
+        interpreter::render(&self.body, variables, clock, max_steps)
+    }
+}
