@@ -43,3 +43,22 @@ proptest! {
         prop_assert_eq!(world.status.attempt, Some(1));
     }
 }
+
+#[test]
+fn restarts_in_place_of_a_held_job_count_although_it_is_resumed_before_it_is_released() {
+    let mut world = World::new(false);
+    world.settle();
+    for event in [
+        ModelEvent::PodStarts(0),
+        ModelEvent::SetSuspend(true),
+        ModelEvent::SpecificationRefused(Some(false)),
+        ModelEvent::RestartedInPlace,
+        ModelEvent::SetSuspend(false),
+        ModelEvent::SpecificationRefused(None),
+    ] {
+        world.happen(&event);
+        world.settle();
+    }
+    assert_eq!((world.num_restarts_in_place, world.status.attempt), (1, Some(2)));
+    world.end_well();
+}

@@ -23,12 +23,14 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
 }
 
 /// Counts the restarts in place that are not counted yet: from the attempt's report, and from the termination
-/// message of its pod, which has those that no report could deliver.
+/// message of its pod, which has those that no report could deliver. A reconcile that begins an attempt still
+/// has the pods of the last one, whose restarts are counted already.
 pub(super) fn count(reconcile: &mut Reconcile<'_>) {
     let attempt = reconcile.attempt();
     let report = reconcile.input.report.filter(|report| report.attempt == attempt);
     let mut restarts = report.map(|report| report.restarts.clone()).unwrap_or_default();
-    for exit in reconcile.pods.present().filter_map(|worker| worker.exit.as_ref()) {
+    let workers = reconcile.pods.present().filter(|worker| worker.attempt == attempt);
+    for exit in workers.filter_map(|worker| worker.exit.as_ref()) {
         restarts_in(&exit.message).into_iter().for_each(|restart| raise(&mut restarts, restart));
     }
     for (cause, count) in restarts {

@@ -44,6 +44,9 @@ pub(super) fn begin(mut reconcile: Reconcile<'_>) -> Decision {
             super::run(reconcile)
         }
         Some(attempt) => {
+            // Reports that arrived while no decision was made are counted now: later decisions ignore those
+            // of an earlier attempt.
+            reconcile.take_report();
             reconcile.status.attempt = Some(attempt + 1);
             reconcile.status.restarts_in_place.clear();
             reconcile.write_first(JobState::Restarting)

@@ -138,8 +138,7 @@ impl World {
     pub(super) fn restart_in_place(&mut self) {
         let attempt = self.status.attempt.unwrap_or(1);
         let runs = self.pods.values().any(|pod| pod.attempt == attempt && pod.phase == WorkerPhase::Running);
-        // Restarts of a job that is held are lost if it is suspended before it is released.
-        if runs && self.has_ended.is_none() && !self.is_held() {
+        if runs && self.has_ended.is_none() {
             let mut restarts = self.restarts(attempt);
             *restarts.entry(IN_PLACE).or_default() += 1;
             self.num_restarts_in_place += 1;

@@ -51,6 +51,25 @@ fn unreported_restarts_are_counted_from_the_termination_message() {
 }
 
 #[test]
+fn restarts_in_a_termination_message_count_once_where_the_next_attempt_begins() {
+    let mut ended = failed(0, 139, 10);
+    let line = restarts_line(&BTreeMap::from([(FailureCause::RetryableIo, 1)]));
+    ended.exit.as_mut().unwrap().message = format!("error: rank 1 was killed by signal 11{line}");
+    let next = decided(json!({}), &running(1, 90), vec![ended, runs(1)]);
+    let counts = [(FailureCause::RetryableIo, 1), (FailureCause::Signalled, 1)];
+    assert_eq!((next.status.attempt, &next.status.failures_by_cause), (Some(2), &counts.into()));
+    assert!(next.status.restarts_in_place.is_empty(), "the next attempt has restarted nothing yet");
+}
+
+#[test]
+fn restarts_that_were_reported_during_a_suspension_count_when_the_job_resumes() {
+    let suspended = RLTrainingJobStatus { active_since: None, ..running(1, 90) };
+    let resumed = reported(json!({}), &suspended, Vec::new(), Some(&restarted(1, 2)));
+    assert_eq!(resumed.status.failures_by_cause, [(FailureCause::Signalled, 2)].into());
+    assert_eq!((resumed.status.attempt, resumed.status.restarts_in_place.len()), (Some(2), 0));
+}
+
+#[test]
 fn only_a_pod_with_all_ranks_may_restart_them_and_only_as_often_as_attempts_could() {
     let with = |num_workers, ranks, policy| {
         let mut prepared = prepared(num_workers, policy);
