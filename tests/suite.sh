@@ -18,9 +18,19 @@ stage() { # NAME COMMAND..: ends the run if the command fails
     local name=$1 start=$SECONDS code=0
     shift
     echo "== $name"
-    "$@" || code=$?
+    logged "$@" || code=$?
     durations+=("$(printf '%6d s  %s' $((SECONDS - start)) "$name")")
-    [ "$code" = 0 ] || { echo "== $name failed" >&2; finish; exit "$code"; }
+    [ "$code" = 0 ] || { echo "== $name failed" >&2; finish; failures; exit "$code"; }
+}
+
+# In continuous integration the output is kept as well: where only its end is shown, it must name what failed.
+logged() {
+    if [ -z "${CI:-}" ]; then
+        "$@"
+    else
+        mkdir -p "$target"
+        "$@" 2>&1 | tee "$target/suite.log"
+    fi
 }
 
 finish() {
@@ -30,6 +40,12 @@ finish() {
     fi
     echo "stages:"
     printf '%s\n' "${durations[@]}"
+}
+
+failures() {
+    echo "free on this disk: $(df -h --output=avail "$target" | tail -n 1 | tr -d ' ')"
+    grep -aE '^error|No space left|^ +(FAIL|TIMEOUT|SIG[A-Z]+) \[|panicked at| \.\.\. FAILED$' "$target/suite.log" 2>/dev/null |
+        sort -u | tail -n 30 || true
 }
 
 nextest() {
