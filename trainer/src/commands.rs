@@ -170,8 +170,9 @@ fn start_logging(is_training: bool) -> Option<Traces> {
     let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    rlt_traces::start(lines, filter, is_training.then_some("rlt-trainer"))
+    // Without colors: their control sequences would be escaped with those of others.
+    let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(rlt_terminal::messages);
+    rlt_traces::start(lines.with_target(false), filter, is_training.then_some("rlt-trainer"))
 }
 
 /// Prints the error with its chain of causes, and the meaning of the exit code. For a launched worker the

@@ -3,7 +3,7 @@
 //! as escapes and not executed.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
 
 /// Returns standard output for text to be read, which is escaped wherever it goes.
@@ -43,6 +43,11 @@ impl<W: Write> Write for Output<W> {
             None => self.stream.write_all(bytes)?,
         }
         Ok(bytes.len())
+    }
+
+    /// Writes a message at once, so that messages of several processes are not mixed.
+    fn write_fmt(&mut self, message: fmt::Arguments<'_>) -> io::Result<()> {
+        self.write_all(fmt::format(message).as_bytes())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -147,6 +152,7 @@ mod tests {
             assert_eq!(pieces + &escaper.finish(), whole, "pieces of {size} bytes");
         }
     }
+
     #[test]
     fn an_output_escapes_what_is_written_in_pieces_and_its_end() {
         let mut shown = Vec::new();
@@ -156,6 +162,27 @@ mod tests {
         output.write_all(&[0xe4]).unwrap();
         drop(output);
         assert_eq!(String::from_utf8(shown).unwrap(), "a\\u{1b}[2J\\u{9b}\n\\xe4");
+    }
+
+    #[test]
+    fn a_message_is_written_at_once() {
+        /// The writes of a stream.
+        struct Writes(Vec<Vec<u8>>);
+        impl Write for Writes {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.push(bytes.to_vec());
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        for escaper in [None, Some(Escaper::default())] {
+            let mut output = Output { stream: Writes(Vec::new()), escaper };
+            let (num_done, num_steps) = (1, 2);
+            writeln!(output, "{num_done} of {num_steps}").unwrap();
+            assert_eq!(output.stream.0, [b"1 of 2\n".to_vec()]);
+        }
     }
 
     #[test]

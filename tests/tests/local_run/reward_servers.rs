@@ -145,8 +145,8 @@ fn a_variable_of_the_user_goes_to_a_server_of_the_manifest_only_if_the_user_allo
     });
     let (stream, _) = stream.unwrap();
     stream.set_nonblocking(false).unwrap();
-    let head = BufReader::new(&stream).lines().map(Result::unwrap).take_while(|line| !line.is_empty());
-    assert!(head.into_iter().any(|line| line.eq_ignore_ascii_case("x-key: of the user")));
+    let mut head = BufReader::new(&stream).lines().map(Result::unwrap).take_while(|line| !line.is_empty());
+    assert!(head.any(|line| line.eq_ignore_ascii_case("x-key: of the user")));
     allowed.kill().unwrap();
     allowed.wait().unwrap();
 }

@@ -1,6 +1,6 @@
 //! Redaction of values that were sent to a server, such as tokens, from text that the server answers.
 
-use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::header::HeaderMap;
 use serde_json::Value;
 
 /// Bytes of the shortest value that is redacted; a shorter one is part of many words.
@@ -42,7 +42,7 @@ impl Secrets {
     /// Takes the values of all headers that are marked as sensitive.
     pub fn of_headers(headers: &HeaderMap) -> Self {
         let sensitive = headers.values().filter(|value| value.is_sensitive());
-        Self::new(sensitive.map(HeaderValue::to_str).filter_map(Result::ok))
+        Self::new(sensitive.filter_map(|value| std::str::from_utf8(value.as_bytes()).ok()))
     }
 
     /// Replaces each value in `text`, and the beginning of one at which the text is cut off.
@@ -83,6 +83,7 @@ impl Secrets {
 
 #[cfg(test)]
 mod tests {
+    use reqwest::header::HeaderValue;
     use serde_json::json;
 
     use super::*;
@@ -127,7 +128,10 @@ mod tests {
             value.set_sensitive(is_sensitive);
             headers.insert(name, value);
         }
-        let shown = Secrets::of_headers(&headers).redact("of the user: application/json");
-        assert_eq!(shown, "[redacted]: application/json");
+        let mut umlauts = HeaderValue::from_str("schlüssel").unwrap();
+        umlauts.set_sensitive(true);
+        headers.insert("c", umlauts);
+        let shown = Secrets::of_headers(&headers).redact("of the user: application/json, schlüssel");
+        assert_eq!(shown, "[redacted]: application/json, [redacted]");
     }
 }

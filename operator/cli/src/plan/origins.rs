@@ -14,7 +14,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cluster::Connection;
-use crate::terminal::escaped;
 
 /// One value and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -22,7 +22,6 @@ use crate::args::{DocumentFormat, PlanArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::status::status_of;
-use crate::terminal::escaped;
 
 /// By whom a manifest is applied here, as the API server notes it.
 const FIELD_MANAGER: &str = "rlctl";
@@ -46,8 +45,7 @@ pub(super) fn ask(
         DocumentFormat::Json => document::write_json(&mut out, &checks)?,
         DocumentFormat::Yaml => document::write_yaml(&mut out, &checks)?,
         DocumentFormat::Text => {
-            let escape = |check: &PlanCheck| escaped(&check.render()).into_owned();
-            checks.iter().try_for_each(|check| out.write_all(escape(check).as_bytes()))?;
+            checks.iter().try_for_each(|check| out.write_all(check.render().as_bytes()))?;
         }
     }
     let is_refused = checks.iter().any(PlanCheck::is_refusal);

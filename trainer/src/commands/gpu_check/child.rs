@@ -3,17 +3,18 @@
 //! The parent forwards findings and standard error as the child writes them, so a check that hangs or crashes
 //! keeps what it has reported. After the time limit the child's process group is killed.
 
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Stderr, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rlt_api::ExitCode;
+use rlt_terminal::Output as Terminal;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
-use super::Check;
+use super::{Check, GpuCheckArgs};
 
 /// Interval at which the parent asks whether its child has ended.
 const POLL: Duration = Duration::from_millis(20);
@@ -42,13 +43,14 @@ enum Output {
 /// When `write` fails.
 pub(super) fn run(
     check: Check,
-    has_peer: bool,
+    args: &GpuCheckArgs,
     limit: Duration,
     write: &mut Write<'_>,
 ) -> std::io::Result<Option<String>> {
     let started = Instant::now();
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["gpu-check", "--here"]).args((!has_peer).then_some("--no-peer")).arg(check.name());
+    command.args(["gpu-check", "--here"]).args(args.no_peer.then_some("--no-peer"));
+    command.arg("--trace-folder").arg(&args.trace_folder).arg(check.name());
     let mut running = match Running::start(command) {
         Ok(running) => running,
         Err(error) => return Ok(Some(format!("cannot start the process of the check: {error}"))),
@@ -86,6 +88,8 @@ struct Running {
     num_failed: usize,
     /// The last bytes of standard error.
     stderr_tail: Vec<u8>,
+    /// Standard error of this process; it remembers a character that two outputs share.
+    messages: rlt_terminal::Output<std::io::Stderr>,
 }
 
 impl Running {
@@ -104,7 +108,8 @@ impl Running {
         if let Some(stderr) = process.stderr.take() {
             std::thread::spawn(move || read_stderr(stderr, &sender));
         }
-        Ok(Self { process, output, num_findings: 0, num_failed: 0, stderr_tail: Vec::new() })
+        let messages = rlt_terminal::messages();
+        Ok(Self { process, output, num_findings: 0, num_failed: 0, stderr_tail: Vec::new(), messages })
     }
 
     /// Forwards the child's output for the time `wait`, or one output if that is over. Returns whether more
@@ -120,7 +125,7 @@ impl Running {
                 }
                 Ok(Output::Stderr(bytes)) => {
                     // Standard error of this process may be closed; the check continues without it.
-                    let _ = std::io::stderr().write_all(&bytes);
+                    let _ = self.messages.write_all(&bytes);
                     self.stderr_tail.extend(bytes);
                     let surplus = self.stderr_tail.len().saturating_sub(2 * MAX_STDERR);
                     self.stderr_tail.drain(..surplus);
