@@ -202,7 +202,7 @@ impl ModelConfig {
     /// # Errors
     /// [`ModelConfigError`], naming the field.
     pub fn from_json(document: &serde_json::Value) -> Result<Self, ModelConfigError> {
-        match text_model::of(document) {
+        match text_model::text_config(document) {
             Some(text) => parse::parse(&text),
             None => parse::parse(document),
         }

@@ -27,7 +27,7 @@ pub(super) fn leaves_tower_out(document: &Value) -> bool {
 }
 
 /// Returns the `config.json` of the text model; `None` for a model that is read as a whole.
-pub(super) fn of(document: &Value) -> Option<Value> {
+pub(super) fn text_config(document: &Value) -> Option<Value> {
     if !leaves_tower_out(document) {
         return None;
     }

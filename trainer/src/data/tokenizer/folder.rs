@@ -185,12 +185,13 @@ fn named_tokens(
     let roles = ROLES.into_iter().filter_map(field).filter_map(|token| added_token(token, true));
     let mut tokens: Vec<AddedToken> =
         roles.filter(|token| inner.token_to_id(&token.content).is_some()).collect();
-    let extra: Vec<&Value> = match EXTRA.into_iter().find_map(field) {
-        Some(Value::Array(tokens)) => tokens.iter().collect(),
-        Some(Value::Object(tokens)) => tokens.values().collect(),
+    // Files of transformers 4 often have an empty `extra_special_tokens` beside the other field.
+    let extra = EXTRA.into_iter().filter_map(field).flat_map(|tokens| match tokens {
+        Value::Array(tokens) => tokens.iter().collect(),
+        Value::Object(tokens) => tokens.values().collect(),
         _ => Vec::new(),
-    };
-    tokens.extend(extra.into_iter().filter_map(|token| added_token(token, true)));
+    });
+    tokens.extend(extra.filter_map(|token| added_token(token, true)));
     tokens
 }
 

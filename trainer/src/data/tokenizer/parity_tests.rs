@@ -221,6 +221,10 @@ fn special_tokens_that_only_the_configuration_names_are_one_token_each() {
         (serde_json::json!({"additional_special_tokens": ["<a>", "<b>"]}), serde_json::json!({})),
         (serde_json::json!({"extra_special_tokens": {"one": "<a>", "two": "<b>"}}), serde_json::json!({})),
         (serde_json::json!({}), serde_json::json!({"additional_special_tokens": ["<a>", object]})),
+        (
+            serde_json::json!({"extra_special_tokens": {}, "additional_special_tokens": ["<a>", "<b>"]}),
+            serde_json::json!({}),
+        ),
     ] {
         let tokenizer = load(fields.clone(), map);
         assert_eq!(tokenizer.encode_rendered("<a><b>").unwrap(), [next, next + 1], "{fields}");

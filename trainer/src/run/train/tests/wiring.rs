@@ -79,6 +79,9 @@ fn every_kind_of_schedule_has_its_curve() {
         (kind, (0..9).map(|step_idx| schedule.at(step_idx)).collect::<Vec<f64>>())
     });
     assert_complete("spec.training.schedule.kind", &table);
+    for (kind, rates) in &table[1..] {
+        assert!(rates[8] > 0.1, "{kind} reaches its minimum one step after the last: {rates:?}");
+    }
     for (kind, expected) in &table {
         let schedule = json!({ "kind": kind, "warmupSteps": 2, "minRatio": min_ratio(kind) });
         let optimizer = json!({ "learningRate": 0.5 });
