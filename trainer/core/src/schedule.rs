@@ -25,7 +25,9 @@ pub struct Schedule {
     /// Number of steps before the peak is reached. The first step has 1 / (`warmup_steps` + 1) of the peak:
     /// verl's and transformers' schedules start at 0 and so waste their first step.
     pub warmup_steps: u64,
-    /// Number of steps of the full run.
+    /// First step that trains, counted from 0: the schedule begins with it. Steps before it have its rate.
+    pub first_step: u64,
+    /// Number of steps of the full run, those before `first_step` included.
     pub num_steps: u64,
     /// Smallest learning rate after the warm-up, as a fraction of the peak, 0 to 1.
     pub min_ratio: f64,
@@ -34,14 +36,15 @@ pub struct Schedule {
 impl Schedule {
     /// Returns the learning rate of step `step_idx`, counted from 0.
     pub fn at(&self, step_idx: u64) -> f64 {
-        self.learning_rate * self.ratio(step_idx)
+        self.learning_rate * self.ratio(step_idx.saturating_sub(self.first_step))
     }
 
+    /// Returns the fraction of the peak at a step, counted from the first that trains.
     fn ratio(&self, step_idx: u64) -> f64 {
         if step_idx < self.warmup_steps {
             return (step_idx + 1) as f64 / (self.warmup_steps + 1) as f64;
         }
-        let decay_steps = self.num_steps.saturating_sub(self.warmup_steps).max(1);
+        let decay_steps = self.num_steps.saturating_sub(self.first_step + self.warmup_steps).max(1);
         let progress = ((step_idx - self.warmup_steps) as f64 / decay_steps as f64).min(1.0);
         let height = match self.decay {
             Decay::Constant => 1.0,
@@ -57,7 +60,8 @@ mod tests {
     use super::*;
 
     fn curve(decay: Decay, warmup_steps: u64, min_ratio: f64) -> Vec<f64> {
-        let schedule = Schedule { learning_rate: 1.0, decay, warmup_steps, num_steps: 7, min_ratio };
+        let schedule =
+            Schedule { learning_rate: 1.0, decay, warmup_steps, first_step: 0, num_steps: 7, min_ratio };
         (0..9).map(|step_idx| schedule.at(step_idx)).collect()
     }
 
@@ -91,12 +95,33 @@ mod tests {
         for (num_steps, warmup_steps) in [(1, 0), (7, 3), (100, 10), (100, 99)] {
             let left = 1.0 / (num_steps - warmup_steps) as f64;
             let at = |decay| {
-                Schedule { learning_rate: 1.0, decay, warmup_steps, num_steps, min_ratio: 0.0 }
+                let (learning_rate, first_step, min_ratio) = (1.0, 0, 0.0);
+                Schedule { learning_rate, decay, warmup_steps, first_step, num_steps, min_ratio }
                     .at(num_steps - 1)
             };
             assert!((at(Decay::Linear) - left).abs() < 1e-12, "{num_steps} {warmup_steps}");
             let cosine = 0.5 * (1.0 + (PI * (1.0 - left)).cos());
             assert!((at(Decay::Cosine) - cosine).abs() < 1e-12, "{num_steps} {warmup_steps}");
+        }
+    }
+
+    /// A critic that learns alone takes nothing from the actor's warm-up and decay.
+    #[test]
+    fn steps_before_the_first_one_shift_and_shorten_the_schedule() {
+        for decay in [Decay::Constant, Decay::Cosine, Decay::Linear] {
+            let of = |first_step, num_steps| Schedule {
+                learning_rate: 2.0,
+                decay,
+                warmup_steps: 2,
+                first_step,
+                num_steps,
+                min_ratio: 0.1,
+            };
+            let (whole, shifted) = (of(0, 9), of(50, 59));
+            for step_idx in 0..12 {
+                assert_eq!(shifted.at(50 + step_idx), whole.at(step_idx), "{decay:?} {step_idx}");
+            }
+            assert_eq!(shifted.at(0), whole.at(0), "{decay:?}");
         }
     }
 
@@ -106,6 +131,7 @@ mod tests {
             learning_rate: 2.0,
             decay: Decay::Cosine,
             warmup_steps: 10,
+            first_step: 0,
             num_steps: 5,
             min_ratio: 0.0,
         };

@@ -27,6 +27,18 @@ impl RolloutCorrection {
         self.0.is_some()
     }
 
+    /// Subtracts the KL penalty from the rewards, then weights and rejects tokens as [`Self::apply`] does. The
+    /// order is verl's: the penalty belongs to all that was sampled, rejected tokens included.
+    ///
+    /// # Errors
+    /// [`StepError::Importance`], and those of [`ReferenceRole::penalize`].
+    ///
+    /// [`ReferenceRole::penalize`]: crate::roles::reference::ReferenceRole::penalize
+    pub fn penalize_and_apply(&self, roles: &mut Roles, batch: Batch) -> Result<Batch, StepError> {
+        let batch = roles.reference.penalize(batch)?;
+        self.apply(roles, batch)
+    }
+
     /// Fills in the batch's importance weights, and masks the rejected tokens.
     ///
     /// # Errors

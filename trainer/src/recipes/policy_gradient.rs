@@ -42,9 +42,8 @@ impl Recipe for PolicyGradient {
             || self.estimator.reads_old_logprobs();
         let batch = if reads_old_logprobs { roles.actor.score(batch)? } else { batch };
         let batch = roles.reference.score(&roles.actor, batch)?;
-        let batch = self.correction.apply(roles, batch)?;
         let objective = objective(&self.algorithm, roles.reference.kl_coefficient());
-        let batch = roles.reference.penalize(batch)?;
+        let batch = self.correction.penalize_and_apply(roles, batch)?;
         let batch = self.estimator.estimate(roles, batch)?;
         let batch = self.filtration.draw(roles, batch);
         roles.actor.update(&batch, &objective)

@@ -30,9 +30,8 @@ impl Recipe for Ppo {
         let batch = if reads_old_logprobs { roles.actor.score(batch)? } else { batch };
         let batch = roles.reference.score(&roles.actor, batch)?;
         let batch = roles.critic.value(batch)?;
-        let batch = correction.apply(roles, batch)?;
         let objective = objective(algorithm, roles.reference.kl_coefficient());
-        let batch = roles.reference.penalize(batch)?;
+        let batch = correction.penalize_and_apply(roles, batch)?;
         let batch = estimator.estimate(roles, batch)?;
         let batch = filtration.draw(roles, batch);
         roles.critic.update(&batch)?;

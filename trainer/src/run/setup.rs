@@ -377,6 +377,7 @@ fn engine_options(
 
 fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
     let ResolvedSchedule { kind, warmup, min_ratio } = spec.training.schedule;
+    let critic = spec.algorithm.policy_gradient.as_ref().and_then(|algorithm| algorithm.critic.as_ref());
     Schedule {
         learning_rate: spec.training.optimizer.learning_rate,
         decay: match kind {
@@ -385,6 +386,8 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
             spec::ScheduleKind::Linear => Decay::Linear,
         },
         warmup_steps: warmup.num_steps(num_steps),
+        // The actor is not trained while the critic warms up.
+        first_step: critic.and_then(|critic| critic.warmup_steps).unwrap_or(0).into(),
         num_steps,
         min_ratio,
     }
@@ -396,6 +399,7 @@ fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
         learning_rate: spec.learning_rate,
         decay: Decay::Constant,
         warmup_steps: u64::from(spec.steps / 10),
+        first_step: 0,
         num_steps: u64::from(spec.steps),
         min_ratio: 0.0,
     }

@@ -92,9 +92,10 @@ impl Estimator for LengthAdaptiveGae {
 }
 
 /// GAE with discount `gamma` and trace `lambda`. Returns are advantage + value before the advantages are
-/// whitened over the tokens that count. Masked tokens (tool observations, padding) are skipped: they
-/// contribute neither value nor error. As in verl their own entries are whitened with the rest and have no
-/// meaning.
+/// whitened over the tokens that count. Masked tokens (tool observations, rejected tokens) are skipped: they
+/// contribute neither value nor error, and a reward at one counts for the last unmasked token before it. verl
+/// drops such a reward, so a rejected last token loses the outcome there. As in verl their own entries are
+/// whitened with the rest and have no meaning.
 ///
 /// # Errors
 /// When slices do not fit the rows or fewer than two tokens count.
@@ -136,9 +137,12 @@ fn traced(
     let mut advantages = vec![0.0; rows.num_tokens()];
     for (row_idx, range) in rows.ranges().enumerate() {
         let (lambda, mut next_value, mut running) = (lambda(row_idx), 0.0, 0.0);
+        let mut passed_on = 0.0;
         for token in range.rev() {
+            passed_on += token_rewards[token];
             if rows.mask()[token] {
-                let delta = token_rewards[token] + gamma * next_value - values[token];
+                let reward = std::mem::take(&mut passed_on);
+                let delta = reward + gamma * next_value - values[token];
                 running = delta + gamma * lambda * running;
                 next_value = values[token];
             }
@@ -161,6 +165,16 @@ mod tests {
             assert!((got.returns[token] - expected).abs() < 1e-12, "token {token}: {:?}", got.returns);
         }
     }
+
+    #[test]
+    fn a_rejected_last_token_does_not_lose_the_outcome() {
+        let rows = Rows::from_masks([&[true, true, false][..], &[true, true]]);
+        let values = [0.3, -0.4, 9.0, 0.3, -0.4];
+        let got = gae(&rows, &[0.0, 0.0, 1.0, 0.0, 1.0], &values, 0.9, 0.8).unwrap();
+        assert_eq!(got.returns[..2], got.returns[3..]);
+        assert_eq!(got.advantages[..2], got.advantages[3..]);
+    }
+
     /// Lambda is 1 - 1 / (0.05 * 40) = 0.5 for 40 tokens, and 0 for 20 and fewer.
     #[test]
     fn lambda_grows_with_the_completion_and_the_critic_learns_plain_returns() {

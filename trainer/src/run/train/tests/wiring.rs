@@ -75,7 +75,8 @@ fn every_kind_of_schedule_has_its_curve() {
     let min_ratio = |kind: &str| if kind == "Constant" { 0.0 } else { 0.2 };
     let table = kinds.map(|(kind, decay)| {
         let min_ratio = min_ratio(kind);
-        let schedule = Schedule { learning_rate: 0.5, decay, warmup_steps: 2, num_steps: 9, min_ratio };
+        let schedule =
+            Schedule { learning_rate: 0.5, decay, warmup_steps: 2, first_step: 0, num_steps: 9, min_ratio };
         (kind, (0..9).map(|step_idx| schedule.at(step_idx)).collect::<Vec<f64>>())
     });
     assert_complete("spec.training.schedule.kind", &table);
@@ -89,6 +90,22 @@ fn every_kind_of_schedule_has_its_curve() {
         let schedule = roles_of(json!({ "training": training })).actor.schedule;
         assert_close(&(0..9).map(|step_idx| schedule.at(step_idx)).collect::<Vec<_>>(), expected, kind);
     }
+}
+
+/// Verl's scheduler also begins with the actor's first update.
+#[test]
+fn the_schedule_begins_after_the_critic_has_warmed_up() {
+    let rates = |kind: &str, steps: u64, first: u64| {
+        let critic = if kind == "PPO" { json!({ "warmupSteps": first }) } else { Value::Null };
+        let training = json!({
+            "steps": steps, "optimizer": { "learningRate": 0.5 },
+            "schedule": { "kind": "Linear", "warmupSteps": 2 },
+        });
+        let algorithm = json!({ "kind": kind, "critic": critic });
+        let schedule = roles_of(json!({ "algorithm": algorithm, "training": training })).actor.schedule;
+        (first..steps).map(|step_idx| schedule.at(step_idx)).collect::<Vec<_>>()
+    };
+    assert_close(&rates("PPO", 12, 4), &rates("GRPO", 8, 0), "after the critic's warm-up");
 }
 
 #[test]
@@ -117,6 +134,7 @@ fn a_cold_start_has_its_own_warm_up_and_rate_and_leaves_the_schedule_to_the_trai
         learning_rate: 0.001,
         decay: Decay::Linear,
         warmup_steps: 1,
+        first_step: 0,
         num_steps: 3,
         min_ratio: 0.5,
     };
@@ -395,6 +413,26 @@ fn every_kl_placement_adds_the_divergence_to_the_loss_or_takes_it_from_rewards()
         assert_eq!(matches!(algorithm.kl, Kl::None), *placement == "None");
         assert_close(&[loss_of(&algorithm).loss - without.loss], &[*in_loss], placement);
     }
+}
+
+#[test]
+fn rejected_tokens_keep_their_kl_penalty() {
+    let rejection = json!({ "statistic": "TokenK2", "upper": 0.1 });
+    let algorithm = json!({
+        "kl": { "placement": "Reward", "estimator": "K2", "coefficient": 0.5 },
+        "importanceCorrection": { "rejection": rejection },
+    });
+    let mut roles = roles_of(json!({ "algorithm": algorithm }));
+    let mut batch = batch(&[3, 2]);
+    batch.old_logprobs = Some(LOGPROBS.to_vec());
+    batch.ref_logprobs = Some(LOGPROBS.iter().zip(REFERENCE_RATIOS).map(|(own, x)| own - x).collect());
+    batch.rollout_logprobs = LOGPROBS.to_vec();
+    batch.rollout_logprobs[2] -= 1.0;
+    let correction = RolloutCorrection::of(&policy_gradient(algorithm));
+    let got = correction.penalize_and_apply(&mut roles, batch).unwrap();
+    assert_eq!(got.rows.mask(), [true, true, false, true, true]);
+    let penalty = REFERENCE_RATIOS.map(|d| -0.25 * d * d);
+    assert_close(&got.token_rewards, &penalty, "penalty");
 }
 
 #[test]
