@@ -86,6 +86,11 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}, "maxProperties" = 16))]
     pub failures_by_node: BTreeMap<String, u32>,
+    /// Nodes that the job's Workload excludes where Kueue chooses the nodes: those at fault for a failure. A
+    /// suspension, and a wait of 15 minutes for another place, clear the list.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub excluded_nodes: Vec<String>,
     /// Whether the attempt is started in the pods of the one before, with spares in place of lost ones.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub attempt_in_place: bool,

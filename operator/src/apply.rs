@@ -33,6 +33,7 @@ use crate::client::Limiter;
 use crate::decide::{self, Decision};
 use crate::index::Index;
 use children::JobChildren;
+use queue::QueueRequest;
 
 /// Impaired nodes that a pod names at most.
 const MAX_IMPAIRED_NODES: usize = 16;
@@ -76,7 +77,9 @@ pub async fn apply(
     pods::delete(client, index, input.job, &decision.delete).await?;
     pods::assign(client, index, input.job, &decision.assign).await?;
     if let Some(action) = &decision.queue {
-        Box::pin(queue::apply(client, index, input, cluster.queueing, action)).await?;
+        let excluded_nodes = &decision.status.excluded_nodes;
+        let request = QueueRequest { queueing: cluster.queueing, excluded_nodes };
+        Box::pin(queue::apply(client, index, input, request, action)).await?;
     }
     if decision.delete_job {
         Box::pin(delete_job(client, input.job)).await?;
@@ -117,7 +120,8 @@ pub async fn change_workload(
     queueing: &Queueing,
     action: &WorkloadAction,
 ) -> Result<(), ApplyError> {
-    queue::apply(access.client, access.index, input, queueing, action).await
+    let request = QueueRequest { queueing, excluded_nodes: &[] };
+    queue::apply(access.client, access.index, input, request, action).await
 }
 
 /// Each group of workers, with its first worker where others can reach that one.

@@ -16,6 +16,7 @@ mod deletion;
 mod dispatch;
 mod evacuation;
 mod events;
+mod exclusion;
 mod failure;
 mod failure_policy;
 mod finished;

@@ -103,7 +103,9 @@ async fn decide_and_apply(
     let now = Timestamp::now();
     let input = BuildInput { job, prepared, settings: &context.settings };
     let queue = observed.queueing.queue.as_deref();
-    observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
+    let excluded_nodes = &observed.current.status.excluded_nodes;
+    let wanted = queue.map(|queue| build::workload_digest(&input, queue, excluded_nodes));
+    observed.queueing.wanted = wanted;
     let input_without_labels = reconcile_input(job, observed, prepared, now);
     let node_labels = read_node_labels(context, &input_without_labels).await;
     let node_labels = node_labels.as_ref();
@@ -207,7 +209,7 @@ async fn dispatch(
 ) -> Result<Action, ApplyError> {
     let input = BuildInput { job, prepared, settings: &context.settings };
     let queue = observed.queueing.queue.as_deref();
-    observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
+    observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue, &[]));
     let is_suspended = prepared.job.spec().run_policy.suspend;
     if let Some(action) = decide::dispatch(&observed.queueing, &observed.current.status, is_suspended) {
         let Context { client, limiter, index, .. } = context;

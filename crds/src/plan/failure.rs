@@ -151,6 +151,11 @@ impl FailureCause {
         )
     }
 
+    /// Whether the node is at fault: an attempt in the same place would probably end in the same way.
+    pub fn is_the_nodes(self) -> bool {
+        matches!(self, Self::NodeTerminating | Self::NodeProblem | Self::DeviceFailed)
+    }
+
     /// Returns advice for the user on what to do about this cause.
     pub fn advice(self) -> &'static str {
         match self {

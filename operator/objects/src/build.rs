@@ -159,7 +159,7 @@ pub fn objects(input: &BuildInput<'_>, attempt: u32) -> Result<Vec<Value>, Objec
     }
     objects.extend(storage_claim(input).map(serde_json::to_value).transpose()?);
     objects.extend(network_policy(input).map(serde_json::to_value).transpose()?);
-    let asked_for = queue::asked_for(input.job).map(|queue| workload(input, queue, None));
+    let asked_for = queue::asked_for(input.job).map(|queue| workload(input, queue, None, &[]));
     objects.extend(asked_for.map(serde_json::to_value).transpose()?);
     for group in groups {
         for worker_idx in 0..group.num_workers {

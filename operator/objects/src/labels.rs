@@ -26,6 +26,8 @@ pub const ATTEMPT: &str = "rltraining.dev/attempt";
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Annotation with a digest of an object's content.
 pub const CONTENT_DIGEST: &str = "rltraining.dev/content-digest";
+/// Annotation with the names of the nodes that a Workload excludes, separated by commas.
+pub const EXCLUDED_NODES: &str = "rltraining.dev/excluded-nodes";
 
 /// Selector of all objects that the operator created.
 pub fn own_objects() -> String {

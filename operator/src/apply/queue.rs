@@ -18,6 +18,15 @@ use crate::index::Index;
 /// Longest message of a Workload's condition, in bytes.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
+/// The request of a job to its queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueueRequest<'a> {
+    /// The job's queue and Workload.
+    pub(super) queueing: &'a Queueing,
+    /// Nodes that a new Workload excludes.
+    pub(super) excluded_nodes: &'a [String],
+}
+
 /// Applies a decision's change of the Workload.
 ///
 /// # Errors
@@ -26,15 +35,19 @@ pub(super) async fn apply(
     client: &Client,
     index: &Index,
     input: &BuildInput<'_>,
-    queueing: &Queueing,
+    request: QueueRequest<'_>,
     action: &WorkloadAction,
 ) -> Result<(), ApplyError> {
     let job = input.job;
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), job.namespace(), &served::workloads());
     match action {
-        WorkloadAction::Create => match (&queueing.queue, &queueing.prebuilt) {
+        WorkloadAction::Create => match (&request.queueing.queue, &request.queueing.prebuilt) {
             (Some(queue), Some(name)) => take_over(&api, index, input, (queue, name)).await,
-            (Some(queue), None) => create(client, &api, index, input, queue).await,
+            (Some(queue), None) => {
+                let priority = priority(client, input).await?;
+                let wanted = build::workload(input, queue, priority, request.excluded_nodes);
+                create(&api, index, input, &wanted).await
+            }
             (None, _) => Ok(()),
         },
         WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
@@ -54,16 +67,13 @@ pub(super) async fn apply(
 }
 
 async fn create(
-    client: &Client,
     api: &Api<DynamicObject>,
     index: &Index,
     input: &BuildInput<'_>,
-    queue: &str,
+    wanted: &DynamicObject,
 ) -> Result<(), ApplyError> {
-    let priority = priority(client, input).await?;
-    let wanted = build::workload(input, queue, priority);
     let name = wanted.metadata.name.clone().unwrap_or_default();
-    let made = match api.create(&creation(), &wanted).await {
+    let made = match api.create(&creation(), wanted).await {
         Ok(made) => made,
         // The watch has not shown it yet, or it is being deleted.
         Err(error) if error::exists(&error) => {
@@ -112,7 +122,7 @@ async fn take_over(
         "resourceVersion": found.metadata.resource_version,
         "ownerReferences": owners,
         "labels": build::workload_labels(input),
-        "annotations": {labels::CONTENT_DIGEST: build::workload_digest(input, queue)},
+        "annotations": {labels::CONTENT_DIGEST: build::workload_digest(input, queue, &[])},
     }});
     let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
     match api.patch(name, &params, &Patch::Merge(patch)).await {

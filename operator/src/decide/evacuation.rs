@@ -11,7 +11,7 @@ use rlt_objects::node_signals::Impairment;
 use rlt_objects::worker::Worker;
 
 use super::failure::Failure;
-use super::{Deletion, JobState, Reconcile, deletion};
+use super::{Deletion, JobState, Reconcile, deletion, exclusion};
 use crate::nodes::NodeState;
 
 /// Longest message of a node in a status, in bytes.
@@ -51,7 +51,9 @@ fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a
     let was_left =
         reconcile.status.failures_by_node.contains_key(node) && reconcile.status.short_attempts.is_some();
     // Kueue keeps the nodes that it chose at admission, as long as they exist.
-    let is_bound = has_chosen_nodes(reconcile) && why.cause == FailureCause::NodeProblem;
+    let is_bound = has_chosen_nodes(reconcile)
+        && !exclusion::is_possible(reconcile)
+        && why.cause == FailureCause::NodeProblem;
     (why.stops_workers && !was_left && !is_bound && is_new(reconcile, why)).then_some(why)
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlt_api::Reason;
 use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 
-use super::{Decision, JobState, Reconcile, suspension};
+use super::{Decision, JobState, Reconcile, exclusion, suspension};
 
 /// Returns the state of a job that has to wait for its queue; `None` if it may run. A Workload that cannot be
 /// read is no eviction: existing pods stay, and [`may_create_pods`] prevents new ones.
@@ -29,10 +29,26 @@ pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
         Some(eviction) if workload.has_quota => {
             waits(&format!(", which took its place back: {}: {}", eviction.reason, eviction.message))
         }
+        _ if leaves_place(reconcile) => {
+            let nodes = exclusion::nodes_of_place(reconcile).join(", ");
+            waits(&format!(", whose place it gives back: its workers failed on {nodes}"))
+        }
         _ if workload.is_admitted && workload.has_quota => None,
-        _ if workload.waiting.is_empty() => waits(""),
-        _ => waits(&format!(": {}", workload.waiting)),
+        _ if workload.excluded_nodes.is_empty() && workload.waiting.is_empty() => waits(""),
+        _ if workload.excluded_nodes.is_empty() => waits(&format!(": {}", workload.waiting)),
+        _ => {
+            let nodes: Vec<_> = workload.excluded_nodes.iter().map(String::as_str).collect();
+            let without = format!(" for a place without {}, where its workers failed", nodes.join(", "));
+            let separator = if workload.waiting.is_empty() { "" } else { ": " };
+            waits(&format!("{without}{separator}{}", workload.waiting))
+        }
     }
+}
+
+/// Whether a job that runs no attempt gives its place back, because it excludes a node of it. An attempt in
+/// pods that are there keeps the place.
+fn leaves_place(reconcile: &Reconcile<'_>) -> bool {
+    reconcile.status.active_since.is_none() && !exclusion::nodes_of_place(reconcile).is_empty()
 }
 
 /// Whether pods may be created: not while the Workload's status, which decides about their nodes, cannot be
@@ -43,11 +59,16 @@ pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
 }
 
 /// Deletes all pods, and waits for the queue.
-pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
+pub(super) fn wait(mut reconcile: Reconcile<'_>, hold: JobState) -> Decision {
     let for_queue =
         matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
-    let mut decision = suspension::pause(reconcile, hold);
-    decision.requeue_after = [decision.requeue_after, for_queue].into_iter().flatten().min();
+    let until_expiry = exclusion::expire(&mut reconcile);
+    let mut decision = match leaves_place(&reconcile) {
+        true => suspension::give_place_back(reconcile, hold),
+        false => suspension::pause(reconcile, hold, None),
+    };
+    let waits = [decision.requeue_after, for_queue, until_expiry];
+    decision.requeue_after = waits.into_iter().flatten().min();
     decision
 }
 
@@ -84,6 +105,7 @@ pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<Work
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
         _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),
         JobState::Queued(..) if !is_empty => None,
+        JobState::Queued(..) if leaves_place(reconcile) => Some(WorkloadAction::Delete(workload)),
         JobState::Queued(..) if is_outdated(queueing, &workload) => Some(WorkloadAction::Delete(workload)),
         JobState::Queued(..) => {
             (workload.eviction.is_some() && workload.has_quota).then_some(WorkloadAction::Release(workload))

@@ -11,7 +11,7 @@ use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
 use super::failure_policy::{self, MatchedRule};
-use super::{Decision, JobState, Reconcile, clock, evacuation, finished, spares};
+use super::{Decision, JobState, Reconcile, clock, evacuation, exclusion, finished, spares, suspension};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -40,6 +40,12 @@ pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision
         }
         None => {
             spares::plan_attempt(&mut reconcile, &failure);
+            let is_asked = rule.as_ref().is_some_and(MatchedRule::avoids_node);
+            exclusion::exclude_node(&mut reconcile, &failure, is_asked);
+            let stays = reconcile.status.attempt_in_place;
+            if !stays && !exclusion::nodes_of_place(&reconcile).is_empty() {
+                return suspension::leave_place(reconcile);
+            }
             begin_next(&mut reconcile);
             reconcile.write_first(JobState::Restarting)
         }

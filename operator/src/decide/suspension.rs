@@ -1,26 +1,47 @@
 //! Suspension and resumption of a job. Its active deadline does not run in between.
 
-use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, spares};
+use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, retries, spares};
 
-/// Deletes all pods because of `spec.runPolicy.suspend`.
-pub(super) fn suspend(reconcile: Reconcile<'_>) -> Decision {
-    pause(reconcile, JobState::Suspended)
+/// Deletes all pods because of `spec.runPolicy.suspend`. A user who resumes the job allows all nodes again.
+pub(super) fn suspend(mut reconcile: Reconcile<'_>) -> Decision {
+    reconcile.status.excluded_nodes.clear();
+    pause(reconcile, JobState::Suspended, None)
 }
 
-/// Deletes all pods with their grace period, in which they save a checkpoint. `held` is the state once no pod
-/// is left.
-pub(super) fn pause(mut reconcile: Reconcile<'_>, held: JobState) -> Decision {
-    if reconcile.status.active_since.is_some() {
-        reconcile.status.active_seconds = Some(reconcile.active_seconds());
-        reconcile.status.active_since = None;
-    }
-    reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all(), None);
+/// Ends an attempt that has failed on a node that the next one shall not have. The job gives its place back
+/// once no pod is left, and begins the next attempt when it is admitted again.
+pub(super) fn leave_place(mut reconcile: Reconcile<'_>) -> Decision {
+    deactivate(&mut reconcile);
+    evacuation::end(&mut reconcile);
+    reconcile.write_first(JobState::Suspending)
+}
+
+/// Deletes the pods of a job that gives its place back. Those of a failed attempt have lost their peer and
+/// cannot save a checkpoint.
+pub(super) fn give_place_back(reconcile: Reconcile<'_>, held: JobState) -> Decision {
+    let grace_seconds = retries::survivors_grace(&reconcile.status);
+    pause(reconcile, held, grace_seconds)
+}
+
+/// Deletes all pods, by default with their own grace period, in which they save a checkpoint. `held` is the
+/// state once no pod is left.
+pub(super) fn pause(mut reconcile: Reconcile<'_>, held: JobState, grace_seconds: Option<u32>) -> Decision {
+    deactivate(&mut reconcile);
+    reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all(), grace_seconds);
     if reconcile.pods.all().next().is_none() {
         return reconcile.decide(held, None);
     }
     let state = deletion::stuck(&reconcile).unwrap_or(JobState::Suspending);
     let requeue_after = deletion::next(&reconcile);
     reconcile.decide(state, requeue_after)
+}
+
+/// Stops the clock of the job's active time.
+fn deactivate(reconcile: &mut Reconcile<'_>) {
+    if reconcile.status.active_since.is_some() {
+        reconcile.status.active_seconds = Some(reconcile.active_seconds());
+        reconcile.status.active_since = None;
+    }
 }
 
 /// Begins the first attempt, or the next one after a suspension.

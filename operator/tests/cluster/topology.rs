@@ -11,7 +11,7 @@ use rlt_cluster::{FakeNodes, Options, Shared};
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
-use crate::test_namespace::{TestNamespace, reason};
+use crate::test_namespace::{TestNamespace, is_true, reason};
 
 /// Four nodes of 32 cores, of which 0 and 2 share a rack, and 1 and 3 another one.
 static WITH_KUEUE: Shared =
@@ -120,6 +120,29 @@ async fn kueue_and_pod_affinity_pack_neighbours_into_racks_and_the_status_says_w
     let racks = test.racks("near").await;
     assert!(racks[0] == racks[1] && racks[2] == racks[3], "{racks:?}");
     assert!(domains(&status, RACK)[0].starts_with(&racks[0]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_whose_gpu_failed_begins_again_in_a_place_without_that_node() {
+    let Some(cluster) = WITH_KUEUE.get() else { return };
+    let test = TestNamespace::on(cluster, "broken").await;
+    test.label_nodes(&["r0", "r1", "r0", "r1"]).await;
+    test.create(&queues());
+    let _operator = test.operator_in_roles().await;
+    test.post_in("broken", 1, "2", json!({"required": RACK}), Some("team")).await;
+    test.when_true("broken", ConditionType::PodsReady).await;
+    let placed = async || {
+        let pod = test.when_pods("broken", |pods| pods.len() == 1).await.remove(0);
+        (pod.name_any(), pod.spec.unwrap().node_name.unwrap())
+    };
+    let (name, node) = placed().await;
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {"fake.rltraining.dev/exit-code": "81"}}}));
+    test.pods().patch(&name, &PatchParams::default(), &patch).await.unwrap();
+    let runs_again =
+        |status: &RLTrainingJobStatus| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady);
+    let status = test.when("broken", runs_again).await;
+    assert_eq!(status.excluded_nodes, [node.clone()]);
+    assert_ne!(placed().await.1, node);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

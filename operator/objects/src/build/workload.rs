@@ -9,7 +9,7 @@ use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::TopologySpec;
 use serde_json::{Value, json};
 
-use super::{BuildInput, digest};
+use super::{BuildInput, avoidance, digest};
 use crate::labels;
 use crate::queue::{self, PRIORITY_LABEL};
 use crate::served;
@@ -40,19 +40,27 @@ pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
 }
 
 /// Digest of a job's request to its queue, without the value of its priority class.
-pub fn workload_digest(input: &BuildInput<'_>, queue: &str) -> String {
-    digest([spec(input, queue).to_string().as_str()])
+pub fn workload_digest(input: &BuildInput<'_>, queue: &str, excluded_nodes: &[String]) -> String {
+    digest([spec(input, queue, excluded_nodes).to_string().as_str()])
 }
 
-/// Returns the Workload of a job in a queue, with the value of its priority class if it has one.
-pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> DynamicObject {
+/// Returns the Workload of a job in a queue, with the value of its priority class if it has one. Kueue places
+/// its pods on none of the excluded nodes.
+pub fn workload(
+    input: &BuildInput<'_>,
+    queue: &str,
+    priority: Option<i32>,
+    excluded_nodes: &[String],
+) -> DynamicObject {
     let uid = input.job.uid();
     let name = format!("{}-{}", input.name(), &digest([uid])[..5]);
     let mut metadata = input.metadata(name);
     metadata.labels = Some(workload_labels(input));
-    let digest = workload_digest(input, queue);
-    metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
-    let mut spec = spec(input, queue);
+    let digest = (labels::CONTENT_DIGEST.to_owned(), workload_digest(input, queue, excluded_nodes));
+    let excluded = (labels::EXCLUDED_NODES.to_owned(), excluded_nodes.join(","));
+    let excluded = (!excluded_nodes.is_empty()).then_some(excluded);
+    metadata.annotations = Some([digest].into_iter().chain(excluded).collect());
+    let mut spec = spec(input, queue, excluded_nodes);
     if let Some(priority) = priority {
         spec["priority"] = priority.into();
     }
@@ -67,12 +75,13 @@ pub fn workload_labels(input: &BuildInput<'_>) -> BTreeMap<String, String> {
     labels
 }
 
-fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
+fn spec(input: &BuildInput<'_>, queue: &str, excluded_nodes: &[String]) -> Value {
     let groups = input.prepared.plan.worker_groups.iter();
     let pod_sets: Vec<_> = groups
         .map(|group| {
             let mut set = json!({
-                "name": group.name, "count": group.num_workers, "template": template(input, group),
+                "name": group.name, "count": group.num_workers,
+                "template": template(input, group, excluded_nodes),
             });
             // Kueue packs each pod set separately: packed spares would not be near the workers.
             if let Some(topology) =
@@ -109,7 +118,7 @@ fn topology_request(topology: &TopologySpec) -> Value {
 
 /// Returns the fields of a pod that decide where it fits. As for pods, limits count as requests where
 /// requests are absent.
-fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
+fn template(input: &BuildInput<'_>, group: &WorkerGroup, excluded_nodes: &[String]) -> PodTemplateSpec {
     let pod = super::pod(input, 1, group, 0).spec.unwrap_or_default();
     let container = |container: Container| {
         let resources = container.resources.unwrap_or_default();
@@ -132,7 +141,7 @@ fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
         containers: pod.containers.into_iter().map(container).collect(),
         init_containers: pod.init_containers.map(|all| all.into_iter().map(container).collect()),
         resource_claims: pod.resource_claims,
-        affinity: pod.affinity,
+        affinity: avoidance::exclude(pod.affinity, excluded_nodes),
         topology_spread_constraints: pod.topology_spread_constraints,
         node_selector: pod.node_selector,
         tolerations: pod.tolerations,

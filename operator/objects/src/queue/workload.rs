@@ -9,6 +9,9 @@ use serde::Deserialize;
 use crate::labels;
 use crate::worker::{Explanation, JobKey, owner};
 
+/// Label of nodes with their host name, the lowest level of a topology that names single nodes.
+const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
+
 /// Workload of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
@@ -20,6 +23,8 @@ pub struct Workload {
     pub resource_version: String,
     /// Digest of its content, from an annotation.
     pub digest: Option<String>,
+    /// Nodes that it excludes, from an annotation.
+    pub excluded_nodes: BTreeSet<String>,
     /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
     /// Error in reading its status; if there is one, the following fields have defaults.
@@ -51,6 +56,8 @@ pub struct Assignment {
     pub flavors: BTreeSet<String>,
     /// Whether Kueue chooses the nodes (topology-aware scheduling).
     pub has_topology: bool,
+    /// Whether the assignment names single nodes, by their host names.
+    pub has_hostnames: bool,
 }
 
 /// Fields that an admission check adds to the pods of a set.
@@ -124,12 +131,14 @@ impl Workload {
         };
         let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
         let holds = |type_: &str| condition(type_).filter(|condition| condition.status == "True");
-        let annotations = metadata.annotations.as_ref();
+        let annotation = |name: &str| metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let excluded_nodes = annotation(labels::EXCLUDED_NODES).into_iter();
         let workload = Self {
             name: metadata.name.clone()?,
             uid: metadata.uid.clone()?,
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            digest: annotations.and_then(|all| all.get(labels::CONTENT_DIGEST)).cloned(),
+            digest: annotation(labels::CONTENT_DIGEST).cloned(),
+            excluded_nodes: excluded_nodes.flat_map(|names| names.split(',')).map(str::to_owned).collect(),
             is_deleting: metadata.deletion_timestamp.is_some(),
             unreadable,
             has_quota: holds("QuotaReserved").is_some(),
@@ -149,11 +158,13 @@ impl Workload {
 }
 
 fn read(assignment: &PodSetAssignment) -> Assignment {
+    let topology = assignment.topology_assignment.as_ref();
+    let lowest_level = topology.and_then(|topology| topology["levels"].as_array()?.last());
     Assignment {
         name: assignment.name.clone(),
         flavors: assignment.flavors.values().cloned().collect(),
-        has_topology: assignment.topology_assignment.is_some()
-            || assignment.delayed_topology_request.is_some(),
+        has_topology: topology.is_some() || assignment.delayed_topology_request.is_some(),
+        has_hostnames: lowest_level.is_some_and(|level| *level == HOSTNAME_LABEL),
     }
 }
 
@@ -198,6 +209,30 @@ mod tests {
         assert_eq!(workload.updates[0].node_selector["zone"], "a");
         assert_eq!(workload.digest.as_deref(), Some("d"));
         assert_eq!(workload.unreadable, None);
+    }
+
+    #[test]
+    fn single_nodes_are_assigned_where_the_lowest_level_of_the_topology_is_the_host_name() {
+        let read = |levels: serde_json::Value| {
+            let assignment =
+                json!({"name": "trainer", "topologyAssignment": {"levels": levels, "slices": []}});
+            let object = json!({
+                "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+                "metadata": {
+                    "name": "w", "namespace": "team", "uid": "1",
+                    "annotations": {labels::EXCLUDED_NODES: "a,b"},
+                    "ownerReferences": [{
+                        "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "job", "uid": "u",
+                    }],
+                },
+                "status": {"admission": {"clusterQueue": "c", "podSetAssignments": [assignment]}},
+            });
+            let workload = Workload::read(&serde_json::from_value(object).unwrap()).unwrap().1;
+            assert_eq!(workload.excluded_nodes, ["a".to_owned(), "b".to_owned()].into());
+            (workload.assignments[0].has_topology, workload.assignments[0].has_hostnames)
+        };
+        assert_eq!(read(json!(["rack", "kubernetes.io/hostname"])), (true, true));
+        assert_eq!(read(json!(["kubernetes.io/hostname", "rack"])), (true, false));
     }
 
     #[test]

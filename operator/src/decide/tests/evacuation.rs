@@ -94,23 +94,25 @@ fn a_failure_on_a_node_with_a_problem_is_the_nodes_unless_it_cannot_be() {
 }
 
 #[test]
-fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_problem() {
-    let assignment = Assignment { name: "trainer".into(), has_topology: true, ..Assignment::default() };
-    let workload = Workload {
-        has_quota: true,
-        is_admitted: true,
-        is_ready: true,
-        assignments: vec![assignment],
-        ..Workload::default()
-    };
-    let queueing = rlt_objects::queue::Queueing {
-        queue: Some("team".into()),
-        is_served: true,
-        workload: Some(Arc::new(workload)),
-        ..rlt_objects::queue::NO_QUEUE
-    };
+fn workers_whose_nodes_a_queue_chose_leave_one_with_a_problem_only_if_the_next_place_can_exclude_it() {
     let workers: Vec<_> = both().into_iter().map(Arc::new).collect();
-    let leaves = |state: NodeState| {
+    let leaves = |has_hostnames, prebuilt: Option<&str>, state: NodeState| {
+        let assignment =
+            Assignment { name: "trainer".into(), has_topology: true, has_hostnames, ..Assignment::default() };
+        let workload = Workload {
+            has_quota: true,
+            is_admitted: true,
+            is_ready: true,
+            assignments: vec![assignment],
+            ..Workload::default()
+        };
+        let queueing = rlt_objects::queue::Queueing {
+            queue: Some("team".into()),
+            prebuilt: prebuilt.map(str::to_owned),
+            is_served: true,
+            workload: Some(Arc::new(workload)),
+            ..rlt_objects::queue::NO_QUEUE
+        };
         let decision = decide(&ReconcileInput {
             generation: 3,
             nodes: &[("node".into(), state)].into(),
@@ -119,6 +121,9 @@ fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_prob
         });
         decision.status.evacuation.is_some()
     };
-    assert!(leaves(terminating()));
-    assert!(!leaves(impaired(FailureCause::NodeProblem, Some(9), true)));
+    let problem = || impaired(FailureCause::NodeProblem, Some(9), true);
+    assert!(leaves(false, None, terminating()) && leaves(true, None, terminating()));
+    assert!(!leaves(false, None, problem()), "the queue chose no single nodes");
+    assert!(!leaves(true, Some("w"), problem()), "the Workload is another client's");
+    assert!(leaves(true, None, problem()));
 }

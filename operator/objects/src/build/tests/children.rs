@@ -2,6 +2,7 @@
 //! to pods.
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
 use super::super::{
@@ -9,6 +10,7 @@ use super::super::{
 };
 use super::{BuildInput, channel, pod, prepared, settings, trainer, with_workers};
 use crate::job::Job;
+use crate::labels;
 use crate::queue::{Assignment, PodSetUpdate, Workload};
 use crate::served::Served;
 
@@ -56,17 +58,37 @@ fn a_workload_contains_only_fields_that_decide_where_pods_fit() {
         "topology": {"required": "rack"},
     }));
     let job = labelled(job, "kueue.x-k8s.io/priority-class", "urgent");
-    two(&job, |input| insta::assert_yaml_snapshot!(workload(input, "team", Some(7))));
+    two(&job, |input| insta::assert_yaml_snapshot!(workload(input, "team", Some(7), &[])));
 }
 
 #[test]
 fn a_new_image_asks_for_nothing_new_and_more_memory_does() {
-    let digest = |workers: Value| two(&with_workers(workers), |input| workload_digest(input, "team"));
+    let digest = |workers: Value| two(&with_workers(workers), |input| workload_digest(input, "team", &[]));
     let first = digest(json!({"image": "a:1", "resources": {"memory": "1Gi"}}));
     assert_eq!(first, digest(json!({"image": "a:2", "resources": {"memory": "1Gi"}})));
     assert_ne!(first, digest(json!({"image": "a:1", "resources": {"memory": "2Gi"}})));
     let job = with_workers(json!({"resources": {"memory": "1Gi"}}));
-    assert_ne!(first, two(&job, |input| workload_digest(input, "other")));
+    assert_ne!(first, two(&job, |input| workload_digest(input, "other", &[])));
+}
+
+#[test]
+fn a_workload_names_the_nodes_that_it_excludes_and_is_another_request() {
+    let job = with_workers(json!({}));
+    let excluded = ["node-1".to_owned(), "node-2".to_owned()];
+    let (all, fewer) =
+        two(&job, |input| (workload(input, "team", None, &[]), workload(input, "team", None, &excluded)));
+    let annotation = |workload: &DynamicObject, name: &str| {
+        workload.metadata.annotations.as_ref().and_then(|all| all.get(name)).cloned()
+    };
+    assert_eq!(annotation(&all, labels::EXCLUDED_NODES), None);
+    assert_eq!(annotation(&fewer, labels::EXCLUDED_NODES).as_deref(), Some("node-1,node-2"));
+    assert_ne!(annotation(&all, labels::CONTENT_DIGEST), annotation(&fewer, labels::CONTENT_DIGEST));
+    let affinity = "/spec/podSets/0/template/spec/affinity/nodeAffinity";
+    let required = "/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchFields";
+    assert_eq!(all.data.pointer(affinity), None);
+    let fields = fewer.data.pointer(&format!("{affinity}{required}")).unwrap();
+    let not = |node: &str| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
+    assert_eq!(*fields, json!([not("node-1"), not("node-2")]));
 }
 
 #[test]
@@ -122,8 +144,12 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
         annotations: [("checked".to_owned(), "yes".to_owned())].into(),
         ..PodSetUpdate::default()
     };
-    let assignment =
-        |has_topology| Assignment { name: "trainer".into(), flavors: ["spot".into()].into(), has_topology };
+    let assignment = |has_topology| Assignment {
+        name: "trainer".into(),
+        flavors: ["spot".into()].into(),
+        has_topology,
+        ..Assignment::default()
+    };
     let admitted = |has_topology| Workload {
         name: "quickstart-12345".into(),
         assignments: vec![assignment(has_topology)],
@@ -186,7 +212,7 @@ fn workers_of_a_topology_slice_share_a_domain_with_every_scheduler() {
             assert_eq!(near[0]["labelSelector"]["matchLabels"]["rltraining.dev/attempt"], "1");
         }
     }
-    let asked = &workload(&input, "team", None).data["spec"]["podSets"][0]["topologyRequest"];
+    let asked = &workload(&input, "team", None, &[]).data["spec"]["podSets"][0]["topologyRequest"];
     let slices = json!({"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 2});
     let mut expected = json!({"preferred": "block", "podIndexLabel": "rltraining.dev/worker-index"});
     expected.as_object_mut().unwrap().extend(slices.as_object().unwrap().clone());

@@ -82,7 +82,7 @@ fn ranks_of_a_group_are_a_world_of_their_own_on_its_own_devices() {
 fn queues_and_schedulers_place_each_group_as_a_gang() {
     two_groups(|input| {
         let groups = &input.prepared.plan.worker_groups;
-        let asked = workload(input, "team", None);
+        let asked = workload(input, "team", None, &[]);
         let sets = asked.data["spec"]["podSets"].as_array().unwrap();
         let counts: Vec<_> = sets.iter().map(|set| (&set["name"], &set["count"])).collect();
         assert_eq!(counts, [(&json!("trainer"), &json!(2)), (&json!("sampler"), &json!(3))]);

@@ -57,7 +57,7 @@ fn a_spare_is_a_worker_s_pod_without_ranks() {
 #[test]
 fn spares_count_in_the_queue_s_workload_and_in_no_gang() {
     spares(|input| {
-        let workload = workload(input, "team", None);
+        let workload = workload(input, "team", None, &[]);
         let sets = workload.data["spec"]["podSets"].as_array().unwrap();
         let counts: Vec<_> = sets.iter().map(|set| (&set["name"], &set["count"])).collect();
         assert_eq!(counts, [(&json!("trainer"), &json!(2)), (&json!("spare"), &json!(2))]);

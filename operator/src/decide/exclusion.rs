@@ -1,0 +1,88 @@
+//! Exclusion of nodes from the place of a job whose nodes Kueue chooses (topology-aware scheduling). Kueue
+//! keeps the nodes of an admitted Workload, and reads no preference of pods, so another attempt would begin
+//! on the node where the last one failed.
+//!
+//! ```text
+//! failure at a node -> status: the node is excluded, the attempt is over -> pods are gone
+//!                   -> Workload deleted -> Workload without the node -> admitted -> next attempt
+//! ```
+
+use std::time::Duration;
+
+use rlt_api::FailureCause;
+use rlt_api::status::{ConditionStatus, ConditionType};
+
+use super::failure::Failure;
+use super::{Reconcile, clock};
+
+/// Largest number of excluded nodes; the one that is excluded longest is allowed again.
+const MAX_NODES: usize = 16;
+/// Failures of one cause, without a new checkpoint in between, after which a node that may be at fault is
+/// excluded. An error of the program fails on every node, and a place in a queue is not given back for it at
+/// once.
+const MIN_FAILURES: u32 = 2;
+/// Longest time that a job waits for a place without the excluded nodes.
+const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
+
+/// Whether a node can be excluded: Kueue has assigned single nodes, and the Workload is the operator's own.
+pub(super) fn is_possible(reconcile: &Reconcile<'_>) -> bool {
+    let queueing = reconcile.input.queueing;
+    let workload = queueing.workload.as_ref().filter(|workload| workload.has_quota);
+    let has_hostnames =
+        workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_hostnames));
+    queueing.queue.is_some() && queueing.prebuilt.is_none() && has_hostnames
+}
+
+/// Excludes the node of a failure that is counted already. `is_asked` says whether a rule of the job wants
+/// the node to be avoided.
+pub(super) fn exclude_node(reconcile: &mut Reconcile<'_>, failure: &Failure, is_asked: bool) {
+    let Some(node) = failure.node.as_ref().filter(|node| !node.is_empty()) else { return };
+    let is_at_fault = failure.cause.is_the_nodes() || is_asked || fails_again(reconcile, failure.cause, node);
+    let excluded = &reconcile.status.excluded_nodes;
+    if !is_at_fault || !is_possible(reconcile) || excluded.contains(node) {
+        return;
+    }
+    let excluded = &mut reconcile.status.excluded_nodes;
+    excluded.push(node.clone());
+    let num_surplus = excluded.len().saturating_sub(MAX_NODES);
+    excluded.drain(..num_surplus);
+}
+
+/// Whether a cause that may be the node's has occurred repeatedly, at this node too.
+fn fails_again(reconcile: &Reconcile<'_>, cause: FailureCause, node: &str) -> bool {
+    let status = &reconcile.status;
+    let count = |failures: Option<&u32>| failures.copied().unwrap_or(0);
+    cause.may_be_the_nodes()
+        && count(status.retries_used.get(&cause)) >= MIN_FAILURES
+        && count(status.failures_by_node.get(node)) >= MIN_FAILURES
+}
+
+/// Returns the excluded nodes that the job's place may have, because its Workload was created before.
+pub(super) fn nodes_of_place<'a>(reconcile: &'a Reconcile<'_>) -> Vec<&'a str> {
+    let workload = reconcile.input.queueing.workload.as_ref().filter(|_| is_possible(reconcile));
+    let Some(workload) = workload else { return Vec::new() };
+    let nodes = reconcile.status.excluded_nodes.iter();
+    nodes.filter(|node| !workload.excluded_nodes.contains(*node)).map(String::as_str).collect()
+}
+
+/// Allows all nodes again once the job has waited long for a place without those that its Workload excludes.
+/// Returns the time until then.
+pub(super) fn expire(reconcile: &mut Reconcile<'_>) -> Option<Duration> {
+    let workload = reconcile.input.queueing.workload.as_ref()?;
+    if workload.has_quota || workload.excluded_nodes.is_empty() || reconcile.status.excluded_nodes.is_empty()
+    {
+        return None;
+    }
+    let mut conditions = reconcile.input.status.conditions.iter();
+    let waits = conditions.find(|one| one.type_ == ConditionType::Suspended)?;
+    let since = reconcile.time(Some(waits.last_transition_time.as_str()));
+    let since = since.filter(|_| waits.status == ConditionStatus::True)?;
+    let left = clock::until(Some(since + LONGEST_WAIT), reconcile.input.now);
+    if left.is_none() {
+        reconcile.status.excluded_nodes.clear();
+    }
+    Some(left.unwrap_or_default().min(LONGEST_WAIT))
+}
+
+#[cfg(test)]
+mod tests;
