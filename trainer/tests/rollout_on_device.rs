@@ -145,6 +145,21 @@ fn graphs_give_the_bits_of_launches_one_by_one() {
 }
 
 #[test]
+fn no_step_is_a_graph_where_the_environment_forbids_graphs() {
+    if !is_inside() {
+        let variable = ("RLT_CUDA_GRAPHS", "0".to_owned());
+        return run_again("no_step_is_a_graph_where_the_environment_forbids_graphs", None, &[variable]);
+    }
+    let device = device_decoder("llama");
+    let before = rlt_devices::driver::counts().unwrap();
+    let (completions, _) = sampled(&device, options(), &requests(3, 1, &SamplingParams::greedy()));
+    let after = rlt_devices::driver::counts().unwrap();
+    assert_eq!(completions.len(), 3);
+    assert_eq!(after.graph_launches, before.graph_launches);
+    assert!(after.launches > before.launches, "steps are launched one by one");
+}
+
+#[test]
 fn decoding_continues_in_eager_mode_after_a_failed_capture() {
     if !is_inside() {
         // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.

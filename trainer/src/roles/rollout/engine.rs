@@ -24,6 +24,8 @@ use crate::parallel::{DecoderUnits, RankError, TpGroup};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
+/// Environment variable that with the value 0 forbids CUDA graphs: steps are launched one by one.
+const GRAPHS_VARIABLE: &str = "RLT_CUDA_GRAPHS";
 
 /// Generates with packed copies of a decoder's linear layers and a paged key-value cache.
 #[derive(Debug)]
@@ -284,8 +286,13 @@ fn device_bounds(
         max_rows: options.max_concurrent.min(num_samples).max(1),
         max_blocks: longest.unwrap_or(1).max(1),
         has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
-        uses_graphs: options.uses_graphs,
+        uses_graphs: options.uses_graphs && !graphs_are_forbidden(),
     }
+}
+
+/// Whether the environment forbids CUDA graphs, to find out whether they cause a fault.
+fn graphs_are_forbidden() -> bool {
+    std::env::var_os(GRAPHS_VARIABLE).is_some_and(|value| value == "0")
 }
 
 /// Runs `scheduler` until nothing is left to do, one step after the other.
