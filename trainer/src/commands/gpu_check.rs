@@ -27,6 +27,7 @@ mod trainings;
 pub mod workload;
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -55,6 +56,9 @@ pub struct GpuCheckArgs {
     /// Measure GRPO steps without the comparison with transformers
     #[arg(long)]
     pub no_peer: bool,
+    /// Folder for the files of the check `trace`
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    pub trace_folder: PathBuf,
     /// Run the one check in this process, and write its lines
     #[arg(long, hide = true)]
     pub here: bool,
@@ -107,6 +111,8 @@ pub enum Check {
     PeerSmall,
     /// Speed: the GRPO step of `grpo-step-large` by transformers alone. Not by default.
     PeerLarge,
+    /// Traces of decoding and of an update by libtorch's profiler, as files. Not by default.
+    Trace,
 }
 
 /// How a check, or a part of one, ended.
@@ -162,6 +168,7 @@ impl Check {
                 | Self::DecodeTail
                 | Self::PeerSmall
                 | Self::PeerLarge
+                | Self::Trace
         )
     }
 
@@ -173,6 +180,7 @@ impl Check {
             Self::Decode => 15,
             Self::Graphs | Self::Memory => 20,
             Self::Nccl | Self::Update | Self::Checkpoints | Self::DecodeSpeed | Self::Packed => 30,
+            Self::Trace => 40,
             Self::Training => 50,
             Self::GraphModels | Self::Kernels | Self::DecodeTail => 60,
             Self::GrpoStepSmall | Self::PeerSmall => 125,
@@ -181,7 +189,7 @@ impl Check {
         Duration::from_secs(seconds)
     }
 
-    fn run(self, has_peer: bool, report: &mut Report<'_>) -> Result<(), Failure> {
+    fn run(self, args: &GpuCheckArgs, report: &mut Report<'_>) -> Result<(), Failure> {
         match self {
             Self::Device => device(report),
             Self::Operators => {
@@ -200,14 +208,15 @@ impl Check {
             Self::Copies => speed::limits::copies(report),
             Self::DecodeSpeed => speed::decode::check(report),
             Self::Update => speed::update::check(report),
-            Self::GrpoStepSmall => speed::grpo_step::check(Size::Small, has_peer, report),
-            Self::GrpoStepLarge => speed::grpo_step::check(Size::Large, has_peer, report),
+            Self::GrpoStepSmall => speed::grpo_step::check(Size::Small, !args.no_peer, report),
+            Self::GrpoStepLarge => speed::grpo_step::check(Size::Large, !args.no_peer, report),
             Self::Packed => packed::check(report),
             Self::GraphModels => graph_models::check(report),
             Self::Kernels => kernels::check(report),
             Self::DecodeTail => speed::decode_tail::check(report),
             Self::PeerSmall => speed::grpo_step::peer_alone(Size::Small, report),
             Self::PeerLarge => speed::grpo_step::peer_alone(Size::Large, report),
+            Self::Trace => speed::trace::check(&args.trace_folder, report),
         }
     }
 }
@@ -235,10 +244,10 @@ pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
         if cuda::look_for_cuda().num_gpus() == 0 {
             write(&without_gpu(check))?;
         } else if args.here {
-            here(check, !args.no_peer, &mut write)?;
+            here(check, args, &mut write)?;
         } else {
             let limit = args.limit.map_or(check.limit(), Duration::from_secs);
-            if let Some(error) = child::run(check, !args.no_peer, limit, &mut write)? {
+            if let Some(error) = child::run(check, args, limit, &mut write)? {
                 write(&failed(check, &error))?;
             }
         }
@@ -296,12 +305,12 @@ fn failed(check: Check, error: &str) -> Value {
 /// Runs a check in this process; `write` receives its lines.
 fn here(
     check: Check,
-    has_peer: bool,
+    args: &GpuCheckArgs,
     write: &mut dyn FnMut(&Value) -> std::io::Result<()>,
 ) -> std::io::Result<()> {
     // The parent process ends it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    match check.run(has_peer, &mut |finding| Ok(write(&line(check, finding))?)) {
+    match check.run(args, &mut |finding| Ok(write(&line(check, finding))?)) {
         Ok(()) => Ok(()),
         Err(error) => write(&failed(check, &error_text(error.as_ref()))),
     }

@@ -14,5 +14,6 @@
 #include "nccl.cpp"
 #include "quantized.cpp"
 #include "offload.cpp"
+#include "profiler.cpp"
 #include "runtime.cpp"
 #include "streams.cpp"

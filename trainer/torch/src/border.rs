@@ -322,4 +322,6 @@ unsafe extern "C" {
     pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;
     pub(crate) fn rlt_peak_cuda_bytes(index: i64, allocated: *mut i64, reserved: *mut i64) -> Outcome;
     pub(crate) fn rlt_reset_peak_cuda_bytes(index: i64) -> Outcome;
+    pub(crate) fn rlt_start_profiler(records_device: bool) -> Outcome;
+    pub(crate) fn rlt_end_profiler(path: *const c_char) -> Outcome;
 }

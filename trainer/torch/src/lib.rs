@@ -36,6 +36,7 @@ mod memory;
 mod offload;
 mod optim;
 mod precision;
+mod profiler;
 mod quantized;
 mod region;
 mod signals;
@@ -70,6 +71,7 @@ pub use precision::{
     MatmulPrecision, cpu_has_amx, cuda_multiplies_in_tf32, is_deterministic, kernel_isa, set_deterministic,
     set_float32_matmul_precision, set_num_threads,
 };
+pub use profiler::Profile;
 pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, QuantizedMatrix, dynamic_map};
 pub use region::{Block, TensorFile};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};

@@ -82,7 +82,25 @@ fn a_tail_and_memory_are_measured() {
     let lines = passed("decode-tail");
     let contexts: Vec<u64> = lines.iter().filter_map(|line| line["contextTokens"].as_u64()).collect();
     assert_eq!(contexts.len(), 6, "{lines:#?}");
-    assert!(lines.last().unwrap()["reservedGigabytes"].is_f64(), "{lines:#?}");
+    // The check passes only if its calls reserve memory, and later ones less than half of that.
+    let memory = lines.last().unwrap();
+    assert!(memory["reservedGigabytes"].as_f64().unwrap() > 0.0, "{lines:#?}");
+    assert!(memory["allowedBytes"].as_i64().unwrap() < 64 << 20, "{lines:#?}");
+}
+
+#[test]
+fn decoding_and_an_update_are_traced_to_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().to_str().unwrap();
+    let (output, lines) = check(&["--trace-folder", to, "trace"], StandIn::build().unwrap().env());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{lines:#?} {stderr}");
+    assert_eq!(lines.len(), 2, "{lines:#?}");
+    for (line, file) in lines.iter().zip(["trace-decode.json", "trace-update.json"]) {
+        assert_eq!((&line["status"], &line["file"]), (&"passed".into(), &file.into()), "{lines:#?}");
+        let trace: Value = serde_json::from_slice(&std::fs::read(folder.path().join(file)).unwrap()).unwrap();
+        assert!(!trace["traceEvents"].as_array().unwrap().is_empty(), "{file}");
+    }
 }
 
 #[test]
@@ -108,7 +126,7 @@ fn gradients_are_compared_in_two_dtypes_and_repeated() {
 fn every_check_is_skipped_without_a_gpu() {
     let (output, lines) = check(&["--all"], Vec::new());
     assert!(output.status.success());
-    assert!(lines.len() == 22 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
+    assert!(lines.len() == 23 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:#?}");
 }
 
 #[test]

@@ -50,6 +50,16 @@ pub(super) fn llama_135m() -> Result<ModelConfig, Failure> {
     config(&if is_stand_in() { tiny() } else { serde_json::from_str(LLAMA_135M)? })
 }
 
+/// Configuration of [`llama_135m`] with fewer layers; the tiny model of an emulated device has two.
+pub(super) fn llama_135m_with_layers(num_layers: u32) -> Result<ModelConfig, Failure> {
+    if is_stand_in() {
+        return llama_135m();
+    }
+    let mut document: Value = serde_json::from_str(LLAMA_135M)?;
+    document["num_hidden_layers"] = json!(num_layers);
+    config(&document)
+}
+
 /// A tiny model that still has several layers, heads and key/value heads.
 pub(super) fn tiny() -> Value {
     json!({

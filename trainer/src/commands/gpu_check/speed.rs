@@ -9,6 +9,7 @@ pub(super) mod grpo_step;
 pub(super) mod limits;
 mod peer;
 mod prediction;
+pub(super) mod trace;
 pub(super) mod update;
 
 use rlt_api::plan::Machine;

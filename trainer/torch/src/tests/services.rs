@@ -1,7 +1,7 @@
 //! The services around the kernels: packed linear layers, the optimizer's step, memory access, precision.
 
 use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
-use crate::{AdamWStep, Error, PackedLinear, adamw_step, backward_many, global_norm};
+use crate::{AdamWStep, Error, PackedLinear, Profile, adamw_step, backward_many, global_norm};
 use std::sync::Arc;
 use tch::{Kind, Tensor};
 
@@ -319,4 +319,29 @@ fn a_machine_without_a_driver_has_no_cuda() {
 #[test]
 fn the_kernels_name_their_instruction_set() {
     assert!(["baseline", "avx2", "avx512", "avx512_bf16", "amx"].contains(&crate::kernel_isa().as_str()));
+}
+
+#[test]
+fn a_profile_has_the_operators_between_its_start_and_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let matrix = leaf(&randn(&[8, 8], 1));
+    let _before = matrix.sin();
+    let profile = Profile::start(false).unwrap();
+    matrix.mm(&matrix).sum(Kind::Float).backward();
+    profile.save(&path).unwrap();
+    let _after = matrix.cos();
+    let trace = std::fs::read_to_string(&path).unwrap();
+    assert!(trace.contains("\"cat\": \"cpu_op\""), "{trace}");
+    for (operator, expected) in [("aten::mm", true), ("MmBackward0", true), ("aten::sin", false)] {
+        assert_eq!(trace.contains(operator), expected, "{operator}: {trace}");
+    }
+    assert!(!trace.contains("aten::cos"), "{trace}");
+    // A dropped profile has ended, so another one can start.
+    drop(Profile::start(false).unwrap());
+    let profile = Profile::start(false).unwrap();
+    let _recorded = matrix.cos();
+    profile.save(&path).unwrap();
+    let trace = std::fs::read_to_string(&path).unwrap();
+    assert!(trace.contains("aten::cos") && !trace.contains("aten::mm"), "{trace}");
 }

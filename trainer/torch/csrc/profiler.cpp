@@ -1,0 +1,28 @@
+// Recording by libtorch's profiler (Kineto): operators of this thread and of backward passes that it starts, and on GPUs
+// the kernels and copies of the process, which CUPTI reports.
+#include <set>
+
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include "border.h"
+
+extern "C" {
+char* rlt_start_profiler(bool records_device) {
+  return rlt::guarded([&] {
+    using torch::profiler::impl::ActivityType;
+    std::set<ActivityType> activities{ActivityType::CPU};
+    if (records_device) activities.insert(ActivityType::CUDA);
+    const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+    torch::autograd::profiler::prepareProfiler(config, activities);
+    torch::autograd::profiler::enableProfiler(config, activities);
+  });
+}
+
+// Ends the recording, and writes it to a file unless `path` is null.
+char* rlt_end_profiler(const char* path) {
+  return rlt::guarded([&] {
+    const auto recorded = torch::autograd::profiler::disableProfiler();
+    if (path != nullptr) recorded->save(path);
+  });
+}
+}
