@@ -15,7 +15,7 @@ MAX_TEXT = 240
 RATES = [("tokensPerSecond", "tokens/s"), ("stepSeconds", "s a step"), ("peerStepSeconds", "s a step of the peer"),
          ("teraflopsPerSecond", "TFLOP/s"), ("gigabytesPerSecond", "GB/s"), ("reservedGigabytes", "GB reserved")]
 # Figures that say what a finding measured.
-SUBJECTS = ["model", "kernel", "operator", "copy", "shape", "batch", "contextTokens", "calls", "dtype", "peer"]
+SUBJECTS = ["model", "kernel", "operator", "copy", "shape", "batch", "contextTokens", "calls", "dtype", "peer", "trace"]
 MFU = ["mfu", "updateMfu"]
 FRACTIONS = ["fractionOfPeak", "fractionOfBandwidth"]
 

@@ -6,13 +6,14 @@
 #
 # Stages run in the order of the list below. A stage for which too little time is left is not started, and one that takes
 # longer than its limit is killed; both are reported. `--limit all=SECONDS` is for every stage that has no limit of its own.
-# Stages that failed run again with CUDA_LAUNCH_BLOCKING=1 and, unless they hung, under compute-sanitizer. FOLDER (default:
-# $OUT) receives at most 8 files of at most 16 MiB:
+# Stages that failed run again with CUDA_LAUNCH_BLOCKING=1, without CUDA graphs if they decode, and, unless they hung, under
+# compute-sanitizer. FOLDER (default: $OUT) receives at most 8 files of at most 16 MiB:
 #
 #   gpu-report.md     the page; after a run that was killed, gpu-report-page.py makes it from findings.jsonl
 #   findings.jsonl    every finding, appended when it is made, and how every stage ended
 #   output.log        all other output of the stages, and their standard error
 #   environment.txt   GPU, driver, libraries and versions
+#   trace-decode.json, trace-update.json   traces of libtorch's profiler, for Perfetto
 #   ncu.txt           Nsight Compute's figures of decoding
 #
 # Exit codes: 0 no stage failed, 1 a stage failed, 2 a wrong command line or no bundle.
@@ -40,6 +41,7 @@ STAGES='
     decode-tail                          60  20
     draws                                20   5
     checkpoints                          40  15
+    trace                                40  12
     memcheck:paged                       60  20
     racecheck:paged                      60  20
     peer-small                          110  60
@@ -48,7 +50,9 @@ STAGES='
     ncu:decode-speed                     60  20
 '
 # Checks whose times are the result: compute-sanitizer would only make them slow.
-SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large decode-tail peer-small peer-large '
+SPEED=' gemm copies decode-speed update grpo-step-small grpo-step-large decode-tail peer-small peer-large trace '
+# Checks that decode by CUDA graphs.
+GRAPHS=' graphs graph-models training checkpoints decode-speed grpo-step-small grpo-step-large decode-tail trace '
 # Seconds at the end that are kept free for killing what runs and for writing the page.
 RESERVE=4
 # Seconds that a killed stage may take to end before it is left behind: a process in the driver cannot be killed.
@@ -244,6 +248,15 @@ tool() {
 
 sanitizer() { tool "$1" "$2" "$3" "$4" "$5" compute-sanitizer --tool "$6" --error-exitcode 86 --target-processes all; }
 
+# Starts a check of the bundle if enough time is left: check STAGE RUN LIMIT NEED. Peers have stages of their own at the
+# end: our own measurements come first.
+check() {
+    # The check ends itself two seconds before it would be killed, to say why.
+    local limit=${given[$1]:-${given[all]:-$3}}
+    limit=$((limit > 3 ? limit - 2 : limit))
+    try "$1" "$2" "$3" "$4" "$gpu_check" --libtorch "$libraries" --limit "$limit" --no-peer --trace-folder "$out" "$1"
+}
+
 reruns() {
     local stage limit need again=("${failed[@]}")
     failed=()
@@ -253,9 +266,13 @@ reruns() {
         read -r limit need <<<"${times[$stage]}"
         # What hangs would take all the time that is left.
         [ -z "${hung[$stage]:-}" ] || limit=$((limit < HUNG ? limit : HUNG))
-        CUDA_LAUNCH_BLOCKING=1 try "$stage" blocking "$limit" "$need" \
-            "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) --no-peer "$stage"
+        CUDA_LAUNCH_BLOCKING=1 check "$stage" blocking "$limit" "$need"
         finish
+        case $GRAPHS in *" $stage "*)
+            RLT_CUDA_GRAPHS=0 check "$stage" eager "$limit" "$need"
+            finish
+            ;;
+        esac
         case $SPEED in *" $stage "*) continue ;; esac
         [ -z "${hung[$stage]:-}" ] || continue
         # The tool makes kernels several times as slow.
@@ -279,9 +296,7 @@ run_stages() {
                 ;;
             *)
                 times[$name]="$limit $need"
-                # Peers have stages of their own at the end: our own measurements come first.
-                try "$name" first "$limit" "$need" \
-                    "$gpu_check" --libtorch "$libraries" --limit $((limit - 2)) --no-peer "$name"
+                check "$name" first "$limit" "$need"
                 ;;
             esac
         done

@@ -155,18 +155,38 @@ fn stages_that_fail_hang_and_crash_leave_the_others_reported() {
 }
 
 #[test]
-fn what_failed_runs_again_blocking_and_under_the_sanitizer() {
-    let machine =
-        Machine::new(&format!("paged) [ -n \"$CUDA_LAUNCH_BLOCKING\" ] || {{ {FAILS}; }}; {PASSES} ;;"));
+fn what_failed_runs_again_blocking_without_graphs_and_under_the_sanitizer() {
+    let graphs = r#"echo '{"name":"graphs","status":"failed","error":"a token differs"}'; exit 1"#;
+    let machine = Machine::new(&format!(
+        "paged) [ -n \"$CUDA_LAUNCH_BLOCKING\" ] || {{ {FAILS}; }}; {PASSES} ;;\n\
+         graphs) [ \"$RLT_CUDA_GRAPHS\" = 0 ] || {{ {graphs}; }}; {PASSES} ;;"
+    ));
     let report = machine.report(&["--seconds", "100000"]);
     assert_eq!(report.ended("paged", "first").0, "failed");
     assert_eq!(report.ended("paged", "blocking").0, "passed");
     assert_eq!(report.made("paged", "blocking")[0]["blocking"], "1");
     assert_eq!(report.ended("paged", "memcheck").0, "failed");
     assert!(report.log.contains("[paged memcheck] compute-sanitizer --tool memcheck"), "{}", report.log);
+    // Only what decodes has graphs to do without.
+    assert_eq!(
+        ["first", "blocking", "eager"].map(|run| report.ended("graphs", run).0),
+        ["failed", "failed", "passed"]
+    );
+    assert!(report.made("paged", "eager").is_empty(), "{}", report.page);
     let again = report.findings.iter().filter(|line| line["run"] != "first").map(|line| &line["stage"]);
-    assert!(again.into_iter().all(|stage| stage == "paged"), "{}", report.page);
+    assert!(again.into_iter().all(|stage| stage == "paged" || stage == "graphs"), "{}", report.page);
     assert_eq!(report.ended("ncu:decode-speed", "first"), ("not started", "there is no ncu on this machine"));
+}
+
+#[test]
+fn a_stages_limit_is_that_of_its_check() {
+    // Checks under a tool get no limit.
+    let limit = r#"while [ $# -gt 1 ] && [ "$1" != --limit ]; do shift; done
+echo "{\"name\":\"paged\",\"status\":\"passed\",\"limit\":${2:-0}}""#;
+    let machine = Machine::new(&format!("paged) {limit} ;;\ngraphs) {limit} ;;"));
+    let report = machine.report(&["--seconds", "100000", "--limit", "paged=700"]);
+    let limit = |stage| report.made(stage, "first")[0]["limit"].clone();
+    assert_eq!([limit("paged"), limit("graphs")], [698, 99_998], "{}", report.page);
 }
 
 #[test]

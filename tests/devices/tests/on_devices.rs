@@ -17,6 +17,8 @@ mod found;
 mod gpu_check;
 #[path = "on_devices/gpu_check_by_name.rs"]
 mod gpu_check_by_name;
+#[path = "on_devices/gpu_report.rs"]
+mod gpu_report;
 #[path = "on_devices/head.rs"]
 mod head;
 #[path = "on_devices/kernels.rs"]

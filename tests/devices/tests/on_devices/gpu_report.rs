@@ -1,0 +1,109 @@
+//! `trainer/gpu-report.sh` with real checks on an emulated device, one of which fails there.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rlt_devices::StandIn;
+use rlt_tests::{fresh_binary, workspace_root};
+use serde_json::Value;
+
+/// The bundle's `gpu-check`: the real one for three checks, while all others pass at once. The device fails
+/// the check `memory` after three launches, with CUDA_ERROR_LAUNCH_FAILED.
+const GPU_CHECK: &str = r#"#!/bin/bash
+real=$(dirname "$0")/checks/gpu-check
+case ${@: -1} in
+device | gemm) exec "$real" "$@" ;;
+memory) RLT_STAND_IN_FAILURE=3:719 exec "$real" "$@" ;;
+*) echo "{\"name\":\"${@: -1}\",\"status\":\"passed\",\"device\":\"none\"}" ;;
+esac
+"#;
+
+/// Links the emulated libraries and libtorch's others in one folder, as on a machine with a GPU: `gpu-check`
+/// prefers the folder that it is given to all others. libtorch finds further libraries relative to itself.
+fn libraries(machine: &Path) -> PathBuf {
+    let libtorch = fs::canonicalize(std::env::var("LIBTORCH").unwrap()).unwrap();
+    let folder = machine.join("torch/lib");
+    fs::create_dir_all(&folder).unwrap();
+    for source in [StandIn::build().unwrap().folder().to_owned(), libtorch.join("lib")] {
+        for library in fs::read_dir(source).unwrap() {
+            let library = library.unwrap();
+            let link = folder.join(library.file_name());
+            if !link.exists() {
+                symlink(library.path(), link).unwrap();
+            }
+        }
+    }
+    symlink(libtorch.join("../nvidia"), machine.join("nvidia")).unwrap();
+    folder
+}
+
+/// Packs the bundle: binary and script are the real ones.
+fn bundle(machine: &Path) -> PathBuf {
+    let folder = machine.join("gpu-bundle");
+    fs::create_dir_all(folder.join("checks")).unwrap();
+    for link in ["rlt-trainer", "checks/rlt-trainer"] {
+        symlink(fresh_binary("rlt-trainer"), folder.join(link)).unwrap();
+    }
+    fs::copy(workspace_root().join("trainer/gpu-check.sh"), folder.join("checks/gpu-check")).unwrap();
+    fs::write(folder.join("gpu-check"), GPU_CHECK).unwrap();
+    for script in ["gpu-check", "checks/gpu-check"] {
+        fs::set_permissions(folder.join(script), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let archive = machine.join("bundle.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(machine).arg("-czf").arg(&archive).arg("gpu-bundle");
+    assert!(tar.status().unwrap().success());
+    archive
+}
+
+#[test]
+fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails() {
+    let machine = tempfile::tempdir().unwrap();
+    let out = machine.path().join("report");
+    let mut script = Command::new("bash");
+    script.arg(workspace_root().join("trainer/gpu-report.sh"));
+    script.arg("--bundle").arg(bundle(machine.path())).arg("--out").arg(&out);
+    script.arg("--libtorch").arg(libraries(machine.path()));
+    script.args(["--seconds", "100000", "--limit", "all=100000"]);
+    let output = script.envs(StandIn::build().unwrap().env()).output().unwrap();
+
+    let text = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+    let page = text("gpu-report.md");
+    let context = format!("{page}\n{}", text("output.log"));
+    assert_eq!(output.status.code(), Some(1), "{context}");
+    let findings: Vec<Value> =
+        text("findings.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found = |stage: &str, run: &str| -> Vec<&Value> {
+        let is_of = |line: &&Value| line["stage"] == stage && line["run"] == run && line["name"].is_string();
+        findings.iter().filter(is_of).collect()
+    };
+    let ended = |stage: &str, run: &str| {
+        let is_of = |line: &&Value| line["stage"] == stage && line["run"] == run && line["ended"].is_string();
+        findings.iter().find(is_of).map(|line| (line["ended"].clone(), line["text"].clone()))
+    };
+
+    for (stage, num_findings) in [("device", 1), ("gemm", 2)] {
+        let found = found(stage, "first");
+        assert_eq!(found.len(), num_findings, "{stage}: {context}");
+        for finding in found {
+            assert_eq!(finding["status"], "passed", "{context}");
+            assert!(finding["device"].as_str().unwrap().contains("Stand-in"), "{context}");
+        }
+    }
+    // The device fails again in the second run. The check does not decode, so there is none without graphs.
+    for run in ["first", "blocking"] {
+        assert_eq!(ended("memory", run), Some(("failed".into(), "exit code 1".into())), "{context}");
+        let errors = found("memory", run).into_iter().filter_map(|finding| finding["error"].as_str());
+        assert!(errors.last().is_some_and(|error| !error.is_empty()), "{context}");
+    }
+    assert_eq!(ended("memory", "eager"), None, "{context}");
+    assert_eq!(ended("checkpoints", "first").unwrap().0, "passed", "stages after the failed one are run");
+
+    let title = page.lines().next().unwrap();
+    assert!(title.starts_with("# GPU report: ") && title.contains("Stand-in"), "{context}");
+    let has_row = |parts: &[&str]| page.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+    assert!(has_row(&["| memory | first |", "| memory |"]), "{context}");
+    assert!(has_row(&["| gemm, shape ", "TFLOP/s"]), "{context}");
+}
