@@ -11,6 +11,8 @@ mod docs;
 mod every_leaf_has_a_reader;
 #[path = "rules/supply.rs"]
 mod supply;
+#[path = "rules/tensor_reads.rs"]
+mod tensor_reads;
 #[path = "rules/terminal.rs"]
 mod terminal;
 #[path = "rules/tidy.rs"]
