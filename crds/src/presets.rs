@@ -175,6 +175,12 @@ impl LearnsFrom {
         matches!(self, Self::ScoredPairs | Self::Steps)
     }
 
+    /// Whether the loss is one of whole completions, whose scores are computed in a pass before that of the
+    /// gradient.
+    pub fn scores_completions(self) -> bool {
+        !matches!(self, Self::Demonstrations | Self::Rewards)
+    }
+
     /// Whether a step is one update, with a loss that needs neither rewards nor advantages.
     pub fn updates_once(self) -> bool {
         self != Self::Rewards

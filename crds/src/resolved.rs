@@ -60,7 +60,7 @@ impl ResolvedSpec {
             model: ResolvedModel::resolve(&spec.model)?,
             data: spec.data.clone(),
             rewards,
-            algorithm: ResolvedAlgorithm::resolve(&spec.algorithm, &preset, &spec.rollout),
+            algorithm: ResolvedAlgorithm::resolve(&spec.algorithm, &preset, &spec.rollout, &spec.model),
             rollout: spec.rollout.clone(),
             training: ResolvedTraining::resolve(spec, &preset),
             checkpoint: spec.checkpoint.clone(),

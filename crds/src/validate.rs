@@ -272,6 +272,11 @@ fn is_dns_label(name: &str) -> bool {
         && name.chars().all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
 }
 
+/// Whether a value is an address with a user, perhaps with a password, which no message or status shows.
+fn has_password(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.contains("://") && text.contains('@'))
+}
+
 fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJobSpec> {
     let Some(value) = spec else {
         checker.problems.push(Problem::new("spec", "is missing"));
@@ -289,7 +294,7 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
     for rule in rules::all().filter(|rule| !blocked.iter().any(|path| rule.reads(path))) {
         for path in rule.broken_at(&spec) {
             checker.push(Problem {
-                value: source::value_at(value, &path).cloned(),
+                value: source::value_at(value, &path).filter(|value| !has_password(value)).cloned(),
                 allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
                 ..Problem::new(path, rule.message)
             });

@@ -59,16 +59,16 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "model.lora.dropout",
         reads: &["model.lora.dropout", "algorithm.kind"],
-        message: "a reward model is trained without dropout: its scores are computed before their gradient",
+        message: "preferences and reward models are learned without dropout: scores are computed before their gradient",
         cel: || {
             format!(
                 "!({}) || !has(self.model.lora) || self.model.lora.dropout == 0.0",
-                cel_trains_reward_model()
+                cel_learns_from("self.algorithm", LearnsFrom::scores_completions)
             )
         },
         holds: Check::Spec(|spec| {
             let dropout = spec.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
-            dropout == 0.0 || !learns_from(spec).trains_reward_model()
+            dropout == 0.0 || !learns_from(spec).scores_completions()
         }),
         allowed: Some(|_| "0".into()),
     },

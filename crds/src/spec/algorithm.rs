@@ -101,18 +101,15 @@ pub struct ColdStartSpec {
     #[schemars(range(min = 1, max = 1000000))]
     pub batch_size: u32,
     /// Peak learning rate: it rises linearly over the first tenth of the steps, rounded down, and then stays
-    /// constant.
-    #[serde(default = "ColdStartSpec::default_learning_rate")]
+    /// constant; by default 1e-3 with `model.architecture`, else 2e-4 with `model.lora`, else 2e-5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 10.0))]
-    pub learning_rate: f64,
+    pub learning_rate: Option<f64>,
 }
 
 impl ColdStartSpec {
     fn default_batch_size() -> u32 {
         64
-    }
-    fn default_learning_rate() -> f64 {
-        1e-3
     }
 }
 

@@ -13,13 +13,14 @@ use crate::draft::Draft;
 type Rule = fn(&mut Draft);
 
 /// All rules, in the order of application: budgets depend on the degrees of the mesh.
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     clip_low,
     clip_high,
     dual_clip,
     schedule,
     overlong,
     reward_names,
+    adapter_dropout,
     batches::groups,
     batches::updates,
     batches::held_out,
@@ -111,6 +112,22 @@ fn overlong(draft: &mut Draft) {
         .remark("rewards", format!("a buffer of {tokens} tokens is cut to {limit}, the longest completion."));
 }
 
+/// Kinds whose losses are of whole completions, which are scored without dropout before their gradient.
+const SCORED_KINDS: [&str; 8] =
+    ["DPO", "SimPO", "CPO", "ORPO", "KTO", "OnlineDPO", "RewardModel", "ProcessReward"];
+
+/// Removes the dropout of an adapter for kinds that have none.
+fn adapter_dropout(draft: &mut Draft) {
+    let path = "model.lora.dropout";
+    let kind = draft.text("algorithm.kind").unwrap_or_default();
+    let Some(dropout) = draft.number(path).filter(|_| SCORED_KINDS.contains(&kind.as_str())) else { return };
+    draft.remove(path);
+    if dropout != 0.0 {
+        let text = format!("a dropout of {dropout} is left out: {kind} scores completions without dropout.");
+        draft.remark("model", text);
+    }
+}
+
 /// Makes the names of reward functions unique, by a number after a repeated name.
 fn reward_names(draft: &mut Draft) {
     let path = "rewards.functions";
@@ -177,13 +194,14 @@ mod tests {
 
     #[test]
     fn every_change_is_a_remark() {
-        let changes: [&[(&str, serde_json::Value)]; 10] = [
+        let changes: [&[(&str, serde_json::Value)]; 11] = [
             &[("algorithm.loss.clipLow", 10.into())],
             &[("algorithm.loss.dualClip", 1e4.into())],
             &[("training.schedule.minRatio", 0.1.into())],
             &[("training.schedule.warmupSteps", 10.into()), ("training.steps", 10.into())],
             &[("rewards.overlong.bufferTokens", 10.into()), ("rollout.maxCompletionTokens", 9.into())],
             &[("training.promptsPerStep", 8.into()), ("training.promptsPerUpdate", 0.into())],
+            &[("algorithm.kind", "KTO".into()), ("model.lora.dropout", 0.1.into())],
             &[("training.offload.activations", true.into())],
             &[("model.lora.rank", 8.into()), ("training.roles.reference.offloadParameters", true.into())],
             &[("workers.ranksPerWorker", 4.into()), ("workers.mesh.rolloutTp", 8.into())],

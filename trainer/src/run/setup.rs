@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rlt_api::ValidatedJob;
 use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
 use rlt_api::resolved::{
-    Kl, ModelSource, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
+    Kl, ModelSource, ResolvedColdStart, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
 };
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -394,7 +394,7 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
 }
 
 /// The learning rate rises over a tenth of the steps and then stays.
-fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
+fn cold_start_schedule(spec: &ResolvedColdStart) -> Schedule {
     Schedule {
         learning_rate: spec.learning_rate,
         decay: Decay::Constant,
