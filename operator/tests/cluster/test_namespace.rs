@@ -374,8 +374,9 @@ impl Operator {
         for _ in 0..2 {
             let (before, jobs) = (num_reconciles(), test.jobs().list(&ListParams::default()).await.unwrap());
             for job in &jobs {
-                let touch =
-                    Patch::Merge(json!({"metadata": {"annotations": {"touched": before.to_string()}}}));
+                // Each version of a job has another one, so the annotation changes.
+                let touched = json!({"metadata": {"annotations": {"touched": job.resource_version()}}});
+                let touch = Patch::Merge(touched);
                 test.jobs().patch(&job.name_any(), &PatchParams::default(), &touch).await.unwrap();
             }
             let wanted = before + jobs.items.len();
