@@ -190,3 +190,17 @@ fn a_kind_without_defaults_of_the_project_is_refused_by_name_with_what_is_allowe
         }
     }
 }
+
+/// A trained model forgets at the rate at which a new one learns.
+#[test]
+fn the_rate_of_a_cold_start_follows_the_model() {
+    let trained = json!({"architecture": null, "tokenizer": null, "path": "/model"});
+    let adapted = json!({"architecture": null, "tokenizer": null, "path": "/model", "lora": {}});
+    for (model, expected) in [(json!({}), 1e-3), (adapted, 2e-4), (trained, 2e-5)] {
+        let silent = json!({"algorithm": {"coldStart": {"learningRate": null}}, "model": model});
+        let spec = resolved(&silent);
+        assert_eq!(spec["algorithm"]["coldStart"]["learningRate"], expected, "{silent}");
+    }
+    let given = resolved(&json!({"algorithm": {"coldStart": {"learningRate": 0.25}}}));
+    assert_eq!(given["algorithm"]["coldStart"]["learningRate"], 0.25);
+}
