@@ -26,6 +26,7 @@ use std::time::Instant;
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_channel::ModelCommit;
+use rlt_core::metrics::Metrics;
 
 use crate::model::{BaseModel, Weights};
 use crate::observe::stop::StopReason;
@@ -107,6 +108,8 @@ pub struct Run {
     pub(crate) warning: Option<String>,
     /// Warnings about rows that are left out, cut or repeated; each follows the words "this run".
     pub(crate) data_warnings: Vec<String>,
+    /// Numbers of training rows that are left out or cut, which every step reports.
+    pub(crate) data_metrics: Metrics,
     pub(crate) source: ModelOrigin,
     /// The weights from whose quantization error a fresh adapter starts, until it is known whether there is a
     /// checkpoint instead.

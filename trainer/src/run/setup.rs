@@ -78,9 +78,10 @@ pub fn setup(
     }
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let data = within_context(&located.spec, context_of(weights.config()));
+    let model_context = context_of(weights.config());
+    let data = within_context(&located.spec, model_context);
     let datasets = Datasets::load(&spec, &data, &tokenizer)?;
-    let data_warnings = datasets.warnings(&spec, &data);
+    let data_warnings = datasets.warnings(&spec, &data, model_context);
     let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
     let external = ExternalFunctions::new(&spec.rewards)?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
@@ -136,6 +137,7 @@ pub fn setup(
         context,
         warning,
         data_warnings,
+        data_metrics: datasets.metrics(),
         progress: Progress::default(),
         started: Instant::now(),
     };

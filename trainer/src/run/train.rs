@@ -222,6 +222,7 @@ fn log(run: &Run, data: &Data, mut metrics: Metrics) {
     }
     metrics.insert("training/global_step".into(), run.progress.step as f64);
     metrics.insert("training/epoch".into(), data.epoch() as f64);
+    metrics.extend(run.data_metrics.clone());
     run.context.watch().end_step(Stage::Training, run.progress.step, metrics);
 }
 

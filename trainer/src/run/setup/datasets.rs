@@ -7,6 +7,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{Preference, ResolvedSpec};
 use rlt_api::spec::{DataSpec, HubDatasetSpec};
 use rlt_channel::ModelCommit;
+use rlt_core::metrics::Metrics;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use serde::{Deserialize, Serialize};
@@ -144,10 +145,27 @@ impl Datasets {
         })
     }
 
-    /// Returns warnings about rows that are left out, cut, or repeated within a step; each follows the words
-    /// "this run". `data` is the specification with which the rows were loaded. Streamed rows are not
+    /// Returns the numbers of training rows that are left out or cut, if there are any. Streamed rows are not
     /// counted.
-    pub(super) fn warnings(&self, spec: &ResolvedSpec, data: &DataSpec) -> Vec<String> {
+    pub(super) fn metrics(&self) -> Metrics {
+        let of_kinds = [
+            in_memory(self.prompts.as_ref()),
+            in_memory(self.demonstrations.as_ref()),
+            in_memory(self.preferences.as_ref()),
+        ];
+        let sum = |of: fn(&DatasetCounts) -> u64| of_kinds.iter().flatten().map(of).sum::<u64>();
+        let numbers = [
+            ("data/num_filtered", sum(|counts| counts.num_filtered)),
+            ("data/num_truncated", sum(|counts| counts.num_truncated)),
+        ];
+        let counted = numbers.into_iter().filter(|(_, number)| *number > 0);
+        counted.map(|(name, number)| (name.to_owned(), number as f64)).collect()
+    }
+
+    /// Returns warnings about rows that are left out, cut, or repeated within a step, and about completions
+    /// that the model's context of `context` tokens may cut; each follows the words "this run". `data` is the
+    /// specification with which the rows were loaded. Streamed rows are not counted.
+    pub(super) fn warnings(&self, spec: &ResolvedSpec, data: &DataSpec, context: usize) -> Vec<String> {
         let max_prompt_tokens = data.max_prompt_tokens;
         let of_prompts = if max_prompt_tokens < spec.data.max_prompt_tokens {
             format!("{max_prompt_tokens} tokens, which is all that the model's context leaves for a prompt")
@@ -171,7 +189,12 @@ impl Datasets {
         ];
         let rows =
             all.into_iter().filter_map(|(rows, counts, limit, batch)| Some((rows, counts?, limit, batch)));
-        rows.flat_map(|(rows, counts, limit, batch)| row_warnings(rows, counts, limit, batch)).collect()
+        let of_rows = rows.flat_map(|(rows, counts, limit, batch)| row_warnings(rows, counts, limit, batch));
+        let prompts = self.prompts.as_ref().and_then(TrainingRows::in_memory);
+        let lens =
+            prompts.iter().flat_map(|prompts| prompts.items().iter()).map(|prompt| prompt.tokens.len());
+        let of_completions = context_warning(lens, spec.rollout.max_completion_tokens as usize, context);
+        of_rows.chain(of_completions).collect()
     }
 
     pub(super) fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
@@ -218,6 +241,22 @@ fn row_warnings(rows: &str, counts: DatasetCounts, limit: &str, batch: usize) ->
             .push(format!("repeats {rows} within a step: there are {num_kept}, and a step takes {batch}"));
     }
     warnings
+}
+
+/// Returns a warning if prompts of these lengths leave less than `max_completion_tokens` of the model's
+/// context for a completion.
+fn context_warning(
+    prompt_lens: impl Iterator<Item = usize>,
+    max_completion_tokens: usize,
+    context: usize,
+) -> Option<String> {
+    let num_short = prompt_lens.filter(|len| len + max_completion_tokens > context).count();
+    (num_short > 0).then(|| {
+        format!(
+            "has {num_short} training prompts whose completions may be cut before rollout.maxCompletionTokens: \
+             the model's context has {context} tokens"
+        )
+    })
 }
 
 /// Maximum number of tokens of a demonstration.
@@ -276,6 +315,17 @@ mod tests {
         let spec = DataSpec { max_prompt_tokens: 512, ..DataSpec::default() };
         let longest = |context| within_context(&spec, context).max_prompt_tokens;
         assert_eq!([1, 512, 513, usize::MAX].map(longest), [0, 511, 512, 512]);
+    }
+
+    #[test]
+    fn completions_that_the_context_may_cut_are_counted_by_their_prompts() {
+        let warning = |context| context_warning([3, 4, 5].into_iter(), 10, context);
+        assert_eq!(warning(15), None);
+        let warning = warning(13).unwrap();
+        assert!(
+            warning.starts_with("has 2 training prompts") && warning.ends_with("has 13 tokens"),
+            "{warning}"
+        );
     }
 
     #[test]
