@@ -68,22 +68,19 @@ impl Portions {
     }
 }
 
-/// The rows of each update: `groups_per_update` consecutive rollout groups.
+/// Returns the rows of each update: those of `groups_per_update` consecutive rollout groups of the step. Groups
+/// of which no sample is left, because it was masked or not drawn, count too, so that the number of updates
+/// does not depend on chance.
 fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    let mut num_groups = 0;
-    for (row_idx, group) in batch.groups.iter().enumerate() {
-        if row_idx == 0 || *group != batch.groups[row_idx - 1] {
-            num_groups += 1;
-            if (num_groups - 1) % groups_per_update.max(1) == 0 {
-                ranges.push(row_idx..row_idx);
-            }
-        }
-        if let Some(last) = ranges.last_mut() {
-            last.end = row_idx + 1;
-        }
-    }
-    ranges
+    let update_of = |group: &usize| group / groups_per_update.max(1);
+    let updates = batch.groups.chunk_by(|left, right| update_of(left) == update_of(right));
+    let mut end = 0;
+    let range = |rows: &[usize]| {
+        let start = end;
+        end += rows.len();
+        start..end
+    };
+    updates.map(range).collect()
 }
 
 /// Settings of a decoder's forward and backward passes.
@@ -217,5 +214,35 @@ impl UpdateCounts {
             metrics.insert(format!("{role}/num_overflows"), self.num_overflows as f64);
         }
         metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_core::batch::Demonstration;
+
+    use super::*;
+
+    #[test]
+    fn samples_that_were_drawn_or_masked_are_split_by_their_prompts() {
+        let row = Demonstration { tokens: vec![1, 2], loss_mask: vec![false, true], images: Vec::new() };
+        let mut batch = Batch::from_demonstrations(&vec![row; 8]);
+        batch.groups = vec![0, 0, 1, 1, 2, 2, 3, 3];
+        let portions = Portions { groups_per_update: 2, num_epochs: 1, max_tokens: 8 };
+        let updates = |batch: &Batch| {
+            let mut updates = Vec::new();
+            let ended: Result<(), ()> = portions.for_each_update(batch, |_, row_idxs| {
+                updates.push(row_idxs.to_vec());
+                Ok(())
+            });
+            ended.unwrap();
+            updates
+        };
+        assert_eq!(updates(&batch), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        let drawn = batch.select(&[0, 0, 1, 5, 5, 5, 6, 7]);
+        assert_eq!(drawn.groups, [0, 0, 0, 2, 2, 2, 3, 3]);
+        assert_eq!(updates(&drawn), [vec![0, 1, 2], vec![3, 4, 5, 6, 7]]);
+        let only_last = batch.select(&[6, 7]);
+        assert!(portions.is_one_update(&only_last) && !portions.is_one_update(&drawn));
     }
 }
