@@ -27,8 +27,8 @@ impl RolloutCorrection {
         self.0.is_some()
     }
 
-    /// Subtracts the KL penalty from the rewards, then weights and rejects tokens as [`Self::apply`] does. The
-    /// order is verl's: the penalty belongs to all that was sampled, rejected tokens included.
+    /// Subtracts the KL penalty from the rewards, then weights and rejects tokens as [`Self::apply`] does.
+    /// The order is verl's: the penalty belongs to all that was sampled, rejected tokens included.
     ///
     /// # Errors
     /// [`StepError::Importance`], and those of [`ReferenceRole::penalize`].

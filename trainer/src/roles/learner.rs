@@ -68,9 +68,9 @@ impl Portions {
     }
 }
 
-/// Returns the rows of each update: those of `groups_per_update` consecutive rollout groups of the step. Groups
-/// of which no sample is left, because it was masked or not drawn, count too, so that the number of updates
-/// does not depend on chance.
+/// Returns the rows of each update: those of `groups_per_update` consecutive rollout groups of the step.
+/// Groups of which no sample is left, because it was masked or not drawn, count too, so that the number of
+/// updates does not depend on chance.
 fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
     let update_of = |group: &usize| group / groups_per_update.max(1);
     let updates = batch.groups.chunk_by(|left, right| update_of(left) == update_of(right));

@@ -119,7 +119,7 @@ fn of_items(name: &str, value: &Value, mut items: Vec<Value>, given: Given) -> R
             let [reverse, case_sensitive, attribute] =
                 given.bind(name, ["reverse", "case_sensitive", "attribute"])?;
             let keys = sort_keys(&items, attribute.as_ref(), case_sensitive)?;
-            // jinja2 sorts by lists of attributes, whose equal items are not ordered, so `None` may be repeated.
+            // jinja2 sorts by lists of attributes, whose equal items are not ordered: `None` may be repeated.
             let keys: Vec<Value> =
                 keys.into_iter().map(|key| Value::list(vec![key])).collect::<Result<_>>()?;
             Value::list(sorted(items, &keys, reverse.is_some_and(|reverse| reverse.is_true()))?)
