@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, tiny_with};
 
@@ -40,6 +40,21 @@ fn an_empty_data_set_is_refused() {
 fn a_data_set_that_is_empty_after_the_filter_says_so() {
     let long = r#"{"data_source": "sums", "prompt": "1+1+1+1+1=", "reward_model": {"ground_truth": "5"}}"#;
     train(&Place::new(), &[long]).expect(78, &["no rows", "1 were longer"]);
+}
+
+#[test]
+fn rows_that_are_left_out_are_counted_wherever_a_run_is_looked_at() {
+    let long = r#"{"data_source": "sums", "prompt": "1+1+1+1+1=", "reward_model": {"ground_truth": "5"}}"#;
+    let place = Place::new();
+    train(&place, &[GOOD, GOOD, long])
+        .expect(0, &["this run leaves out 1 of 3 training prompts", "data.maxPromptTokens"]);
+    let read = |name: &str| fs::read_to_string(place.run(name)).unwrap();
+    let result: Value = serde_json::from_str(&read("result.json")).unwrap();
+    assert!(result["data_warnings"][0].as_str().unwrap().contains("1 of 3"), "{result}");
+    assert!(read("report.html").contains("This run leaves out 1 of 3 training prompts"));
+    for step in place.steps() {
+        assert_eq!((&step["data/num_filtered"], &step["data/num_truncated"]), (&json!(1.0), &Value::Null));
+    }
 }
 
 #[test]
