@@ -17,21 +17,47 @@ use crate::model::weights::is_label_head;
 /// Version of PEFT in whose layout adapters are written.
 const PEFT_VERSION: &str = "0.21.2";
 
-/// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
-/// false or empty.
-const UNSUPPORTED: [&str; 12] = [
-    "use_qalora",
-    "use_bdlora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "layers_to_transform",
-    "layer_replication",
-    "trainable_token_indices",
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "velora_config",
+/// Fields of PEFT that are read. Every other field that is set must be one of [`INERT`]: settings that change
+/// what an adapter computes, such as `use_qalora`, are refused by their names, new ones included.
+const READ: [&str; 18] = [
+    "peft_type",
+    "bias",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "use_dora",
+    "init_lora_weights",
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "modules_to_save",
+    "ensure_weight_tying",
+    "rank_pattern",
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "revision",
+    "peft_version",
+];
+
+/// Fields of PEFT that do not change what an adapter computes.
+const INERT: [&str; 13] = [
+    "task_type",
+    "auto_mapping",
+    "inference_mode",
+    "runtime_config",
+    // How training began.
+    "corda_config",
+    "eva_config",
+    "loftq_config",
+    "lora_ga_config",
+    // Only with `layers_to_transform`, `use_qalora` and layers of Megatron.
+    "layers_pattern",
+    "qalora_group_size",
+    "megatron_config",
+    "megatron_core",
+    // Of PEFT before 0.3: whether the matrices are merged for inference.
+    "merge_weights",
 ];
 
 /// Initializations of PEFT that leave the weights of the base model as they are. The others (PiSSA, OLoRA,
@@ -55,7 +81,9 @@ pub(in crate::model::lora) fn read_adapter_config(dir: &Path) -> Result<LoraConf
     if document.get("bias").is_some_and(|bias| bias != "none") {
         return Err(bad("bias", "\"none\""));
     }
-    if let Some(field) = UNSUPPORTED.into_iter().find(|field| is_set(&document[*field])) {
+    let mut fields = document.as_object().into_iter().flatten();
+    let is_known = |field: &str| READ.contains(&field) || INERT.contains(&field);
+    if let Some((field, _)) = fields.find(|(field, value)| is_set(value) && !is_known(field)) {
         return Err(bad(field, "nothing, as it is not supported"));
     }
     if let Some(init) = document["init_lora_weights"].as_str()
@@ -268,12 +296,51 @@ mod tests {
     use super::*;
 
     fn read(init: &Value) -> Result<LoraConfig, LoraError> {
+        read_with("init_lora_weights", init)
+    }
+
+    /// Reads an adapter's configuration with a further field.
+    fn read_with(field: &str, value: &Value) -> Result<LoraConfig, LoraError> {
         let dir = tempfile::TempDir::new().unwrap();
-        let document = json!({
-            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "init_lora_weights": init,
-        });
+        let mut document =
+            json!({ "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"] });
+        document[field] = value.clone();
         std::fs::write(dir.path().join(CONFIG_FILE), document.to_string()).unwrap();
         read_adapter_config(dir.path())
+    }
+
+    /// The fields that PEFT 0.21 writes, from a fixture that it made.
+    #[test]
+    fn every_field_of_peft_is_read_changes_nothing_or_is_refused() {
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/llama/adapter/adapter_config.json");
+        let document: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let fields = document.as_object().unwrap().keys().map(String::as_str);
+        let others: Vec<&str> =
+            fields.filter(|field| !READ.contains(field) && !INERT.contains(field)).collect();
+        assert_eq!(
+            others,
+            [
+                "alora_invocation_tokens",
+                "arrow_config",
+                "fan_in_fan_out",
+                "kasa_config",
+                "layer_replication",
+                "layers_to_transform",
+                "lora_bias",
+                "monteclora_config",
+                "trainable_token_indices",
+                "use_bdlora",
+                "use_qalora",
+                "velora_config",
+            ]
+        );
+        for field in others.into_iter().chain(["of_the_next_release"]) {
+            assert!(read_with(field, &Value::Null).is_ok() && read_with(field, &json!(false)).is_ok());
+            let error = read_with(field, &json!(true)).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        assert!(INERT.into_iter().all(|field| read_with(field, &json!({"a": 1})).is_ok()));
     }
 
     /// The names of PEFT 0.21, and one that it does not have.
