@@ -49,8 +49,7 @@ pub(crate) struct ImageProcessor {
 
 impl ImageProcessor {
     /// Loads the processor of a model's folder; `None` if the model has no vision tower, or if the tower is
-    /// left out. Settings that are
-    /// left out have the defaults of transformers' `Qwen2VLImageProcessor`.
+    /// left out. Settings that the folder lacks have the defaults of transformers' `Qwen2VLImageProcessor`.
     ///
     /// # Errors
     /// [`ImageError::Processor`] with the path of the file.
