@@ -252,6 +252,19 @@ fn values_of_variables_are_masked_in_copies_for_others_and_all_else_is_there() {
 }
 
 #[test]
+fn a_password_in_an_address_is_refused_and_not_repeated() {
+    let hub = "model: {hub: {repo: a/b, endpoint: 'https://user:pass-word@mirror'}}";
+    let server =
+        "rewards: {functions: [{name: a, kind: Server, server: {url: 'https://user:pass-word@judge'}}]}";
+    for section in [hub, server] {
+        let envelope = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: a}";
+        let shown = shown(&format!("{envelope}\nspec:\n  {section}\n"));
+        assert!(shown.contains("no password (`@`)"), "{shown}");
+        assert!(!shown.contains("pass-word"), "{shown}");
+    }
+}
+
+#[test]
 fn a_secret_in_the_manifest_is_warned_of_and_other_values_are_not() {
     let is_warned_of = |manifest: &str| {
         let job = validate(manifest).unwrap();

@@ -13,7 +13,7 @@ use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::ExportDtype;
 
 pub use self::choose::Step;
-use crate::commands::worker::read_manifest;
+use crate::commands::worker::read_manifest_of_run;
 use crate::model::hub::push;
 use crate::model::{Decoder, ExportOptions};
 use crate::run::error::TrainError;
@@ -166,7 +166,7 @@ impl ExportError {
 /// [`ExportError`].
 pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     let folder = RunFolder::follow(&find_run(&args.run)?);
-    let job = read_manifest(&folder.manifest())?;
+    let job = read_manifest_of_run(&folder)?;
     let spec = job.spec();
     if args.layout == Layout::Peft && spec.model.lora.is_none() {
         return Err(ExportError::NoAdapter);

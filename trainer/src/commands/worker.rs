@@ -269,18 +269,46 @@ pub(crate) fn read_job(args: &WorkerArgs) -> Result<ValidatedJob, TrainError> {
     Ok(job)
 }
 
-/// Reads and validates a manifest.
+/// Reads and validates a manifest. In a pod the operator has accepted it.
 ///
 /// # Errors
 /// [`TrainError::Manifest`] with every problem, or [`TrainError::ReadManifest`].
 pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
+    parse(&text_of(path)?, std::env::var_os(environment::JOB_UID).is_some())
+}
+
+/// Reads the manifest of a run that has begun, perhaps with an earlier release.
+///
+/// # Errors
+/// [`TrainError::Manifest`] if this release cannot read it, or [`TrainError::ReadManifest`].
+pub(crate) fn read_manifest_of_run(folder: &RunFolder) -> Result<ValidatedJob, TrainError> {
+    parse(&text_of(&folder.manifest())?, true)
+}
+
+fn text_of(path: &Path) -> Result<String, TrainError> {
     let text = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {
         std::fs::read_to_string(path)
     };
-    let text = text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })?;
-    rlt_api::validate(&text).map_err(TrainError::Manifest)
+    text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })
+}
+
+/// Validates a manifest. What has begun continues: a manifest that was accepted before may break rules that a
+/// later release has added, but has no field that this release does not know.
+fn parse(text: &str, was_accepted: bool) -> Result<ValidatedJob, TrainError> {
+    let problems = match rlt_api::validate(text) {
+        Ok(job) => return Ok(job),
+        Err(problems) => problems,
+    };
+    match rlt_api::read_accepted(text) {
+        Ok(job) if was_accepted => {
+            let refused: Vec<_> = problems.iter().map(ToString::to_string).collect();
+            tracing::warn!("this release would refuse the manifest of a new job: {}", refused.join("; "));
+            Ok(job)
+        }
+        _ => Err(TrainError::Manifest(problems)),
+    }
 }
 
 /// Whether an earlier process finished this very job.
@@ -308,4 +336,29 @@ fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
         folder.root().display()
     );
     Ok(ExitCode::Success)
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_tests::tiny_job_with;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_manifest_that_was_accepted_may_break_a_rule_of_a_later_release() {
+        let hub = json!({ "repo": "owner/name", "endpoint": "https://user:word@mirror" });
+        let model = json!({ "architecture": null, "tokenizer": null, "hub": hub });
+        let with_password = tiny_job_with(json!({ "model": model })).to_string();
+        assert!(parse(&with_password, true).is_ok());
+        assert!(matches!(parse(&with_password, false), Err(TrainError::Manifest(_))));
+    }
+
+    #[test]
+    fn a_setting_that_this_release_does_not_know_is_refused_in_a_pod_too() {
+        let newer = tiny_job_with(json!({ "training": { "ofALaterRelease": 1 } })).to_string();
+        for text in [newer.as_str(), "{}", "]"] {
+            assert!(matches!(parse(text, true), Err(TrainError::Manifest(_))), "{text}");
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! The specification that a job began with: its digests, and reading it from the ConfigMap of the job.
 
-use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec::{RunPolicySpec, WorkersSpec};
 use rlt_api::status::AcceptedStatus;
+use rlt_api::{Problem, ValidatedJob};
 use serde_json::Value;
 
 use super::Prepared;
@@ -22,11 +22,7 @@ pub(super) fn spec_digest(job: &Job) -> String {
 
 /// Returns the digests of a specification with all defaults.
 pub(super) fn digests(job: &ValidatedJob, generation: i64, spec_digest: String) -> AcceptedStatus {
-    let training = ResolvedSpec {
-        workers: WorkersSpec::default(),
-        run_policy: RunPolicySpec::default(),
-        ..job.spec().clone()
-    };
+    let training = training_of(job);
     AcceptedStatus {
         generation,
         manifest_digest: digest([job.to_yaml().unwrap_or_default().as_str()]),
@@ -35,11 +31,21 @@ pub(super) fn digests(job: &ValidatedJob, generation: i64, spec_digest: String) 
     }
 }
 
+/// Returns the specification without workers and run policy: what the training computes.
+fn training_of(job: &ValidatedJob) -> ResolvedSpec {
+    ResolvedSpec {
+        workers: WorkersSpec::default(),
+        run_policy: RunPolicySpec::default(),
+        ..job.spec().clone()
+    }
+}
+
 impl Prepared {
     /// Prepares the job under the specification that it began with, from the manifest in its ConfigMap;
     /// `None` where that is another one or cannot be read. Users can write ConfigMaps: a manifest is used
-    /// only if its digest is the `recorded` one of the job's status, or, for a job that an earlier release
-    /// began and that has none, if it would be accepted as a new job.
+    /// only if its digest is the `recorded` one of the job's status. A job that an earlier release began has
+    /// none: its manifest is used if it would be accepted as a new one, or if only the training breaks rules
+    /// and is that of the job itself, which the API server has accepted.
     ///
     /// `spec.runPolicy.suspend` is that of the present specification. Where the present specification is
     /// valid, so are `spec.workers` and `spec.runPolicy`.
@@ -83,11 +89,35 @@ impl Prepared {
     }
 }
 
-/// Validates the manifest of a job without a record; `None` if it is invalid or not allowed.
+/// Reads the manifest of a job without a record; `None` if it breaks rules of pods, is not allowed, or breaks
+/// other rules and is not that of the job itself.
 fn unrecorded(job: &Job, manifest: &str, pods: &PodSettings) -> Option<ValidatedJob> {
-    let valid = rlt_api::validate_with(manifest, pod_template::problems_of).ok()?;
-    let is_allowed = pods.privileges.refused(job.namespace(), &valid.spec().workers).is_empty();
-    is_allowed.then_some(valid)
+    let began = match rlt_api::validate_with(manifest, pod_template::problems_of) {
+        Ok(valid) => valid,
+        Err(problems) if problems.iter().all(is_of_training) => began_as_it_is(job, manifest)?,
+        Err(_) => return None,
+    };
+    let is_allowed = pods.privileges.refused(job.namespace(), &began.spec().workers).is_empty();
+    is_allowed.then_some(began)
+}
+
+/// Whether a problem is one of what the training computes, and not of its pods or of the whole manifest.
+fn is_of_training(problem: &Problem) -> bool {
+    let section = problem.path.strip_prefix("spec.").and_then(|path| path.split(['.', '[']).next());
+    section.is_some_and(|section| !["workers", "runPolicy"].contains(&section))
+}
+
+/// Reads a manifest that breaks a rule, if its training is that of the job's own specification and its pods
+/// break no rule.
+fn began_as_it_is(job: &Job, manifest: &str) -> Option<ValidatedJob> {
+    let began =
+        rlt_api::read_accepted(manifest).ok().filter(|began| pod_template::problems_of(began).is_empty())?;
+    // Some defaults of the training depend on the workers, which have those of the cluster.
+    let mut spec: Value = serde_json::from_str(&job.spec).ok()?;
+    spec.as_object_mut()?.insert("workers".into(), serde_json::to_value(&began.spec().workers).ok()?);
+    let own = Job { spec: spec.to_string(), ..job.clone() };
+    let own = rlt_api::read_accepted(&own.manifest()).ok()?;
+    (training_of(&own) == training_of(&began)).then_some(began)
 }
 
 fn suspends(job: &Job) -> bool {
@@ -164,6 +194,46 @@ mod tests {
         let privileged = began.job.clone().with_workers(workers).to_yaml().unwrap();
         assert!(rlt_api::validate(&privileged).is_ok());
         assert!(began_with(&job(&json!({})), &privileged, None).is_none());
+    }
+
+    /// A job of an earlier release with a mirror that this one refuses, and its manifest.
+    fn with_password() -> (Job, String) {
+        let mirror = |address: &str| json!({"hub": {"repo": "owner/name", "endpoint": address}});
+        let plain = Prepared::new(&with(job(&json!({})), "model", mirror("https://mirror"))).unwrap();
+        let address = "https://user:word@mirror";
+        let job = with(job(&json!({})), "model", mirror(address));
+        assert!(Prepared::new(&job).is_err());
+        (job, manifest(&plain).replace("https://mirror", address))
+    }
+
+    #[test]
+    fn a_job_of_an_earlier_release_continues_though_its_training_breaks_a_rule_of_this_one() {
+        let (job, text) = with_password();
+        let read = began_with(&job, &text, None).unwrap();
+        let again = manifest(&read);
+        assert!(again.contains("https://user:word@mirror"), "{again}");
+        assert!(began_with(&job, &again, Some(&read.accepted)).is_some(), "it has a record now");
+    }
+
+    #[test]
+    fn a_broken_rule_is_no_way_around_the_rules_of_pods_or_to_another_training() {
+        let (job, text) = with_password();
+        let samples = text.replace("samplesPerPrompt: 16", "samplesPerPrompt: 8");
+        let workers = |section: Value| {
+            let mut forged: Value = serde_saphyr::from_str(&text).unwrap();
+            forged["spec"]["workers"] = section;
+            forged.to_string()
+        };
+        let privileged = workers(json!({"podTemplate": {"spec": {"containers": [], "hostNetwork": true}}}));
+        let wrong = workers(json!({"podTemplate": {"spec": {"containers": [], "notOne": true}}}));
+        for forged in [samples, privileged, wrong, workers(json!({"count": -1}))] {
+            assert_ne!(forged, text);
+            assert!(began_with(&job, &forged, None).is_none(), "{forged}");
+        }
+        assert!(
+            began_with(&job, &workers(json!({"threads": 3})), None).is_some(),
+            "workers have other defaults"
+        );
     }
 
     #[test]

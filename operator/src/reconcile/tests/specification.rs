@@ -88,6 +88,35 @@ async fn a_running_job_that_would_be_refused_can_be_suspended() {
     assert_eq!(num_deleted_pods(&server), 2);
 }
 
+/// A job of an earlier release with a mirror that this one refuses, and its manifest. Its status has no record
+/// of its specification.
+fn with_password(status: &Value) -> (Job, String) {
+    let with_mirror = |address: &str| {
+        let mut job = job(status);
+        let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+        spec["model"] = json!({"hub": {"repo": "owner/name", "endpoint": address}});
+        job.spec = spec.to_string();
+        job
+    };
+    let plain = Prepared::new(&with_mirror("https://mirror")).unwrap().job.to_yaml().unwrap();
+    let address = "https://user:word@mirror";
+    (with_mirror(address), plain.replace("https://mirror", address))
+}
+
+#[tokio::test]
+async fn a_running_job_of_an_earlier_release_continues_though_a_rule_of_this_one_refuses_it() {
+    let (job, manifest) = with_password(&begun());
+    let (server, done) = reconciled(with_config_map(200, &manifest), job).await;
+    done.unwrap();
+    let status = server.status().expect("a status is written");
+    let stalled = condition(&status, ConditionType::Stalled);
+    assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::False, "InvalidSpec"));
+    assert!(stalled.message.contains("spec.model.hub.endpoint"), "{stalled:?}");
+    assert!(!stalled.message.contains("word@"), "{stalled:?}");
+    assert_eq!((status.phase, num_deleted_pods(&server)), (Some(Phase::Running), 0));
+    assert_eq!(status.progress.unwrap().step, 3, "reports are taken");
+}
+
 #[tokio::test]
 async fn a_running_job_whose_manifest_is_another_one_keeps_its_conditions_and_is_stalled() {
     let (status, manifest) = began(json!({}));
@@ -118,8 +147,14 @@ async fn a_job_that_is_complete_stays_complete_with_its_manifest_or_without() {
     });
     let (status, manifest) =
         began(json!({"completionTime": ENDED, "conditions": [complete], "phase": "Succeeded"}));
-    for rule in [with_config_map(200, &manifest), with_config_map(404, "")] {
-        let (server, done) = reconciled(rule, not_allowed(false, &status)).await;
+    let (of_earlier_release, its_manifest) = with_password(&status);
+    for (rule, job) in [
+        (with_config_map(200, &manifest), not_allowed(false, &status)),
+        (with_config_map(404, ""), not_allowed(false, &status)),
+        (with_config_map(200, &its_manifest), of_earlier_release.clone()),
+        (with_config_map(404, ""), of_earlier_release),
+    ] {
+        let (server, done) = reconciled(rule, job).await;
         done.unwrap();
         let status = server.status().expect("a status is written");
         assert_eq!(condition(&status, ConditionType::Complete).status, ConditionStatus::True);

@@ -3,9 +3,9 @@
 
 use rlt_rules::rust_sources;
 
-/// Folders of code that runs in no command line, and the writer itself. The operator writes logs for programs.
+/// Folders of code that runs in no command line, and the writer itself. The operator logs for programs.
 const EXEMPT: [&str; 4] = ["crds/terminal/src/", "operator/src/", "tests/", "examples/"];
-/// Ways to a stream that is not escaped. The lints against `println` catch the macros, unless they are allowed.
+/// Ways to a stream that is not escaped. Lints catch `println` and the like, unless they are allowed.
 const STREAMS: [&str; 6] =
     ["io::stdout", "io::stderr", "stdout()", "stderr()", "clippy::print_stdout", "clippy::print_stderr"];
 /// Uses that write no text of others: whether there is a terminal, and the target of progress bars.
