@@ -67,6 +67,19 @@ pub enum ImageError {
         #[source]
         source: image::ImageError,
     },
+    /// An image has more pixels than are decoded.
+    #[error(
+        "decode image {image} of {width} x {height} pixels: expected at most {} pixels",
+        pixels::MAX_PIXELS
+    )]
+    Pixels {
+        /// Number of the image in the row, from 1.
+        image: usize,
+        /// Width of the image in pixels.
+        width: u32,
+        /// Height of the image in pixels.
+        height: u32,
+    },
     /// A generated picture could not be encoded.
     #[error("encode a picture of {side} x {side} pixels")]
     Encode {

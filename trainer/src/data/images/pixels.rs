@@ -10,6 +10,8 @@ use super::ImageError;
 
 /// Longest side of an image that is decoded, in pixels.
 const MAX_SIDE: u32 = 16_384;
+/// Maximum number of pixels of an image, 8192 x 8192: a file of few kilobytes may state any number.
+pub(super) const MAX_PIXELS: u64 = 1 << 26;
 /// Maximum memory for decoding an image, in bytes.
 const MAX_BYTES: u64 = 1 << 29;
 
@@ -33,6 +35,10 @@ pub(super) fn decode(bytes: &[u8], image: usize) -> Result<Pixels, ImageError> {
     limits.max_alloc = Some(MAX_BYTES);
     reader.limits(limits.clone());
     let mut decoder = reader.into_decoder().map_err(failed)?;
+    let (width, height) = decoder.dimensions();
+    if u64::from(width) * u64::from(height) > MAX_PIXELS {
+        return Err(ImageError::Pixels { image, width, height });
+    }
     limits.reserve(decoder.total_bytes()).map_err(failed)?;
     decoder.set_limits(limits).map_err(failed)?;
     // Unreadable metadata do not prevent the pixels from being decoded.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::pixels::{Pixels, decode};
 use super::placeholders::{expand, split};
+use super::source::{MAX_FILE_BYTES, bytes_of};
 use super::*;
 use crate::data::RowLocation;
 
@@ -133,6 +134,30 @@ fn a_picture_is_turned_by_its_exif_orientation() {
         let black = (size.0 - 1 - white.0, size.1 - 1 - white.1);
         assert!(at(white) > 200 && at(black) < 50, "{orientation}: {} {}", at(white), at(black));
     }
+}
+
+#[test]
+fn files_that_are_not_regular_or_huge_are_refused_before_they_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let huge = folder.path().join("huge.png");
+    fs::File::create(&huge).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+    for (path, expected) in [
+        (Path::new("/dev/zero"), "expected a regular file"),
+        (folder.path(), "expected a regular file"),
+        (huge.as_path(), "the file has 67108865 bytes, expected at most 67108864"),
+    ] {
+        let error = bytes_of(&json!(path), 1, None).unwrap_err();
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), expected);
+    }
+}
+
+/// Grey pixels take three times as much as RGB.
+#[test]
+fn an_image_of_too_many_pixels_is_refused_before_it_is_decoded() {
+    let mut file = std::io::Cursor::new(Vec::new());
+    image::GrayImage::new(16_000, 4_200).write_to(&mut file, image::ImageFormat::Png).unwrap();
+    let error = decode(&file.into_inner(), 2).unwrap_err().to_string();
+    assert_eq!(error, "decode image 2 of 16000 x 4200 pixels: expected at most 67108864 pixels");
 }
 
 #[test]
