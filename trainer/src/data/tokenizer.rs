@@ -15,6 +15,7 @@ mod parity_tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -28,6 +29,7 @@ use serde_json::{Map, Value, json};
 pub use chat::{ChatError, ChatRequest, ChatTemplate, RenderedChat};
 
 use crate::data::images::{ImageError, ImageProcessor};
+use crate::panics;
 
 /// Special tokens that chat templates and stopping depend on, by role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -201,16 +203,15 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`].
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(TokenId, Range<usize>)>, TokenizerError> {
-        let encoded = self.inner.encode(text, false).map_err(|error| encode_error(text, &*error))?;
+        let encoded = guarded(|| self.inner.encode(text, false));
+        let encoded = encoded.map_err(|message| encode_error(text, message))?;
         let ranges = encoded.get_offsets().iter().map(|&(start, end)| start..end);
         Ok(encoded.get_ids().iter().copied().zip(ranges).collect())
     }
 
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let encoded = self.inner.encode_fast(text, add_special_tokens);
-        encoded
-            .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|error| TokenizerError::Encode { num_bytes: text.len(), message: error.to_string() })
+        let encoded = guarded(|| self.inner.encode_fast(text, add_special_tokens));
+        encoded.map(|encoding| encoding.get_ids().to_vec()).map_err(|message| encode_error(text, message))
     }
 
     /// Decodes `tokens` without special tokens; spaces are never "cleaned up".
@@ -230,9 +231,8 @@ impl Tokenizer {
     }
 
     fn decode_with(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, TokenizerError> {
-        let decoded = self.inner.decode(tokens, skip_special_tokens);
-        decoded
-            .map_err(|error| TokenizerError::Decode { num_tokens: tokens.len(), message: error.to_string() })
+        let decoded = guarded(|| self.inner.decode(tokens, skip_special_tokens));
+        decoded.map_err(|message| TokenizerError::Decode { num_tokens: tokens.len(), message })
     }
 
     /// Renders a conversation with the model's chat template.
@@ -363,8 +363,17 @@ impl Tokenizer {
     }
 }
 
-fn encode_error(text: &str, error: &dyn std::error::Error) -> TokenizerError {
-    TokenizerError::Encode { num_bytes: text.len(), message: error.to_string() }
+fn encode_error(text: &str, message: String) -> TokenizerError {
+    TokenizerError::Encode { num_bytes: text.len(), message }
+}
+
+/// Runs `work` of the `tokenizers` library and turns a panic into a message. The library panics where a
+/// search for a pattern of the tokenizer exceeds the limits of the regex library.
+fn guarded<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(panic) => Err(format!("the library panicked: {}", panics::message(&*panic))),
+    }
 }
 
 impl Detokenizer for Tokenizer {

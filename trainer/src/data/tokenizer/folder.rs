@@ -18,6 +18,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
+/// Largest factor by which replacements may lengthen a text; a usual replacement has a factor of at most 3.
+const MAX_GROWTH: f64 = 256.0;
 /// Templates by name, in files `NAME.jinja`.
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
@@ -129,8 +131,7 @@ fn load_definition(
     let path = dir.join(DEFINITION);
     let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
-    // The library panics on some files that are no JSON, such as one that was cut off.
-    serde_json::from_slice::<Value>(&bytes).map_err(|error| refused(error.to_string()))?;
+    check_definition(&bytes).map_err(refused)?;
     let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
     // A definition may carry batch settings from the program that saved it; text is never cut or filled here.
     inner.with_padding(None);
@@ -142,6 +143,40 @@ fn load_definition(
     missing.retain(|token| !known.contains(&token.content));
     inner.add_tokens(missing).map_err(|error| refused(error.to_string()))?;
     Ok(inner)
+}
+
+/// Checks that a definition is JSON, because the library panics on some files that are not, such as one that
+/// was cut off, and that its replacements do not multiply a text.
+fn check_definition(bytes: &[u8]) -> Result<(), String> {
+    let definition: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    for step in ["normalizer", "decoder"] {
+        let growth = growth(&definition[step]);
+        if growth > MAX_GROWTH {
+            return Err(format!(
+                "its {step} may make a text {growth:.0} times as long, expected at most {MAX_GROWTH} times"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the factor by which the replacements of a normalizer or decoder may lengthen a text.
+fn growth(step: &Value) -> f64 {
+    match step["type"].as_str() {
+        Some("Sequence") => {
+            let steps = step["normalizers"].as_array().or_else(|| step["decoders"].as_array());
+            steps.into_iter().flatten().map(growth).product()
+        }
+        Some("Replace") => {
+            let content = step["content"].as_str().unwrap_or_default().len() as f64;
+            match step["pattern"]["String"].as_str().map_or(0, str::len) {
+                // A regex may match before every character.
+                0 => 1.0 + content,
+                pattern => (content / pattern as f64).max(1.0),
+            }
+        }
+        _ => 1.0,
+    }
 }
 
 /// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
@@ -352,6 +387,48 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
 mod tests {
     use super::*;
     use crate::model::hub::is_of_model;
+
+    /// The tokenizer of a folder whose definition has these fields.
+    fn with(fields: Value) -> Result<Tokenizer, TokenizerError> {
+        let mut definition = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": null,
+            "model": { "type": "WordLevel", "vocab": { "<eos>": 0, "x": 1, "<unk>": 2 }, "unk_token": "<unk>" },
+        });
+        definition.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(DEFINITION), definition.to_string()).unwrap();
+        fs::write(folder.path().join(CONFIG), json!({ "eos_token": "<eos>" }).to_string()).unwrap();
+        Tokenizer::load(folder.path())
+    }
+
+    #[test]
+    fn replacements_that_multiply_a_text_are_refused_and_usual_ones_are_not() {
+        let doubling = json!({ "type": "Replace", "pattern": { "String": "a" }, "content": "aa" });
+        let filling = json!({ "type": "Replace", "pattern": { "Regex": "" }, "content": "abc" });
+        let usual = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+        let sequence = |kind: &str, steps: Vec<Value>| json!({ "type": "Sequence", kind: steps });
+        for (field, step) in [
+            ("normalizer", sequence("normalizers", vec![doubling.clone(); 40])),
+            ("decoder", sequence("decoders", vec![doubling; 40])),
+            ("normalizer", sequence("normalizers", vec![filling; 5])),
+        ] {
+            let refused = with(json!({ field: step })).unwrap_err().to_string();
+            assert!(refused.contains(&format!("its {field} may make a text")), "{refused}");
+        }
+        with(json!({ "normalizer": sequence("normalizers", vec![usual; 3]) })).unwrap();
+    }
+
+    #[test]
+    fn a_pattern_that_exceeds_the_limits_of_the_regex_library_is_an_error() {
+        let split = json!({
+            "type": "Split", "pattern": { "Regex": "(x+x+)+[yz]" }, "behavior": "Isolated", "invert": false,
+        });
+        let tokenizer = with(json!({ "pre_tokenizer": split })).unwrap();
+        assert_eq!(tokenizer.encode("x").unwrap(), [1]);
+        let error = tokenizer.encode(&"x".repeat(60)).unwrap_err();
+        assert!(matches!(error, TokenizerError::Encode { num_bytes: 60, .. }), "{error}");
+    }
 
     #[test]
     fn every_file_that_an_export_copies_is_fetched_from_the_hub() {
