@@ -3,14 +3,13 @@
 //! The parent forwards findings and standard error as the child writes them, so a check that hangs or crashes
 //! keeps what it has reported. After the time limit the child's process group is killed.
 
-use std::io::{BufRead as _, BufReader, Read, Stderr, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rlt_api::ExitCode;
-use rlt_terminal::Output as Terminal;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
