@@ -163,7 +163,7 @@ fn head(
     .report(report)?;
     let slopes = [&grad_logprob, &grad_entropy].map(|grad| {
         let mut grad = grad.shallow_clone();
-        let _ = grad.copy_(&Tensor::randn([rows], (Kind::Float, GPU)));
+        grad.copy_(&Tensor::randn([rows], (Kind::Float, GPU)));
         wide(&grad).unsqueeze(1)
     });
     let is_target =
@@ -177,7 +177,7 @@ fn head(
     let backward = HeadBackward { forward, grad_logprob: &grad_logprob, grad_entropy: &grad_entropy };
     backward.launch(kernels)?;
     let found = logits.copy();
-    let _ = restored.copy_(&input);
+    restored.copy_(&input);
     Case {
         kernel: "head_backward",
         shape: size.to_vec(),
