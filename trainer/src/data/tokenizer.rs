@@ -156,7 +156,7 @@ pub enum TokenizerError {
     NoChatTemplate,
     /// The chat template cannot be compiled or applied.
     #[error("render a conversation")]
-    Chat(#[source] ChatError),
+    Chat(#[source] Box<ChatError>),
     /// A file could not be written.
     #[error("write tokenizer file {}", path.display())]
     Write {
@@ -254,7 +254,8 @@ impl Tokenizer {
         let mut variables = self.conversations.variables.clone();
         variables.extend(request.variables.cloned().unwrap_or_default());
         let request = ChatRequest { messages: &messages, variables: Some(&variables), ..*request };
-        template.render_marked(&request, &self.special).map_err(TokenizerError::Chat)
+        let rendered = template.render_marked(&request, &self.special);
+        rendered.map_err(|error| TokenizerError::Chat(Box::new(error)))
     }
 
     /// Messages of a conversation, preceded by the job's system message unless they begin with one.
@@ -308,7 +309,8 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Chat`] when the template cannot be compiled.
     pub fn with_chat_template(mut self, source: &str) -> Result<Self, TokenizerError> {
-        self.chat = Some(Arc::new(ChatTemplate::new(source).map_err(TokenizerError::Chat)?));
+        let template = ChatTemplate::new(source).map_err(|error| TokenizerError::Chat(Box::new(error)))?;
+        self.chat = Some(Arc::new(template));
         if let Origin::Folder { replaced_template, .. } = &mut self.origin {
             *replaced_template = true;
         }

@@ -293,7 +293,7 @@ fn load_chat_template(
     if sources.is_empty() {
         return Ok(None);
     }
-    ChatTemplate::named(sources).map(Some).map_err(TokenizerError::Chat)
+    ChatTemplate::named(sources).map(Some).map_err(|error| TokenizerError::Chat(Box::new(error)))
 }
 
 fn named_template(value: &Value) -> Option<(String, String)> {
