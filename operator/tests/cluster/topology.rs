@@ -141,7 +141,7 @@ async fn a_job_whose_gpu_failed_begins_again_in_a_place_without_that_node() {
     let runs_again =
         |status: &RLTrainingJobStatus| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady);
     let status = test.when("broken", runs_again).await;
-    assert_eq!(status.excluded_nodes, [node.clone()]);
+    assert_eq!(status.excluded_nodes, std::slice::from_ref(&node));
     assert_ne!(placed().await.1, node);
 }
 

@@ -97,7 +97,7 @@ fn queues_and_schedulers_place_each_group_as_a_gang() {
         let assignment = |name: &str, flavor: &str| Assignment {
             name: name.into(),
             flavors: [flavor.to_owned()].into(),
-            has_topology: false,
+            ..Assignment::default()
         };
         let assignments = vec![assignment("trainer", "cpu"), assignment("sampler", "gpu")];
         let admitted = Workload { assignments, ..Workload::default() };
