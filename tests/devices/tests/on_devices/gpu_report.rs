@@ -95,8 +95,8 @@ fn a_report_has_the_findings_of_real_checks_and_the_error_of_the_one_that_fails(
     // The device fails again in the second run. The check does not decode, so there is none without graphs.
     for run in ["first", "blocking"] {
         assert_eq!(ended("memory", run), Some(("failed".into(), "exit code 1".into())), "{context}");
-        let errors = found("memory", run).into_iter().filter_map(|finding| finding["error"].as_str());
-        assert!(errors.last().is_some_and(|error| !error.is_empty()), "{context}");
+        let mut errors = found("memory", run).into_iter().filter_map(|finding| finding["error"].as_str());
+        assert!(errors.next_back().is_some_and(|error| !error.is_empty()), "{context}");
     }
     assert_eq!(ended("memory", "eager"), None, "{context}");
     assert_eq!(ended("checkpoints", "first").unwrap().0, "passed", "stages after the failed one are run");
