@@ -1,5 +1,5 @@
-//! Which specification a job runs under, where the present one is refused or would compute something else
-//! than the one that the job began with.
+//! Choice of the specification that a job runs under, where the present one is refused or would compute
+//! something else than the one that the job began with.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::{AcceptedStatus, RLTrainingJobStatus};

@@ -88,8 +88,8 @@ async fn a_running_job_that_would_be_refused_can_be_suspended() {
     assert_eq!(num_deleted_pods(&server), 2);
 }
 
-/// A job of an earlier release with a mirror that this one refuses, and its manifest. Its status has no record
-/// of its specification.
+/// A job of an earlier release with a mirror that this one refuses, and its manifest. Its status has no
+/// record of its specification.
 fn with_password(status: &Value) -> (Job, String) {
     let with_mirror = |address: &str| {
         let mut job = job(status);

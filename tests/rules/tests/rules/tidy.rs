@@ -217,7 +217,8 @@ fn names_are_the_fields_own_words() {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for file in rust_sources().unwrap().iter().filter(|f| f.path != THIS_FILE) {
         for line in file.text.lines().filter(|l| !l.trim_start().starts_with("//")) {
-            let code = line.split('"').step_by(2).collect::<String>();
+            // A field of Kubernetes' ManagedFieldsEntry.
+            let code = line.split('"').step_by(2).collect::<String>().replace("entry.manager", "");
             for word in code.split(|c: char| !c.is_alphanumeric() && c != '_') {
                 if unwanted.contains(&word.to_lowercase().as_str()) {
                     *found.entry(format!("{}: {word}", file.path)).or_default() += 1;
