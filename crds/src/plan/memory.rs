@@ -3,7 +3,8 @@
 //!
 //! A phase holds the terms that are resident for the whole run and its own terms. Phases follow each other,
 //! so the peak is the largest phase, not their sum. Terms are upper bounds for full token budgets and longest
-//! sequences. Only tensors are counted, not the free blocks that libtorch's caching allocator keeps. An
+//! sequences. Of the free blocks that libtorch's caching allocator keeps, those are counted that another
+//! CUDA stream has freed and that no phase has returned yet (`rollout::cached`), not fragments of a phase. An
 //! element takes 4 bytes (trained weights, gradients, optimizer state, loss head) or the width of
 //! `training.precision` (activations, weights gathered for compute, frozen weights on a GPU) or of
 //! `rollout.precision` (KV cache, rollout weights).
@@ -197,17 +198,12 @@ impl MemoryPlan {
         let mut phases = vec![PhaseMemory::new(Phase::Loading, &resident, loading)];
         resident.extend(rollout::base(spec, whole, &of_sync));
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
-        if generates(spec) {
-            // Every rank samples full sequences, even where it holds only a shard of each layer.
-            let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
-            add(Phase::WeightSync, rollout::taking_over(spec, whole, alone.width, &of_sync));
-            let terms = rollout::terms((spec, memory), whole, batch, &alone, &of_sync);
-            add(Phase::Rollout, [terms, vision::sampling(spec, whole)].concat());
-        }
-        if !judges.is_empty() {
-            let kept = rollout::kept((spec, memory), whole, batch, &of_sync);
-            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, judging_width, &shards)].concat());
-        }
+        // Every rank samples full sequences, even where it holds only a shard of each layer.
+        let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
+        let judging = || roles::judging(spec, judges, batch, judging_width, &shards);
+        let judging = (!judges.is_empty()).then(judging);
+        let sampling = sampling((spec, memory), (whole, batch), (&alone, &of_sync), judging);
+        sampling.into_iter().for_each(|(phase, own)| add(phase, own));
         if !spec.algorithm.is_supervised() {
             let reference = roles::reference_read(spec, model, &shards);
             let scored =
@@ -274,6 +270,31 @@ impl PhaseMemory {
         self.terms.iter_mut().for_each(|term| term.place = Place::Host);
         (self.device_bytes, self.host_bytes) = (0, self.total_bytes);
     }
+}
+
+/// Returns the phases from weight sync until rewards are known, with their own terms; `judging` are those of
+/// reward models.
+fn sampling(
+    (spec, memory): (&ResolvedSpec, Option<u64>),
+    (model, batch): (&ModelConfig, &BatchPlan),
+    (activations, shards): (&Activations<'_>, &Shards),
+    judging: Option<Vec<MemoryTerm>>,
+) -> Vec<(Phase, Vec<MemoryTerm>)> {
+    let (mut phases, mut num_cached) = (Vec::new(), 0);
+    let kept = || rollout::kept((spec, memory), model, batch, shards);
+    if generates(spec) {
+        let sync = rollout::taking_over(spec, model, activations.width, shards);
+        let decoding = rollout::terms((spec, memory), model, batch, activations, shards);
+        let decoding = [decoding, vision::sampling(spec, model)].concat();
+        let freed_by_sync = rollout::freed_bytes(&sync, &decoding);
+        num_cached = freed_by_sync + rollout::freed_bytes(&decoding, &kept());
+        phases.push((Phase::WeightSync, sync));
+        phases.push((Phase::Rollout, [decoding, vec![rollout::cached(spec, freed_by_sync)]].concat()));
+    }
+    if let Some(judging) = judging {
+        phases.push((Phase::Reward, [kept(), judging, vec![rollout::cached(spec, num_cached)]].concat()));
+    }
+    phases
 }
 
 /// Returns the terms that are resident for the whole run.

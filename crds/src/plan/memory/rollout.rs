@@ -6,7 +6,8 @@
 use super::activations::Activations;
 use super::shards::Shards;
 use super::{
-    FP32, MemoryTerm, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term, vision,
+    FP32, MemoryTerm, Place, adapter, frozen_width, generates, larger, largest_layer, merges, on_gpu, term,
+    vision,
 };
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
@@ -112,6 +113,20 @@ pub(super) fn kept(
     let brought = brought(spec, (model, &shard), width, shards);
     let cache = kv_cache((spec, memory), &shard, batch, width);
     [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
+}
+
+/// Blocks of a GPU that libtorch's allocator keeps after they were freed: `bytes`. A block serves only the
+/// CUDA stream on which it was allocated. Weight sync and reward models compute on another stream than
+/// decoding, and the cache is emptied before a weight sync and at the end of sampling only. In the worst case
+/// no allocation between these fits a block.
+pub(super) fn cached(spec: &ResolvedSpec, bytes: u64) -> MemoryTerm {
+    term("cached blocks", if on_gpu(spec) { bytes } else { 0 })
+}
+
+/// Returns the bytes of the terms in `before` that are not among `after`.
+pub(super) fn freed_bytes(before: &[MemoryTerm], after: &[MemoryTerm]) -> u64 {
+    let stays = |term: &MemoryTerm| after.iter().any(|kept| kept.name == term.name);
+    before.iter().filter(|term| term.place == Place::Device && !stays(term)).map(|term| term.bytes).sum()
 }
 
 /// Packed base weights that stay between rollouts with an unmerged adapter; empty if adapters are merged.

@@ -62,3 +62,33 @@ fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
     let of_one = tokens(None) / (512 + 8 * 511);
     assert_eq!(tokens(Some(800)), of_one * (288 + 8 * 511));
 }
+
+/// Terms of a job on `device` that a reward model judges.
+fn judged_on(device: &str, dp_shard: u32) -> crate::plan::MemoryPlan {
+    let mut spec = super::spec();
+    spec["rewards"]["functions"][0] =
+        json!({"name": "taste", "kind": "Model", "model": {"path": "/models/taste"}});
+    spec["workers"] = json!({"count": dp_shard, "mesh": {"dpShard": dp_shard}, "device": device});
+    let job = crate::validate(&super::manifest(&spec)).unwrap();
+    let models = super::Models { policy: Some(super::qwen()), reward: vec![super::qwen()] };
+    super::plan(&job, &models).memory.unwrap()
+}
+
+/// Blocks of a stream serve no other stream until the cache is emptied, before a sync and after sampling.
+#[test]
+fn blocks_that_weight_sync_and_decoding_have_freed_are_counted_until_sampling_ends() {
+    for dp_shard in [1, 4] {
+        let memory = judged_on("Cuda", dp_shard);
+        let sum = |phase, names: &[&str]| names.iter().map(|name| bytes(&memory, phase, name)).sum::<u64>();
+        let by_sync = sum(Phase::WeightSync, &["gathered weights", "fetched weights", "packing temporaries"]);
+        let by_decoding = sum(Phase::Rollout, &["sampling logits", "activations"]);
+        assert!(by_sync > 0 && by_decoding > 0, "{by_sync} {by_decoding}");
+        let cached = |phase| bytes(&memory, phase, "cached blocks");
+        assert_eq!([cached(Phase::Rollout), cached(Phase::Reward)], [by_sync, by_sync + by_decoding]);
+        for phase in [Phase::WeightSync, Phase::Logprob, Phase::Update, Phase::Optimizer] {
+            assert_eq!(cached(phase), 0, "{phase:?}");
+        }
+        let on_cpu = judged_on("Cpu", dp_shard);
+        assert_eq!(bytes(&on_cpu, Phase::Rollout, "cached blocks"), 0, "a CPU has no streams");
+    }
+}

@@ -51,10 +51,13 @@ fn large(changes: &Value) -> Value {
     spec
 }
 
+/// Term of the blocks that libtorch's allocator keeps for a stream that no longer uses them.
+const CACHED: &str = "cached blocks";
+
 /// The bytes that a job is planned to take of a GPU's memory for tensors.
 struct Planned {
-    /// Each phase with the sum of its terms.
-    phases: Vec<(String, f64)>,
+    /// Each phase with the sum of its terms, and with that of its cached blocks.
+    phases: Vec<(String, f64, f64)>,
     /// Each term with its most bytes in any phase.
     terms: BTreeMap<String, f64>,
 }
@@ -71,24 +74,34 @@ impl Planned {
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
         let mut planned = Self { phases: Vec::new(), terms: BTreeMap::new() };
         for phase in plan["memory"]["phases"].as_array().unwrap() {
-            let mut sum = 0.0;
+            let (mut sum, mut cached) = (0.0, 0.0);
             for term in phase["terms"].as_array().unwrap() {
                 if term["place"] != "Device" || term["name"] == "CUDA context" {
                     continue;
                 }
                 let bytes = term["bytes"].as_f64().unwrap();
+                if term["name"] == CACHED {
+                    cached += bytes;
+                    continue;
+                }
                 sum += bytes;
                 let most = planned.terms.entry(term["name"].as_str().unwrap().to_owned()).or_default();
                 *most = most.max(bytes);
             }
-            planned.phases.push((phase["phase"].as_str().unwrap().to_owned(), sum));
+            planned.phases.push((phase["phase"].as_str().unwrap().to_owned(), sum, cached));
         }
         planned
     }
 
-    /// The planned bytes of a phase.
+    /// The planned bytes of a phase, allocated and cached.
+    fn both(&self, phase: &str) -> (f64, f64) {
+        let found = self.phases.iter().find(|(name, ..)| name == phase);
+        found.map(|(_, allocated, cached)| (*allocated, *cached)).unwrap()
+    }
+
+    /// The planned bytes of a phase without cached blocks.
     fn of(&self, phase: &str) -> f64 {
-        self.phases.iter().find(|(name, _)| name == phase).unwrap().1
+        self.both(phase).0
     }
 
     /// The most bytes that the allocator may reserve.
@@ -135,6 +148,15 @@ fn assert_as_planned(name: &str, num_devices: usize, changes: &Value) {
         reserved >= allocated && allocated > 0.0,
         "{name}: {reserved:.0} reserved, {allocated:.0} allocated"
     );
+    // The cache was emptied when the weight sync began, so the rollout finds only what the sync has freed.
+    let (planned, cached) = planned.both("Rollout");
+    let of_rollout = peak(&run, "perf/max_memory_reserved_gb", &["gen"]);
+    println!(
+        "{name}: the rollout reserves {of_rollout:.0} bytes, planned {planned:.0} and {cached:.0} cached"
+    );
+    if of_rollout > (1.0 + TOLERANCE) * (planned + cached) {
+        far.push(format!("{name}: the rollout reserves {of_rollout:.0}, planned {planned:.0} + {cached:.0}"));
+    }
     if reserved > most {
         far.push(format!("{name}: reserved {reserved:.0} bytes, at most {most:.0} expected"));
     }
