@@ -64,16 +64,16 @@ fn kueue(kind: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
-fn queues() -> Vec<Value> {
+fn queues(name: &str) -> Vec<Value> {
     let levels = [BLOCK, RACK, "kubernetes.io/hostname"].map(|label| json!({"nodeLabel": label}));
     let quota = json!([{"name": "cpu", "nominalQuota": "128"}]);
-    let groups = json!([{"coveredResources": ["cpu"], "flavors": [{"name": "racks", "resources": quota}]}]);
-    let flavor = json!({"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": "racks"});
+    let groups = json!([{"coveredResources": ["cpu"], "flavors": [{"name": name, "resources": quota}]}]);
+    let flavor = json!({"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": name});
     vec![
-        kueue("Topology", "racks", json!({"levels": levels})),
-        kueue("ResourceFlavor", "racks", flavor),
-        kueue("ClusterQueue", "all", json!({"namespaceSelector": {}, "resourceGroups": groups})),
-        kueue("LocalQueue", "team", json!({"clusterQueue": "all"})),
+        kueue("Topology", name, json!({"levels": levels})),
+        kueue("ResourceFlavor", name, flavor),
+        kueue("ClusterQueue", name, json!({"namespaceSelector": {}, "resourceGroups": groups})),
+        kueue("LocalQueue", "team", json!({"clusterQueue": name})),
     ]
 }
 
@@ -90,7 +90,7 @@ async fn kueue_and_pod_affinity_pack_neighbours_into_racks_and_the_status_says_w
     let Some(cluster) = WITH_KUEUE.get() else { return };
     let test = TestNamespace::on(cluster, "racks").await;
     test.label_nodes(&["r0", "r1", "r0", "r1"]).await;
-    test.create(&queues());
+    test.create(&queues("racks"));
     let _operator = test.operator_in_roles().await;
     let slices = json!({"required": BLOCK, "slice": {"required": RACK, "size": 2}});
     let runs = |status: &RLTrainingJobStatus| status.ready.as_deref() == Some("4/4");
@@ -127,7 +127,7 @@ async fn a_job_whose_gpu_failed_begins_again_in_a_place_without_that_node() {
     let Some(cluster) = WITH_KUEUE.get() else { return };
     let test = TestNamespace::on(cluster, "broken").await;
     test.label_nodes(&["r0", "r1", "r0", "r1"]).await;
-    test.create(&queues());
+    test.create(&queues("broken"));
     let _operator = test.operator_in_roles().await;
     test.post_in("broken", 1, "2", json!({"required": RACK}), Some("team")).await;
     test.when_true("broken", ConditionType::PodsReady).await;
