@@ -10,10 +10,14 @@ mod test_namespace;
 mod container;
 #[path = "real_node/device.rs"]
 mod device;
+#[path = "real_node/examples.rs"]
+mod examples;
 #[path = "real_node/folder.rs"]
 mod folder;
 #[path = "real_node/gang.rs"]
 mod gang;
+#[path = "real_node/processes.rs"]
+mod processes;
 #[path = "real_node/requested.rs"]
 mod requested;
 

@@ -97,11 +97,7 @@ impl ControlPlane {
     }
 
     /// Waits until the API server says that it is ready and the programs beside it run.
-    pub(crate) async fn ready(
-        &self,
-        client: &kube::Client,
-        place: &Place,
-    ) -> Result<(), ControlPlaneError> {
+    pub(crate) async fn ready(&self, client: &kube::Client, place: &Place) -> Result<(), ControlPlaneError> {
         let started = Instant::now();
         while !is_ready(client).await {
             for process in self.processes().iter_mut() {
