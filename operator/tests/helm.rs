@@ -8,11 +8,10 @@ mod chart;
 #[path = "real_node/processes.rs"]
 mod processes;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use chart::{RELEASE, kubectl, root, succeed, upgrade};
-use processes::{kill, of_pod, read};
+use processes::kill_rank;
 use rlt_cluster::{Cluster, Options, own_cluster};
 use serde_json::{Value, json};
 
@@ -71,16 +70,6 @@ fn left(cluster: &Cluster) -> Vec<String> {
         of_namespace.lines().filter(is_of_namespace).filter(|name| !name.contains("clusterrole"));
     let in_cluster = of_cluster.lines().filter(|name| name.contains(RELEASE));
     in_namespace.chain(in_cluster).map(str::to_owned).collect()
-}
-
-/// Ends a rank of a pod by SIGKILL; `false` when it has no process.
-fn kill_rank(pod_uid: &str, rank: usize) -> bool {
-    let variable = format!("RANK={rank}");
-    let is_rank = |process: &&PathBuf| {
-        read(process, "cmdline").contains("\0worker\0")
-            && read(process, "environ").split('\0').any(|one| one == variable)
-    };
-    of_pod(pod_uid).iter().find(is_rank).is_some_and(|process| kill(process))
 }
 
 /// A rank of a pod is killed: its ranks are restarted in the same pod, and the operator counts it.
