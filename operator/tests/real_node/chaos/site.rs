@@ -40,6 +40,8 @@ const ROLES: [&str; 2] = ["rolebinding/rl-operator-jobs", "role/rl-operator-jobs
 const CONFIG_MAP: &str = "chaos-manifest";
 const CLAIM: &str = "chaos-storage";
 const SECRET: &str = "rl-operator-channel";
+/// Reason of the Event at the end of the job.
+const LAST_EVENT: &str = "StepsFinished";
 /// Time that the record of a failure may take before the next fault.
 const RECORD_TIME: Duration = Duration::from_secs(15);
 /// Time between two looks at a condition.
@@ -179,7 +181,7 @@ impl Site {
             killed_pod: String::new(),
             step_at_fault: 0,
         };
-        assert!(site.gang_that_trains(PATIENCE).await.is_some(), "the job does not train");
+        site.assert_trains().await;
         Some(site)
     }
 
@@ -325,6 +327,12 @@ impl Site {
         (pods.len() == NUM_WORKERS && num_attempts == 1).then_some(pods)
     }
 
+    async fn assert_trains(&self) {
+        let gang = self.gang_that_trains(PATIENCE).await;
+        let status = self.test.status(NAME).await;
+        assert!(gang.is_some(), "the job does not train: {status:#?}");
+    }
+
     fn is_running(&self, pod: &Pod) -> bool {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let is_killed = pod.metadata.uid.as_deref() == Some(self.killed_pod.as_str());
@@ -349,10 +357,7 @@ impl Site {
 
     /// Suspends the job and lets it train the last steps; returns the number of all steps.
     pub(super) async fn finish(&mut self) -> u64 {
-        assert!(
-            self.gang_that_trains(PATIENCE).await.is_some(),
-            "the job does not train after the last fault"
-        );
+        self.assert_trains().await;
         self.test.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
         self.test.when_true(NAME, ConditionType::Suspended).await;
         self.test.when_pods(NAME, <[_]>::is_empty).await;
@@ -360,7 +365,13 @@ impl Site {
         let last = json!({ "training": { "steps": num_steps }, "runPolicy": { "suspend": false } });
         self.test.patch_job(NAME, last).await;
         self.test.when_true(NAME, ConditionType::Complete).await;
-        self.note_events();
+        // The Event follows the status.
+        let told = within(PATIENCE, async || {
+            self.note_events();
+            self.event_reasons.contains(LAST_EVENT).then_some(())
+        })
+        .await;
+        assert!(told.is_some(), "the end of the job has no Event: {:?}", self.event_reasons);
         num_steps
     }
 }
