@@ -1,14 +1,12 @@
-//! The disk of a chaos run: a file system in memory whose size is cut to what is used, and restored.
+//! The disk of a chaos run: a volume whose file system is filled and restored.
 
-use std::fs;
-use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::api::{Api, Patch, PatchParams};
+use rlt_tests::SmallDisk;
 use serde_json::json;
 
-use crate::chart::succeed;
 use crate::folder::Folder;
 use crate::test_namespace::TestNamespace;
 
@@ -16,21 +14,18 @@ use crate::test_namespace::TestNamespace;
 pub(super) const CLASS: &str = "chaos";
 /// Size of the disk; only what is written takes memory.
 const SIZE: &str = "8g";
-/// Attempts to cut the size while the job writes.
-const MAX_CUTS: usize = 1000;
 
 /// The mounted disk with the run folders.
 pub(super) struct Disk {
     pub(super) folder: Folder,
+    disk: SmallDisk,
 }
 
 impl Disk {
     /// Mounts the disk, and offers it as a volume that several pods may mount.
     pub(super) fn mount(test: &TestNamespace) -> Self {
         let path = test.cluster.folder().join("disk");
-        fs::create_dir_all(&path).unwrap();
-        let size = format!("size={SIZE}");
-        succeed(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&path));
+        let disk = SmallDisk::mount(&path, SIZE).unwrap();
         test.create(&[json!({
             "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": CLASS },
             "spec": {
@@ -39,31 +34,17 @@ impl Disk {
                 "persistentVolumeReclaimPolicy": "Retain"
             }
         })]);
-        Self { folder: Folder::at(path) }
+        Self { folder: Folder::at(path), disk }
     }
 
-    /// Leaves no free block. The job writes meanwhile, so a size that was just read may be too small.
+    /// Leaves no free block.
     pub(super) fn fill(&self) {
-        let is_full = (0..MAX_CUTS).any(|_| self.resize(&self.used_bytes()));
-        assert!(is_full, "the size of the disk cannot be cut");
+        assert!(self.disk.fill(), "the size of the disk cannot be cut");
     }
 
     /// Restores the size of the disk.
     pub(super) fn free(&self) {
-        assert!(self.resize(SIZE), "the size of the disk cannot be restored");
-    }
-
-    fn resize(&self, size: &str) -> bool {
-        let options = format!("remount,size={size}");
-        let mut mount = Command::new("mount");
-        mount.args(["-o", &options]).arg(self.folder.path());
-        mount.output().unwrap().status.success()
-    }
-
-    fn used_bytes(&self) -> String {
-        let mut df = Command::new("df");
-        let output = succeed(df.args(["--output=used", "--block-size=1"]).arg(self.folder.path()));
-        output.lines().nth(1).unwrap().trim().to_owned()
+        assert!(self.disk.resize(SIZE), "the size of the disk cannot be restored");
     }
 }
 
