@@ -7,6 +7,10 @@
 
 #[path = "chaos/disk.rs"]
 mod disk;
+#[path = "chaos/effects.rs"]
+mod effects;
+#[path = "chaos/manifests.rs"]
+mod manifests;
 #[path = "chaos/outcome.rs"]
 mod outcome;
 #[path = "chaos/plan.rs"]

@@ -6,7 +6,8 @@ use rlt_api::FailureCause;
 use rlt_api::status::RLTrainingJobStatus;
 use serde_json::Value;
 
-use super::site::{NAME, OUTPUT, Site, num_failures, training};
+use super::manifests::{NAME, OUTPUT, training};
+use super::site::{Site, num_failures};
 
 /// Causes by which the faults end attempts; the others end none.
 const CAUSES: [FailureCause; 3] =
