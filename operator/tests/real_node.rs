@@ -39,7 +39,7 @@ use test_namespace::TestNamespace;
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
 
-/// Seed of the faults, of which one run has one order.
+/// Seed of the plan of faults.
 const CHAOS_SEED: u64 = 1;
 
 /// The quickstart, shortened to some steps.
