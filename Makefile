@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart check test test-cuda-image prepare gpu-bundle gpu-check deny format generate bench bench-operator clean
+.PHONY: docs kernels kernels-check help setup libtorch browser cluster-packages build images cluster cluster-down quickstart check test test-cuda-image prepare gpu-bundle gpu-check deny format generate bench bench-operator bench-chaos clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench: libtorch ## Measure steps, updates and rollouts beside TRL, transformers 
 
 bench-operator: cluster-packages ## Measure jobs beside batch Jobs and JobSets on a cluster of fake nodes
 	operator/benches/run.sh
+
+bench-chaos: libtorch cluster-packages ## An hour of faults on a real node (CHAOS_MINUTES, CHAOS_SEED): the weights stay those of a quiet run
+	cargo bench --package rlt-operator --locked --bench chaos
 
 clean: ## Remove what was built and run here
 	cargo clean

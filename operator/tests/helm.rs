@@ -3,14 +3,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::path::Path;
-use std::process::{Command, Output};
+#[path = "real_node/chart.rs"]
+mod chart;
+#[path = "real_node/processes.rs"]
+mod processes;
+
 use std::time::{Duration, Instant};
 
+use chart::{RELEASE, kubectl, root, succeed, upgrade};
+use processes::kill_rank;
 use rlt_cluster::{Cluster, Options, own_cluster};
 use serde_json::{Value, json};
 
-const RELEASE: &str = "rl-operator";
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
 const TRAINING: &str = "--timeout=300s";
 /// Limit of each other wait; a quiet machine needs half a minute.
@@ -20,38 +24,6 @@ const ENDLESS: u32 = 1_000_000;
 /// The kinds that a chart, or an operator in its own namespace, may have created.
 const KINDS: &str = "deployments,replicasets,pods,services,endpointslices,secrets,configmaps,serviceaccounts,leases,roles,\
                      rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets";
-
-fn root() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
-}
-
-fn succeed(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.current_dir(root()).output().unwrap();
-    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
-    String::from_utf8(stdout).unwrap()
-}
-
-fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
-    succeed(cluster.kubectl().args(arguments))
-}
-
-/// Installs or upgrades the release with the images under test, and waits until all of it is ready.
-fn upgrade(cluster: &Cluster, more: &str) {
-    let values = format!(
-        "image.tag=test,image.pullPolicy=Never,trainerImage.tag=test,trainerImage.pullPolicy=Never{more}"
-    );
-    let mut helm = cluster.helm().unwrap();
-    helm.args(["upgrade", "--install", RELEASE, "charts/rl-operator", "--namespace", RELEASE]);
-    helm.args(["--create-namespace", "--wait", "--timeout", "300s", "--set", &values]);
-    let output = helm.current_dir(root()).output().unwrap();
-    assert!(
-        output.status.success(),
-        "{helm:?}: {}\n{}\n{}",
-        String::from_utf8_lossy(&output.stderr),
-        kubectl(cluster, &["describe", "pods", "-n", RELEASE]),
-        kubectl(cluster, &["describe", "nodes"])
-    );
-}
 
 /// The quickstart of another name with so many steps.
 fn manifest(name: &str, cold_start: u32, steps: u32) -> Value {
@@ -100,21 +72,6 @@ fn left(cluster: &Cluster) -> Vec<String> {
     in_namespace.chain(in_cluster).map(str::to_owned).collect()
 }
 
-/// Kills a rank of a pod from outside of it.
-fn kill_rank(pod_uid: &str, rank: &str) {
-    let is_it = |process: &Path| {
-        let read = |name: &str| std::fs::read(process.join(name)).unwrap_or_default();
-        let text = |name: &str| String::from_utf8_lossy(&read(name)).into_owned();
-        let variable = format!("RANK={rank}");
-        text("cgroup").contains(pod_uid)
-            && text("cmdline").contains("\0worker\0")
-            && text("environ").split('\0').any(|one| one == variable)
-    };
-    let mut processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let process = processes.find(|process| is_it(process)).unwrap();
-    succeed(Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()));
-}
-
 /// A rank of a pod is killed: its ranks are restarted in the same pod, and the operator counts it.
 fn ranks_are_restarted_in_place(cluster: &Cluster) {
     let mut ranks = manifest("ranks", 4, ENDLESS);
@@ -130,7 +87,7 @@ fn ranks_are_restarted_in_place(cluster: &Cluster) {
         serde_json::from_str::<Value>(&list).unwrap()["items"].clone()
     };
     let before = pod();
-    kill_rank(before[0]["metadata"]["uid"].as_str().unwrap(), "1");
+    assert!(kill_rank(before[0]["metadata"]["uid"].as_str().unwrap(), 1));
     eventually("the restart is counted", || status()["restartsInPlace"]["Signalled"] == 1);
     let restarted = step();
     eventually("it trains on", || step() > restarted + 1);

@@ -6,14 +6,22 @@
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]
 mod test_namespace;
 
+#[path = "real_node/chaos.rs"]
+mod chaos;
+#[path = "real_node/chart.rs"]
+mod chart;
 #[path = "real_node/container.rs"]
 mod container;
 #[path = "real_node/device.rs"]
 mod device;
+#[path = "real_node/examples.rs"]
+mod examples;
 #[path = "real_node/folder.rs"]
 mod folder;
 #[path = "real_node/gang.rs"]
 mod gang;
+#[path = "real_node/processes.rs"]
+mod processes;
 #[path = "real_node/requested.rs"]
 mod requested;
 
@@ -30,6 +38,9 @@ use test_namespace::TestNamespace;
 
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
+
+/// Seed of the plan of faults.
+const CHAOS_SEED: u64 = 1;
 
 /// The quickstart, shortened to some steps.
 fn short() -> Value {
@@ -118,6 +129,12 @@ async fn an_allowed_template_and_privileges_reach_the_container() {
     assert_eq!(status.host_ip, status.pod_ip, "the network of the node");
     let before = status.init_container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
     assert_eq!(before.exit_code, 0);
+}
+
+/// Two minutes of the faults of `make bench-chaos`. The test has a cluster of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_under_random_faults_trains_what_an_undisturbed_run_does() {
+    chaos::run(chaos::plan::ROUND, CHAOS_SEED).await;
 }
 
 #[tokio::test]

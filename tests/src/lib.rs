@@ -12,6 +12,7 @@ mod python_module;
 mod python_packages;
 mod python_server;
 pub mod relay;
+mod small_disk;
 mod tiny;
 
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub use python_module::python_module;
 pub use python_packages::{MLFLOW, PythonPackage, TENSORBOARD, TRACKIO, WANDB};
 pub use python_server::{MlflowServer, TrackioServer};
 pub use rlt_rules::workspace_root;
+pub use small_disk::SmallDisk;
 pub use tiny::{merge, tiny_job, tiny_job_with};
 
 /// Whether a metric depends on the machine, or on how rows are distributed to ranks: two runs of one job may

@@ -74,18 +74,28 @@ impl Prepared {
         pods: &PodSettings,
         namespace: Option<&NamespaceDefaults>,
     ) -> Result<Self, Invalid> {
+        let prepared = Self::over_defaults(job, pods, namespace)?;
+        let refused = pods.privileges.refused(job.namespace(), &prepared.job.spec().workers);
+        if refused.is_empty() { Ok(prepared) } else { Err(Invalid::NotAllowed(refused)) }
+    }
+
+    /// Validates and plans a job over the defaults of its namespace and cluster, whatever privileges are
+    /// allowed.
+    fn over_defaults(
+        job: &Job,
+        pods: &PodSettings,
+        namespace: Option<&NamespaceDefaults>,
+    ) -> Result<Self, Invalid> {
         let of_namespace = match namespace.map(|namespace| &namespace.defaults) {
             Some(Err(problems)) => return Err(Invalid::Defaults(problems.clone())),
             Some(Ok(defaults)) => Some(defaults).filter(|defaults| !defaults.is_empty()),
             None => None,
         };
         let of_cluster = Some(&pods.defaults).filter(|defaults| !defaults.is_empty());
-        let prepared = match (of_namespace, of_cluster) {
-            (None, None) => Self::new(job)?,
-            _ => Self::of_manifest(job, &job.manifest_over(of_namespace, of_cluster))?,
-        };
-        let refused = pods.privileges.refused(job.namespace(), &prepared.job.spec().workers);
-        if refused.is_empty() { Ok(prepared) } else { Err(Invalid::NotAllowed(refused)) }
+        match (of_namespace, of_cluster) {
+            (None, None) => Self::new(job),
+            _ => Self::of_manifest(job, &job.manifest_over(of_namespace, of_cluster)),
+        }
     }
 
     fn of_manifest(job: &Job, manifest: &str) -> Result<Self, Invalid> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use rlt_objects::job::Job;
+use rlt_objects::pod_defaults::NamespaceDefaults;
 use rlt_objects::prepare::{Invalid, Prepared};
 
 use crate::apply::{self, ApplyError};
@@ -37,7 +38,9 @@ pub(super) async fn of(
     let has_pods = !observed.workers.is_empty();
     let digests = present.as_ref().map(|prepared| &prepared.accepted);
     let began_with = match decide::specification(status, has_pods, is_unedited, digests) {
-        Specification::BeganWith => read(context, job, observed, present.as_ref().ok()).await?,
+        Specification::BeganWith => {
+            read(context, job, observed, present.as_ref().ok(), defaults.as_deref()).await?
+        }
         Specification::Present | Specification::Refused => None,
     };
     Ok(match (began_with, present) {
@@ -47,19 +50,23 @@ pub(super) async fn of(
     })
 }
 
-/// The specification that a job began with, from memory where it was read before.
+/// The specification that a job began with: from memory where it was read before, else from its ConfigMap,
+/// or from the job itself where the ConfigMap was deleted.
 async fn read(
     context: &Context,
     job: &Job,
     observed: &Observed,
     present: Option<&Arc<Prepared>>,
+    defaults: Option<&NamespaceDefaults>,
 ) -> Result<Option<Arc<Prepared>>, ApplyError> {
     if let Some(known) = context.prepared.began_with(job) {
         return Ok(Some(known));
     }
-    let Some(manifest) = apply::read_manifest(&context.client, job).await? else { return Ok(None) };
     let recorded = observed.current.status.accepted.as_ref();
     let pods = &context.settings.pods;
+    let in_config_map = apply::read_manifest(&context.client, job).await?;
+    let manifest = in_config_map.or_else(|| Prepared::recorded_manifest(job, recorded?, pods, defaults));
+    let Some(manifest) = manifest else { return Ok(None) };
     let read = Prepared::began_with(job, &manifest, recorded, present.map(Arc::as_ref), pods).map(Arc::new);
     match &read {
         Some(prepared) => context.prepared.keep(job, prepared.clone()),

@@ -17,12 +17,8 @@ pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) async fn shared(test: &TestNamespace) -> Self {
-        let path = test.cluster.folder().join("shared");
-        // Pods run as an unprivileged user.
-        for folder in [path.clone(), path.join("runs")] {
-            fs::create_dir_all(&folder).unwrap();
-            fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-        }
+        let folder = Self::at(test.cluster.folder().join("shared"));
+        let path = folder.path();
         let (modes, size) = (json!(["ReadWriteMany"]), json!({ "storage": "1Gi" }));
         let volume = json!({
             "metadata": { "name": test.namespace },
@@ -41,6 +37,16 @@ impl Folder {
             (serde_json::from_value(volume).unwrap(), serde_json::from_value(claim).unwrap());
         volumes.create(&PostParams::default(), &volume).await.unwrap();
         claims.create(&PostParams::default(), &claim).await.unwrap();
+        folder
+    }
+
+    /// A folder at this path that is not a volume yet.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        // Pods run as an unprivileged user.
+        for folder in [path.clone(), path.join("runs")] {
+            fs::create_dir_all(&folder).unwrap();
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        }
         Self(path)
     }
 
@@ -71,6 +77,14 @@ impl Folder {
         }
         lines.retain(|line| line["step"] != 0);
         lines
+    }
+
+    /// The step of a run's newest complete checkpoint; 0 without one.
+    pub(crate) fn last_checkpoint(&self, output: &str) -> u64 {
+        let folders = fs::read_dir(self.0.join(output).join("checkpoints")).into_iter().flatten().flatten();
+        let complete = folders.map(|folder| folder.path()).filter(|path| path.join("manifest.json").exists());
+        let step = |path: PathBuf| path.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
+        complete.filter_map(step).max().unwrap_or(0)
     }
 
     pub(crate) fn adapter(&self, output: &str) -> Vec<u8> {

@@ -12,6 +12,7 @@ use rlt_objects::labels;
 use serde_json::{Value, json};
 
 use crate::container::kill_container;
+use crate::examples::{example, supervised};
 use crate::folder::Folder;
 use crate::test_namespace::{PATIENCE, TestNamespace, merge};
 
@@ -20,20 +21,6 @@ const NAME: &str = "sharded";
 const EVERY_STEPS: u64 = 4;
 /// Steps of the last attempt.
 const LAST_STEPS: u64 = 3;
-
-/// An example with changes to its specification.
-fn example(text: &str, changes: &Value) -> Value {
-    let mut manifest: Value = serde_saphyr::from_str(text).unwrap();
-    merge(&mut manifest["spec"], changes);
-    manifest
-}
-
-/// The example whose model the sharded one trains, shortened: some of its sums are right.
-fn supervised() -> Value {
-    let shorter =
-        json!({ "training": { "steps": 100, "evaluateEvery": 0 }, "data": { "task": { "numHeldOut": 8 } } });
-    example(include_str!("../../../examples/sft/job.yaml"), &shorter)
-}
 
 /// The sharded example with fewer prompts a step, and one thread for each rank wherever it is, so that sums
 /// have one order. Its number of steps is larger than any test needs: the test decides when it ends.

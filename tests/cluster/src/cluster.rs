@@ -286,6 +286,19 @@ impl Cluster {
         }
         self.control_plane.kill(program) || self.real_node.as_mut().is_some_and(|node| node.kill(program))
     }
+
+    /// Ends a program of the control plane by SIGKILL, starts it again with the same arguments, and waits
+    /// until the API server is ready; `false` when there is none of that name.
+    ///
+    /// # Errors
+    /// When the program does not start, or the API server does not get ready.
+    pub async fn restart(&self, program: &str) -> Result<bool, ClusterError> {
+        if !self.control_plane.restart(program)? {
+            return Ok(false);
+        }
+        self.control_plane.ready(&self.client().await?, &place(&self.slot)?).await?;
+        Ok(true)
+    }
 }
 
 fn place(slot: &Slot) -> Result<Place, ClusterError> {

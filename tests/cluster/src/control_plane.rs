@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -54,7 +55,7 @@ pub(crate) struct ControlPlane {
     pub(crate) node: User,
     /// The user of kube-proxy.
     pub(crate) proxy: User,
-    processes: Vec<Process>,
+    processes: Mutex<Vec<Process>>,
 }
 
 impl ControlPlane {
@@ -92,18 +93,14 @@ impl ControlPlane {
             processes.push(place.start(&programs.join(program), &flags)?);
         }
         let Users { admin, node, proxy, .. } = users;
-        Ok(Self { server, authority, admin, node, proxy, processes })
+        Ok(Self { server, authority, admin, node, proxy, processes: Mutex::new(processes) })
     }
 
     /// Waits until the API server says that it is ready and the programs beside it run.
-    pub(crate) async fn ready(
-        &mut self,
-        client: &kube::Client,
-        place: &Place,
-    ) -> Result<(), ControlPlaneError> {
+    pub(crate) async fn ready(&self, client: &kube::Client, place: &Place) -> Result<(), ControlPlaneError> {
         let started = Instant::now();
         while !is_ready(client).await {
-            for process in &mut self.processes {
+            for process in self.processes().iter_mut() {
                 process.check()?;
             }
             if started.elapsed() > PATIENCE {
@@ -117,13 +114,25 @@ impl ControlPlane {
 
     /// The id of a program's process.
     pub(crate) fn process_id(&self, program: &str) -> Option<u32> {
-        self.processes.iter().find(|process| process.name() == program).map(Process::id)
+        self.processes().iter().find(|process| process.name() == program).map(Process::id)
     }
 
     /// Ends one program by SIGKILL; `false` when there is none of that name.
-    pub(crate) fn kill(&mut self, program: &str) -> bool {
-        let found = self.processes.iter_mut().find(|process| process.name() == program);
+    pub(crate) fn kill(&self, program: &str) -> bool {
+        let mut processes = self.processes();
+        let found = processes.iter_mut().find(|process| process.name() == program);
         found.map(Process::kill).is_some()
+    }
+
+    /// Ends one program by SIGKILL and starts it again; `false` when there is none of that name.
+    pub(crate) fn restart(&self, program: &str) -> Result<bool, ProcessError> {
+        let mut processes = self.processes();
+        let found = processes.iter_mut().find(|process| process.name() == program);
+        found.map_or(Ok(false), |process| process.restart().map(|()| true))
+    }
+
+    fn processes(&self) -> MutexGuard<'_, Vec<Process>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -38,6 +38,8 @@ pub enum ProcessError {
 #[derive(Debug)]
 pub(crate) struct Process {
     name: String,
+    /// Program with its arguments, environment and log, to start it again.
+    command: Command,
     child: Child,
     log: PathBuf,
 }
@@ -66,7 +68,7 @@ impl Place {
     ) -> Result<Process, ProcessError> {
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let log = self.logs.join(format!("{name}.log"));
-        let spawn = || {
+        let spawn = || -> io::Result<(Command, Child)> {
             let file = File::options().create(true).append(true).open(&log)?;
             let mut command = Command::new("nsenter");
             command.arg(netns_option(&self.netns)).arg("--").arg(program).args(arguments);
@@ -78,10 +80,12 @@ impl Place {
             }
             // Keys at the terminal are for the test; the cluster ends with its owner.
             command.process_group(0).envs(environment.iter().copied());
-            command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()
+            command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+            let child = command.spawn()?;
+            Ok((command, child))
         };
         match spawn() {
-            Ok(child) => Ok(Process { name, child, log }),
+            Ok((command, child)) => Ok(Process { name, command, child, log }),
             Err(source) => Err(ProcessError::Start { name, source }),
         }
     }
@@ -113,6 +117,16 @@ impl Process {
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Ends the program by SIGKILL and starts it again, with the same arguments and log.
+    pub(crate) fn restart(&mut self) -> Result<(), ProcessError> {
+        self.kill();
+        match self.command.spawn() {
+            Ok(child) => self.child = child,
+            Err(source) => return Err(ProcessError::Start { name: self.name.clone(), source }),
+        }
+        Ok(())
     }
 }
 

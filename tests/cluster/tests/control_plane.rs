@@ -120,6 +120,19 @@ async fn two_clusters_at_once_do_not_meet() {
 }
 
 #[tokio::test]
+async fn an_api_server_that_restarts_keeps_its_objects_and_its_clients() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    let maps: Api<ConfigMap> = Api::default_namespaced(cluster.client().await.unwrap());
+    let made = maps.create(&PostParams::default(), &config_map("kept")).await.unwrap();
+    let before = cluster.process_id("kube-apiserver");
+    assert!(cluster.restart("kube-apiserver").await.unwrap());
+    assert_ne!(cluster.process_id("kube-apiserver"), before);
+    // The certificate is the same, so the client is too.
+    assert_eq!(maps.get("kept").await.unwrap().metadata.uid, made.metadata.uid);
+    assert!(!cluster.restart("none").await.unwrap());
+}
+
+#[tokio::test]
 async fn a_dropped_cluster_leaves_no_processes_or_files() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
     let client = cluster.client().await.unwrap();

@@ -9,6 +9,8 @@ mod doc_comments;
 mod docs;
 #[path = "rules/every_leaf_has_a_reader.rs"]
 mod every_leaf_has_a_reader;
+#[path = "rules/promises.rs"]
+mod promises;
 #[path = "rules/supply.rs"]
 mod supply;
 #[path = "rules/tensor_reads.rs"]

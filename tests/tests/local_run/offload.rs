@@ -1,12 +1,12 @@
 //! A job with offloaded parameters, moments and layer inputs equals one without offload, bit for bit, in less
 //! memory; and a full disk is named in the error.
 
+use rlt_tests::SmallDisk;
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge, tiny, tiny_with};
 use crate::memory;
 use crate::resume::assert_same_run;
-use crate::run_folder::SmallDisk;
 
 /// `changes` with activation checkpointing, and everything offloaded or nothing.
 fn job(changes: &Value, offloaded: bool) -> Value {

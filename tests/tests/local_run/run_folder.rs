@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use rlt_tests::SmallDisk;
 use serde_json::json;
 
 use crate::job::{Ended, Place, merge, signal, tiny, tiny_with};
@@ -161,32 +162,6 @@ fn retention_survives_restarts() {
     assert_eq!(names, ["step-000005", "step-000006"]);
 }
 
-/// A file system of its own, as small as wanted; unmounted when dropped.
-pub(crate) struct SmallDisk<'a>(&'a Path);
-
-impl<'a> SmallDisk<'a> {
-    /// `None` where this process may not mount.
-    pub(crate) fn mount(at: &'a Path, size: &str) -> Option<Self> {
-        fs::create_dir_all(at).unwrap();
-        Self::run(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], at).then_some(Self(at))
-    }
-
-    fn grow(&self, size: &str) {
-        assert!(Self::run(&["-o", &format!("remount,size={size}")], self.0));
-    }
-
-    fn run(arguments: &[&str], at: &Path) -> bool {
-        Command::new("mount").args(arguments).arg(at).output().is_ok_and(|output| output.status.success())
-    }
-}
-
-impl Drop for SmallDisk<'_> {
-    fn drop(&mut self) {
-        // If it cannot be unmounted now, removing the folder reports that.
-        let _ = Command::new("umount").arg(self.0).output();
-    }
-}
-
 #[test]
 fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go_on() {
     let place = Place::new();
@@ -200,7 +175,7 @@ fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go
     place
         .train(&manifest)
         .expect(75, &["training continues without it", "No space left on device", "step-0000"]);
-    disk.grow("64m");
+    assert!(disk.resize("64m"));
     place.train(&manifest).expect(0, &["resuming after step"]);
     let whole = Place::new();
     whole.train(&manifest).expect(0, &[]);
@@ -241,7 +216,7 @@ fn a_disk_that_fills_during_the_export_ends_the_run_retryably_and_room_lets_it_e
     };
     place.train(&manifest).expect(75, &["export", "No space left on device"]);
     assert!(!place.run("result.json").exists(), "a run without its export is not complete");
-    disk.grow("64m");
+    assert!(disk.resize("64m"));
     place.train(&manifest).expect(0, &["resuming after step 2"]);
     assert_eq!(place.weights(), whole.weights());
     assert_eq!(place.steps().len(), 2);

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::Prepared;
 use crate::build::{PodSettings, digest};
 use crate::job::Job;
+use crate::pod_defaults::NamespaceDefaults;
 use crate::pod_template;
 
 /// Returns the digest of a job's own specification without `spec.runPolicy`, which may change at any time.
@@ -81,6 +82,22 @@ impl Prepared {
             None => (job.generation(), digest),
         };
         Self::planned(began, generation, digest).ok()
+    }
+
+    /// Returns the manifest that a job began with from the job itself, for a ConfigMap that was deleted: its
+    /// specification over the present defaults, whatever privileges are allowed now. `None` if that has
+    /// another digest than the `recorded` one, because the job was edited or defaults have changed.
+    pub fn recorded_manifest(
+        job: &Job,
+        recorded: &AcceptedStatus,
+        pods: &PodSettings,
+        namespace: Option<&NamespaceDefaults>,
+    ) -> Option<String> {
+        let job = Self::over_defaults(job, pods, namespace).ok()?.job;
+        // A specification is recorded when pods are made, so not while the job is suspended.
+        let run_policy = RunPolicySpec { suspend: false, ..job.spec().run_policy.clone() };
+        let manifest = job.with_run_policy(run_policy).to_yaml().ok()?;
+        (digest([manifest.as_str()]) == recorded.manifest_digest).then_some(manifest)
     }
 
     /// Whether a job still has the specification of this record, apart from `spec.runPolicy`.
@@ -183,6 +200,21 @@ mod tests {
         let mut other = job(&json!({}));
         other.metadata.name = Some("other".into());
         assert!(began_with(&other, &manifest(&began), Some(&began.accepted)).is_none());
+    }
+
+    #[test]
+    fn the_manifest_of_an_unedited_job_is_made_again_whatever_is_allowed_now() {
+        let template = json!({"podTemplate": {"spec": {"containers": [], "hostNetwork": true}}});
+        let privileged = with(job(&json!({})), "workers", template);
+        let began = Prepared::new(&privileged).unwrap();
+        let pods = PodSettings::default();
+        assert!(Prepared::in_cluster(&privileged, &pods, None).is_err(), "it is not allowed any more");
+        let again = |job: &Job| Prepared::recorded_manifest(job, &began.accepted, &pods, None);
+        assert_eq!(again(&privileged), Some(manifest(&began)));
+        let suspended = with(privileged.clone(), "runPolicy", json!({"suspend": true}));
+        assert_eq!(again(&suspended), Some(manifest(&began)));
+        assert_eq!(again(&with(privileged, "training", json!({"steps": 7}))), None);
+        assert_eq!(again(&with(job(&json!({})), "training", json!({"steps": -1}))), None);
     }
 
     #[test]

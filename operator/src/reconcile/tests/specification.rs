@@ -121,14 +121,32 @@ async fn a_running_job_of_an_earlier_release_continues_though_a_rule_of_this_one
 async fn a_running_job_whose_manifest_is_another_one_keeps_its_conditions_and_is_stalled() {
     let (status, manifest) = began(json!({}));
     let forged = manifest.replace("numLayers: 2", "numLayers: 3");
-    for rule in [with_config_map(200, &forged), with_config_map(404, "")] {
-        let (server, done) = reconciled(rule, not_allowed(false, &status)).await;
+    let mut edited = not_allowed(false, &status);
+    let mut spec: Value = serde_json::from_str(&edited.spec).unwrap();
+    spec["training"] = json!({"steps": 7});
+    edited.spec = spec.to_string();
+    for (rule, job) in
+        [(with_config_map(200, &forged), not_allowed(false, &status)), (with_config_map(404, ""), edited)]
+    {
+        let (server, done) = reconciled(rule, job).await;
         done.unwrap();
         let status = server.status().expect("a status is written");
         let stalled = condition(&status, ConditionType::Stalled);
         assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::True, "PodNotAllowed"));
         assert_eq!(num_deleted_pods(&server), 0);
     }
+}
+
+#[tokio::test]
+async fn a_running_job_that_would_be_refused_continues_without_its_config_map_and_gets_it_again() {
+    let (status, _) = began(json!({}));
+    let (server, done) = reconciled(with_config_map(404, ""), not_allowed(false, &status)).await;
+    done.unwrap();
+    let status = server.status().expect("a status is written");
+    let stalled = condition(&status, ConditionType::Stalled);
+    assert_eq!((stalled.status, &*stalled.reason), (ConditionStatus::False, "PodNotAllowed"));
+    assert_eq!((status.phase, num_deleted_pods(&server)), (Some(Phase::Running), 0));
+    assert!(server.made("/configmaps"));
 }
 
 #[tokio::test]

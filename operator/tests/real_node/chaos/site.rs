@@ -1,0 +1,175 @@
+//! The cluster of a chaos run with the chart and the job, and what is observed of them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{ListParams, PostParams};
+use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_cluster::{Options, Shared};
+use rlt_objects::labels;
+use serde_json::{Value, json};
+
+use super::disk::{self, Disk};
+use super::effects::{Object, read_roles};
+use super::manifests::{NAME, OUTPUT, job, values};
+use super::plan::NUM_WORKERS;
+use crate::chart::{kubectl, upgrade};
+use crate::examples::supervised;
+use crate::test_namespace::{PATIENCE, TestNamespace};
+
+/// Steps after the last fault.
+const LAST_STEPS: u64 = 3;
+/// Reason of the Event at the end of the job.
+const LAST_EVENT: &str = "StepsFinished";
+/// Time between two looks at a condition.
+const POLL: Duration = Duration::from_millis(100);
+
+/// The run has a cluster of its own: restarts of the API server would fail other tests.
+static CLUSTER: Shared = Shared::new(|| {
+    let options = Options::control_plane().with_real_node();
+    ["buildah", "debootstrap", "mount", "df"].into_iter().fold(options, Options::with_tool)
+});
+
+/// The installed chart with a job that trains.
+pub(super) struct Site {
+    pub(super) test: TestNamespace,
+    pub(super) disk: Disk,
+    /// Objects that were deleted, each with the UID that it had.
+    pub(super) deleted: Vec<(Object, String)>,
+    /// Number of killed ranks and pods, each of which ended an attempt.
+    pub(super) num_kills: u32,
+    /// Reasons of all Events so far; the API server keeps them for an hour.
+    pub(super) event_reasons: BTreeSet<String>,
+    /// Manifests of the operator's role in the namespace of the job, and of its binding.
+    pub(super) roles: Vec<Value>,
+    /// UID of the pod that was killed last.
+    pub(super) killed_pod: String,
+    /// Step of the newest checkpoint when the gang was disturbed last.
+    pub(super) step_at_fault: u64,
+}
+
+/// Calls `act` until it returns something; `None` after `patience`.
+pub(super) async fn within<T>(patience: Duration, mut act: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = act().await {
+            return Some(found);
+        }
+        if begun.elapsed() > patience {
+            return None;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Number of attempts that have failed.
+pub(super) fn num_failures(status: &RLTrainingJobStatus) -> u32 {
+    status.failures_by_cause.values().sum()
+}
+
+impl Site {
+    /// Starts the cluster with the chart and the job; `None` where the machine cannot run it.
+    pub(super) async fn start() -> Option<Self> {
+        let cluster = CLUSTER.get()?;
+        for image in ["rlt-operator", "rlt-trainer"] {
+            cluster.load_image(&rlt_tests::test_image(image)).unwrap();
+        }
+        let test = TestNamespace::without_definition(cluster, NAME).await;
+        let disk = Disk::mount(&test);
+        disk.folder.run(&supervised(), "runs/sft");
+        upgrade(cluster, &values(&test.namespace, true));
+        let definition = "crd/rltrainingjobs.rltraining.dev";
+        kubectl(cluster, &["wait", "--for=condition=Established", definition, "--timeout=300s"]);
+        let roles = read_roles(cluster, &test.namespace);
+        tokio::spawn(disk::give_back(test.client.clone()));
+        let job = serde_json::from_value(job()).unwrap();
+        test.jobs().create(&PostParams::default(), &job).await.unwrap();
+        let site = Self {
+            test,
+            disk,
+            deleted: Vec::new(),
+            num_kills: 0,
+            event_reasons: BTreeSet::new(),
+            roles,
+            killed_pod: String::new(),
+            step_at_fault: 0,
+        };
+        site.assert_trains().await;
+        Some(site)
+    }
+
+    /// Waits until the gang has saved a checkpoint since it was disturbed last; returns its pods by worker,
+    /// or `None` after `patience`.
+    pub(super) async fn gang_that_trains(&self, patience: Duration) -> Option<Vec<Pod>> {
+        within(patience, async || {
+            let pods = self.running_gang().await?;
+            (self.last_checkpoint() > self.step_at_fault).then_some(pods)
+        })
+        .await
+    }
+
+    /// The pods of all workers by their index, where they run and belong to one attempt.
+    async fn running_gang(&self) -> Option<Vec<Pod>> {
+        let of_job = ListParams::default().labels(&format!("{}={NAME}", labels::JOB_NAME));
+        let mut pods = self.test.pods().list(&of_job).await.unwrap().items;
+        pods.retain(|pod| self.is_running(pod));
+        pods.sort_by_key(|pod| pod.name_any());
+        let attempts = pods.iter().map(|pod| &pod.labels()[labels::ATTEMPT]);
+        let num_attempts = attempts.collect::<BTreeSet<_>>().len();
+        (pods.len() == NUM_WORKERS && num_attempts == 1).then_some(pods)
+    }
+
+    async fn assert_trains(&self) {
+        let gang = self.gang_that_trains(PATIENCE).await;
+        let status = self.test.status(NAME).await;
+        assert!(gang.is_some(), "the job does not train: {status:#?}");
+    }
+
+    fn is_running(&self, pod: &Pod) -> bool {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let is_killed = pod.metadata.uid.as_deref() == Some(self.killed_pod.as_str());
+        phase == Some("Running") && pod.metadata.deletion_timestamp.is_none() && !is_killed
+    }
+
+    pub(super) fn last_checkpoint(&self) -> u64 {
+        self.disk.folder.last_checkpoint(OUTPUT)
+    }
+
+    /// Waits until the status of the job is as wished; `false` after `patience`.
+    pub(super) async fn tells(
+        &self,
+        patience: Duration,
+        wish: impl Fn(&RLTrainingJobStatus) -> bool,
+    ) -> bool {
+        within(patience, async || wish(&self.test.status(NAME).await).then_some(())).await.is_some()
+    }
+
+    /// Notes the reasons of the job's Events, before they expire.
+    pub(super) fn note_events(&mut self) {
+        let reasons = "jsonpath={range .items[*]}{.reason}{\"\\n\"}{end}";
+        let text = kubectl(self.test.cluster, &["get", "events", "-n", &self.test.namespace, "-o", reasons]);
+        self.event_reasons.extend(text.lines().map(str::to_owned));
+    }
+
+    /// Suspends the job and lets it train the last steps; returns the number of all steps.
+    pub(super) async fn finish(&mut self) -> u64 {
+        self.assert_trains().await;
+        self.test.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
+        self.test.when_true(NAME, ConditionType::Suspended).await;
+        self.test.when_pods(NAME, <[_]>::is_empty).await;
+        let num_steps = self.last_checkpoint() + LAST_STEPS;
+        let last = json!({ "training": { "steps": num_steps }, "runPolicy": { "suspend": false } });
+        self.test.patch_job(NAME, last).await;
+        self.test.when_true(NAME, ConditionType::Complete).await;
+        // The Event follows the status.
+        let told = within(PATIENCE, async || {
+            self.note_events();
+            self.event_reasons.contains(LAST_EVENT).then_some(())
+        })
+        .await;
+        assert!(told.is_some(), "the end of the job has no Event: {:?}", self.event_reasons);
+        num_steps
+    }
+}
