@@ -295,7 +295,7 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
         for path in rule.broken_at(&spec) {
             checker.push(Problem {
                 value: source::value_at(value, &path).filter(|value| !has_password(value)).cloned(),
-                allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
+                allowed: rule.allowed_in(&spec),
                 ..Problem::new(path, rule.message)
             });
         }
