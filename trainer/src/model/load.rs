@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
@@ -125,8 +126,9 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
     if config.quantization.is_some() && options.trainable {
         return Err(ModelError::QuantizedUse);
     }
-    if let (Device::Cuda(_), Some(part)) = (options.device, config.cpu_part()) {
-        return Err(ModelError::PartOnGpu { family: config.family, part });
+    let on_gpu = || conflict_of(Fact::OnGpu, &Facts::of_model(config));
+    if let Some(conflict) = options.device.is_cuda().then(on_gpu).flatten() {
+        return Err(ModelError::PartOnGpu { family: config.family, part: conflict.part() });
     }
     let placed = |name: &str, shape: &[i64]| {
         Ok(place(name, shape, stored_as(name, options))?.set_requires_grad(options.trainable))
