@@ -9,6 +9,7 @@ use crate::resolved::ResolvedSpec;
 use crate::validate;
 
 mod of_adapters;
+mod of_conflicts;
 mod of_expert_parallelism;
 mod of_families;
 mod of_gathered_layers;
