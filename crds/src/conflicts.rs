@@ -5,6 +5,7 @@
 //! manifest                     -> Facts of the manifest -> CONFLICTS -> rules of `validate` (and CEL)
 //! job, model, chosen device    -> Facts of the job      -> CONFLICTS -> Refusal (plan, trainer)
 //! model, adapter, device       -> Facts of a decoder    -> CONFLICTS -> errors of the trainer without a job
+//! settings of other trainers   -> Facts of a draft      -> CONFLICTS -> what `rlctl convert` leaves out
 //!                                                          CONFLICTS -> docs/support.md
 //! ```
 //! Not in the table: sizes that must divide each other, bounds, fields of which exactly one is given, which
