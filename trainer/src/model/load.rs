@@ -123,10 +123,11 @@ type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
 type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
-    if config.quantization.is_some() && options.trainable {
+    let facts = Facts::of_model(config);
+    if options.trainable && conflict_of(Fact::FullTraining, &facts).is_some() {
         return Err(ModelError::QuantizedUse);
     }
-    let on_gpu = || conflict_of(Fact::OnGpu, &Facts::of_model(config));
+    let on_gpu = || conflict_of(Fact::OnGpu, &facts);
     if let Some(conflict) = options.device.is_cuda().then(on_gpu).flatten() {
         return Err(ModelError::PartOnGpu { family: config.family, part: conflict.part() });
     }
