@@ -39,11 +39,13 @@ use crate::presets::Preset;
 use crate::spec::{
     AlgorithmKind, DatasetSpec, LearnsFrom, PresetProject, RLTrainingJobSpec, RewardFunctionSpec,
 };
+pub(crate) use algorithm::{cel_estimator, estimator, with_critic};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
 use reward_fields::FieldRule;
+pub(crate) use roles::cel_has;
 pub(crate) use workers::is_variable_reserved;
 
 /// A condition that spans fields of the specification.
@@ -223,7 +225,7 @@ fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
 }
 
 /// Formats choices by their names in manifests as a CEL list, such as `['A', 'B']`.
-fn cel_list<T: Serialize>(choices: &[T]) -> String {
+pub(crate) fn cel_list<T: Serialize>(choices: &[T]) -> String {
     format!("[{}]", choices.iter().map(cel_name).collect::<Vec<_>>().join(", "))
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::ChosenDevice;
 use crate::plan::model_config::{ExpertForm, Experts, ModelConfig, NormKind, OutputHead, QkNorm};
 use crate::resolved::ResolvedSpec;
+use crate::rules::{estimator, with_critic};
 use crate::spec::{DropoutPosition, LoraInit, LoraSpec, MeshSpec, RLTrainingJobSpec, VisionTraining};
 
 /// Widest head that the rollout's attention kernel for GPUs reads. Others are padded to a multiple of 8.
@@ -104,6 +105,23 @@ facts! {
     Streaming: "spec.data.streaming", "`spec.data.streaming`";
     /// Limit of the number of training prompts.
     MaxTrainPrompts: "spec.data.maxTrainPrompts", "`spec.data.maxTrainPrompts`";
+    /// Updates of the reference policy towards the actor.
+    ReferenceSync: "spec.algorithm.referenceSync", "`spec.algorithm.referenceSync`";
+    /// Offload of the reference policy, by the manifest.
+    ReferenceOffload: "spec.training.roles.reference.offloadParameters",
+        "`spec.training.roles.reference.offloadParameters`";
+    /// Compute dtype of the reference policy, by the manifest.
+    ReferencePrecision: "spec.training.roles.reference.precision", "`spec.training.roles.reference.precision`";
+    /// Compute dtype of the critic, by the manifest.
+    CriticPrecision: "spec.training.roles.critic.precision", "`spec.training.roles.critic.precision`";
+    /// FSDP degree of the reference policy, by the manifest.
+    ReferenceShards: "spec.workers.mesh.referenceDpShard", "`spec.workers.mesh.referenceDpShard`";
+    /// FSDP degree of the critic, by the manifest.
+    CriticShards: "spec.workers.mesh.criticDpShard", "`spec.workers.mesh.criticDpShard`";
+    /// Kind that never reads log-probs of a reference policy.
+    NoReference: "spec.algorithm.kind", "`SFT`, `RewardModel` and `ProcessReward`";
+    /// Estimator that reads no values of a critic.
+    NoCritic: "spec.algorithm.advantage.estimator", "an advantage estimator that reads no values";
     /// Experts in some layers.
     Experts: "spec.model.architecture.experts", "experts";
     /// Feed-forward blocks without experts in all layers.
@@ -180,8 +198,17 @@ impl Facts {
         let (model, kind) = (&spec.model, spec.algorithm.kind);
         let shape = model.architecture.as_ref();
         let is_quantized = model.quantization.is_some();
+        let (mesh, training) = (&spec.workers.mesh, &spec.training);
         Self::default()
-            .with_mesh(&spec.workers.mesh)
+            .with_mesh(mesh)
+            .with(Fact::ReferenceShards, mesh.reference_dp_shard.is_some())
+            .with(Fact::CriticShards, mesh.critic_dp_shard.is_some())
+            .with(Fact::ReferenceOffload, training.reference_role().offload_parameters.is_some())
+            .with(Fact::ReferencePrecision, training.reference_role().precision.is_some())
+            .with(Fact::CriticPrecision, training.critic_role().precision.is_some())
+            .with(Fact::ReferenceSync, spec.algorithm.reference_sync.is_some())
+            .with(Fact::NoReference, kind.learns_from().never_reads_reference())
+            .with(Fact::NoCritic, !with_critic().contains(&estimator(spec)))
             .with_adapter(model.lora.as_ref())
             .with(Fact::TrainedTower, model.vision_tower == VisionTraining::Trained)
             .with(Fact::Quantization, is_quantized)

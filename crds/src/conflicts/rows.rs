@@ -147,6 +147,14 @@ pub static CONFLICTS: &[Conflict] = &[
     row(Fact::AdapterDropout, &[Fact::ScoredCompletions]).rule(SCORED_DROPOUT),
     row(Fact::StartingAdapter, &[Fact::LabelHead]).rule(REWARD_MODEL_ADAPTER),
     row(Fact::MaxTrainPrompts, &[Fact::Streaming]).rule(STREAM_LIMIT),
+    row(Fact::ReferenceSync, &[Fact::Adapter]).rule(REFERENCE_SYNC_ADAPTER),
+    row(Fact::ReferenceOffload, &[Fact::Adapter]).rule(REFERENCE_OFFLOAD_ADAPTER),
+    row(Fact::ReferencePrecision, &[Fact::Adapter]).rule(REFERENCE_PRECISION_ADAPTER),
+    row(Fact::CriticPrecision, &[Fact::Adapter]).rule(CRITIC_PRECISION_ADAPTER),
+    row(Fact::ReferenceShards, &[Fact::Adapter]).rule(REFERENCE_SHARDS),
+    row(Fact::ReferenceShards, &[Fact::NoReference]).rule(REFERENCE_SHARDS),
+    row(Fact::CriticShards, &[Fact::Adapter]).rule(CRITIC_SHARDS),
+    row(Fact::CriticShards, &[Fact::NoCritic]).rule(CRITIC_SHARDS),
 ];
 
 const SHARED_WEIGHTS: &str = "<got> ranks cannot share the weights of a model <part>";

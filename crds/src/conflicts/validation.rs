@@ -2,7 +2,7 @@
 //! When a rule is broken follows from the facts of its conflicts.
 
 use super::{CONFLICTS, Facts};
-use crate::rules::cel_learns_from;
+use crate::rules::{cel_estimator, cel_has, cel_learns_from, cel_list, with_critic};
 use crate::spec::{LearnsFrom, RLTrainingJobSpec};
 
 /// Rule of validation that refuses one or several conflicts.
@@ -253,5 +253,81 @@ pub(crate) const STREAM_LIMIT: &ConflictRule = &ConflictRule {
     reads: &["streaming", "maxTrainPrompts"],
     message: "maxTrainPrompts and streaming exclude each other: training.steps says where a stream ends",
     cel: || "!has(self.streaming) || !has(self.maxTrainPrompts)".into(),
+    allowed: None,
+};
+
+/// Updates of a reference that is the model below the adapter.
+pub(crate) const REFERENCE_SYNC_ADAPTER: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "algorithm.referenceSync",
+    reads: &["algorithm.referenceSync", "model.lora"],
+    message: "with model.lora the reference is the model without its adapter, whose weights never change: remove \
+              referenceSync or model.lora",
+    cel: || "!has(self.algorithm.referenceSync) || !has(self.model.lora)".into(),
+    allowed: None,
+};
+
+/// Offload of a reference that is the model below the adapter.
+pub(crate) const REFERENCE_OFFLOAD_ADAPTER: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "training.roles.reference.offloadParameters",
+    reads: &["training.roles.reference.offloadParameters", "model.lora"],
+    message: "with model.lora the reference has no weights of its own: remove its offloadParameters",
+    cel: || {
+        let has_field = cel_has("self.training.roles.reference.offloadParameters");
+        format!("!({has_field}) || !has(self.model.lora)")
+    },
+    allowed: None,
+};
+
+/// Compute dtype of a reference that is the model below the adapter.
+pub(crate) const REFERENCE_PRECISION_ADAPTER: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "training.roles.reference.precision",
+    reads: &["training.roles.reference.precision", "model.lora"],
+    message: "with model.lora the reference has no weights of its own: remove its precision",
+    cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.reference.precision")),
+    allowed: None,
+};
+
+/// Compute dtype of a critic that is an adapter.
+pub(crate) const CRITIC_PRECISION_ADAPTER: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "training.roles.critic.precision",
+    reads: &["training.roles.critic.precision", "model.lora"],
+    message: "with model.lora the critic computes with the actor's base weights: remove its precision",
+    cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.critic.precision")),
+    allowed: None,
+};
+
+/// Shards of a reference without frozen weights of its own.
+pub(crate) const REFERENCE_SHARDS: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "workers.mesh.referenceDpShard",
+    reads: &["workers.mesh.referenceDpShard", "model.lora", "algorithm.kind"],
+    message: "without a frozen reference there is nothing to share: remove referenceDpShard with model.lora, SFT, \
+              RewardModel and ProcessReward",
+    cel: || {
+        let none = cel_learns_from("self.algorithm", LearnsFrom::never_reads_reference);
+        format!("!has(self.workers.mesh.referenceDpShard) || (!has(self.model.lora) && !({none}))")
+    },
+    allowed: None,
+};
+
+/// Shards of a critic without weights of its own.
+pub(crate) const CRITIC_SHARDS: &ConflictRule = &ConflictRule {
+    scope: "spec",
+    at: "workers.mesh.criticDpShard",
+    reads: &["workers.mesh.criticDpShard", "model.lora", "algorithm.advantage.estimator", "algorithm.kind"],
+    message: "criticDpShard needs a critic with weights of its own: an estimator that reads values, such as Gae, and no \
+              model.lora",
+    cel: || {
+        let estimator = cel_estimator("self.algorithm");
+        format!(
+            "!has(self.workers.mesh.criticDpShard) || \
+             (!has(self.model.lora) && {estimator} in {})",
+            cel_list(&with_critic())
+        )
+    },
     allowed: None,
 };

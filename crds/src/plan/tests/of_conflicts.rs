@@ -56,6 +56,13 @@ fn settings(fact: Fact) -> Value {
         Fact::LabelHead => json!({"algorithm": {"kind": "RewardModel"}, "rewards": {"functions": []}}),
         Fact::RouterLoss => json!({"training": {"routerAuxLossCoef": 0.001}}),
         Fact::Streaming => json!({"data": {"streaming": {}}}),
+        Fact::ReferenceSync => json!({"algorithm": {"referenceSync": {}}}),
+        Fact::ReferenceOffload => json!({"training": {"roles": {"reference": {"offloadParameters": true}}}}),
+        Fact::ReferencePrecision => json!({"training": {"roles": {"reference": {"precision": "Bf16"}}}}),
+        Fact::CriticPrecision => json!({"training": {"roles": {"critic": {"precision": "Bf16"}}}}),
+        Fact::ReferenceShards => mesh(json!({"referenceDpShard": 1})),
+        Fact::CriticShards => mesh(json!({"criticDpShard": 1})),
+        Fact::NoReference => json!({"algorithm": {"kind": "SFT"}}),
         Fact::MaxTrainPrompts => json!({"data": {"maxTrainPrompts": 5}}),
         _ => json!({}),
     }
