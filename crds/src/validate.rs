@@ -58,7 +58,7 @@ impl ValidatedJob {
         Self { spec, ..self }
     }
 
-    /// Puts the job on `device`, which replaces `Auto`. Rules that depend on the device read this job.
+    /// Puts the job on `device`, which replaces `Auto`. Defaults that depend on the device read this job.
     #[must_use]
     pub fn on_device(mut self, device: Device) -> Self {
         self.spec.workers.device = device;

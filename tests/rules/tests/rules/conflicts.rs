@@ -58,6 +58,8 @@ fn the_device_of_a_manifest_is_read_only_where_it_is_chosen_or_planned() {
     let read = Regex::new(r"\bspec(\(\))?\.workers\.device([).,;]|\s*[={]|\s*!=)").unwrap();
     let (mut wrong, mut num_reads) = (Vec::new(), 0);
     for file in rust_sources().unwrap().iter().filter(|file| !is_test(&file.path)) {
+        let has_machine = file.path.starts_with("trainer/");
+        assert!(!has_machine || !file.text.contains("without_machine"), "{} has a machine", file.path);
         let may_read = DEVICE_READERS.iter().any(|path| file.path.starts_with(path)) && file.path != CHECKS;
         for (number, line) in code(&file.text).filter(|(_, line)| read.is_match(line)) {
             num_reads += 1;
