@@ -34,7 +34,7 @@ use std::fmt::Write as _;
 use rlt_algorithms::declaration::{Family as _, Parameter};
 use serde::Serialize;
 
-use crate::conflicts::ConflictRule;
+use crate::conflicts::{ConflictRule, Facts};
 use crate::presets::Preset;
 use crate::spec::{
     AlgorithmKind, DatasetSpec, LearnsFrom, PresetProject, RLTrainingJobSpec, RewardFunctionSpec,
@@ -142,13 +142,13 @@ impl Rule {
         }
     }
 
-    /// Returns the full paths of the fields at which the rule is broken.
-    pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec) -> Vec<String> {
+    /// Returns the full paths of the fields at which the rule is broken, by `spec` and the facts about it.
+    pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec, facts: &Facts) -> Vec<String> {
         let path = |scope: &str| below(scope, self.at);
         match self.holds {
             Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::Parameter(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
-            Check::Conflict(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
+            Check::Conflict(rule) => (!rule.holds(facts)).then(|| path(self.scope)).into_iter().collect(),
             Check::RewardFunction(holds) => self.broken_items(&spec.rewards.functions, holds),
             Check::RewardField(rule) => {
                 self.broken_items(&spec.rewards.functions, |function| rule.holds(function))

@@ -18,6 +18,7 @@ pub use problem::Problem;
 #[cfg(feature = "kube")]
 pub(crate) use schema::allowed_range;
 
+use crate::conflicts::Facts;
 use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABEL, NAME_TOO_LONG};
 use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
@@ -291,8 +292,9 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
         }
     };
     let blocked = checker.blocked_paths();
+    let facts = Facts::of_manifest(&spec);
     for rule in rules::all().filter(|rule| !blocked.iter().any(|path| rule.reads(path))) {
-        for path in rule.broken_at(&spec) {
+        for path in rule.broken_at(&spec, &facts) {
             checker.push(Problem {
                 value: source::value_at(value, &path).filter(|value| !has_password(value)).cloned(),
                 allowed: rule.allowed_in(&spec),

@@ -3,7 +3,7 @@
 
 use super::{CONFLICTS, Facts};
 use crate::rules::{cel_estimator, cel_has, cel_learns_from, cel_list, with_critic};
-use crate::spec::{LearnsFrom, RLTrainingJobSpec};
+use crate::spec::LearnsFrom;
 
 /// Rule of validation that refuses one or several conflicts.
 pub(crate) struct ConflictRule {
@@ -22,13 +22,12 @@ pub(crate) struct ConflictRule {
 }
 
 impl ConflictRule {
-    /// Whether a manifest has none of the conflicts that the rule refuses.
-    pub(crate) fn holds(&self, spec: &RLTrainingJobSpec) -> bool {
-        let facts = Facts::of_manifest(spec);
+    /// Whether a manifest with these facts has none of the conflicts that the rule refuses.
+    pub(crate) fn holds(&self, facts: &Facts) -> bool {
         let mut own = CONFLICTS
             .iter()
             .filter(|conflict| conflict.rule.is_some_and(|rule| rule.message == self.message));
-        !own.any(|conflict| conflict.is_met(&facts))
+        !own.any(|conflict| conflict.is_met(facts))
     }
 }
 
