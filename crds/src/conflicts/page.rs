@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{CONFLICTS, Conflict};
+use super::{CONFLICTS, Conflict, Fact};
 
 const HEAD: &str = "\
 # What cannot be combined
@@ -17,10 +17,11 @@ Everything else can be combined, as far as degrees divide the model's sizes ([fi
 |---|---|---|---|
 ";
 
-/// Formats all conflicts as a page in Markdown.
+/// Formats all conflicts as a page in Markdown, those of one setting together.
 pub fn support_markdown() -> String {
     let mut text = String::from(HEAD);
-    for conflict in CONFLICTS {
+    let of_fact = |fact: Fact| CONFLICTS.iter().filter(move |conflict| conflict.fact == fact);
+    for conflict in Fact::ALL.iter().copied().flat_map(of_fact) {
         let with: Vec<_> = conflict.with.iter().map(|fact| fact.words()).collect();
         let _ = writeln!(
             text,

@@ -202,8 +202,8 @@ impl ModelConfig {
     }
 }
 
-/// Refuses the parts of a model that conflict with quantized weights: experts, which are multiplied as groups,
-/// and latent attention, which multiplies by parts of its weights; neither has a kernel for codes.
+/// Refuses the parts of a model that conflict with quantized weights: experts, which are multiplied as
+/// groups, and latent attention, which multiplies by parts of its weights; neither has a kernel for codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
     let facts = Facts::of_model(config);
