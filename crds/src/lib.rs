@@ -8,6 +8,7 @@
 //! definition and the field reference can be written.
 
 mod cluster_only;
+pub mod conflicts;
 #[cfg(feature = "kube")]
 mod crd;
 mod defaults;
@@ -33,6 +34,7 @@ mod variables;
 mod warnings;
 mod yaml;
 
+pub use conflicts::support_markdown;
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
 pub use defaults::{Defaults, MergedSpec, Origin, merge};

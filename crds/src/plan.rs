@@ -38,10 +38,10 @@ pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use mesh::Mesh;
 pub use misfit::Misfit;
-pub use model_check::{check_device, check_model};
+pub use model_check::check_model;
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
-pub use weight_sync::{WeightSync, unmerged_refusal};
+pub use weight_sync::WeightSync;
 pub use workers::{EnvironmentVariable, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 
 use crate::ValidatedJob;

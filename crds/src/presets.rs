@@ -181,6 +181,11 @@ impl LearnsFrom {
         !matches!(self, Self::Demonstrations | Self::Rewards)
     }
 
+    /// Whether jobs of a kind never read log-probs of a reference policy.
+    pub fn never_reads_reference(self) -> bool {
+        matches!(self, Self::Demonstrations | Self::ScoredPairs | Self::Steps)
+    }
+
     /// Whether a step is one update, with a loss that needs neither rewards nor advantages.
     pub fn updates_once(self) -> bool {
         self != Self::Rewards

@@ -1,4 +1,5 @@
 //! Rules that span fields. Each has a Kubernetes form (CEL) and a Rust form side by side, with one message.
+//! Those that refuse combinations are in the table of conflicts, from which `conflict` takes them.
 //! Rules of a single field (type, range, enum) are in the schema instead.
 
 mod algorithm;
@@ -33,15 +34,18 @@ use std::fmt::Write as _;
 use rlt_algorithms::declaration::{Family as _, Parameter};
 use serde::Serialize;
 
+use crate::conflicts::{ConflictRule, Facts};
 use crate::presets::Preset;
 use crate::spec::{
     AlgorithmKind, DatasetSpec, LearnsFrom, PresetProject, RLTrainingJobSpec, RewardFunctionSpec,
 };
+pub(crate) use algorithm::{cel_estimator, estimator, with_critic};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
 use reward_fields::FieldRule;
+pub(crate) use roles::cel_has;
 pub(crate) use workers::is_variable_reserved;
 
 /// A condition that spans fields of the specification.
@@ -79,6 +83,21 @@ pub(crate) enum Check {
     Parameter(ParameterRule),
     /// A condition on a parameter of each item in a list of preference losses.
     LossParameter(&'static Parameter),
+    /// A condition that the manifest has none of the conflicts of this rule.
+    Conflict(&'static ConflictRule),
+}
+
+/// Makes the rule that refuses conflicts of the table.
+const fn conflict(rule: &'static ConflictRule) -> Rule {
+    Rule {
+        scope: rule.scope,
+        at: rule.at,
+        reads: rule.reads,
+        message: rule.message,
+        cel: rule.cel,
+        holds: Check::Conflict(rule),
+        allowed: None,
+    }
 }
 
 /// Yields all rules, in the order of the specification's sections.
@@ -123,12 +142,13 @@ impl Rule {
         }
     }
 
-    /// Returns the full paths of the fields at which the rule is broken.
-    pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec) -> Vec<String> {
+    /// Returns the full paths of the fields at which the rule is broken, by `spec` and the facts about it.
+    pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec, facts: &Facts) -> Vec<String> {
         let path = |scope: &str| below(scope, self.at);
         match self.holds {
             Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::Parameter(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
+            Check::Conflict(rule) => (!rule.holds(facts)).then(|| path(self.scope)).into_iter().collect(),
             Check::RewardFunction(holds) => self.broken_items(&spec.rewards.functions, holds),
             Check::RewardField(rule) => {
                 self.broken_items(&spec.rewards.functions, |function| rule.holds(function))
@@ -141,6 +161,15 @@ impl Rule {
                 })
             }
         }
+    }
+
+    /// Returns the valid values of the reported field, where the rule knows them.
+    pub(crate) fn allowed_in(&self, spec: &RLTrainingJobSpec) -> Option<String> {
+        let allowed = match self.holds {
+            Check::Conflict(rule) => rule.allowed.map(str::to_owned),
+            _ => self.allowed.map(|allowed| allowed(spec)),
+        };
+        allowed.filter(|allowed| !allowed.is_empty())
     }
 
     /// Returns the full paths of the list items that break the rule.
@@ -196,7 +225,7 @@ fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
 }
 
 /// Formats choices by their names in manifests as a CEL list, such as `['A', 'B']`.
-fn cel_list<T: Serialize>(choices: &[T]) -> String {
+pub(crate) fn cel_list<T: Serialize>(choices: &[T]) -> String {
     format!("[{}]", choices.iter().map(cel_name).collect::<Vec<_>>().join(", "))
 }
 
@@ -215,7 +244,7 @@ fn cel_kinds(algorithm: &str, which: impl Fn(AlgorithmKind) -> bool) -> String {
 }
 
 /// CEL condition that the kind learns from data that `which` accepts.
-fn cel_learns_from(algorithm: &str, which: impl Fn(LearnsFrom) -> bool) -> String {
+pub(crate) fn cel_learns_from(algorithm: &str, which: impl Fn(LearnsFrom) -> bool) -> String {
     cel_kinds(algorithm, |kind| which(kind.learns_from()))
 }
 

@@ -18,6 +18,7 @@ pub use problem::Problem;
 #[cfg(feature = "kube")]
 pub(crate) use schema::allowed_range;
 
+use crate::conflicts::Facts;
 use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABEL, NAME_TOO_LONG};
 use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
@@ -58,7 +59,7 @@ impl ValidatedJob {
         Self { spec, ..self }
     }
 
-    /// Puts the job on `device`, which replaces `Auto`. Rules that depend on the device read this job.
+    /// Puts the job on `device`, which replaces `Auto`. Defaults that depend on the device read this job.
     #[must_use]
     pub fn on_device(mut self, device: Device) -> Self {
         self.spec.workers.device = device;
@@ -291,11 +292,12 @@ fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJ
         }
     };
     let blocked = checker.blocked_paths();
+    let facts = Facts::of_manifest(&spec);
     for rule in rules::all().filter(|rule| !blocked.iter().any(|path| rule.reads(path))) {
-        for path in rule.broken_at(&spec) {
+        for path in rule.broken_at(&spec, &facts) {
             checker.push(Problem {
                 value: source::value_at(value, &path).filter(|value| !has_password(value)).cloned(),
-                allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
+                allowed: rule.allowed_in(&spec),
                 ..Problem::new(path, rule.message)
             });
         }

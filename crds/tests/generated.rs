@@ -4,6 +4,7 @@ use serde_json::Value;
 
 const MANIFEST: &str = include_str!("../manifests/rltrainingjobs.yaml");
 const REFERENCE: &str = include_str!("../../docs/reference.md");
+const SUPPORT: &str = include_str!("../../docs/support.md");
 const REMEDY: &str = "stale: run `cargo run -p rlt-api --features kube --bin crdgen`";
 
 #[test]
@@ -19,6 +20,11 @@ fn the_committed_definition_is_the_generated_one() {
 fn the_committed_field_reference_is_the_generated_one() {
     let definition = rlt_api::custom_resource_definition().unwrap();
     assert!(rlt_api::reference_markdown(&definition) == REFERENCE, "docs/reference.md is {REMEDY}");
+}
+
+#[test]
+fn the_committed_page_of_conflicts_is_the_generated_one() {
+    assert!(rlt_api::support_markdown() == SUPPORT, "docs/support.md is {REMEDY}");
 }
 
 /// Client-side apply stores the whole object in an annotation, and annotations end at 256 KiB.

@@ -1,4 +1,5 @@
-//! Writes the CustomResourceDefinition and the field reference from the types.
+//! Writes the CustomResourceDefinition and the field reference from the types, and the page of conflicts from
+//! their table.
 
 use std::fs;
 use std::path::Path;
@@ -10,5 +11,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let docs = package.join("../docs");
     fs::create_dir_all(&docs)?;
     fs::write(docs.join("reference.md"), rlt_api::reference_markdown(&definition))?;
+    fs::write(docs.join("support.md"), rlt_api::support_markdown())?;
     Ok(())
 }

@@ -6,7 +6,8 @@ use serde::Serialize;
 use super::batch::BatchPlan;
 use super::memory::{MemoryPlan, Phase, memory_of_rank, quantized_as};
 use super::model_config::ModelConfig;
-use super::weight_sync::{self, unmerged_refusal};
+use super::weight_sync;
+use crate::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, Precision};
 
@@ -80,7 +81,9 @@ impl Choices {
     ) -> Option<bool> {
         let lora = spec.model.lora.as_ref()?;
         let model = quantized_as(spec, model);
-        if unmerged_refusal(lora.parts(), &model, device).is_some() {
+        let facts =
+            Facts::of_model(&model).with_adapter(Some(lora)).on(ChosenDevice::without_machine(device));
+        if conflict_of(Fact::UnmergedAdapter, &facts).is_some() {
             return Some(true);
         }
         if model.quantization.is_some() {

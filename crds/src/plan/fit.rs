@@ -7,6 +7,7 @@ use super::batch::BatchPlan;
 use super::memory::{MemoryPlan, Phase};
 use super::model_config::ModelConfig;
 use super::{Models, model_check};
+use crate::conflicts::ChosenDevice;
 use crate::resolved::ResolvedSpec;
 use crate::spec::RolesSpec;
 
@@ -180,6 +181,12 @@ fn offloaded(
     if with == *spec { Vec::new() } else { vec![(field, with)] }
 }
 
+/// Whether the model can be trained as `spec` asks, on the device for which it is planned.
+fn suits(spec: &ResolvedSpec, model: &ModelConfig) -> bool {
+    let device = ChosenDevice::without_machine(spec.workers.device);
+    model_check::check_model(spec, model, device).is_ok()
+}
+
 /// Raises the FSDP degree: first over the existing ranks, then with more workers.
 fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
     let (workers, mesh) = (&spec.workers, &spec.workers.mesh);
@@ -198,8 +205,7 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     };
     let is_legal = |(_, spec): &(String, ResolvedSpec)| {
         let mesh = &spec.workers.mesh;
-        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp * mesh.tp)
-            && model_check::check_model(spec, model).is_ok()
+        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp * mesh.tp) && suits(spec, model)
     };
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
 }
@@ -216,5 +222,5 @@ fn tensor_parallel_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(Str
     };
     let degrees =
         degrees.take_while(|degree| *degree <= num_ranks).filter(|degree| num_ranks.is_multiple_of(*degree));
-    degrees.map(with).filter(|(_, spec)| model_check::check_model(spec, model).is_ok()).collect()
+    degrees.map(with).filter(|(_, spec)| suits(spec, model)).collect()
 }

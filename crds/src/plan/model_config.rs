@@ -269,23 +269,6 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// Returns the first part of the model that has no GPU kernel yet; `None` where there is none.
-    pub fn cpu_part(&self) -> Option<&'static str> {
-        let has = |of: fn(&Experts) -> bool| self.experts.as_ref().is_some_and(of);
-        let parts = [
-            (self.attention_softcap.is_some(), "softcapped attention scores"),
-            (self.attention_sinks, "attention sinks"),
-            (self.logit_softcap.is_some(), "softcapped logits"),
-            (self.norm_kind == NormKind::Layer, "layer norms"),
-            (self.parallel_blocks, "feed-forward blocks beside attention"),
-            (self.latent.is_some(), "latents in place of keys and values"),
-            (has(|experts| experts.form == ExpertForm::Clamped), "experts with biases"),
-            (has(|experts| experts.routing.groups.is_some()), "groups of experts"),
-            (has(Experts::are_too_many_for_gpus), "more than 1024 experts in a layer or 32 for a token"),
-        ];
-        parts.into_iter().find_map(|(has, part)| has.then_some(part))
-    }
-
     /// Longest sequence in tokens for which the frequencies of the rotary embeddings hold; LongRoPE uses
     /// others for longer sequences. `None` without a limit.
     pub fn longest_sequence(&self) -> Option<u64> {

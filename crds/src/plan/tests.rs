@@ -2,11 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{MemoryPlan, Models, Phase, Place, Plan, plan, planned_model};
+use super::{MemoryPlan, Misfit, Models, Phase, Place, Plan, plan, planned_model};
+use crate::conflicts::ChosenDevice;
 use crate::plan::model_config::{ModelConfig, QkNorm};
+use crate::resolved::ResolvedSpec;
 use crate::validate;
 
 mod of_adapters;
+mod of_conflicts;
 mod of_expert_parallelism;
 mod of_families;
 mod of_gathered_layers;
@@ -49,6 +52,11 @@ fn qwen() -> ModelConfig {
         "max_position_embeddings": 32768, "tie_word_embeddings": true
     }))
     .unwrap()
+}
+
+/// Checks a model on the device of the manifest.
+fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    super::check_model(spec, model, ChosenDevice::without_machine(spec.workers.device))
 }
 
 fn planned(change: impl FnOnce(&mut Value)) -> Plan {

@@ -21,7 +21,7 @@ use super::batch::{BatchPlan, share};
 use super::memory::{self, adapter};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, LoraSpec};
+use crate::spec::LoraSpec;
 
 /// Bytes of a trained parameter.
 const TRAINED: u64 = 4;
@@ -78,26 +78,6 @@ pub(super) fn sent_in_sync(spec: &ResolvedSpec, model: &ModelConfig, weights: u6
         return cut * (shards - 1) / shards + cut * (tp - 1);
     }
     (weights - experts) * (shards - 1) / shards + own * (same - 1) / same + own * (ep - 1)
-}
-
-/// Returns the reason why an adapter must be merged; `None` where it may stay unmerged. The first three
-/// arguments say whether it is DoRA, whether it adapts parameters that are not linear layers, and whether
-/// modules are trained in full.
-pub fn unmerged_refusal(
-    [dora, has_target_parameters, saves_modules]: [bool; 3],
-    model: &ModelConfig,
-    device: Device,
-) -> Option<&'static str> {
-    match () {
-        () if dora => Some("DoRA, which scales whole weights"),
-        () if has_target_parameters => Some("adapters of experts' parameters"),
-        () if saves_modules => Some("modules that are trained whole (modulesToSave)"),
-        () if model.latent.is_some() => Some("latent attention, whose queries absorb weights"),
-        () if device == Device::Cuda && model.experts.is_some() => {
-            Some("experts on a GPU, where no product has an adapter beside it")
-        }
-        () => None,
-    }
 }
 
 /// Whether merging a small adapter takes more operations than its own products in a step.

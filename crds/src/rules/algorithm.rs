@@ -25,16 +25,16 @@ fn estimators(which: impl Fn(&AdvantageEstimator) -> bool) -> Vec<AdvantageEstim
 }
 
 /// Returns the estimators that need a critic.
-pub(super) fn with_critic() -> Vec<AdvantageEstimatorKind> {
+pub(crate) fn with_critic() -> Vec<AdvantageEstimatorKind> {
     estimators(|estimator| estimator.reads(EstimatorInput::Values))
 }
 
-pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
+pub(crate) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
 }
 
-pub(super) fn cel_estimator(algorithm: &str) -> String {
+pub(crate) fn cel_estimator(algorithm: &str) -> String {
     cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
 }
 

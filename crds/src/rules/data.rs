@@ -1,7 +1,8 @@
 //! Rules of `spec.data`, except those of a generated task.
 
 use super::model::{MIRROR, cel_is_plain_mirror, is_plain_mirror};
-use super::{Check, Rule};
+use super::{Check, Rule, conflict};
+use crate::conflicts::STREAM_LIMIT;
 use crate::spec::{DataSpec, DatasetSpec};
 
 fn has_known_ending(path: &str) -> bool {
@@ -114,15 +115,7 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| spec.data.streaming.is_none() || spec.data.task.is_none()),
         allowed: None,
     },
-    Rule {
-        scope: "spec.data",
-        at: "maxTrainPrompts",
-        reads: &["streaming", "maxTrainPrompts"],
-        message: "maxTrainPrompts and streaming exclude each other: training.steps says where a stream ends",
-        cel: || "!has(self.streaming) || !has(self.maxTrainPrompts)".into(),
-        holds: Check::Spec(|spec| spec.data.streaming.is_none() || spec.data.max_train_prompts.is_none()),
-        allowed: None,
-    },
+    conflict(STREAM_LIMIT),
     Rule {
         scope: "spec",
         at: "training.steps",

@@ -1,7 +1,11 @@
 //! Rules of `spec.model.lora`.
 
-use super::{Check, Rule};
-use crate::spec::{DropoutPosition, LoraInit, LoraSpec, RLTrainingJobSpec};
+use super::{Check, Rule, conflict};
+use crate::conflicts::{
+    ADAPTED_TOWER, DORA_DROPOUT, PARAMETERS_DORA, PARAMETERS_DROPOUT, PARAMETERS_ORTHOGONAL, RESIZED,
+    UNMERGED,
+};
+use crate::spec::{LoraInit, LoraSpec, RLTrainingJobSpec};
 
 fn lora(spec: &RLTrainingJobSpec, holds: fn(&LoraSpec) -> bool) -> bool {
     spec.model.lora.as_ref().is_none_or(holds)
@@ -46,28 +50,8 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
-    Rule {
-        scope: "spec.model.lora",
-        at: "dropout",
-        reads: &["dropout", "targetParameters"],
-        message: "adapters of targetParameters have no dropout",
-        cel: || "self.targetParameters.size() == 0 || self.dropout == 0.0".into(),
-        holds: Check::Spec(|spec| {
-            lora(spec, |lora| lora.target_parameters.is_empty() || lora.dropout == 0.0)
-        }),
-        allowed: Some(|_| "0".into()),
-    },
-    Rule {
-        scope: "spec.model.lora",
-        at: "init",
-        reads: &["init", "targetParameters"],
-        message: "adapters of targetParameters do not start Orthogonal",
-        cel: || "self.targetParameters.size() == 0 || self.init != 'Orthogonal'".into(),
-        holds: Check::Spec(|spec| {
-            lora(spec, |lora| lora.target_parameters.is_empty() || lora.init != LoraInit::Orthogonal)
-        }),
-        allowed: Some(|_| "Peft, Gaussian, Xavier".into()),
-    },
+    conflict(PARAMETERS_DROPOUT),
+    conflict(PARAMETERS_ORTHOGONAL),
     Rule {
         scope: "spec.model.lora",
         at: "init",
@@ -101,67 +85,9 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
-    Rule {
-        scope: "spec.model.lora",
-        at: "dora",
-        reads: &["dora", "targetParameters"],
-        message: "adapters of targetParameters have no magnitudes",
-        cel: || "self.targetParameters.size() == 0 || !self.dora".into(),
-        holds: Check::Spec(|spec| lora(spec, |lora| lora.target_parameters.is_empty() || !lora.dora)),
-        allowed: Some(|_| "false".into()),
-    },
-    Rule {
-        scope: "spec.model.lora",
-        at: "dropoutPosition",
-        reads: &["dropoutPosition", "dora"],
-        message: "DoRA drops before A: what it scales has no output of B alone",
-        cel: || "!self.dora || self.dropoutPosition != 'After'".into(),
-        holds: Check::Spec(|spec| {
-            lora(spec, |lora| !lora.dora || lora.dropout_position != DropoutPosition::After)
-        }),
-        allowed: Some(|_| "Before".into()),
-    },
-    Rule {
-        scope: "spec.model.lora",
-        at: "resizeAdapter",
-        reads: &["resizeAdapter", "adapterPath", "targetParameters"],
-        message: "resizeAdapter needs an adapterPath, and adapters of targetParameters keep their ranks",
-        cel: || "!self.resizeAdapter || (has(self.adapterPath) && self.targetParameters.size() == 0)".into(),
-        holds: Check::Spec(|spec| {
-            lora(spec, |lora| {
-                !lora.resize_adapter || (lora.adapter_path.is_some() && lora.target_parameters.is_empty())
-            })
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.model",
-        at: "lora.vlmLora",
-        reads: &["lora.vlmLora", "architecture.vision"],
-        message: "Vision and Both adapt the vision tower of a model that has one",
-        cel: || {
-            "!has(self.lora) || self.lora.vlmLora == 'Text' || !has(self.architecture) || \
-             has(self.architecture.vision)"
-                .into()
-        },
-        holds: Check::Spec(|spec| {
-            let has_tower = spec.model.architecture.as_ref().is_none_or(|shape| shape.vision.is_some());
-            has_tower || lora(spec, |lora| !lora.vlm_lora.adapts_vision())
-        }),
-        allowed: Some(|_| "Text".into()),
-    },
-    Rule {
-        scope: "spec.model.lora",
-        at: "merge",
-        reads: &["merge", "dora", "targetParameters", "modulesToSave"],
-        message: "DoRA, adapters of targetParameters and modulesToSave are sampled from folded in: merge must not \
-                  be false",
-        cel: || {
-            "!has(self.merge) || self.merge || (!self.dora && self.targetParameters.size() == 0 && \
-             self.modulesToSave.size() == 0)"
-                .into()
-        },
-        holds: Check::Spec(|spec| lora(spec, |lora| lora.merge != Some(false) || !lora.must_merge())),
-        allowed: Some(|_| "true".into()),
-    },
+    conflict(PARAMETERS_DORA),
+    conflict(DORA_DROPOUT),
+    conflict(RESIZED),
+    conflict(ADAPTED_TOWER),
+    conflict(UNMERGED),
 ];

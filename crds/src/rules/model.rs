@@ -1,8 +1,9 @@
 //! Rules of `spec.model`.
 
 use super::rewards::is_plain_url;
-use super::{Check, Rule, divisors};
-use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec, VisionTraining};
+use super::{Check, Rule, conflict, divisors};
+use crate::conflicts::{TRAINED_NO_TOWER, TRAINED_TOWER_ADAPTER};
+use crate::spec::{ArchitectureSpec, RLTrainingJobSpec, TokenizerSpec};
 
 fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) -> bool {
     spec.model.architecture.as_ref().is_none_or(holds)
@@ -10,10 +11,6 @@ fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) 
 
 fn tokenizer(spec: &RLTrainingJobSpec, holds: fn(&TokenizerSpec) -> bool) -> bool {
     spec.model.tokenizer.as_ref().is_none_or(holds)
-}
-
-fn is_frozen(spec: &RLTrainingJobSpec) -> bool {
-    spec.model.vision_tower == VisionTraining::Frozen
 }
 
 /// Error for a mirror of the hub that is no plain address.
@@ -132,26 +129,8 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| architecture(spec, |shape| shape.head_width().is_multiple_of(2))),
         allowed: None,
     },
-    Rule {
-        scope: "spec.model",
-        at: "visionTower",
-        reads: &["visionTower", "architecture.vision"],
-        message: "Trained needs a model with a vision tower",
-        cel: || {
-            "self.visionTower == 'Frozen' || !has(self.architecture) || has(self.architecture.vision)".into()
-        },
-        holds: Check::Spec(|spec| is_frozen(spec) || architecture(spec, |shape| shape.vision.is_some())),
-        allowed: Some(|_| "Frozen".into()),
-    },
-    Rule {
-        scope: "spec.model",
-        at: "visionTower",
-        reads: &["visionTower", "lora"],
-        message: "below an adapter all weights are frozen: lora.vlmLora adapts the vision tower",
-        cel: || "self.visionTower == 'Frozen' || !has(self.lora)".into(),
-        holds: Check::Spec(|spec| is_frozen(spec) || spec.model.lora.is_none()),
-        allowed: Some(|_| "Frozen".into()),
-    },
+    conflict(TRAINED_NO_TOWER),
+    conflict(TRAINED_TOWER_ADAPTER),
     Rule {
         scope: "spec.model.architecture",
         at: "vision",

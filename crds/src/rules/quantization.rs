@@ -1,6 +1,9 @@
 //! Rules of `spec.model.quantization`.
 
-use super::{Check, Rule};
+use super::{Check, Rule, conflict};
+use crate::conflicts::{
+    QUANTIZED_DORA, QUANTIZED_EXPERTS, QUANTIZED_MERGED, QUANTIZED_ROLLOUT_TP, QUANTIZED_TRAINED,
+};
 use crate::plan::model_config::BLOCK_SIZES;
 use crate::spec::{LoraInit, QuantizationFormat, QuantizationSpec, RLTrainingJobSpec};
 
@@ -9,27 +12,8 @@ fn quantization(spec: &RLTrainingJobSpec, holds: fn(&QuantizationSpec) -> bool) 
 }
 
 pub(super) const RULES: &[Rule] = &[
-    Rule {
-        scope: "spec.model",
-        at: "quantization",
-        reads: &["quantization", "lora"],
-        message: "quantized weights are frozen: model.lora must be given, full-parameter training needs 16 or 32 bits",
-        cel: || "!has(self.quantization) || has(self.lora)".into(),
-        holds: Check::Spec(|spec| spec.model.quantization.is_none() || spec.model.lora.is_some()),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.model",
-        at: "lora.dora",
-        reads: &["quantization", "lora.dora"],
-        message: "DoRA of quantized weights is not sampled from yet: dora must be false",
-        cel: || "!has(self.quantization) || !has(self.lora) || !self.lora.dora".into(),
-        holds: Check::Spec(|spec| {
-            let has_dora = spec.model.lora.as_ref().is_some_and(|lora| lora.dora);
-            spec.model.quantization.is_none() || !has_dora
-        }),
-        allowed: None,
-    },
+    conflict(QUANTIZED_TRAINED),
+    conflict(QUANTIZED_DORA),
     Rule {
         scope: "spec.model",
         at: "lora.init",
@@ -42,34 +26,8 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: Some(|_| "Peft, Gaussian, Orthogonal, Xavier".into()),
     },
-    Rule {
-        scope: "spec.model",
-        at: "lora.merge",
-        reads: &["quantization", "lora.merge"],
-        message: "the rollout folds no adapter into quantized weights: merge must not be true",
-        cel: || {
-            "!has(self.quantization) || !has(self.lora) || !has(self.lora.merge) || !self.lora.merge".into()
-        },
-        holds: Check::Spec(|spec| {
-            let merges = spec.model.lora.as_ref().is_some_and(|lora| lora.merge == Some(true));
-            spec.model.quantization.is_none() || !merges
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.model",
-        at: "quantization",
-        reads: &["quantization", "architecture.experts"],
-        message: "experts cannot be quantized yet",
-        cel: || {
-            "!has(self.quantization) || !has(self.architecture) || !has(self.architecture.experts)".into()
-        },
-        holds: Check::Spec(|spec| {
-            let experts = spec.model.architecture.as_ref().and_then(|shape| shape.experts);
-            spec.model.quantization.is_none() || experts.is_none()
-        }),
-        allowed: None,
-    },
+    conflict(QUANTIZED_MERGED),
+    conflict(QUANTIZED_EXPERTS),
     Rule {
         scope: "spec.model.quantization",
         at: "blockSize",
@@ -93,13 +51,5 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
-    Rule {
-        scope: "spec",
-        at: "workers.mesh.rolloutTp",
-        reads: &["model.quantization", "workers.mesh.rolloutTp"],
-        message: "with model.quantization each rank samples alone: rolloutTp must be 1",
-        cel: || "!has(self.model.quantization) || self.workers.mesh.rolloutTp == 1".into(),
-        holds: Check::Spec(|spec| spec.model.quantization.is_none() || spec.workers.mesh.rollout_tp == 1),
-        allowed: None,
-    },
+    conflict(QUANTIZED_ROLLOUT_TP),
 ];

@@ -3,7 +3,10 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of};
+use super::{
+    Check, Rule, cel_effective, cel_learns_from, cel_list, conflict, learns_from, preference, preset_of,
+};
+use crate::conflicts::REFERENCE_SYNC_ADAPTER;
 use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
 
 /// Returns the losses of pairs that read a reference policy.
@@ -56,14 +59,5 @@ pub(super) const RULES: &[Rule] = &[
         holds: Check::Spec(|spec| spec.algorithm.reference_sync.is_none() || reads_reference(spec)),
         allowed: None,
     },
-    Rule {
-        scope: "spec",
-        at: "algorithm.referenceSync",
-        reads: &["algorithm.referenceSync", "model.lora"],
-        message: "with model.lora the reference is the model without its adapter, whose weights never change: remove \
-                  referenceSync or model.lora",
-        cel: || "!has(self.algorithm.referenceSync) || !has(self.model.lora)".into(),
-        holds: Check::Spec(|spec| spec.algorithm.reference_sync.is_none() || spec.model.lora.is_none()),
-        allowed: None,
-    },
+    conflict(REFERENCE_SYNC_ADAPTER),
 ];

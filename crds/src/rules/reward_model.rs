@@ -1,6 +1,7 @@
 //! Rules of the kinds that train a reward model.
 
-use super::{Check, Rule, cel_learns_from, learns_from};
+use super::{Check, Rule, cel_learns_from, conflict, learns_from};
+use crate::conflicts::{REWARD_MODEL_ADAPTER, SCORED_DROPOUT};
 use crate::spec::LearnsFrom;
 
 fn cel_trains_reward_model() -> String {
@@ -55,38 +56,6 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
-    Rule {
-        scope: "spec",
-        at: "model.lora.dropout",
-        reads: &["model.lora.dropout", "algorithm.kind"],
-        message: "preferences and reward models are learned without dropout: scores are computed before their gradient",
-        cel: || {
-            format!(
-                "!({}) || !has(self.model.lora) || self.model.lora.dropout == 0.0",
-                cel_learns_from("self.algorithm", LearnsFrom::scores_completions)
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let dropout = spec.model.lora.as_ref().map_or(0.0, |lora| lora.dropout);
-            dropout == 0.0 || !learns_from(spec).scores_completions()
-        }),
-        allowed: Some(|_| "0".into()),
-    },
-    Rule {
-        scope: "spec",
-        at: "model.lora.adapterPath",
-        reads: &["model.lora.adapterPath", "algorithm.kind"],
-        message: "a reward model begins with a fresh adapter: remove adapterPath",
-        cel: || {
-            format!(
-                "!({}) || !has(self.model.lora) || !has(self.model.lora.adapterPath)",
-                cel_trains_reward_model()
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let has_path = spec.model.lora.as_ref().is_some_and(|lora| lora.adapter_path.is_some());
-            !has_path || !learns_from(spec).trains_reward_model()
-        }),
-        allowed: None,
-    },
+    conflict(SCORED_DROPOUT),
+    conflict(REWARD_MODEL_ADAPTER),
 ];

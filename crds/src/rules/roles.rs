@@ -2,17 +2,16 @@
 //! Budgets of roles are in `budgets`.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
-use super::{Check, Rule, cel_list};
+use super::{Check, Rule, cel_list, conflict};
+use crate::conflicts::{CRITIC_PRECISION_ADAPTER, REFERENCE_OFFLOAD_ADAPTER, REFERENCE_PRECISION_ADAPTER};
 
 /// CEL condition that a field of `training.roles` is given.
-pub(super) fn cel_has(path: &str) -> String {
+pub(crate) fn cel_has(path: &str) -> String {
     let roles = "self.training.roles";
     let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
     let steps = ends.filter(|end| *end >= roles.len()).map(|end| format!("has({})", &path[..end]));
     steps.collect::<Vec<_>>().join(" && ")
 }
-
-const REFERENCE_OFFLOAD: &str = "self.training.roles.reference.offloadParameters";
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -33,39 +32,9 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: Some(|_| "false, or activationCheckpointing true".into()),
     },
-    Rule {
-        scope: "spec",
-        at: "training.roles.reference.offloadParameters",
-        reads: &["training.roles.reference.offloadParameters", "model.lora"],
-        message: "with model.lora the reference has no weights of its own: remove its offloadParameters",
-        cel: || format!("!({}) || !has(self.model.lora)", cel_has(REFERENCE_OFFLOAD)),
-        holds: Check::Spec(|spec| {
-            spec.training.reference_role().offload_parameters.is_none() || spec.model.lora.is_none()
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec",
-        at: "training.roles.reference.precision",
-        reads: &["training.roles.reference.precision", "model.lora"],
-        message: "with model.lora the reference has no weights of its own: remove its precision",
-        cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.reference.precision")),
-        holds: Check::Spec(|spec| {
-            spec.training.reference_role().precision.is_none() || spec.model.lora.is_none()
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec",
-        at: "training.roles.critic.precision",
-        reads: &["training.roles.critic.precision", "model.lora"],
-        message: "with model.lora the critic computes with the actor's base weights: remove its precision",
-        cel: || format!("!({}) || !has(self.model.lora)", cel_has("self.training.roles.critic.precision")),
-        holds: Check::Spec(|spec| {
-            spec.training.critic_role().precision.is_none() || spec.model.lora.is_none()
-        }),
-        allowed: None,
-    },
+    conflict(REFERENCE_OFFLOAD_ADAPTER),
+    conflict(REFERENCE_PRECISION_ADAPTER),
+    conflict(CRITIC_PRECISION_ADAPTER),
     Rule {
         scope: "spec",
         at: "training.roles.critic",

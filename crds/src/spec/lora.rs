@@ -201,16 +201,6 @@ pub fn is_module_to_save(names: &[String], parameter: &str) -> bool {
 }
 
 impl LoraSpec {
-    /// Whether the adapter has parts that the rollout cannot use unmerged, on any device and with any model.
-    pub fn must_merge(&self) -> bool {
-        self.parts().contains(&true)
-    }
-
-    /// Whether the adapter is DoRA, adapts parameters that are not linear layers, and trains modules in full.
-    pub fn parts(&self) -> [bool; 3] {
-        [self.dora, !self.target_parameters.is_empty(), !self.modules_to_save.is_empty()]
-    }
-
     /// Whether some modules have their own rank or alpha.
     pub fn has_patterns(&self) -> bool {
         !self.rank_pattern.is_empty() || !self.alpha_pattern.is_empty()

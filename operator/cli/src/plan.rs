@@ -15,6 +15,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use rlt_api::conflicts::ChosenDevice;
 use rlt_api::plan::model_config::{ModelConfig, ModelConfigError};
 use rlt_api::plan::{self, MeanLengths, Plan};
 use rlt_api::resolved::ModelSource;
@@ -33,8 +34,8 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let model = model_config(&job, args.model_config.as_deref())?;
     let device = machine::device(args, &job)?;
     if let Some(model) = &model {
-        let job = job.clone().on_device(device);
-        plan::check_model(job.spec(), model).context("fit the model to the workers")?;
+        plan::check_model(job.spec(), model, ChosenDevice::without_machine(device))
+            .context("fit the model to the workers")?;
     }
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
     let manifest: Value = rlt_api::read_yaml(&manifest).context("read the manifest")?;

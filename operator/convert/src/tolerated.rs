@@ -7,6 +7,9 @@ mod batches;
 mod mesh;
 mod roles;
 
+use rlt_api::conflicts::{CONFLICTS, Fact, Facts};
+use rlt_api::spec::AlgorithmKind;
+
 use crate::draft::Draft;
 
 /// A rule, which corrects one kind of setting in the finished draft.
@@ -112,15 +115,21 @@ fn overlong(draft: &mut Draft) {
         .remark("rewards", format!("a buffer of {tokens} tokens is cut to {limit}, the longest completion."));
 }
 
-/// Kinds whose losses are of whole completions, which are scored without dropout before their gradient.
-const SCORED_KINDS: [&str; 8] =
-    ["DPO", "SimPO", "CPO", "ORPO", "KTO", "OnlineDPO", "RewardModel", "ProcessReward"];
+/// Whether the table of conflicts rules out the dropout of an adapter for a kind.
+fn excludes_dropout(kind: &str) -> bool {
+    let scores = |kind: AlgorithmKind| kind.learns_from().scores_completions();
+    let facts = Facts::default().with(Fact::AdapterDropout, true).with(
+        Fact::ScoredCompletions,
+        serde_json::from_value::<AlgorithmKind>(kind.into()).is_ok_and(scores),
+    );
+    CONFLICTS.iter().any(|conflict| conflict.fact == Fact::AdapterDropout && conflict.is_met(&facts))
+}
 
 /// Removes the dropout of an adapter for kinds that have none.
 fn adapter_dropout(draft: &mut Draft) {
     let path = "model.lora.dropout";
     let kind = draft.text("algorithm.kind").unwrap_or_default();
-    let Some(dropout) = draft.number(path).filter(|_| SCORED_KINDS.contains(&kind.as_str())) else { return };
+    let Some(dropout) = draft.number(path).filter(|_| excludes_dropout(&kind)) else { return };
     draft.remove(path);
     if dropout != 0.0 {
         let text = format!("a dropout of {dropout} is left out: {kind} scores completions without dropout.");

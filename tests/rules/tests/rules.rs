@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+#[path = "rules/conflicts.rs"]
+mod conflicts;
 #[path = "rules/doc_comments.rs"]
 mod doc_comments;
 #[path = "rules/docs.rs"]

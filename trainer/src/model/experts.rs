@@ -127,7 +127,7 @@ impl Mixture {
     }
 
     /// Chooses experts on a GPU, in three launches whatever the choice is. Models with groups of experts run
-    /// only on CPUs (`ModelConfig::cpu_part`).
+    /// only on CPUs (`rlt_api::conflicts`).
     fn chosen_on_device(
         &self,
         logits_te: &Tensor,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rlt_api::conflicts::{Fact, Facts, conflict_of};
 use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
@@ -122,11 +123,13 @@ type Place<'a> = dyn Fn(&str, &[i64], Kind) -> Result<Tensor, ModelError> + 'a;
 type Placed<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
 fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
-    if config.quantization.is_some() && options.trainable {
+    let facts = Facts::of_model(config);
+    if options.trainable && conflict_of(Fact::FullTraining, &facts).is_some() {
         return Err(ModelError::QuantizedUse);
     }
-    if let (Device::Cuda(_), Some(part)) = (options.device, config.cpu_part()) {
-        return Err(ModelError::PartOnGpu { family: config.family, part });
+    let on_gpu = || conflict_of(Fact::OnGpu, &facts);
+    if let Some(conflict) = options.device.is_cuda().then(on_gpu).flatten() {
+        return Err(ModelError::PartOnGpu { family: config.family, part: conflict.part() });
     }
     let placed = |name: &str, shape: &[i64]| {
         Ok(place(name, shape, stored_as(name, options))?.set_requires_grad(options.trainable))

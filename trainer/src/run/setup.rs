@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
+use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{
     Kl, ModelSource, ResolvedColdStart, ResolvedOptimizer, ResolvedSchedule, ResolvedSpec, TokenizerSource,
 };
@@ -77,7 +77,7 @@ pub fn setup(
         located.record(&folder)?;
     }
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
-    check_model(&spec, weights.config())?;
+    check_model(&spec, weights.config(), device::chosen(device))?;
     let model_context = context_of(weights.config());
     let data = within_context(&located.spec, model_context);
     let datasets = Datasets::load(&spec, &data, &tokenizer)?;
@@ -87,7 +87,6 @@ pub fn setup(
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
     let weights = weights.quantized(spec.model.quantization.as_ref(), spec.training.precision)?;
-    check_device(spec.workers.device, spec.workers.mesh.ep, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;

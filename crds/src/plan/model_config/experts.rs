@@ -118,7 +118,7 @@ impl ExpertNames {
 
 impl Experts {
     /// Whether a layer has more experts, or a token more of them, than the GPU's routing kernel supports.
-    pub(super) fn are_too_many_for_gpus(&self) -> bool {
+    pub(crate) fn are_too_many_for_gpus(&self) -> bool {
         self.num_experts > 1024 || self.num_experts_per_token > 32
     }
 

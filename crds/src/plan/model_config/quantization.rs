@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::fields::Fields;
 use super::shapes::ProjectionShape;
 use super::{ExpertForm, ModelConfig, ModelConfigError};
+use crate::conflicts::{self, Conflict, Fact, Facts};
 use crate::spec::{Precision, QuantizationFormat, QuantizationSpec};
 
 /// Supported numbers of 4-bit weights that share a scale.
@@ -201,20 +202,21 @@ impl ModelConfig {
     }
 }
 
-/// Refuses quantized experts, which are multiplied as groups, and quantized latent attention, which
-/// multiplies by parts of its weights; neither has a kernel for codes.
+/// Refuses the parts of a model that conflict with quantized weights: experts, which are multiplied as
+/// groups, and latent attention, which multiplies by parts of its weights; neither has a kernel for codes.
 fn refuse_unquantizable(config: &ModelConfig) -> Result<(), ModelConfigError> {
     let Some(quantization) = &config.quantization else { return Ok(()) };
-    let has = match (&config.experts, &config.latent) {
-        (None, None) => return Ok(()),
-        (Some(_), None) => "experts",
-        (None, Some(_)) => "latent attention",
-        (Some(_), Some(_)) => "experts and latent attention",
-    };
+    let facts = Facts::of_model(config);
+    let all = || conflicts::parts_against(Fact::Quantized);
+    let own: Vec<_> = all().filter(|conflict| conflict.is_met(&facts)).map(Conflict::part).collect();
+    if own.is_empty() {
+        return Ok(());
+    }
+    let (format, family) = (quantization.format, config.family);
     Err(ModelConfigError::Unsupported {
         field: "quantization_config".to_owned(),
-        got: format!("{:?} weights of {:?}, which has {has},", quantization.format, config.family),
-        supported: "models without experts and latent attention".to_owned(),
+        got: format!("{format:?} weights of {family:?}, which has {},", own.join(" and ")),
+        supported: format!("models without {}", all().map(Conflict::part).collect::<Vec<_>>().join(" and ")),
     })
 }
 

@@ -276,17 +276,13 @@ fn refuses_what_it_cannot_run_by_name() {
 }
 
 #[test]
-fn parts_without_kernels_for_gpus_are_refused_there_by_name() {
-    let capped = ModelConfig { logit_softcap: Some(30.0), ..parsed(&qwen2()) };
-    let refused = crate::plan::check_device(crate::spec::Device::Cuda, 1, &capped).unwrap_err().to_string();
-    assert!(
-        refused.contains("softcapped logits") && refused.ends_with("expected Cpu, got Cuda"),
-        "{refused}"
-    );
-    assert_eq!(
-        crate::plan::check_device(crate::spec::Device::Cpu, 1, &capped).err().map(|e| e.to_string()),
-        None
-    );
+fn parts_without_kernels_for_gpus_are_known_by_name() {
+    use crate::conflicts::{Conflict, Fact, Facts, conflict_of};
+    let part = |model: &ModelConfig| conflict_of(Fact::OnGpu, &Facts::of_model(model)).map(Conflict::part);
+    let model = parsed(&qwen2());
+    assert_eq!(part(&model), None);
+    let capped = ModelConfig { logit_softcap: Some(30.0), ..model };
+    assert_eq!(part(&capped), Some("softcapped logits"));
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{manifest, spec};
+use super::{check_model, manifest, spec};
 use crate::plan::model_config::{ExpertForm, ExpertGroups, Experts, ModelConfig};
-use crate::plan::{MemoryPlan, Models, Phase, check_model, plan};
+use crate::plan::{MemoryPlan, Models, Phase, plan};
 use crate::validate;
 
 const HIDDEN: u64 = 64;
@@ -14,7 +14,7 @@ const LAYERS: u64 = 2;
 /// Weights of the experts of a layer: gate, up and down.
 const OF_LAYER: u64 = EXPERTS * 3 * HIDDEN * WIDTH;
 
-fn mixture() -> ModelConfig {
+pub(super) fn mixture() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 100, "hidden_size": HIDDEN, "intermediate_size": 128,
         "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -107,32 +107,35 @@ fn experts_are_distributed_over_a_divisor_of_their_number_and_of_a_copy_s_ranks(
 
 #[test]
 fn a_job_without_a_given_device_is_checked_for_the_device_that_is_found() {
+    use crate::conflicts::ChosenDevice;
     use crate::spec::Device;
     let mut manifest_value = job(&json!({"dpShard": 2, "ep": 2}));
     manifest_value["workers"]["device"] = json!("Auto");
     let job = validate(&manifest(&manifest_value)).unwrap();
-    let refused = |device| check_model(job.clone().on_device(device).spec(), &mixture()).is_err();
-    assert!(refused(Device::Cuda) && !refused(Device::Cpu));
+    let refused = |device| crate::plan::check_model(job.spec(), &mixture(), device).is_err();
+    assert!(refused(ChosenDevice::Cuda) && !refused(ChosenDevice::Cpu));
     let devices = [Device::Auto, Device::Cpu, Device::Cuda].map(Device::without_machine);
     assert_eq!(devices, [Device::Cpu, Device::Cpu, Device::Cuda]);
 }
 
 #[test]
 fn mixtures_train_on_gpus_unless_ranks_exchange_their_rows_or_a_part_has_no_kernel() {
-    use crate::plan::check_device;
-    use crate::spec::Device;
-    let refused =
-        |device, ep, model: &ModelConfig| check_device(device, ep, model).err().map(|e| e.to_string());
-    assert_eq!(refused(Device::Cuda, 1, &mixture()), None);
-    assert_eq!(refused(Device::Cpu, 2, &mixture()), None);
+    let refused = |device: &str, ep: u32, model: &ModelConfig| {
+        let mut spec = job(&json!({"dpShard": 2, "ep": ep}));
+        spec["workers"]["device"] = device.into();
+        let job = validate(&manifest(&spec)).unwrap();
+        check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+    };
+    assert_eq!(refused("Cuda", 1, &mixture()), None);
+    assert_eq!(refused("Cpu", 2, &mixture()), None);
     assert_eq!(
-        refused(Device::Cuda, 2, &mixture()).unwrap(),
+        refused("Cuda", 2, &mixture()).unwrap(),
         "spec.workers.mesh.ep: ranks with GPUs do not exchange rows of experts yet: expected 1 on GPUs, got 2"
     );
     let of_experts = |change: fn(&mut Experts)| {
         let mut model = mixture();
         change(model.experts.as_mut().unwrap());
-        refused(Device::Cuda, 1, &model).unwrap()
+        refused("Cuda", 1, &model).unwrap()
     };
     let with_biases = of_experts(|experts| experts.form = ExpertForm::Clamped);
     assert!(with_biases.contains("has experts with biases, which have no kernels"), "{with_biases}");

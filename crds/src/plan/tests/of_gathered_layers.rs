@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{manifest, qwen, spec, term};
-use crate::plan::{Phase, check_model};
+use super::{check_model, manifest, qwen, spec, term};
+use crate::plan::Phase;
 use crate::validate;
 
 #[test]

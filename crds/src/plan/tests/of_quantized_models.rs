@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Models, Phase, bytes, manifest, spec};
+use super::{Models, Phase, bytes, check_model, manifest, spec};
 use crate::plan::model_config::ModelConfig;
-use crate::plan::{MemoryPlan, check_model, plan};
+use crate::plan::{MemoryPlan, plan};
 use crate::{ValidatedJob, validate};
 
 /// The shape of SmolLM2-135M.

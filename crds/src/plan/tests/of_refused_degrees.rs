@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{manifest, qwen, spec};
-use crate::plan::check_model;
+use super::{check_model, manifest, qwen, spec};
 use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{manifest, spec};
+use super::{check_model, manifest, spec};
 use crate::plan::model_config::ModelConfig;
-use crate::plan::{MemoryPlan, Mesh, Models, Phase, check_model, plan};
+use crate::plan::{MemoryPlan, Mesh, Models, Phase, plan};
 use crate::validate;
 
 const GIB: u64 = 1 << 30;

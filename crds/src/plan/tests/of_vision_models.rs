@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Models, Phase, Place, bytes, manifest, place, spec};
+use super::{Models, Phase, Place, bytes, check_model, manifest, place, spec};
 use crate::plan::model_config::ModelConfig;
-use crate::plan::{KEPT_FEATURES_BYTES, check_model, plan, planned_model};
+use crate::plan::{KEPT_FEATURES_BYTES, plan, planned_model};
 use crate::{ValidatedJob, validate};
 
-fn model() -> ModelConfig {
+pub(super) fn model() -> ModelConfig {
     ModelConfig::from_json(&json!({
         "architectures": ["Qwen2VLForConditionalGeneration"], "vocab_size": 512, "hidden_size": 64,
         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -1,10 +1,11 @@
-//! Rules of tensor parallelism in training: the other degrees with which it can be combined, and the parts of
-//! a model that it does not shard. Tensor parallelism of the rollout is in `heads`.
+//! Rules of tensor parallelism in training: the other degrees with which it can be combined, and conflicts
+//! with parts of a model. Tensor parallelism of the rollout is in `heads`.
 
 use super::{NUM_RANKS, feed_forward_width, given, given_default, heads};
+use crate::conflicts::{TP_DORA, TP_EXPERTS, TP_QUANTIZED, TP_VISION};
 use crate::plan::{legal_degrees, tp_divides_weights};
-use crate::rules::{Check, Rule, divisors};
-use crate::spec::{MeshSpec, RLTrainingJobSpec};
+use crate::rules::{Check, Rule, conflict, divisors};
+use crate::spec::MeshSpec;
 
 /// Rule that the product of a role's degrees and the tensor-parallel degree divides the number of ranks.
 macro_rules! divides_beside_tp {
@@ -45,24 +46,6 @@ macro_rules! divides_beside_tp {
     };
 }
 
-/// Rule that a part of a model or job is not combined with tensor parallelism.
-macro_rules! not_beside_tp {
-    ($reads:literal, $message:literal, $cel:literal, $has:expr) => {
-        Rule {
-            scope: "spec",
-            at: "workers.mesh.tp",
-            reads: &["workers.mesh.tp", $reads],
-            message: $message,
-            cel: || format!("self.workers.mesh.tp == 1 || !({})", $cel),
-            holds: Check::Spec(|spec| {
-                let has: fn(&RLTrainingJobSpec) -> bool = $has;
-                spec.workers.mesh.tp == 1 || !has(spec)
-            }),
-            allowed: Some(|_| "1".to_owned()),
-        }
-    };
-}
-
 pub(super) const RULES: &[Rule] = &[
     divides_beside_tp!("dpShard", |mesh| Some(mesh.dp_shard), true),
     divides_beside_tp!("referenceDpShard", |mesh| mesh.reference_dp_shard, true),
@@ -96,28 +79,8 @@ pub(super) const RULES: &[Rule] = &[
             heads(spec).zip(feed_forward_width(spec)).map_or_else(String::new, legal)
         }),
     },
-    not_beside_tp!(
-        "model.architecture.experts",
-        "tp does not cut experts: distribute them with ep",
-        "has(self.model.architecture) && has(self.model.architecture.experts)",
-        |spec| spec.model.architecture.as_ref().is_some_and(|shape| shape.experts.is_some())
-    ),
-    not_beside_tp!(
-        "model.architecture.vision",
-        "tp does not serve models with a vision tower",
-        "has(self.model.architecture) && has(self.model.architecture.vision)",
-        |spec| spec.model.architecture.as_ref().is_some_and(|shape| shape.vision.is_some())
-    ),
-    not_beside_tp!(
-        "model.quantization",
-        "tp does not cut quantized weights: remove model.quantization, or share them with dpShard",
-        "has(self.model.quantization)",
-        |spec| spec.model.quantization.is_some()
-    ),
-    not_beside_tp!(
-        "model.lora.dora",
-        "tp does not serve DoRA, whose norms are of whole rows of a weight",
-        "has(self.model.lora) && self.model.lora.dora",
-        |spec| spec.model.lora.as_ref().is_some_and(|lora| lora.dora)
-    ),
+    conflict(TP_EXPERTS),
+    conflict(TP_VISION),
+    conflict(TP_QUANTIZED),
+    conflict(TP_DORA),
 ];

@@ -1,56 +1,13 @@
 //! Rules against degrees of a role or a pass that the job does not have.
 
+use crate::conflicts::{CRITIC_SHARDS, REFERENCE_SHARDS};
 use crate::rules::algorithm::{cel_estimator, estimator, with_critic};
-use crate::rules::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, learns_from};
+use crate::rules::{Check, Rule, cel_learns_from, cel_list, cel_samples_nothing, conflict, learns_from};
 use crate::spec::LearnsFrom;
 
-/// Whether jobs of a kind never read log-probs of a reference policy.
-fn is_without_reference(from: LearnsFrom) -> bool {
-    matches!(from, LearnsFrom::Demonstrations | LearnsFrom::ScoredPairs | LearnsFrom::Steps)
-}
-
 pub(super) const RULES: &[Rule] = &[
-    Rule {
-        scope: "spec",
-        at: "workers.mesh.referenceDpShard",
-        reads: &["workers.mesh.referenceDpShard", "model.lora", "algorithm.kind"],
-        message: "without a frozen reference there is nothing to share: remove referenceDpShard with model.lora, SFT, \
-                  RewardModel and ProcessReward",
-        cel: || {
-            let none = cel_learns_from("self.algorithm", is_without_reference);
-            format!("!has(self.workers.mesh.referenceDpShard) || (!has(self.model.lora) && !({none}))")
-        },
-        holds: Check::Spec(|spec| {
-            let has_frozen = spec.model.lora.is_none() && !is_without_reference(learns_from(spec));
-            spec.workers.mesh.reference_dp_shard.is_none() || has_frozen
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec",
-        at: "workers.mesh.criticDpShard",
-        reads: &[
-            "workers.mesh.criticDpShard",
-            "model.lora",
-            "algorithm.advantage.estimator",
-            "algorithm.kind",
-        ],
-        message: "criticDpShard needs a critic with weights of its own: an estimator that reads values, such as Gae, and no \
-                  model.lora",
-        cel: || {
-            let estimator = cel_estimator("self.algorithm");
-            format!(
-                "!has(self.workers.mesh.criticDpShard) || \
-                 (!has(self.model.lora) && {estimator} in {})",
-                cel_list(&with_critic())
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let has_own = spec.model.lora.is_none() && with_critic().contains(&estimator(spec));
-            spec.workers.mesh.critic_dp_shard.is_none() || has_own
-        }),
-        allowed: None,
-    },
+    conflict(REFERENCE_SHARDS),
+    conflict(CRITIC_SHARDS),
     Rule {
         scope: "spec",
         at: "workers.mesh.logprobSp",
@@ -71,11 +28,11 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["workers.mesh.referenceSp", "algorithm.kind"],
         message: "SFT, RewardModel and ProcessReward read no reference: remove referenceSp",
         cel: || {
-            let none = cel_learns_from("self.algorithm", is_without_reference);
+            let none = cel_learns_from("self.algorithm", LearnsFrom::never_reads_reference);
             format!("!has(self.workers.mesh.referenceSp) || !({none})")
         },
         holds: Check::Spec(|spec| {
-            spec.workers.mesh.reference_sp.is_none() || !is_without_reference(learns_from(spec))
+            spec.workers.mesh.reference_sp.is_none() || !learns_from(spec).never_reads_reference()
         }),
         allowed: None,
     },

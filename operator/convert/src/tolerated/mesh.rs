@@ -1,5 +1,7 @@
 //! Rules on the number of ranks and the degrees that divide it.
 
+use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
+
 use crate::draft::Draft;
 
 /// Largest number of workers, and of ranks of all workers together.
@@ -53,15 +55,15 @@ pub(super) fn degrees(draft: &mut Draft) {
     divided(draft, "ep", copy);
 }
 
-/// Removes `mesh.ep` on GPUs, where every rank has all experts: only ranks on CPUs exchange rows of experts.
+/// Removes `mesh.ep` where the table of conflicts rules it out on the device of the scripts.
 pub(super) fn experts(draft: &mut Draft) {
     let path = "workers.mesh.ep";
     let is_on_gpus = draft.text("workers.device").is_some_and(|device| device != "Cpu");
-    let Some(degree) = draft.count(path).filter(|degree| is_on_gpus && *degree > 1) else { return };
+    let device = if is_on_gpus { ChosenDevice::Cuda } else { ChosenDevice::Cpu };
+    let Some(degree) = draft.count(path).filter(|degree| *degree > 1) else { return };
+    let Some(conflict) = conflict_of(Fact::Ep, &Facts::default().on(device)) else { return };
     draft.remove("spec.workers.mesh.ep");
-    let text =
-        format!("mesh.ep is 1 instead of {degree}: ranks with GPUs do not exchange rows of experts yet.");
-    draft.remark("workers", text);
+    draft.remark("workers", format!("mesh.ep is 1 instead of {degree}: {}.", conflict.reason()));
 }
 
 /// Returns the degree of an axis, after reducing it to a divisor of `ranks`.

@@ -1,22 +1,22 @@
 //! Rules on the critic, the reference and offloading.
 
+use rlt_api::conflicts::{CONFLICTS, Fact};
+
 use crate::draft::Draft;
 
-/// Fields of roles that, with an adapter, compute with the actor's base weights.
-const OF_OWN_WEIGHTS: [&str; 5] = [
-    "training.roles.reference.offloadParameters",
-    "training.roles.reference.precision",
-    "training.roles.critic.precision",
-    "workers.mesh.referenceDpShard",
-    "workers.mesh.criticDpShard",
-];
+/// Yields the fields of roles that an adapter rules out, since the roles then have the actor's base weights.
+fn fields_of_own_weights() -> impl Iterator<Item = &'static str> {
+    let excluded = CONFLICTS.iter().filter(|conflict| conflict.with == [Fact::Adapter]);
+    let paths = excluded.filter_map(|conflict| conflict.fact.field().strip_prefix("spec."));
+    paths.filter(|path| path.starts_with("training.roles.") || path.starts_with("workers.mesh."))
+}
 
 /// Removes the fields of reference and critic that need their own base weights, if there is an adapter.
 pub(super) fn adapter(draft: &mut Draft) {
     if !draft.has("model.lora") {
         return;
     }
-    for path in OF_OWN_WEIGHTS {
+    for path in fields_of_own_weights() {
         if draft.has(path) {
             draft.remove(path);
             let section = if path.starts_with("workers") { "workers" } else { "training" };

@@ -48,7 +48,7 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
         ("rlt-traces", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-tracking", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlctl", &[torch, &["rlt-core", "rlt-operator", "rlt-trainer"]]),
-        ("rlt-convert", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-convert", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-objects", &[torch, &["kube-client", "rlt-core", "rlt-operator", "rlt-trainer"]]),
         ("rlt-operator", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),

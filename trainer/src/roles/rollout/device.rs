@@ -25,6 +25,7 @@ mod splits;
 
 use std::collections::{HashMap, VecDeque};
 
+use rlt_api::conflicts::WIDEST_HEAD;
 use rlt_core::engine::Sequence;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::TokenId;
@@ -171,9 +172,6 @@ pub(super) struct Bounds {
     pub(super) has_penalty: bool,
     pub(super) uses_graphs: bool,
 }
-
-/// The widest heads that kernels take.
-const WIDEST_HEAD: usize = 256;
 
 impl<'a> DeviceDecoder<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done

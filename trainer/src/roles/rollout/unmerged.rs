@@ -12,8 +12,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use rlt_api::plan::unmerged_refusal;
-use rlt_api::spec::Device;
+use rlt_api::conflicts::{ChosenDevice, Fact, Facts, conflict_of};
 use rlt_torch::{Block, Error};
 use tch::Tensor;
 
@@ -30,14 +29,18 @@ use crate::parallel::{DecoderUnits, FsdpUnit};
 /// Checks that the decoder's adapter can be used unmerged.
 pub(super) fn check(decoder: &Decoder) -> Result<(), Error> {
     let Some(lora) = decoder.lora() else { return Ok(()) };
-    let device = if decoder.device() == tch::Device::Cpu { Device::Cpu } else { Device::Cuda };
-    let adapter = [lora.dora, !lora.target_parameters.is_empty(), !lora.modules_to_save.is_empty()];
-    match unmerged_refusal(adapter, &decoder.config, device) {
+    let is_on_cpu = decoder.device() == tch::Device::Cpu;
+    let facts = Facts::of_model(&decoder.config)
+        .on(if is_on_cpu { ChosenDevice::Cpu } else { ChosenDevice::Cuda })
+        .with(Fact::Dora, lora.dora)
+        .with(Fact::ExpertAdapters, !lora.target_parameters.is_empty())
+        .with(Fact::ModulesToSave, !lora.modules_to_save.is_empty());
+    match conflict_of(Fact::UnmergedAdapter, &facts) {
         None => Ok(()),
-        Some(got) => Err(Error::Argument {
+        Some(conflict) => Err(Error::Argument {
             act: "sampling with an adapter beside its base",
             expected: "spec.model.lora.merge: true".into(),
-            got: got.into(),
+            got: conflict.part().into(),
         }),
     }
 }

@@ -2,6 +2,7 @@
 //! elsewhere.
 
 use rlt_api::ValidatedJob;
+use rlt_api::conflicts::ChosenDevice;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::plan::{Choices, Models, memory_on_gpu};
 use rlt_api::resolved::ResolvedSpec;
@@ -55,6 +56,11 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
 /// Returns the value of `workers.device` that names `device`.
 pub(super) fn spec_of(device: Device) -> spec::Device {
     if device.is_cuda() { spec::Device::Cuda } else { spec::Device::Cpu }
+}
+
+/// Returns the device of this process in the terms of the table of conflicts.
+pub(super) fn chosen(device: Device) -> ChosenDevice {
+    if device.is_cuda() { ChosenDevice::Cuda } else { ChosenDevice::Cpu }
 }
 
 /// Logs a warning between separator lines, so that it is not overlooked.
