@@ -127,7 +127,7 @@ pub fn setup(
             base: base_model.filter(|_| spec.model.adapters.is_empty()),
             kind: source_kind(model_dir.as_deref()),
         },
-        unquantized: roles.actor.actor.decoder.starts_from_error().then_some(weights),
+        unquantized: roles.actor.decoder().starts_from_error().then_some(weights),
         saver: saver.committing_after_sampling(),
         num_steps,
         identity,
@@ -173,7 +173,7 @@ fn rollout_role(
 
 fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<StepContext>) -> ActorRole {
     ActorRole {
-        actor,
+        policy: actor,
         portions: portions(spec, spec.training.max_tokens_per_micro_batch),
         max_logprob_tokens: spec.training.max_logprob_tokens as usize,
         schedule: schedule(spec, num_steps),
@@ -191,7 +191,7 @@ fn reference_role(
     let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
     let max_forward_tokens = spec.training.reference_forward_tokens() as usize;
     ReferenceRole {
-        reference,
+        policy: reference,
         max_forward_tokens,
         copying,
         controller: kl_controller(&kl),
@@ -226,7 +226,7 @@ fn critic_role(
         ranks,
     });
     CriticRole {
-        critic: None,
+        value_function: None,
         plan,
         portions: portions(spec, spec.training.critic_micro_batch_tokens()),
         max_forward_tokens: spec.training.critic_forward_tokens() as usize,

@@ -254,7 +254,7 @@ impl RolloutRole {
         requests: &[RolloutRequest],
         completions: &[Vec<Completion>],
     ) -> Result<(), StepError> {
-        if policy.actor.decoder.config.experts.is_none() {
+        if policy.decoder().config.experts.is_none() {
             return Ok(());
         }
         let mut engine = self.engine.borrow_mut();
@@ -271,7 +271,7 @@ impl RolloutRole {
     fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
-            memory::during("update_weights", || engine.sync_weights(policy.actor.units(), policy_version))?;
+            memory::during("update_weights", || engine.sync_weights(policy.units(), policy_version))?;
         }
         Ok(())
     }
@@ -306,13 +306,7 @@ impl RolloutRole {
             }
         };
         let mut engine = self.engine.borrow_mut();
-        match engine.generate_streaming(
-            policy.actor.units(),
-            requests,
-            &self.tokenizer,
-            &mut progress,
-            on_finish,
-        ) {
+        match engine.generate_streaming(policy.units(), requests, &self.tokenizer, &mut progress, on_finish) {
             Ok(completions) => Ok(Some(completions)),
             Err(RolloutError::Interrupted) => Ok(None),
             Err(error) => Err(error),
