@@ -99,7 +99,8 @@ impl RolloutRole {
         engine: RolloutEngine,
         tokenizer: Tokenizer,
         spec: RolloutSpec,
-        (ranks, external): (Ranks, ExternalFunctions),
+        ranks: Ranks,
+        external: ExternalFunctions,
         context: &Rc<StepContext>,
     ) -> Self {
         let engine = Rc::new(RefCell::new(engine));

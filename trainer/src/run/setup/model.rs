@@ -289,7 +289,8 @@ pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
     tokenizer: &Tokenizer,
-    (actor, meshes): (&Actor, &RoleMeshes),
+    actor: &Actor,
+    meshes: &RoleMeshes,
     folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.max_sequence_tokens() as usize;
