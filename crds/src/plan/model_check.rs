@@ -53,6 +53,17 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     if spec.algorithm.head() != OutputHead::Vocabulary && !model.family.has_classifier() {
         return Err(Misfit::NoClassifier { family: model.family });
     }
+    check_rollout_layers(spec, model)?;
+    let got = spec.max_sequence_tokens();
+    match model.longest_sequence().filter(|longest| got > *longest) {
+        Some(longest) => Err(Misfit::TooLong { got, longest }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that `rolloutTp` ranks can share every layer of the rollout.
+fn check_rollout_layers(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let (mesh, heads) = (&spec.workers.mesh, (model.num_heads as u64, model.num_kv_heads as u64));
     let field = "spec.workers.mesh.rolloutTp";
     let unshared = match model.qk_norm {
         _ if model.attention_sinks => Some("has a sink for each head and experts with biases"),
@@ -73,11 +84,7 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         let expected = legal_degrees(heads, |tp| tp_divides_layers(tp, heads, width));
         return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected });
     }
-    let got = spec.max_sequence_tokens();
-    match model.longest_sequence().filter(|longest| got > *longest) {
-        Some(longest) => Err(Misfit::TooLong { got, longest }),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Checks that a model can be computed on a device, with its experts on `ep` ranks.

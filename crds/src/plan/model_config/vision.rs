@@ -202,6 +202,14 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
         vision_end_token: token("vision_end_token_id", 151_653)?,
         document,
     };
+    check_rotation(&tower, &vision)?;
+    check_deepstack(&tower, &vision, config.num_layers)?;
+    config.vision = Some(vision);
+    Ok(())
+}
+
+/// Checks that the tower's rotary embedding is the one that the trainer computes.
+fn check_rotation(tower: &Fields<'_>, vision: &VisionConfig) -> Result<(), ModelConfigError> {
     let rope = tower.object("rope_parameters")?;
     if rope.number("rope_theta")?.is_some_and(|theta| theta != 10_000.0) {
         return Err(rope.unsupported("rope_theta", "10000 in vision_config"));
@@ -212,8 +220,6 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), 
             tower.invalid("num_heads", "a divisor of the tower's width into heads of a multiple of 4")
         );
     }
-    check_deepstack(&tower, &vision, config.num_layers)?;
-    config.vision = Some(vision);
     Ok(())
 }
 
