@@ -73,11 +73,7 @@ impl Decoder {
             Some((saved, _)) => (name, saved),
             None => (name, base),
         });
-        let read = |tensor: Tensor| match reads {
-            Reads::Values => tensor,
-            Reads::Shapes => outline(&tensor.size(), (tensor.kind(), Device::Cpu)),
-        };
-        let parameters = parameters.map(|(name, tensor)| (name, read(tensor)));
+        let parameters = parameters.map(|(name, tensor)| (name, reads.of(tensor)));
         let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
         let experts = layer_idx.and_then(|layer_idx| self.layers[layer_idx].experts());
@@ -110,13 +106,19 @@ impl Decoder {
                 vec![(name, StoredAs::new(tensor, merged, dtype))]
             }
         };
-        let tower = self.vision.iter().filter(|_| layer_idx.is_none()).flat_map(|tower| tower.tensors());
-        let tower = tower.map(|(name, tensor, linear)| {
-            let merged = linear.map(|linear| Merged::Projection(linear, adapter));
-            (name, StoredAs::new(read(tensor), merged, dtype))
-        });
+        let tower = if layer_idx.is_none() { self.stored_tower(adapter, dtype, reads) } else { Vec::new() };
         let stored = parameters.flat_map(stored).chain(tower);
         stored.map(|(name, weight)| (vision::stored_name(&self.config, name), weight)).collect()
+    }
+
+    /// The weights of the vision tower as they are stored, by the tower's names; none without a tower.
+    fn stored_tower(&self, adapter: Adapter, dtype: Kind, reads: Reads) -> Vec<(String, StoredAs<'_>)> {
+        let tensors = self.vision.iter().flat_map(|tower| tower.tensors());
+        let stored = tensors.map(|(name, tensor, linear)| {
+            let merged = linear.map(|linear| Merged::Projection(linear, adapter));
+            (name, StoredAs::new(reads.of(tensor), merged, dtype))
+        });
+        stored.collect()
     }
 }
 
@@ -135,6 +137,16 @@ enum Reads {
     /// For a file's header, while the memory of units may be freed and views of it cannot be made.
     Shapes,
     Values,
+}
+
+impl Reads {
+    /// Returns `tensor`, or only its shape.
+    fn of(self, tensor: Tensor) -> Tensor {
+        match self {
+            Self::Values => tensor,
+            Self::Shapes => outline(&tensor.size(), (tensor.kind(), Device::Cpu)),
+        }
+    }
 }
 
 /// The tensors that a parameter is stored as, which are views of it.

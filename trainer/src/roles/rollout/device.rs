@@ -172,8 +172,35 @@ pub(super) struct Bounds {
     pub(super) uses_graphs: bool,
 }
 
+impl Bounds {
+    /// The layout of the state of rows within these limits.
+    fn layout(&self, vocab_size: usize, block_size: usize, route_layers: usize) -> Layout {
+        Layout {
+            max_rows: self.max_rows,
+            max_blocks: self.max_blocks,
+            seen_words: if self.has_penalty { vocab_size.div_ceil(32) } else { 0 },
+            block_size,
+            route_layers,
+        }
+    }
+}
+
 /// The widest heads that kernels take.
 const WIDEST_HEAD: usize = 256;
+
+/// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
+fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
+    let Device::Cuda(device) = weights.frame.device() else {
+        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
+        return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
+    };
+    let head_dim = weights.frame.config.head_dim;
+    if head_dim > WIDEST_HEAD {
+        let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
+        return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
+    }
+    Ok(device)
+}
 
 impl<'a> DeviceDecoder<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
@@ -181,19 +208,10 @@ impl<'a> DeviceDecoder<'a> {
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        (bounds, images): (&Bounds, RequestImages<'a>),
+        bounds: &Bounds,
+        images: RequestImages<'a>,
     ) -> Result<Self, Failure> {
-        let Device::Cuda(device) = weights.frame.device() else {
-            let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
-            return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
-        };
-        let head_dim = weights.frame.config.head_dim;
-        if head_dim > WIDEST_HEAD {
-            let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
-            return Err(
-                Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into()
-            );
-        }
+        let device = gpu_of(weights)?;
         let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
         let stream = Stream::for_decoding(device)?;
         follow(&stream, &Stream::current(device)?)?;
@@ -203,13 +221,7 @@ impl<'a> DeviceDecoder<'a> {
         let num_ranks = peers.as_ref().map_or(1, Peers::num);
         let model = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
-        let layout = Layout {
-            max_rows: bounds.max_rows,
-            max_blocks: bounds.max_blocks,
-            seen_words: if bounds.has_penalty { vocab_size.div_ceil(32) } else { 0 },
-            block_size,
-            route_layers: weights.frame.config.num_expert_layers(),
-        };
+        let layout = bounds.layout(vocab_size, block_size, weights.frame.config.num_expert_layers());
         let rows = Rows::new(layout);
         let change_words = layout.max_change_words() as i64;
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;

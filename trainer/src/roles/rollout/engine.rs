@@ -227,7 +227,7 @@ impl RolloutEngine {
         let images = RequestImages::new(&weights.frame, requests)?;
         if weights.frame.device().is_cuda() {
             let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, (&bounds, images))?;
+            let decoder = device::DeviceDecoder::new(weights, cache, &bounds, images)?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
         } else {
             let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
