@@ -63,8 +63,10 @@ pub(super) fn logprob(
 pub(super) fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    (budget, inputs_offloaded): ((u32, u32), bool),
-    (activations, shards): (&Activations<'_>, &Shards),
+    budget: (u32, u32),
+    inputs_offloaded: bool,
+    activations: &Activations<'_>,
+    shards: &Shards,
     num_trained: u64,
 ) -> Vec<MemoryTerm> {
     let FullPass { tokens, predicted, num_passes } =

@@ -142,13 +142,13 @@ impl<'a> PhaseTerms<'a> {
     pub(super) fn sampling(&self, memory: Option<u64>) -> Vec<(Phase, Vec<MemoryTerm>)> {
         let Self { spec, batch, full, sync_shards: ref shards, .. } = *self;
         let (mut phases, mut num_cached) = (Vec::new(), 0);
-        let kept = || rollout::kept((spec, memory), full, batch, shards);
+        let kept = || rollout::kept(spec, memory, full, batch, shards);
         if generates(spec) {
             // Every rank samples full sequences, even where it holds only a shard of each layer.
             let activations =
                 Activations { model: full, width: rollout::width(spec), ..self.activations(1, self.width) };
             let sync = rollout::taking_over(spec, full, activations.width, shards);
-            let decoding = rollout::terms((spec, memory), full, batch, &activations, shards);
+            let decoding = rollout::terms(spec, memory, full, batch, &activations, shards);
             let decoding = [decoding, vision::sampling(spec, full)].concat();
             let freed_by_sync = rollout::freed_bytes(&sync, &decoding);
             num_cached = freed_by_sync + rollout::freed_bytes(&decoding, &kept());
@@ -204,8 +204,8 @@ impl<'a> PhaseTerms<'a> {
     /// Terms of one role's update.
     fn updated(&self, pass: &Pass, offload: OffloadSpec, shards: &Shards) -> Vec<MemoryTerm> {
         let activations = self.activations(pass.budget.1, pass.width);
-        let settings = (pass.budget, offload.activations);
-        passes::update(self.spec, self.batch, settings, (&activations, shards), self.trained.num_parameters)
+        let (offloads, num_trained) = (offload.activations, self.trained.num_parameters);
+        passes::update(self.spec, self.batch, pass.budget, offloads, &activations, shards, num_trained)
     }
 
     /// Own terms of the optimizer's step.

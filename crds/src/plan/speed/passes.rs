@@ -77,7 +77,8 @@ struct Tokens {
 impl<'a> Passes<'a> {
     pub(super) fn new(
         spec: &'a ResolvedSpec,
-        (model, whole): (&'a ModelConfig, &'a ModelConfig),
+        model: &'a ModelConfig,
+        whole: &'a ModelConfig,
         batch: &'a BatchPlan,
         num_trained: u64,
     ) -> Self {
@@ -269,7 +270,7 @@ impl<'a> Passes<'a> {
     /// How the role's weights are sharded over ranks. An adapter has no trained expert weights.
     fn sharing(&self) -> Sharing {
         let is_trained = self.spec.model.lora.is_none();
-        Sharing::new((&self.spec.workers.mesh, self.dp_shard), self.model, is_trained)
+        Sharing::new(&self.spec.workers.mesh, self.dp_shard, self.model, is_trained)
     }
 
     /// Bytes of hidden states that a rank sends to the ranks of their experts, or returns, in a forward or

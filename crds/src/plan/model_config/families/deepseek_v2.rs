@@ -35,7 +35,7 @@ pub(super) const DEEPSEEK_V2: Definition = Definition {
             return Err(fields.unsupported("norm_topk_prob", "false"));
         }
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_deepseek(fields, [64, 2, 1407, 0], (6, 1.0))?;
+        experts.read_deepseek(fields, [64, 2, 1407, 0], 6, 1.0)?;
         match fields.text("topk_method")?.unwrap_or("greedy") {
             "greedy" => Ok(()),
             "group_limited_greedy" => experts.read_groups(fields, [None, None], 1),

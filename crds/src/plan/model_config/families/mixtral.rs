@@ -27,7 +27,7 @@ pub(super) const MIXTRAL: Definition = Definition {
             return Err(fields.unsupported("router_jitter_noise", "0.0"));
         }
         let Some(experts) = &mut config.experts else { return Ok(()) };
-        experts.read_sizes(fields, ["num_local_experts", "num_experts"], (8, 2))
+        experts.read_sizes(fields, ["num_local_experts", "num_experts"], 8, 2)
     },
     write: |config, document| {
         document["sliding_window"] = config.layer_windows.first().copied().flatten().into();
