@@ -58,7 +58,8 @@ impl Sink {
 pub async fn objects<K, T>(
     api: Api<K>,
     namespace: Option<String>,
-    (what, kind): (&'static str, T::Kind),
+    what: &'static str,
+    kind: T::Kind,
     read: impl Fn(&K) -> Option<(JobKey, T)> + Send,
     sink: Sink,
     first: FirstList,

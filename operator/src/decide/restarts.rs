@@ -31,7 +31,9 @@ pub(super) fn count(reconcile: &mut Reconcile<'_>) {
     let mut restarts = report.map(|report| report.restarts.clone()).unwrap_or_default();
     let workers = reconcile.pods.present().filter(|worker| worker.attempt == attempt);
     for exit in workers.filter_map(|worker| worker.exit.as_ref()) {
-        restarts_in(&exit.message).into_iter().for_each(|restart| raise(&mut restarts, restart));
+        for (cause, count) in restarts_in(&exit.message) {
+            raise(&mut restarts, cause, count);
+        }
     }
     for (cause, count) in restarts {
         let known = reconcile.status.restarts_in_place.get(&cause).copied().unwrap_or(0);
@@ -47,7 +49,7 @@ pub(super) fn count(reconcile: &mut Reconcile<'_>) {
     }
 }
 
-fn raise(restarts: &mut BTreeMap<FailureCause, u32>, (cause, count): (FailureCause, u32)) {
+fn raise(restarts: &mut BTreeMap<FailureCause, u32>, cause: FailureCause, count: u32) {
     let known = restarts.entry(cause).or_default();
     *known = count.max(*known);
 }
