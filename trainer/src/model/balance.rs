@@ -180,7 +180,8 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
 pub(super) fn token_weights(
     cu_seqlens: &[i32],
     prefixes: &[Option<usize>],
-    (first_token, num_tokens): (usize, usize),
+    first_token: usize,
+    num_tokens: usize,
 ) -> Vec<f32> {
     let mut continued = vec![0_u32; prefixes.len()];
     for prefix in prefixes.iter().flatten() {
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn a_shared_prompt_counts_once_for_each_completion_and_padding_never() {
         let (cu_seqlens, prefixes) = ([0, 2, 3, 5, 6], [None, Some(0), Some(0), None]);
-        let weights = token_weights(&cu_seqlens, &prefixes, (1, 7));
+        let weights = token_weights(&cu_seqlens, &prefixes, 1, 7);
         assert_eq!(weights, [2.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]);
     }
 

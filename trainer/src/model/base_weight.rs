@@ -39,7 +39,7 @@ impl BaseWeight {
         let mut next = || made.next().unwrap_or_default();
         let (codes, absmax) = (next(), next());
         let nested = layout.nested.then(|| NestedScales { absmax: next(), offset: next() });
-        let matrix = QuantizedMatrix::new(size, layout, (codes, absmax), nested);
+        let matrix = QuantizedMatrix::new(size, layout, codes, absmax, nested);
         let names = tensors.iter().map(|tensor| tensor.name.clone()).collect();
         Ok(Self::Quantized(Box::new(QuantizedWeight { names, matrix })))
     }

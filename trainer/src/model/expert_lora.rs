@@ -50,7 +50,7 @@ pub(super) struct ExpertLora {
 }
 
 impl ExpertLora {
-    pub(super) fn new((a, b): (Tensor, Tensor), scaling: f64, num_experts: i64) -> Self {
+    pub(super) fn new(a: Tensor, b: Tensor, scaling: f64, num_experts: i64) -> Self {
         Self { a, b, scaling, num_experts }
     }
 
@@ -67,12 +67,7 @@ impl ExpertLora {
     /// Adds the adapter's output for the rows `x_ni` of the experts of `shard` to the products of the base,
     /// in place. With expert parallelism every rank has the matrices of all experts, and their gradients are
     /// summed over the ranks.
-    pub(super) fn add_to(
-        &self,
-        base: Tensor,
-        x_ni: &Tensor,
-        (rows, shard): (&ExpertRows, EpShard),
-    ) -> Tensor {
+    pub(super) fn add_to(&self, base: Tensor, x_ni: &Tensor, rows: &ExpertRows, shard: EpShard) -> Tensor {
         let (mut base, kind) = (base, x_ni.kind());
         let experts = shard.experts(self.num_experts as usize);
         let own = |all: Tensor| all.narrow(0, experts.start as i64, experts.len() as i64).to_kind(kind);

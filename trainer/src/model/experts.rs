@@ -350,10 +350,11 @@ impl ExpertWeights {
         &self,
         normed_td: &Tensor,
         routes: &Routes,
-        (activation, adapter): (HiddenActivation, Adapter),
+        activation: HiddenActivation,
+        adapter: Adapter,
     ) -> Tensor {
         let x_nd = routes.rows.gather(normed_td);
-        let y_nd = self.of_rows(&x_nd, &routes.rows, EpShard::WHOLE, (activation, adapter));
+        let y_nd = self.of_rows(&x_nd, &routes.rows, EpShard::WHOLE, activation, adapter);
         routes.rows.combine(&y_nd, &routes.weights_tk)
     }
 
@@ -363,7 +364,8 @@ impl ExpertWeights {
         x_nd: &Tensor,
         rows: &ExpertRows,
         shard: EpShard,
-        (activation, adapter): (HiddenActivation, Adapter),
+        activation: HiddenActivation,
+        adapter: Adapter,
     ) -> Tensor {
         let product = |tensor: ExpertTensor, x_ni: &Tensor| {
             let weight_eoi = self.outputs_first(self.tensor(tensor)).to_kind(x_ni.kind());
@@ -373,7 +375,7 @@ impl ExpertWeights {
                 None => base,
             };
             match (self.lora_of(tensor), adapter) {
-                (Some(lora), Adapter::On) => lora.add_to(base, x_ni, (rows, shard)),
+                (Some(lora), Adapter::On) => lora.add_to(base, x_ni, rows, shard),
                 _ => base,
             }
         };

@@ -49,7 +49,8 @@ impl DecoderLayer {
         &self,
         normed_td: &Tensor,
         rope: &RopeTables,
-        (latent, norms): (&LatentAttention, &LayerNorms),
+        latent: &LatentAttention,
+        norms: &LayerNorms,
         products: &impl LatentProducts,
     ) -> QueriesKeysValues {
         let (queries, keys) = products.compressed(normed_td);

@@ -128,7 +128,7 @@ impl LayerNorms {
         match norm {
             Some(Norm { weight, .. }) => {
                 let NormSettings { kind, eps, offset, .. } = self.settings;
-                ops::norm(kind, &x, weight, (eps, offset))
+                ops::norm(kind, &x, weight, eps, offset)
             }
             None => x,
         }

@@ -24,7 +24,7 @@ fn wide(kind: Kind) -> Kind {
 }
 
 /// The norm of kind `kind` over the last dim of `x`; `offset` is added to the weight of an RMS norm.
-pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, (eps, offset): (f64, f64)) -> Tensor {
+pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, eps: f64, offset: f64) -> Tensor {
     match kind {
         NormKind::Rms => rms_norm(x, weight, eps, offset),
         NormKind::Layer => layer_norm(x, weight, eps),

@@ -179,7 +179,7 @@ impl ExpertProducts for OwnExperts<'_> {
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
         let OwnProjections { layer, context, .. } = self.projections;
-        Ok(self.weights.outputs(normed_td, routes, (layer.shape.activation, context.adapter)))
+        Ok(self.weights.outputs(normed_td, routes, layer.shape.activation, context.adapter))
     }
 
     fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {

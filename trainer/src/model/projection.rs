@@ -119,7 +119,7 @@ impl Projection {
         let base = || self.product(x, self.bias.as_ref());
         match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => match &lora.magnitudes {
-                Some(magnitudes) => dora::forward(self, (lora, magnitudes), x, dropout),
+                Some(magnitudes) => dora::forward(self, lora, magnitudes, x, dropout),
                 None => lora.add_to(base(), x, &self.name, dropout),
             },
             _ => base(),
@@ -136,7 +136,7 @@ impl Projection {
     ) -> Tensor {
         let base = self.product(x, self.bias.as_ref().filter(|_| part.has_bias));
         match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => lora.add_part_to(base, x, (&self.name, &part), dropout),
+            (Some(lora), Adapter::On) => lora.add_part_to(base, x, &self.name, &part, dropout),
             _ => base,
         }
     }
@@ -174,7 +174,7 @@ impl LoraPair {
     /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
     /// be reused, because kept activations lie between them.
     pub(super) fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
-        self.add_part_to(base, x, (name, &ProjectionPart::default()), dropout)
+        self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
     }
 
     /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
@@ -182,7 +182,8 @@ impl LoraPair {
         &self,
         mut base: Tensor,
         x: &Tensor,
-        (name, part): (&str, &ProjectionPart),
+        name: &str,
+        part: &ProjectionPart,
         dropout: Option<Dropout>,
     ) -> Tensor {
         let kind = x.kind();

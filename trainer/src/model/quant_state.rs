@@ -245,7 +245,8 @@ impl<'a> State<'a> {
 pub(super) fn fill(
     files: &WeightFiles,
     quantization: &Quantization,
-    (module, tensor): (&str, &QuantizedTensor),
+    module: &str,
+    tensor: &QuantizedTensor,
     tensor_shard: &TensorShard<'_>,
     values: &Tensor,
 ) -> Result<(), ModelError> {

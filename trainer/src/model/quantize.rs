@@ -54,7 +54,8 @@ impl QuantizedParts {
         &self,
         config: &ModelConfig,
         part: &PartOf,
-        (tensor_shard, values): (&TensorShard<'_>, &Tensor),
+        tensor_shard: &TensorShard<'_>,
+        values: &Tensor,
         read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +64,7 @@ impl QuantizedParts {
             *last = None;
             let layout = layout_of(quantization, Kind::Float);
             let size = part.size.map(|width| width as i64);
-            *last = Some((part.module.clone(), quantized((&part.module, size), layout, read)?));
+            *last = Some((part.module.clone(), quantized(&part.module, size, layout, read)?));
         }
         let Some((_, matrix)) = &*last else { return Ok(()) };
         let nested = matrix.nested.as_ref();
@@ -82,29 +83,32 @@ impl QuantizedParts {
 
 /// Reads the full weight of a module, [out, in], and quantizes it.
 fn quantized(
-    (module, size): (&str, [i64; 2]),
+    module: &str,
+    size: [i64; 2],
     layout: QuantLayout,
     read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<QuantizedMatrix, ModelError> {
-    let weight = dense((module, size), layout.stored, read)?;
+    let weight = dense(module, size, layout.stored, read)?;
     Ok(QuantizedMatrix::quantize(&weight, layout)?)
 }
 
 /// The quantization error of a module's weight: the weight less the dequantized one, f32 on the CPU.
 pub(super) fn error(
     quantization: &Quantization,
-    (module, size): (&str, [i64; 2]),
+    module: &str,
+    size: [i64; 2],
     read: impl Fn(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<Tensor, ModelError> {
-    let quantized = quantized((module, size), layout_of(quantization, Kind::Float), &read)?;
-    let weight = dense((module, size), Kind::Float, read)?;
+    let quantized = quantized(module, size, layout_of(quantization, Kind::Float), &read)?;
+    let weight = dense(module, size, Kind::Float, read)?;
     let difference = no_grad(|| weight.f_sub(&quantized.dequantize(Kind::Float)));
     difference.map_err(failed(format!("{module}.weight")))
 }
 
 /// Reads the full weight of a module with `read`, on the CPU.
 fn dense(
-    (module, size): (&str, [i64; 2]),
+    module: &str,
+    size: [i64; 2],
     kind: Kind,
     read: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), ModelError>,
 ) -> Result<Tensor, ModelError> {

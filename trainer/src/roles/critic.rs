@@ -136,7 +136,7 @@ impl Critic {
         let of_hidden =
             |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
         let [values] =
-            scoring::of_batch(self.model(), &self.ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
+            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(values)
     }
 

@@ -45,7 +45,9 @@ impl UnitParameters {
     /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
     pub(super) fn new(
         parameters: NamedTensors,
-        (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
+        ranks: &MeshRanks,
+        experts: Option<OwnExperts>,
+        cuts: Option<&ParameterCuts>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {

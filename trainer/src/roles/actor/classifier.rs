@@ -31,7 +31,7 @@ impl Actor {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
         };
-        of_batch(self.scoring_model(), &self.scoring_ranks, batch, (Adapter::On, None), max_tokens, of_hidden)
+        of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
     }
 
     /// Adds the gradient of a loss, whose `derivatives` with respect to each label's value are given at the

@@ -219,7 +219,7 @@ impl<'a> DeviceDecoder<'a> {
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
         let num_ranks = peers.as_ref().map_or(1, Peers::num);
-        let model = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize);
+        let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
         let layout = bounds.layout(vocab_size, block_size, weights.frame.config.num_expert_layers());
         let rows = Rows::new(layout);

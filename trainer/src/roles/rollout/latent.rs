@@ -28,7 +28,8 @@ impl PackedLatent {
         layer: &DecoderLayer,
         latent: &LatentAttention,
         weights: &[ProjectionWeights],
-        (kind, rows_hint): (Kind, i64),
+        kind: Kind,
+        rows_hint: i64,
         block: &mut Block,
     ) -> Result<(Self, Vec<ProjectionWeights>), rlt_torch::Error> {
         let mut packed = |weight: &Tensor| {

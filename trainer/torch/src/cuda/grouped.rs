@@ -98,7 +98,9 @@ impl Sizes {
         &self,
         operands: &Operands,
         ends: &Tensor,
-        (rows, other, out): (*const c_void, *const c_void, *mut c_void),
+        rows: *const c_void,
+        other: *const c_void,
+        out: *mut c_void,
     ) -> Result<Arguments, Error> {
         Ok(Arguments {
             rows,
@@ -149,7 +151,7 @@ impl GroupedLinear<'_> {
         let arguments = Arguments {
             places: operands.address_or_null("places", self.places, Kind::Int, &[n])?,
             per_token: per_token as i32,
-            ..sizes.arguments(&operands, self.ends, (rows, weight, out))?
+            ..sizes.arguments(&operands, self.ends, rows, weight, out)?
         };
         let grid = [row_tiles(n, experts), tiles(out_width), 1];
         let name = operands.kernel("grouped_linear", kind)?;
@@ -170,7 +172,7 @@ impl GroupedLinearDx<'_> {
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
         let weight = operands.address("weight", self.weight, kind, &sizes.weight())?;
         let out = operands.address("out", self.out, kind, &[n, in_width])?;
-        let arguments = sizes.arguments(&operands, self.ends, (grad, weight, out))?;
+        let arguments = sizes.arguments(&operands, self.ends, grad, weight, out)?;
         let grid = [row_tiles(n, experts), tiles(in_width), 1];
         let name = operands.kernel("grouped_linear_dx", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)
@@ -190,7 +192,7 @@ impl GroupedLinearDw<'_> {
         let rows = operands.address("rows", self.rows, kind, &[n, in_width])?;
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
         let out = operands.address("out", self.out, kind, &sizes.weight())?;
-        let arguments = sizes.arguments(&operands, self.ends, (rows, grad, out))?;
+        let arguments = sizes.arguments(&operands, self.ends, rows, grad, out)?;
         let grid = [tiles(out_width), tiles(in_width), experts as usize];
         let name = operands.kernel("grouped_linear_dw", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)

@@ -75,8 +75,10 @@ impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
         shards: Vec<(usize, &Projection, ProjectionShard)>,
-        (cut, layout): (&TpCut<'_>, &HeadLayout),
-        (options, scale): (PackOptions, f64),
+        cut: &TpCut<'_>,
+        layout: &HeadLayout,
+        options: PackOptions,
+        scale: f64,
     ) -> Result<Self, Error> {
         let reads_heads = shards.iter().any(|(product, ..)| *product == OUTPUT);
         let padded = (layout.own != layout.filled).then_some([layout.own as i64, layout.filled as i64]);
@@ -100,12 +102,12 @@ impl DeviceProduct {
                 }
                 BaseWeight::Quantized(weight) => {
                     product.push_dense(&mut dense, options)?;
-                    let rows = stored_rows(&weight.matrix, (position, &shard), layout)?;
+                    let rows = stored_rows(&weight.matrix, position, &shard, layout)?;
                     let bias = projection.bias.as_ref().map(|bias| match &rows {
                         None => bias.detach(),
                         Some(_) => layout.outputs(position, &shard.outputs(bias)),
                     });
-                    product.push_quantized((&weight.matrix, rows), bias.as_ref(), options)
+                    product.push_quantized(&weight.matrix, rows, bias.as_ref(), options)
                 }
             };
             product.parts.push(Part {
@@ -137,7 +139,8 @@ impl DeviceProduct {
     /// outputs.
     fn push_quantized(
         &mut self,
-        (matrix, rows): (&QuantizedMatrix, Option<Tensor>),
+        matrix: &QuantizedMatrix,
+        rows: Option<Tensor>,
         bias: Option<&Tensor>,
         PackOptions { kind, shares, .. }: PackOptions,
     ) -> i64 {
@@ -171,7 +174,8 @@ impl DeviceProduct {
         &mut self,
         of_name: &impl Fn(&str) -> Option<&'a Projection>,
         gathered: Option<&NamedTensors>,
-        (options, layout): (PackOptions, &HeadLayout),
+        options: PackOptions,
+        layout: &HeadLayout,
     ) -> Result<usize, Error> {
         self.adapter = None;
         let (mut all_a, mut all_b, mut num_bytes) = (Vec::new(), Vec::new(), 0);
@@ -243,7 +247,8 @@ impl DeviceProduct {
         &self,
         x: &Tensor,
         out: &Tensor,
-        (kernels, scratch): (&Kernels, &Scratch),
+        kernels: &Kernels,
+        scratch: &Scratch,
     ) -> Result<(), Error> {
         let own_heads;
         let x = match (self.input_heads, &scratch.heads) {
@@ -257,7 +262,7 @@ impl DeviceProduct {
         for base in &self.bases {
             let width = base.outputs();
             let own = out.narrow(1, start, width);
-            base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, (kernels, scratch))?;
+            base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, kernels, scratch)?;
             start += width;
         }
         let failed = |error: tch::TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
@@ -292,7 +297,8 @@ impl Base {
         &self,
         x: &Tensor,
         out: &Tensor,
-        (kernels, scratch): (&Kernels, &Scratch),
+        kernels: &Kernels,
+        scratch: &Scratch,
     ) -> Result<(), Error> {
         let (weights, bias) = match self {
             Self::Dense(packed) => return packed.forward_into(x, out),
@@ -317,7 +323,8 @@ fn outputs_of((matrix, rows): &(QuantizedMatrix, Option<Tensor>)) -> i64 {
 /// in order.
 fn stored_rows(
     matrix: &QuantizedMatrix,
-    (product, shard): (usize, &ProjectionShard),
+    product: usize,
+    shard: &ProjectionShard,
     layout: &HeadLayout,
 ) -> Result<Option<Tensor>, Error> {
     let [outputs, inputs] = matrix.size();
