@@ -70,12 +70,12 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     };
     let estimators = AdvantageEstimatorKind::all_parameters().into_iter().map(of_estimator);
     let losses = PolicyLossKind::all_parameters().into_iter().map(of_loss);
-    let estimators = estimators
-        .map(|rule| rule_of::<AdvantageEstimatorKind>(rule, "estimator", ("estimator", "estimators")));
+    let family = FamilyName { one: "estimator", several: "estimators" };
+    let estimators = estimators.map(move |rule| rule_of::<AdvantageEstimatorKind>(rule, "estimator", family));
     // All preference losses have a beta, so it needs no rule.
     let all = PreferenceLossKind::all_parameters().into_iter();
     let of_some = all.filter(|parameter| !PreferenceLossKind::ALL.iter().all(|loss| loss.uses(parameter)));
-    let family = ("preference loss", "preference losses");
+    let family = FamilyName { one: "preference loss", several: "preference losses" };
     let of_some: Vec<&'static Parameter> = of_some.collect();
     let of_items = of_some.clone().into_iter().map(|parameter| of_item(parameter, family));
     let preferences = of_some
@@ -83,18 +83,26 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         .map(of_preference)
         .map(move |rule| rule_of::<PreferenceLossKind>(rule, "loss", family))
         .chain(of_items);
+    let policy_losses = FamilyName { one: "policy loss", several: "policy losses" };
     estimators
         .chain(preferences)
-        .chain(losses.map(|rule| rule_of::<PolicyLossKind>(rule, "policy", ("policy loss", "policy losses"))))
+        .chain(losses.map(|rule| rule_of::<PolicyLossKind>(rule, "policy", policy_losses)))
         .collect()
 });
+
+/// What messages call the formulas of a family.
+#[derive(Clone, Copy)]
+struct FamilyName {
+    one: &'static str,
+    several: &'static str,
+}
 
 fn users_of<F: Family>(parameter: &Parameter) -> Vec<F> {
     F::ALL.iter().copied().filter(|formula| formula.uses(parameter)).collect()
 }
 
 /// Returns the rule of a parameter in each item of a list of preference losses.
-fn of_item(parameter: &'static Parameter, family: (&str, &str)) -> Rule {
+fn of_item(parameter: &'static Parameter, family: FamilyName) -> Rule {
     Rule {
         scope: "spec.algorithm.preference.losses[]",
         at: parameter.name,
@@ -114,7 +122,7 @@ pub(super) fn cel_of_item(parameter: &Parameter) -> String {
 }
 
 /// Converts to a [`Rule`]. Its texts are leaked, which is bounded because the list of rules is built once.
-fn rule_of<F: Family>(rule: ParameterRule, choice: &str, family: (&str, &str)) -> Rule {
+fn rule_of<F: Family>(rule: ParameterRule, choice: &str, family: FamilyName) -> Rule {
     let Parameter { name, .. } = rule.parameter;
     let at = leaked(format!("{}.{name}", rule.section));
     Rule {
@@ -133,11 +141,11 @@ fn leaked(text: String) -> &'static str {
 }
 
 /// Returns the message, which names whichever are fewer: the formulas that use the parameter, or the others.
-fn message<F: Family>(parameter: &Parameter, family: (&str, &str)) -> String {
+fn message<F: Family>(parameter: &Parameter, family: FamilyName) -> String {
     let (users, others): (Vec<F>, Vec<F>) = F::ALL.iter().partition(|formula| formula.uses(parameter));
     let name = parameter.name;
     let (named, verb) = if users.len() <= others.len() { (users, "used only") } else { (others, "not used") };
-    let family = if named.len() == 1 { family.0 } else { family.1 };
+    let family = if named.len() == 1 { family.one } else { family.several };
     format!("{name} is {verb} by the {family} {}", listed(&named))
 }
 

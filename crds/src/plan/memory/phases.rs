@@ -8,7 +8,7 @@ use super::{
     FP32, MemoryTerm, Phase, frozen_width, generates, is_gathered_by_unit, kept, on_gpu, on_host, roles,
     rollout, term, vision,
 };
-use crate::plan::batch::BatchPlan;
+use crate::plan::batch::{BatchPlan, TokenBudget};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::OffloadSpec;
@@ -171,12 +171,15 @@ impl<'a> PhaseTerms<'a> {
         }
         let (training, mesh) = (&spec.training, &spec.workers.mesh);
         let scored = |pass: &Pass, _: OffloadSpec| {
-            passes::logprob(spec, batch, pass.budget, &self.activations(pass.budget.1, pass.width))
+            passes::logprob(spec, batch, pass.budget, &self.activations(pass.budget.sp, pass.width))
         };
         // Reference and actor score one after the other.
-        let of_actor = Pass { budget: (training.max_logprob_tokens, mesh.sp_of_logprobs()), width };
+        let of_actor = Pass {
+            budget: TokenBudget { tokens: training.max_logprob_tokens, sp: mesh.sp_of_logprobs() },
+            width,
+        };
         let of_reference = Pass {
-            budget: (training.reference_forward_tokens(), mesh.sp_of_reference()),
+            budget: TokenBudget { tokens: training.reference_forward_tokens(), sp: mesh.sp_of_reference() },
             width: roles::reference_width(spec),
         };
         let by_both = larger(scored(&of_actor, training.offload), scored(&of_reference, training.offload));
@@ -193,7 +196,8 @@ impl<'a> PhaseTerms<'a> {
     pub(super) fn update(&self) -> Vec<MemoryTerm> {
         let Self { spec, local, width, .. } = *self;
         let (training, mesh) = (&spec.training, &spec.workers.mesh);
-        let of_actor = Pass { budget: (training.max_tokens_per_micro_batch, mesh.sp), width };
+        let of_actor =
+            Pass { budget: TokenBudget { tokens: training.max_tokens_per_micro_batch, sp: mesh.sp }, width };
         let by_actor = self.updated(&of_actor, training.offload, &self.shards);
         let by_critic = |pass: &Pass, offload: OffloadSpec| self.updated(pass, offload, &self.critic_shards);
         let update = self.larger_with_critic(by_actor, training.critic_micro_batch_tokens(), &by_critic);
@@ -203,7 +207,7 @@ impl<'a> PhaseTerms<'a> {
 
     /// Terms of one role's update.
     fn updated(&self, pass: &Pass, offload: OffloadSpec, shards: &Shards) -> Vec<MemoryTerm> {
-        let activations = self.activations(pass.budget.1, pass.width);
+        let activations = self.activations(pass.budget.sp, pass.width);
         let (offloads, num_trained) = (offload.activations, self.trained.num_parameters);
         passes::update(self.spec, self.batch, pass.budget, offloads, &activations, shards, num_trained)
     }
@@ -246,7 +250,8 @@ impl<'a> PhaseTerms<'a> {
         terms: &PassTerms<'_>,
     ) -> Vec<MemoryTerm> {
         let Some(width) = self.critic_width else { return by_actor };
-        let pass = Pass { budget: (max_tokens, self.spec.workers.mesh.sp_of_critic()), width };
+        let budget = TokenBudget { tokens: max_tokens, sp: self.spec.workers.mesh.sp_of_critic() };
+        let pass = Pass { budget, width };
         larger(by_actor, terms(&pass, self.spec.training.critic_offload()))
     }
 
