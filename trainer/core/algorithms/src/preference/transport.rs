@@ -35,7 +35,8 @@ formula! {
 
 fn loss(beta: f64, smoothing: f64, chosen: &Side, rejected: &Side) -> PairLoss {
     let x = beta * (chosen.log_ratio - rejected.log_ratio);
-    PairLoss::of_difference(smoothed_logistic(x, smoothing), beta, beta)
+    let (value, slope) = smoothed_logistic(x, smoothing);
+    PairLoss::of_difference(value, slope, beta, beta)
 }
 
 impl PairFormula for Aot {
