@@ -73,7 +73,8 @@ impl Flat {
     /// values, as `share` says.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
-        (ranks, share): (&MeshRanks, Share<'_>),
+        ranks: &MeshRanks,
+        share: Share<'_>,
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {

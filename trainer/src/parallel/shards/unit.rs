@@ -74,7 +74,7 @@ impl UnitParameters {
                 (vectors, Share::Whole, exact[2]),
             ];
             let flat =
-                |(parameters, share, kind)| Flat::new(parameters, (ranks, share), kind, place.as_deref_mut());
+                |(parameters, share, kind)| Flat::new(parameters, ranks, share, kind, place.as_deref_mut());
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());

@@ -58,7 +58,7 @@ impl Collectives for Alone {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.name, 1, (output, output_splits), (input, input_splits))?;
+        check_splits(&self.name, 1, output, output_splits, input, input_splits)?;
         check_sizes("all-to-all", &self.name, output, 1, input, 1)?;
         Ok(self.copy(output, input))
     }

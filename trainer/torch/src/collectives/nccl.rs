@@ -181,7 +181,7 @@ impl Collectives for NcclGroup {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.seat.name, self.size(), (output, output_splits), (input, input_splits))?;
+        check_splits(&self.seat.name, self.size(), output, output_splits, input, input_splits)?;
         self.exchange("all-to-all", output.detach(), output_splits, input.detach(), input_splits, None)
     }
 

@@ -138,14 +138,16 @@ pub(super) fn check_sizes(
 pub(super) fn check_splits(
     group: &str,
     size: usize,
-    output: (&Tensor, &[i64]),
-    input: (&Tensor, &[i64]),
+    output: &Tensor,
+    output_splits: &[i64],
+    input: &Tensor,
+    input_splits: &[i64],
 ) -> Result<(), CollectiveError> {
-    for (tensor, splits) in [output, input] {
+    for (tensor, splits) in [(output, output_splits), (input, input_splits)] {
         let num_rows = tensor.size().first().copied().unwrap_or(0);
         let fits =
             splits.len() == size && splits.iter().all(|n| *n >= 0) && splits.iter().sum::<i64>() == num_rows;
-        if !fits || !tensor.is_contiguous() || output.0.kind() != input.0.kind() {
+        if !fits || !tensor.is_contiguous() || output.kind() != input.kind() {
             return Err(CollectiveError::Argument {
                 operation: "all-to-all",
                 group: group.to_owned(),

@@ -81,10 +81,16 @@ struct Sizes {
 impl Sizes {
     /// Reads the sizes from a weight and a tensor with one row per result, and checks that they fit an i32
     /// index.
-    fn of(operands: &Operands, weight: (&str, &Tensor), rows: (&str, &Tensor)) -> Result<Self, Error> {
-        let [experts, out_width, in_width] = operands.sizes(weight.0, weight.1)?;
+    fn of(
+        operands: &Operands,
+        weight_name: &str,
+        weight: &Tensor,
+        rows_name: &str,
+        rows: &Tensor,
+    ) -> Result<Self, Error> {
+        let [experts, out_width, in_width] = operands.sizes(weight_name, weight)?;
         operands.require(experts > 0, "at least one expert", experts)?;
-        let [n, _] = operands.sizes(rows.0, rows.1)?;
+        let [n, _] = operands.sizes(rows_name, rows)?;
         operands.require(n < i64::from(i32::MAX), "fewer than 2^31 - 1 rows", n)?;
         Ok(Self { n, experts, out_width, in_width })
     }
@@ -136,7 +142,7 @@ impl GroupedLinear<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let sizes = Sizes::of(&operands, "weight", self.weight, "out", self.out)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let [num_rows, _] = operands.sizes("rows", self.rows)?;
         let per_token = if self.places.is_some() { n / num_rows.max(1) } else { 1 };
@@ -167,7 +173,7 @@ impl GroupedLinearDx<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of rows");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let sizes = Sizes::of(&operands, "weight", self.weight, "out", self.out)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
         let weight = operands.address("weight", self.weight, kind, &sizes.weight())?;
@@ -187,7 +193,7 @@ impl GroupedLinearDw<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of weights");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("out", self.out), ("grad", self.grad))?;
+        let sizes = Sizes::of(&operands, "out", self.out, "grad", self.grad)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let rows = operands.address("rows", self.rows, kind, &[n, in_width])?;
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
