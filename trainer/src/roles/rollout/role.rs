@@ -35,8 +35,10 @@ pub struct RolloutRole {
     /// External functions, which judge completions while others are still sampled.
     external: ExternalFunctions,
     context: Rc<StepContext>,
-    /// The step of the latest batch, and how many were sampled in it.
-    batches: (u64, u64),
+    /// Policy version that sampled the latest batch.
+    last_version: u64,
+    /// Number of batches that this version has sampled.
+    num_batches: u64,
 }
 
 /// How a set of prompts is sampled.
@@ -110,7 +112,7 @@ impl RolloutRole {
             Ok(())
         });
         let context = Rc::clone(context);
-        Self { engine, tokenizer, spec, ranks, external, context, batches: (0, 0) }
+        Self { engine, tokenizer, spec, ranks, external, context, last_version: 0, num_batches: 0 }
     }
 
     /// Samples a group of completions of each prompt, as `spec.rollout` says. A further call in the same step
@@ -120,8 +122,8 @@ impl RolloutRole {
     /// [`StepError::Rollout`], [`StepError::Ranks`].
     pub fn sample(&mut self, policy: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
         let step = self.context.policy_version();
-        let batch_idx = if self.batches.0 == step { self.batches.1 } else { 0 };
-        self.batches = (step, batch_idx + 1);
+        let batch_idx = if self.last_version == step { self.num_batches } else { 0 };
+        (self.last_version, self.num_batches) = (step, batch_idx + 1);
         let plan = SamplingPlan {
             phase: Phase::Rollout,
             usage: SeedUse::Rollout,
