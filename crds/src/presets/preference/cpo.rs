@@ -1,9 +1,9 @@
 //! CPO: contrastive preference optimization.
 
-use super::{Declaration, LearnsFrom, Preset};
+use super::super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;
 
-pub(super) const PRESET: Declaration = Declaration {
+pub(in crate::presets) const PRESET: Declaration = Declaration {
     name: "CPO",
     doc: "Contrastive preference optimization, without a reference \
           (<https://arxiv.org/abs/2401.08417>).\n\n\

@@ -1,8 +1,8 @@
 //! DPO: direct preference optimization.
 
-use super::{Declaration, LearnsFrom, Preset};
+use super::super::{Declaration, LearnsFrom, Preset};
 
-pub(super) const PRESET: Declaration = Declaration {
+pub(in crate::presets) const PRESET: Declaration = Declaration {
     name: "DPO",
     doc: "Direct preference optimization on pairs of a data set (<https://arxiv.org/abs/2305.18290>).\n\n\
           Equation 7; beta 0.1 as in TRL.",

@@ -1,9 +1,9 @@
 //! SimPO: simple preference optimization.
 
-use super::{Declaration, LearnsFrom, Preset};
+use super::super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;
 
-pub(super) const PRESET: Declaration = Declaration {
+pub(in crate::presets) const PRESET: Declaration = Declaration {
     name: "SimPO",
     doc: "Mean log-probs of a pair with a margin, without a reference \
           (<https://arxiv.org/abs/2405.14734>).\n\n\

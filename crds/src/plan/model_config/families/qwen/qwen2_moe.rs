@@ -1,11 +1,11 @@
 //! Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, and a gated shared expert that computes every token.
 
-use super::super::experts::{ExpertNames, Experts};
-use super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::super::experts::{ExpertNames, Experts};
+use super::super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::{Defaults, Definition};
 use super::qwen2::DEFAULTS;
-use super::{Defaults, Definition};
 
-pub(super) const QWEN2_MOE: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN2_MOE: Definition = Definition {
     architecture: "Qwen2MoeForCausalLM",
     classifier: "Qwen2MoeForSequenceClassification",
     model_type: "qwen2_moe",

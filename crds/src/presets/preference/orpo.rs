@@ -1,9 +1,9 @@
 //! ORPO: odds-ratio preference optimization.
 
-use super::{Declaration, LearnsFrom, Preset};
+use super::super::{Declaration, LearnsFrom, Preset};
 use crate::spec::PreferenceLossKind;
 
-pub(super) const PRESET: Declaration = Declaration {
+pub(in crate::presets) const PRESET: Declaration = Declaration {
     name: "ORPO",
     doc: "Likelihood of the chosen completion and odds of the pair, without a reference \
           (<https://arxiv.org/abs/2403.07691>).\n\n\

@@ -1,13 +1,13 @@
 //! DeepSeek-V2: latent attention, and in all but the first layers experts with a shared one; experts are
 //! chosen by softmax, from all or from the best groups.
 
-use super::super::experts::{ExpertNames, Experts};
-use super::super::latent::LatentAttention;
-use super::super::routing::Routing;
-use super::super::{RopePairing, SharedBlock};
-use super::{Defaults, Definition};
+use super::super::super::experts::{ExpertNames, Experts};
+use super::super::super::latent::LatentAttention;
+use super::super::super::routing::Routing;
+use super::super::super::{RopePairing, SharedBlock};
+use super::super::{Defaults, Definition};
 
-pub(super) const DEEPSEEK_V2: Definition = Definition {
+pub(in crate::plan::model_config::families) const DEEPSEEK_V2: Definition = Definition {
     architecture: "DeepseekV2ForCausalLM",
     classifier: "DeepseekV2ForSequenceClassification",
     model_type: "deepseek_v2",

@@ -1,9 +1,9 @@
 //! Ministral: Mistral with a sliding window that depends on the layer's type.
 
-use super::super::windows::{by_layer_types, window, write_layer_types};
-use super::{Defaults, Definition, nothing};
+use super::super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::{Defaults, Definition, nothing};
 
-pub(super) const MINISTRAL: Definition = Definition {
+pub(in crate::plan::model_config::families) const MINISTRAL: Definition = Definition {
     architecture: "MinistralForCausalLM",
     classifier: "MinistralForSequenceClassification",
     model_type: "ministral",

@@ -1,10 +1,11 @@
 //! Qwen3-VL: Qwen3 with a vision tower, a rotary embedding whose pairs are interleaved over time, height and
 //! width, and features that are added after the first layers.
 
-use super::super::{QkNorm, vision};
-use super::{Defaults, Definition, qwen2, read_attention_bias, write_attention_bias};
+use super::super::super::{QkNorm, vision};
+use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
+use super::qwen2;
 
-pub(super) const QWEN3_VL: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN3_VL: Definition = Definition {
     architecture: "Qwen3VLForConditionalGeneration",
     classifier: "Qwen3VLForSequenceClassification",
     model_type: "qwen3_vl",

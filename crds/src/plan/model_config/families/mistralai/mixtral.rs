@@ -1,10 +1,10 @@
 //! Mixtral: Mistral with experts instead of feed-forward blocks.
 
-use super::super::experts::{ExpertNames, Experts};
-use super::super::windows::window;
-use super::{Defaults, Definition};
+use super::super::super::experts::{ExpertNames, Experts};
+use super::super::super::windows::window;
+use super::super::{Defaults, Definition};
 
-pub(super) const MIXTRAL: Definition = Definition {
+pub(in crate::plan::model_config::families) const MIXTRAL: Definition = Definition {
     architecture: "MixtralForCausalLM",
     classifier: "MixtralForSequenceClassification",
     model_type: "mixtral",

@@ -1,13 +1,13 @@
 //! DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid and a bias, from the groups with the best
 //! pairs of experts.
 
-use super::super::experts::{ExpertNames, Experts};
-use super::super::latent::LatentAttention;
-use super::super::routing::Routing;
-use super::super::{RopePairing, SharedBlock};
-use super::{Defaults, Definition};
+use super::super::super::experts::{ExpertNames, Experts};
+use super::super::super::latent::LatentAttention;
+use super::super::super::routing::Routing;
+use super::super::super::{RopePairing, SharedBlock};
+use super::super::{Defaults, Definition};
 
-pub(super) const DEEPSEEK_V3: Definition = Definition {
+pub(in crate::plan::model_config::families) const DEEPSEEK_V3: Definition = Definition {
     architecture: "DeepseekV3ForCausalLM",
     classifier: "DeepseekV3ForSequenceClassification",
     model_type: "deepseek_v3",

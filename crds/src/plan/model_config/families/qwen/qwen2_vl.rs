@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::super::fields::Fields;
-use super::super::{ModelConfig, ModelConfigError, vision};
+use super::super::super::fields::Fields;
+use super::super::super::{ModelConfig, ModelConfigError, vision};
+use super::super::{Defaults, Definition};
 use super::qwen2::{self, read_windows, write_windows};
-use super::{Defaults, Definition};
 
 const DEFAULTS: Defaults =
     Defaults { num_kv_heads: Some(8), rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, ..qwen2::DEFAULTS };
 
-pub(super) const QWEN2_VL: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN2_VL: Definition = Definition {
     architecture: "Qwen2VLForConditionalGeneration",
     classifier: "Qwen2VLForSequenceClassification",
     model_type: "qwen2_vl",
@@ -20,7 +20,7 @@ pub(super) const QWEN2_VL: Definition = Definition {
     write,
 };
 
-pub(super) const QWEN2_5_VL: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN2_5_VL: Definition = Definition {
     architecture: "Qwen2_5_VLForConditionalGeneration",
     classifier: "Qwen2_5_VLForSequenceClassification",
     model_type: "qwen2_5_vl",

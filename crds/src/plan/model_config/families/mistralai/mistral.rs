@@ -1,9 +1,9 @@
 //! Mistral: Llama with one sliding window for all layers, or none.
 
-use super::super::windows::window;
-use super::{Defaults, Definition, nothing};
+use super::super::super::windows::window;
+use super::super::{Defaults, Definition, nothing};
 
-pub(super) const MISTRAL: Definition = Definition {
+pub(in crate::plan::model_config::families) const MISTRAL: Definition = Definition {
     architecture: "MistralForCausalLM",
     classifier: "MistralForSequenceClassification",
     model_type: "mistral",

@@ -1,10 +1,10 @@
 //! Qwen3: normed queries and keys, heads of 128 dimensions whatever the hidden size.
 
-use super::super::QkNorm;
+use super::super::super::QkNorm;
+use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 use super::qwen2::{DEFAULTS, read_windows, write_windows};
-use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
-pub(super) const QWEN3: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN3: Definition = Definition {
     architecture: "Qwen3ForCausalLM",
     classifier: "Qwen3ForSequenceClassification",
     model_type: "qwen3",

@@ -1,12 +1,12 @@
 //! Qwen3-MoE: Qwen3 with experts instead of most or all feed-forward blocks.
 
-use super::super::experts::{ExpertNames, Experts};
-use super::super::windows::window;
-use super::super::{ModelConfig, QkNorm};
+use super::super::super::experts::{ExpertNames, Experts};
+use super::super::super::windows::window;
+use super::super::super::{ModelConfig, QkNorm};
+use super::super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 use super::qwen2::DEFAULTS;
-use super::{Defaults, Definition, read_attention_bias, write_attention_bias};
 
-pub(super) const QWEN3_MOE: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN3_MOE: Definition = Definition {
     architecture: "Qwen3MoeForCausalLM",
     classifier: "Qwen3MoeForSequenceClassification",
     model_type: "qwen3_moe",

@@ -2,16 +2,16 @@
 
 use serde_json::Value;
 
-use super::super::fields::Fields;
-use super::super::windows::{by_layer_types, window, write_layer_types};
-use super::super::{ModelConfig, ModelConfigError};
-use super::{Defaults, Definition};
+use super::super::super::fields::Fields;
+use super::super::super::windows::{by_layer_types, window, write_layer_types};
+use super::super::super::{ModelConfig, ModelConfigError};
+use super::super::{Defaults, Definition};
 
 /// Defaults of Qwen2 and later Qwen models.
-pub(super) const DEFAULTS: Defaults =
+pub(in crate::plan::model_config::families) const DEFAULTS: Defaults =
     Defaults { num_kv_heads: Some(32), max_positions: 32_768, bos: None, eos: &[], ..Defaults::LLAMA };
 
-pub(super) const QWEN2: Definition = Definition {
+pub(in crate::plan::model_config::families) const QWEN2: Definition = Definition {
     architecture: "Qwen2ForCausalLM",
     classifier: "Qwen2ForSequenceClassification",
     model_type: "qwen2",
@@ -23,7 +23,10 @@ pub(super) const QWEN2: Definition = Definition {
 
 /// Reads the windows, which `use_sliding_window` enables: for the layers of `layer_types`, or from
 /// `max_window_layers` on.
-pub(super) fn read_windows(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+pub(in crate::plan::model_config::families) fn read_windows(
+    fields: &Fields<'_>,
+    config: &mut ModelConfig,
+) -> Result<(), ModelConfigError> {
     let used = fields.flag("use_sliding_window")?.unwrap_or(false);
     let window = window(fields, Some(4096))?.filter(|_| used);
     let first = fields.count("max_window_layers")?.unwrap_or(28);
@@ -32,7 +35,7 @@ pub(super) fn read_windows(fields: &Fields<'_>, config: &mut ModelConfig) -> Res
     Ok(())
 }
 
-pub(super) fn write_windows(config: &ModelConfig, document: &mut Value) {
+pub(in crate::plan::model_config::families) fn write_windows(config: &ModelConfig, document: &mut Value) {
     write_layer_types(config, document);
     document["use_sliding_window"] = config.layer_windows.iter().any(Option::is_some).into();
     let first = config.layer_windows.iter().position(Option::is_some).unwrap_or(config.num_layers);
