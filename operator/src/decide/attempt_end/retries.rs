@@ -9,9 +9,11 @@ use rlt_api::plan::{SHORT_ATTEMPT, restart_delay};
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, ExitCode, FailureCause};
 
+use super::super::{
+    Decision, JobState, Reconcile, clock, evacuation, exclusion, finished, spares, suspension,
+};
 use super::failure::Failure;
 use super::failure_policy::{self, MatchedRule};
-use super::{Decision, JobState, Reconcile, clock, evacuation, exclusion, finished, spares, suspension};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -21,7 +23,7 @@ const MAX_NODES: usize = 16;
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
 /// Begins the next attempt if a rule of the job or the budget of the cause allows it; otherwise ends the job.
-pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision {
+pub(in crate::decide) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision {
     // The last report decides whether there is a new checkpoint.
     reconcile.take_report();
     let policy = reconcile.input.prepared.job.spec().run_policy.failure_policy.as_ref();
@@ -54,14 +56,14 @@ pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision
 
 /// Grace period of the remaining pods of a failed attempt. `None`, their own grace period, after a deletion
 /// by others: they may still be saving a checkpoint.
-pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
+pub(in crate::decide) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
     let stopped = i32::from(ExitCode::Preempted.code());
     let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
     (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
 }
 
 /// Remaining restart delay.
-pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
+pub(in crate::decide) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
     let starts_at = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     let wait = clock::until(starts_at, reconcile.input.now)?;
     // A longer wait was computed by an earlier operator whose clock was ahead.
@@ -93,7 +95,7 @@ fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&Mat
 }
 
 /// Refills every budget if there is a new checkpoint since the last failure.
-pub(super) fn refill_after_checkpoint(status: &mut RLTrainingJobStatus) {
+pub(in crate::decide) fn refill_after_checkpoint(status: &mut RLTrainingJobStatus) {
     let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
     if newest > status.retries_since_step {
         status.retries_since_step = newest;

@@ -10,14 +10,14 @@ use super::failure::Failure;
 
 /// Rule that decides about a failure.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MatchedRule<'a> {
+pub(in crate::decide) struct MatchedRule<'a> {
     policy: &'a FailurePolicySpec,
     idx: usize,
     rule: &'a FailureRuleSpec,
 }
 
 /// Returns the first rule that matches a failure; `None` where `retries` decides.
-pub(super) fn first_match<'a>(
+pub(in crate::decide) fn first_match<'a>(
     policy: Option<&'a FailurePolicySpec>,
     failure: &Failure,
 ) -> Option<MatchedRule<'a>> {
@@ -43,24 +43,24 @@ fn matches(rule: &FailureRuleSpec, failure: &Failure) -> bool {
 
 impl MatchedRule<'_> {
     /// Name and action of the rule, as in a status.
-    pub(super) fn title(&self) -> String {
+    pub(in crate::decide) fn title(&self) -> String {
         format!("{}: {:?}", plan::rule_name(self.idx, self.rule), self.rule.action)
     }
 
     /// Whether the next workers prefer other nodes.
-    pub(super) fn avoids_node(&self) -> bool {
+    pub(in crate::decide) fn avoids_node(&self) -> bool {
         self.rule.avoid_node
     }
 
     /// Counts a failure that this rule decides.
-    pub(super) fn count(&self, status: &mut RLTrainingJobStatus) {
+    pub(in crate::decide) fn count(&self, status: &mut RLTrainingJobStatus) {
         if self.rule.action == FailureAction::Restart {
             *status.policy_restarts_used.get_or_insert_default() += 1;
         }
     }
 
     /// Returns the reason why the job ends; `None` where it continues. The failure is already counted.
-    pub(super) fn forbids(&self, status: &RLTrainingJobStatus) -> Option<String> {
+    pub(in crate::decide) fn forbids(&self, status: &RLTrainingJobStatus) -> Option<String> {
         let (title, limit) = (self.title(), self.policy.max_restarts);
         let by_rule = format!("by spec.runPolicy.failurePolicy, {title}");
         let used = status.policy_restarts_used.unwrap_or(0);

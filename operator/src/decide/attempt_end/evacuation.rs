@@ -10,15 +10,15 @@ use rlt_api::status::EvacuationStatus;
 use rlt_objects::node_signals::Impairment;
 use rlt_objects::worker::Worker;
 
+use super::super::{Deletion, JobState, Reconcile, deletion, exclusion};
 use super::failure::Failure;
-use super::{Deletion, JobState, Reconcile, deletion, exclusion};
 use crate::nodes::NodeState;
 
 /// Longest message of a node in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// Records in the status that a worker has to leave its node; returns `None` where no worker has to.
-pub(super) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
+pub(in crate::decide) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
     if reconcile.status.evacuation.is_some() || reconcile.status.attempt_running_time.is_none() {
         return None;
     }
@@ -37,7 +37,7 @@ pub(super) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
 }
 
 /// Returns the deletion of the pod that a recorded evacuation names.
-pub(super) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
+pub(in crate::decide) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
     let Some(evacuation) = &reconcile.input.status.evacuation else { return Vec::new() };
     let is_it = |worker: &&Worker| *worker.name == *evacuation.pod && !worker.is_finished();
     deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
@@ -69,7 +69,7 @@ fn is_new(reconcile: &Reconcile<'_>, why: &Impairment) -> bool {
 }
 
 /// Returns the failure of a worker that its node's signal explains, if any.
-pub(super) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failure> {
+pub(in crate::decide) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failure> {
     let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node}: {}", why.message);
@@ -77,7 +77,7 @@ pub(super) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failur
 }
 
 /// Attributes the failure of an attempt to its evacuation, if the evacuation ended it.
-pub(super) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure {
+pub(in crate::decide) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure {
     match &reconcile.status.evacuation {
         Some(evacuation) if failure.cause == FailureCause::Disrupted => Failure {
             cause: evacuation.cause,
@@ -91,7 +91,7 @@ pub(super) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure 
 }
 
 /// Removes the evacuation from the status, when its attempt ends.
-pub(super) fn end(reconcile: &mut Reconcile<'_>) {
+pub(in crate::decide) fn end(reconcile: &mut Reconcile<'_>) {
     reconcile.status.evacuation = None;
 }
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use rlt_objects::worker::{Worker, WorkerPhase};
 
-use super::{Reconcile, clock, deletion};
+use super::super::{Reconcile, clock, deletion};
 
 /// Longest time that the other pods have to exit after the first one has exited with 0.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Whether a job has finished all steps.
-pub(super) enum Completion {
+pub(in crate::decide) enum Completion {
     /// All steps are done, and no other pod runs.
     Complete,
     /// All steps are done, but other pods still run, for at most this time.
@@ -21,7 +21,7 @@ pub(super) enum Completion {
 }
 
 /// Decides by the exit of the first pod; the exits of the others do not matter then.
-pub(super) fn completion(reconcile: &Reconcile<'_>) -> Completion {
+pub(in crate::decide) fn completion(reconcile: &Reconcile<'_>) -> Completion {
     let Some(first) = reconcile.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
         return Completion::Incomplete;
     };

@@ -11,12 +11,12 @@ use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
 use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
-use super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
+use super::super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
 
 /// Longest wait, after a `PeerLost` exit, for the exit of the peer, which determines the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
 /// State of an attempt, as far as failures are concerned.
-pub(super) enum AttemptState {
+pub(in crate::decide) enum AttemptState {
     /// No failure was found.
     Healthy,
     /// The attempt has failed, but the pod that knows the cause may not have reported its exit yet. Holds the
@@ -37,23 +37,23 @@ pub(super) enum AttemptState {
 
 /// Failure that ended an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
-    pub(super) cause: FailureCause,
-    pub(super) message: String,
-    pub(super) pod: Option<String>,
-    pub(super) node: Option<String>,
-    pub(super) exit_code: Option<i32>,
+pub(in crate::decide) struct Failure {
+    pub(in crate::decide) cause: FailureCause,
+    pub(in crate::decide) message: String,
+    pub(in crate::decide) pod: Option<String>,
+    pub(in crate::decide) node: Option<String>,
+    pub(in crate::decide) exit_code: Option<i32>,
     /// Reasons that Kubernetes reports for the worker's pod.
-    pub(super) reasons: Vec<String>,
+    pub(in crate::decide) reasons: Vec<String>,
 }
 
 impl Failure {
     /// Returns a failure of the job as a whole.
-    pub(super) fn of_job(cause: FailureCause, message: String) -> Self {
+    pub(in crate::decide) fn of_job(cause: FailureCause, message: String) -> Self {
         Self { cause, message, pod: None, node: None, exit_code: None, reasons: Vec::new() }
     }
 
-    pub(super) fn of_worker(cause: FailureCause, message: String, worker: &Worker) -> Self {
+    pub(in crate::decide) fn of_worker(cause: FailureCause, message: String, worker: &Worker) -> Self {
         Self {
             cause,
             message,
@@ -77,7 +77,7 @@ fn reasons(worker: &Worker) -> Vec<String> {
 }
 
 /// Finds the failure that ended the attempt.
-pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
+pub(in crate::decide) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
     let mut failed: Vec<_> = reconcile.pods.present().filter(|worker| worker.has_failed()).collect();
     failed.sort_by_key(|worker| finished_at(worker).unwrap_or(Timestamp::MAX));
     let failures: Vec<_> = failed.iter().map(|worker| classify(reconcile, worker)).collect();
@@ -164,7 +164,7 @@ fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
 }
 
 /// Classifies a pod's failure by its status and its termination message.
-pub(super) fn classify_exit(worker: &Worker) -> Failure {
+pub(in crate::decide) fn classify_exit(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {
         return failure(disrupted(disruption), in_words(disruption));
@@ -194,7 +194,7 @@ fn disrupted(disruption: &Explanation) -> FailureCause {
     }
 }
 
-pub(super) fn in_words(explanation: &Explanation) -> String {
+pub(in crate::decide) fn in_words(explanation: &Explanation) -> String {
     let Explanation { reason, message } = explanation;
     if message.is_empty() { reason.clone() } else { format!("{reason}: {message}") }
 }

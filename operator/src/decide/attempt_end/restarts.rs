@@ -9,7 +9,7 @@ use rlt_api::spec::RetriesSpec;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_objects::prepare::Prepared;
 
-use super::{Reconcile, retries};
+use super::super::{Reconcile, retries};
 
 /// Returns the retries that a pod of the job may use for restarts in place. `None` where it may not restart
 /// its processes: it does not have all ranks, it has one rank (which ends with its pod), or the job has rules
@@ -25,7 +25,7 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
 /// Counts the restarts in place that are not counted yet: from the attempt's report, and from the termination
 /// message of its pod, which has those that no report could deliver. A reconcile that begins an attempt still
 /// has the pods of the last one, whose restarts are counted already.
-pub(super) fn count(reconcile: &mut Reconcile<'_>) {
+pub(in crate::decide) fn count(reconcile: &mut Reconcile<'_>) {
     let attempt = reconcile.attempt();
     let report = reconcile.input.report.filter(|report| report.attempt == attempt);
     let mut restarts = report.map(|report| report.restarts.clone()).unwrap_or_default();
