@@ -4,8 +4,8 @@
 //! occupancy of each kernel to `csrc/cuda/resources.md`. Tests compile the same sources for the CPU
 //! (`tests/devices`).
 
+use super::super::kernels::BUILT_FOR;
 use super::driver::{Attribute, Context, Driver, Handle, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
-use super::kernels::BUILT_FOR;
 use super::stream::Stream;
 use crate::Error;
 use std::collections::HashMap;
@@ -13,20 +13,20 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-pub(super) const FILE_NAME: &str = "rlt-kernels.fatbin";
+pub(in crate::cuda) const FILE_NAME: &str = "rlt-kernels.fatbin";
 /// Dynamic shared memory in bytes that a block may use without opting in.
 const FREE_SHARED_BYTES: usize = 48 << 10;
 
 /// Shape of a launch: blocks, threads per block, and dynamic shared memory in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) grid: [u32; 3],
-    pub(super) threads: u32,
-    pub(super) shared_bytes: usize,
+pub(in crate::cuda) struct Shape {
+    pub(in crate::cuda) grid: [u32; 3],
+    pub(in crate::cuda) threads: u32,
+    pub(in crate::cuda) shared_bytes: usize,
 }
 
 impl Shape {
-    pub(super) fn blocks(grid: [usize; 3], threads: u32) -> Self {
+    pub(in crate::cuda) fn blocks(grid: [usize; 3], threads: u32) -> Self {
         Self { grid: grid.map(|n| n as u32), threads, shared_bytes: 0 }
     }
 }
@@ -39,7 +39,7 @@ struct Function {
 }
 
 /// Our kernels as a module loaded into one device.
-pub(super) struct Module {
+pub(in crate::cuda) struct Module {
     device: usize,
     handle: Handle,
     functions: Mutex<HashMap<String, Function>>,
@@ -91,7 +91,7 @@ fn read() -> Result<(PathBuf, Vec<u8>), Error> {
 }
 
 impl Module {
-    pub(super) fn load(device: usize) -> Result<Self, Error> {
+    pub(in crate::cuda) fn load(device: usize) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (path, mut code) = read()?;
         // PTX is text that must end in a NUL; a fat binary contains its length.
@@ -109,7 +109,7 @@ impl Module {
     }
 
     /// Launches a kernel on libtorch's current stream. `arguments` is the kernel's only parameter.
-    pub(super) fn launch<A>(&self, name: &str, shape: Shape, arguments: &A) -> Result<(), Error> {
+    pub(in crate::cuda) fn launch<A>(&self, name: &str, shape: Shape, arguments: &A) -> Result<(), Error> {
         let driver = Driver::get()?;
         let stream = Stream::current(self.device)?;
         let _context = Context::enter(driver, self.device)?;

@@ -8,8 +8,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use super::super::missing_cuda;
 use super::driver::{Code, Context, Driver, Handle, open, symbol};
-use super::missing_cuda;
 use super::needed::missing_for;
 use crate::{DeviceMemory, Error};
 

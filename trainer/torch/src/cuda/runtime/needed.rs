@@ -16,7 +16,7 @@ const NEIGHBOUR: &str = "libtorch_cpu.so";
 
 /// Returns the missing direct and transitive dependencies of `file`, sorted. Empty if `file` itself is not
 /// found, or is not a library.
-pub(super) fn missing_for(file: &str) -> Vec<String> {
+pub(in crate::cuda) fn missing_for(file: &str) -> Vec<String> {
     let folders = searched();
     let mut search = Search { folders, seen: BTreeSet::new(), missing: BTreeSet::new() };
     if let Some(path) = search.find(file, &[]) {

@@ -90,7 +90,7 @@ fn find(known: &Known) -> CudaLibrary {
 }
 
 /// Returns the path of a loaded library.
-pub(super) fn loaded_from(name: &str) -> Option<PathBuf> {
+pub(in crate::cuda) fn loaded_from(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
     let stem = name.split(".so").next()?;
