@@ -1,7 +1,6 @@
 //! Rules that span fields. Each has a Kubernetes form (CEL) and a Rust form side by side, with one message.
 //! Rules of a single field (type, range, enum) are in the schema instead.
 
-mod algorithm;
 mod batch;
 mod budgets;
 #[cfg(feature = "kube")]
@@ -10,18 +9,14 @@ mod checkpoint;
 mod data;
 mod failure_policy;
 mod lora;
-mod loss;
 mod model;
+mod objective;
 mod parallelism;
-mod parameters;
 mod pod;
-mod preference;
 mod quantization;
-mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
-mod roles;
 mod rollout;
 mod task;
 mod tracking;
@@ -39,6 +34,7 @@ use crate::spec::{
 };
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
+use objective::{algorithm, loss, parameters, preference, reference, roles};
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
 use reward_fields::FieldRule;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use rlt_algorithms::declaration::{Family, Parameter};
 
-use super::{Check, Rule, algorithm, cel_list, loss, preference};
+use super::super::{Check, Rule, algorithm, cel_list, loss, preference};
 use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind, RLTrainingJobSpec};
 
 /// Rule that a parameter of a section is given only with a formula that uses it.
@@ -18,19 +18,19 @@ pub(crate) struct ParameterRule {
 }
 
 impl ParameterRule {
-    pub(super) fn holds(&self, spec: &RLTrainingJobSpec) -> bool {
+    pub(in crate::rules) fn holds(&self, spec: &RLTrainingJobSpec) -> bool {
         (self.is_used)(spec, self.parameter)
     }
 
     #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
-    pub(super) fn cel(&self) -> String {
+    pub(in crate::rules) fn cel(&self) -> String {
         let Self { parameter: Parameter { name, .. }, section, .. } = self;
         format!("!has(self.{section}) || !has(self.{section}.{name}) || {}", (self.cel_users)(self.parameter))
     }
 }
 
 /// One rule for each parameter that some formulas of its family do not use.
-pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+pub(in crate::rules) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     let of_estimator = |parameter| ParameterRule {
         parameter,
         section: "advantage",
@@ -116,7 +116,7 @@ fn of_item(parameter: &'static Parameter, family: FamilyName) -> Rule {
 
 /// CEL form of the rule of a parameter in each item of a list of preference losses.
 #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
-pub(super) fn cel_of_item(parameter: &Parameter) -> String {
+pub(in crate::rules) fn cel_of_item(parameter: &Parameter) -> String {
     let users = cel_list(&users_of::<PreferenceLossKind>(parameter));
     format!("!has(self.{}) || self.loss in {users}", parameter.name)
 }

@@ -4,8 +4,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fields::Fields;
-use super::{Family, ModelConfig, ModelConfigError, TensorShape, VisionBlocks};
+use super::super::fields::Fields;
+use super::super::{Family, ModelConfig, ModelConfigError, TensorShape, VisionBlocks};
 
 /// Prefix of the names of the tower's tensors, in memory and on disk.
 pub const TOWER: &str = "visual.";
@@ -128,7 +128,7 @@ impl ModelConfig {
 /// Converts a document with `text_config` to the older layout, whose text fields stand next to
 /// `vision_config`. The older name `mrope` of a rotary embedding with three axes becomes `default`, as in
 /// transformers.
-pub(super) fn flattened(document: &Value) -> Value {
+pub(in crate::plan::model_config) fn flattened(document: &Value) -> Value {
     let mut flat = document.clone();
     if let Some(Value::Object(text)) = document.get("text_config") {
         // The class of the whole model, and whether its head is tied, stand at the top level.
@@ -149,7 +149,10 @@ pub(super) fn flattened(document: &Value) -> Value {
 }
 
 /// Reads tower and placeholder tokens from the flat document of a family with a tower.
-pub(super) fn read(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+pub(in crate::plan::model_config) fn read(
+    fields: &Fields<'_>,
+    config: &mut ModelConfig,
+) -> Result<(), ModelConfigError> {
     if fields.get("quantization_config").is_some_and(|value| !value.is_null()) {
         return Err(
             fields.unsupported("quantization_config", "unquantized weights of a vision-language model")
@@ -316,7 +319,7 @@ fn rope_sections(fields: &Fields<'_>, config: &ModelConfig) -> Result<([usize; 3
 }
 
 /// Moves the text model's fields into `text_config`, and writes the tower next to it.
-pub(super) fn write(config: &ModelConfig, document: &mut Value) {
+pub(in crate::plan::model_config) fn write(config: &ModelConfig, document: &mut Value) {
     let Some(vision) = &config.vision else { return };
     let mut text = document.take();
     let mut outer = Map::new();

@@ -3,7 +3,9 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of};
+use super::super::{
+    Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of,
+};
 use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
 
 /// Returns the losses of pairs that read a reference policy.
@@ -46,7 +48,7 @@ fn cel_reads_reference() -> String {
     )
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "referenceSync",

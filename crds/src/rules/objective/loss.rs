@@ -3,14 +3,14 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::loss::{ClipCov, PolicyLoss};
 
-use super::{Check, Rule, cel_effective, cel_kinds, cel_list, preset_of};
+use super::super::{Check, Rule, cel_effective, cel_kinds, cel_list, preset_of};
 use crate::spec::{LossAggregation, LossSpec, PolicyLossKind, RLTrainingJobSpec};
 
-pub(super) fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
+pub(in crate::rules) fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
     loss(spec).policy.unwrap_or_else(|| preset_of(spec).policy)
 }
 
-pub(super) fn cel_policy() -> String {
+pub(in crate::rules) fn cel_policy() -> String {
     cel_effective("self", "loss", "policy", |preset| preset.policy)
 }
 
@@ -28,7 +28,7 @@ fn of_one_aggregation() -> Vec<PolicyLossKind> {
     PolicyLossKind::ALL.iter().copied().filter(|kind| own(*kind).is_some()).collect()
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "loss.covarianceLow",

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::fields::Fields;
-use super::{Family, ModelConfig, ModelConfigError, vision};
+use super::super::fields::Fields;
+use super::super::{Family, ModelConfig, ModelConfigError, vision};
 use crate::spec::{ArchitectureSpec, VisionSpec};
 
 /// Special tokens of images and videos, as text: placeholder of an image piece, of a video piece, start and
@@ -37,7 +37,7 @@ impl VisionTokens {
 }
 
 /// Gives a model that is initialized from scratch its tower.
-pub(super) fn shape(
+pub(in crate::plan::model_config) fn shape(
     spec: &ArchitectureSpec,
     tokens: Option<VisionTokens>,
     config: &mut ModelConfig,

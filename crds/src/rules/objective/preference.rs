@@ -4,14 +4,14 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preset_of};
+use super::super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preset_of};
 use crate::spec::{LearnsFrom, PreferenceDivergence, PreferenceLossKind, PreferenceSpec, RLTrainingJobSpec};
 
-pub(super) fn loss(spec: &RLTrainingJobSpec) -> PreferenceLossKind {
+pub(in crate::rules) fn loss(spec: &RLTrainingJobSpec) -> PreferenceLossKind {
     given(spec, |preference| preference.loss).unwrap_or_else(|| preset_of(spec).preference)
 }
 
-pub(super) fn cel_loss() -> String {
+pub(in crate::rules) fn cel_loss() -> String {
     cel_effective("self", "preference", "loss", |preset| preset.preference)
 }
 
@@ -24,7 +24,7 @@ fn is_labels(from: LearnsFrom) -> bool {
 }
 
 /// Returns all losses of a pair: the single one, or those of the list.
-pub(super) fn all_losses(spec: &RLTrainingJobSpec) -> Vec<PreferenceLossKind> {
+pub(in crate::rules) fn all_losses(spec: &RLTrainingJobSpec) -> Vec<PreferenceLossKind> {
     let several = spec.algorithm.preference.as_ref().map_or(&[][..], |preference| &preference.losses);
     if several.is_empty() { vec![loss(spec)] } else { several.iter().map(|one| one.loss).collect() }
 }
@@ -56,7 +56,7 @@ fn with_divergence() -> Vec<PreferenceLossKind> {
     PreferenceLossKind::ALL.iter().copied().filter(takes).collect()
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "preference",

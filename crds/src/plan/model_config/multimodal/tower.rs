@@ -1,7 +1,7 @@
 //! Tensors of a vision tower: the kinds of its blocks, and all tensors with their names on disk. Never here:
 //! reading a configuration.
 
-use super::{TOWER, TensorShape, VisionConfig};
+use super::super::{TOWER, TensorShape, VisionConfig};
 
 /// Kind of a tower's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
