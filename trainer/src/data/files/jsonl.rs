@@ -11,8 +11,8 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::rows::{Place, Row, Rows};
-use super::{DataError, RowLocation};
+use super::super::rows::{Place, Row, Rows};
+use super::super::{DataError, RowLocation};
 
 fn open(path: &Path) -> Result<BufReader<File>, DataError> {
     let opened = File::open(path);
@@ -20,20 +20,20 @@ fn open(path: &Path) -> Result<BufReader<File>, DataError> {
 }
 
 /// Reads one object per line; empty lines are skipped but counted in line numbers.
-pub(super) fn lines(path: Arc<Path>) -> Result<Rows, DataError> {
+pub(in crate::data) fn lines(path: Arc<Path>) -> Result<Rows, DataError> {
     let reader = open(&path)?;
     Ok(Box::new(LinesFrom { reader, path, place: Place::default() }))
 }
 
 /// Lines of a file, from a place on.
-pub(super) struct LinesFrom {
+pub(in crate::data) struct LinesFrom {
     reader: BufReader<File>,
     path: Arc<Path>,
     place: Place,
 }
 
 impl LinesFrom {
-    pub(super) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
+    pub(in crate::data) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
         let mut reader = open(path)?;
         let failed = |source| DataError::Open { path: path.to_path_buf(), source };
         if begins_with_bracket(&mut reader).map_err(failed)? {
@@ -43,7 +43,7 @@ impl LinesFrom {
         Ok(Self { reader, path: Arc::clone(path), place })
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(in crate::data) fn place(&self) -> Place {
         self.place
     }
 }
@@ -132,7 +132,7 @@ fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
 }
 
 /// Reads a `.json` file: an array if it begins with a bracket, else one object per line.
-pub(super) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
+pub(in crate::data) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
     let mut reader = open(&path)?;
     let failed = |source| DataError::Open { path: path.to_path_buf(), source };
     if !begins_with_bracket(&mut reader).map_err(failed)? {

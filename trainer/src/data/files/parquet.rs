@@ -17,17 +17,17 @@ use parquet::record::reader::{ReaderIter, TreeBuilder};
 use parquet::record::{Field, Row as ParquetRow};
 use serde_json::{Map, Value, json};
 
-use super::rows::{Place, Row, Rows};
-use super::{DataError, RowLocation};
+use super::super::rows::{Place, Row, Rows};
+use super::super::{DataError, RowLocation};
 use crate::panics;
 
 /// Reads all rows in file order; nested columns become objects and lists.
-pub(super) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
+pub(in crate::data) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
     Ok(Box::new(RowsFrom::open(&path, Place::default())?))
 }
 
 /// Rows of a file, from a place on. Row groups before that place are not read.
-pub(super) struct RowsFrom {
+pub(in crate::data) struct RowsFrom {
     path: Arc<Path>,
     reader: SerializedFileReader<File>,
     /// Index of the row group that is read next.
@@ -38,7 +38,7 @@ pub(super) struct RowsFrom {
 }
 
 impl RowsFrom {
-    pub(super) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
+    pub(in crate::data) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
         let reader = decoded(|| SerializedFileReader::new(file)).map_err(|source| broken(path, 0, source))?;
         let mut rows = Self { path: Arc::clone(path), reader, next_group: 0, group: None, number: 0 };
@@ -58,7 +58,7 @@ impl RowsFrom {
         Ok(rows)
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(in crate::data) fn place(&self) -> Place {
         Place { offset: 0, number: self.number }
     }
 

@@ -2,11 +2,11 @@
 
 use rlt_api::spec::{DataSource, DataSpec, DatasetSpec};
 
-use super::Split;
+use super::super::Split;
 
 /// Returns one specification per data set of a split: the columns are that data set's, and `datasets` holds
 /// it alone.
-pub(super) fn specs(spec: &DataSpec, split: Split) -> Vec<DataSpec> {
+pub(in crate::data) fn specs(spec: &DataSpec, split: Split) -> Vec<DataSpec> {
     let held_out = split == Split::HeldOut;
     match spec.source() {
         DataSource::Task(_) => vec![spec.clone()],
@@ -26,12 +26,12 @@ fn of_set(spec: &DataSpec, set: DatasetSpec) -> DataSpec {
 }
 
 /// Weight of the data set of a specification from [`specs`].
-pub(super) fn weight(spec: &DataSpec) -> Option<f64> {
+pub(in crate::data) fn weight(spec: &DataSpec) -> Option<f64> {
     spec.datasets.first().and_then(|set| set.weight)
 }
 
 /// Files of the data set of a specification from [`specs`]. Those of a data set of the hub have been
 /// downloaded.
-pub(super) fn files(spec: &DataSpec) -> &[String] {
+pub(in crate::data) fn files(spec: &DataSpec) -> &[String] {
     spec.datasets.first().map_or(&[], |set| &set.files)
 }
