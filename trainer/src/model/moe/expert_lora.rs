@@ -14,8 +14,8 @@ use rlt_core::mesh::EpShard;
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
+use super::super::projection::Adapter;
 use super::experts::ExpertWeights;
-use super::projection::Adapter;
 
 /// A stacked weight tensor of all experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) enum ExpertTensor {
 }
 
 impl ExpertTensor {
-    pub(super) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
+    pub(in crate::model) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
 
     /// The tensor's name inside the module `experts`.
     fn name(self) -> &'static str {
@@ -40,17 +40,17 @@ impl ExpertTensor {
 
 /// Low-rank matrices of all experts of a stacked tensor: the update of expert e is `scaling * b_e a_e`.
 #[derive(Debug)]
-pub(super) struct ExpertLora {
+pub(in crate::model) struct ExpertLora {
     /// [e r, in], f32.
-    pub(super) a: Tensor,
+    pub(in crate::model) a: Tensor,
     /// [out, r e], f32.
-    pub(super) b: Tensor,
+    pub(in crate::model) b: Tensor,
     scaling: f64,
     num_experts: i64,
 }
 
 impl ExpertLora {
-    pub(super) fn new(a: Tensor, b: Tensor, scaling: f64, num_experts: i64) -> Self {
+    pub(in crate::model) fn new(a: Tensor, b: Tensor, scaling: f64, num_experts: i64) -> Self {
         Self { a, b, scaling, num_experts }
     }
 
@@ -67,7 +67,13 @@ impl ExpertLora {
     /// Adds the adapter's output for the rows `x_ni` of the experts of `shard` to the products of the base,
     /// in place. With expert parallelism every rank has the matrices of all experts, and their gradients are
     /// summed over the ranks.
-    pub(super) fn add_to(&self, base: Tensor, x_ni: &Tensor, rows: &ExpertRows, shard: EpShard) -> Tensor {
+    pub(in crate::model) fn add_to(
+        &self,
+        base: Tensor,
+        x_ni: &Tensor,
+        rows: &ExpertRows,
+        shard: EpShard,
+    ) -> Tensor {
         let (mut base, kind) = (base, x_ni.kind());
         let experts = shard.experts(self.num_experts as usize);
         let own = |all: Tensor| all.narrow(0, experts.start as i64, experts.len() as i64).to_kind(kind);
@@ -82,14 +88,14 @@ impl ExpertLora {
 }
 
 impl ExpertWeights {
-    pub(super) fn tensor(&self, tensor: ExpertTensor) -> &Tensor {
+    pub(in crate::model) fn tensor(&self, tensor: ExpertTensor) -> &Tensor {
         match tensor {
             ExpertTensor::GateUp => &self.gate_up,
             ExpertTensor::Down => &self.down,
         }
     }
 
-    pub(super) fn lora_of(&self, tensor: ExpertTensor) -> Option<&ExpertLora> {
+    pub(in crate::model) fn lora_of(&self, tensor: ExpertTensor) -> Option<&ExpertLora> {
         self.lora[tensor as usize].as_ref()
     }
 
@@ -119,18 +125,18 @@ impl ExpertWeights {
     }
 
     /// Full name of a tensor.
-    pub(super) fn tensor_name(&self, tensor: ExpertTensor) -> String {
+    pub(in crate::model) fn tensor_name(&self, tensor: ExpertTensor) -> String {
         format!("{}.experts.{}", self.module, tensor.name())
     }
 
     /// Full name of the router's weight.
-    pub(super) fn router_name(&self) -> String {
+    pub(in crate::model) fn router_name(&self) -> String {
         format!("{}.{}.weight", self.module, self.router_module)
     }
 
     /// The tensors that have adapters, each with PEFT's names of its two matrices. PEFT wraps a module once
     /// for each adapted tensor: with both adapted, gate and up are in the inner wrapper.
-    pub(super) fn adapted(&self) -> impl Iterator<Item = (ExpertTensor, &ExpertLora, [String; 2])> {
+    pub(in crate::model) fn adapted(&self) -> impl Iterator<Item = (ExpertTensor, &ExpertLora, [String; 2])> {
         ExpertTensor::ALL.into_iter().filter_map(|tensor| {
             let is_inner = tensor == ExpertTensor::GateUp && self.lora_of(ExpertTensor::Down).is_some();
             let wrapper = if is_inner { ".base_layer" } else { "" };
@@ -141,10 +147,10 @@ impl ExpertWeights {
     }
 
     /// Every matrix of the adapters, of the router's too, under PEFT's name.
-    pub(super) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
+    pub(in crate::model) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = Vec::new();
         if let Some(lora) = &self.router_lora {
-            let [name_a, name_b] = super::lora::peft_names(&format!("{}.gate", self.module));
+            let [name_a, name_b] = super::super::lora::peft_names(&format!("{}.gate", self.module));
             parameters.extend([(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())]);
         }
         for (_, lora, [name_a, name_b]) in self.adapted() {

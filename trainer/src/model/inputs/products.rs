@@ -1,11 +1,11 @@
 //! Traits of a decoder layer's matrix products: computed from the layer's own weights in training, or from an
-//! engine's packed ones. The body of the layer is in [`super::layer`].
+//! engine's packed ones. The body of the layer is in [`super::super::layer`].
 
 use tch::Tensor;
 
-use super::experts::ExpertProducts;
+use super::super::experts::ExpertProducts;
+use super::super::projection::Adapter;
 use super::latent::LatentProducts;
-use super::projection::Adapter;
 
 /// Linear layers of a decoder layer: the trainer's, with autograd and adapters, or an engine's packed ones.
 /// Inputs and outputs are [tokens, features] in the compute dtype.

@@ -16,10 +16,10 @@ use rlt_torch::cuda::{ExpertScores, RouteRule};
 use rlt_torch::{DeviceRoutes, ExpertRows};
 use tch::{Kind, Tensor, no_grad};
 
-use super::error::ModelError;
+use super::super::error::ModelError;
+use super::super::ops;
+use super::super::projection::{Adapter, LoraPair};
 use super::expert_lora::{ExpertLora, ExpertTensor};
-use super::ops;
-use super::projection::{Adapter, LoraPair};
 
 /// Added to the sum by which sigmoid scores are normalised, as in transformers.
 const SIGMOID_SUM_EPS: f64 = 1e-20;
@@ -59,7 +59,7 @@ pub enum Choices {
 
 /// The products of a mixture of experts.
 pub trait ExpertProducts {
-    /// Failure of an exchange between tensor-parallel ranks, as in [`super::Projections::Error`].
+    /// Failure of an exchange between tensor-parallel ranks, as in [`super::super::Projections::Error`].
     type Error;
     /// The rule of the router.
     fn mixture(&self) -> Mixture;
@@ -211,9 +211,9 @@ pub(crate) struct ExpertWeights {
     pub(crate) module: String,
     pub(crate) mixture: Mixture,
     /// Number of layers with experts before this one.
-    pub(super) place: usize,
+    pub(in crate::model) place: usize,
     /// Name of the router inside the module.
-    pub(super) router_module: &'static str,
+    pub(in crate::model) router_module: &'static str,
     /// Weight of the router, [e, d].
     pub(crate) router: Tensor,
     /// Bias of the choice, f32 [e]; never trained here.
@@ -228,14 +228,14 @@ pub(crate) struct ExpertWeights {
     /// Biases of the router [e], of gate and up [e, 2 i] and of down [e, d]; only clamped experts have them.
     pub(crate) biases: Option<[Tensor; 3]>,
     /// Adapters of `gate_up` and `down`.
-    pub(super) lora: [Option<ExpertLora>; 2],
+    pub(in crate::model) lora: [Option<ExpertLora>; 2],
     /// The adapter of `router`.
-    pub(super) router_lora: Option<LoraPair>,
+    pub(in crate::model) router_lora: Option<LoraPair>,
 }
 
 impl ExpertWeights {
     /// Makes the experts of a layer, `None` if it has none; `of` gives the weight for a name and a shape.
-    pub(super) fn new(
+    pub(in crate::model) fn new(
         config: &ModelConfig,
         layer_idx: usize,
         of: impl Fn(&str, &[i64]) -> Result<Tensor, ModelError>,
@@ -274,7 +274,7 @@ impl ExpertWeights {
     }
 
     /// Every parameter by its name, in checkpoint order.
-    pub(super) fn parameters(&self) -> impl Iterator<Item = (String, &Tensor)> {
+    pub(in crate::model) fn parameters(&self) -> impl Iterator<Item = (String, &Tensor)> {
         let Self { module, router, gate_up, down, choice_bias, .. } = self;
         let weights = [
             (self.router_name(), router),
@@ -293,13 +293,13 @@ impl ExpertWeights {
     }
 
     /// Every parameter, to be replaced.
-    pub(super) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+    pub(in crate::model) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let Self { router, gate_up, down, choice_bias, biases, .. } = self;
         [router, gate_up, down].into_iter().chain(choice_bias).chain(biases.iter_mut().flatten())
     }
 
     /// A copy without adapters, with the weights that `of` makes of these.
-    pub(super) fn map(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
+    pub(in crate::model) fn map(&self, of: &impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             module: self.module.clone(),
             mixture: self.mixture,
@@ -318,7 +318,7 @@ impl ExpertWeights {
 
     /// The router's logits [t, e]. The adapter is folded into the weight before the product: if rollout and
     /// actor summed in different orders, they would choose different experts.
-    pub(super) fn scores(&self, normed_td: &Tensor, adapter: Adapter) -> Tensor {
+    pub(in crate::model) fn scores(&self, normed_td: &Tensor, adapter: Adapter) -> Tensor {
         let router = match (&self.router_lora, adapter) {
             (Some(lora), Adapter::On) => lora.folded_into(&self.router),
             _ => self.router.shallow_clone(),
@@ -346,7 +346,7 @@ impl ExpertWeights {
     }
 
     /// The weighted sum of the chosen experts' outputs, [t, d].
-    pub(super) fn outputs(
+    pub(in crate::model) fn outputs(
         &self,
         normed_td: &Tensor,
         routes: &Routes,
@@ -359,7 +359,7 @@ impl ExpertWeights {
     }
 
     /// The outputs of the local experts, those of `shard`, for their sorted `rows`: [n, d] to [n, d].
-    pub(super) fn of_rows(
+    pub(in crate::model) fn of_rows(
         &self,
         x_nd: &Tensor,
         rows: &ExpertRows,

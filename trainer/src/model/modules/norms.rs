@@ -6,8 +6,8 @@ use rlt_api::plan::model_config::{
 };
 use tch::Tensor;
 
-use super::error::ModelError;
-use super::ops;
+use super::super::error::ModelError;
+use super::super::ops;
 
 /// A norm's weight and its module name inside the layer.
 #[derive(Debug)]
@@ -26,9 +26,9 @@ pub(crate) struct LayerNorms {
     pub(crate) queries: Option<Norm>,
     pub(crate) keys: Option<Norm>,
     /// Norm of the latent of queries.
-    pub(super) query_latent: Option<Norm>,
+    pub(in crate::model) query_latent: Option<Norm>,
     /// Norm of the latent of keys and values.
-    pub(super) key_latent: Option<Norm>,
+    pub(in crate::model) key_latent: Option<Norm>,
     settings: NormSettings,
 }
 
@@ -44,7 +44,7 @@ struct NormSettings {
 
 impl LayerNorms {
     /// Makes the norms that `config` asks for; `of` gives the weight for a name inside the layer and a shape.
-    pub(super) fn new(
+    pub(in crate::model) fn new(
         config: &ModelConfig,
         of: impl Fn(&str, &[i64]) -> Result<Tensor, ModelError>,
     ) -> Result<Self, ModelError> {
@@ -80,7 +80,7 @@ impl LayerNorms {
     }
 
     /// Every norm, in checkpoint order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Norm> {
+    pub(in crate::model) fn iter(&self) -> impl Iterator<Item = &Norm> {
         let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
         let Self { query_latent, key_latent, .. } = self;
         let stream = [before_attention, after_attention, before_mlp, after_mlp];
@@ -88,7 +88,7 @@ impl LayerNorms {
     }
 
     /// Every norm, in checkpoint order.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Norm> {
+    pub(in crate::model) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Norm> {
         let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
         let Self { query_latent, key_latent, .. } = self;
         let stream = [before_attention, after_attention, before_mlp, after_mlp];
@@ -96,7 +96,7 @@ impl LayerNorms {
     }
 
     /// A copy of the norms in which some weights are those that `of` makes; `None` if it makes none.
-    pub(super) fn with_copies(&self, of: impl Fn(&Norm) -> Option<Tensor>) -> Option<Self> {
+    pub(in crate::model) fn with_copies(&self, of: impl Fn(&Norm) -> Option<Tensor>) -> Option<Self> {
         let mut copies = self.map(Tensor::shallow_clone);
         let mut any = false;
         for norm in copies.iter_mut() {
@@ -124,7 +124,7 @@ impl LayerNorms {
     }
 
     /// Applies `norm` to `x` [tokens, hidden]; without a norm returns `x` itself.
-    pub(super) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
+    pub(in crate::model) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
         match norm {
             Some(Norm { weight, .. }) => {
                 let NormSettings { kind, eps, offset, .. } = self.settings;
@@ -135,13 +135,13 @@ impl LayerNorms {
     }
 
     /// Applies its norm to a latent [tokens, rank].
-    pub(super) fn latent(&self, norm: &Norm, x: &Tensor) -> Tensor {
+    pub(in crate::model) fn latent(&self, norm: &Norm, x: &Tensor) -> Tensor {
         ops::rms_norm(x, &norm.weight, LATENT_NORM_EPS, 0.0)
     }
 
     /// Splits queries or keys [tokens, heads * head_dim] into heads [tokens, heads, head_dim] and applies
     /// their norm.
-    pub(super) fn heads(&self, norm: Option<&Norm>, x: &Tensor, head_dim: i64) -> Tensor {
+    pub(in crate::model) fn heads(&self, norm: Option<&Norm>, x: &Tensor, head_dim: i64) -> Tensor {
         let split = |x: &Tensor| x.unflatten(-1, [-1, head_dim]);
         if self.settings.over_heads {
             split(&self.apply(norm, x.shallow_clone()))

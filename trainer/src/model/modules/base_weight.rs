@@ -6,7 +6,7 @@ use rlt_api::spec::{Precision, QuantizationFormat};
 use rlt_torch::{NestedScales, QuantFormat, QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::error::ModelError;
+use super::super::error::ModelError;
 
 /// The weight [out, in] of a linear layer.
 #[derive(Debug)]
@@ -21,13 +21,13 @@ pub(crate) enum BaseWeight {
 #[derive(Debug)]
 pub(crate) struct QuantizedWeight {
     /// Names of the tensors, in the order of [`QuantizedMatrix::tensors`].
-    pub(super) names: Vec<String>,
+    pub(in crate::model) names: Vec<String>,
     pub(crate) matrix: QuantizedMatrix,
 }
 
 impl BaseWeight {
     /// Makes a quantized weight [out, in] of `tensors`, each of which `of` gives by name, shape and dtype.
-    pub(super) fn quantized(
+    pub(in crate::model) fn quantized(
         size: [i64; 2],
         layout: QuantLayout,
         tensors: &[QuantizedTensor],
@@ -87,7 +87,7 @@ impl BaseWeight {
     }
 
     /// Adds every tensor to `parameters`; a dense one under the name `{module}.weight`.
-    pub(super) fn push_to(&self, module: &str, parameters: &mut Vec<(String, Tensor)>) {
+    pub(in crate::model) fn push_to(&self, module: &str, parameters: &mut Vec<(String, Tensor)>) {
         match self {
             Self::Dense(weight) => parameters.push((format!("{module}.weight"), weight.shallow_clone())),
             Self::Quantized(weight) => {
@@ -98,7 +98,7 @@ impl BaseWeight {
     }
 
     /// A copy of the weight: `of` makes the dense tensor, `of_quantized` each tensor of a quantized one.
-    pub(super) fn map(
+    pub(in crate::model) fn map(
         &self,
         of: impl Fn(&Tensor) -> Tensor,
         of_quantized: impl Fn(&Tensor) -> Tensor,
@@ -113,7 +113,7 @@ impl BaseWeight {
     }
 
     /// The dense tensor; `None` if the weight is quantized.
-    pub(super) fn as_dense(&self) -> Option<&Tensor> {
+    pub(in crate::model) fn as_dense(&self) -> Option<&Tensor> {
         match self {
             Self::Dense(weight) => Some(weight),
             Self::Quantized(_) => None,
@@ -129,7 +129,7 @@ impl BaseWeight {
     }
 
     /// Every tensor of the weight, to be replaced.
-    pub(super) fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
+    pub(in crate::model) fn tensors_mut(&mut self) -> Vec<&mut Tensor> {
         match self {
             Self::Dense(weight) => vec![weight],
             Self::Quantized(weight) => weight.matrix.tensors_mut().collect(),
@@ -138,7 +138,7 @@ impl BaseWeight {
 }
 
 /// The dtype of one tensor of a quantized weight.
-pub(super) fn kind_of(tensor: &QuantizedTensor, layout: QuantLayout) -> Kind {
+pub(in crate::model) fn kind_of(tensor: &QuantizedTensor, layout: QuantLayout) -> Kind {
     match (tensor.part, layout.format) {
         (QuantizedPart::Codes, QuantFormat::Int8) => Kind::Int8,
         (QuantizedPart::Codes, _) => Kind::Uint8,
@@ -149,7 +149,7 @@ pub(super) fn kind_of(tensor: &QuantizedTensor, layout: QuantLayout) -> Kind {
 
 /// Layout of quantized weights in memory. Values of `dtype` are quantized unless the files name another
 /// dtype.
-pub(super) fn layout_of(quantization: &Quantization, dtype: Kind) -> QuantLayout {
+pub(in crate::model) fn layout_of(quantization: &Quantization, dtype: Kind) -> QuantLayout {
     let of_files = quantization.stored.map(|stored| match stored {
         Precision::Fp16 => Kind::Half,
         Precision::Bf16 => Kind::BFloat16,

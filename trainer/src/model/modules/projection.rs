@@ -6,10 +6,10 @@ use rlt_api::spec::DropoutPosition;
 use rlt_torch::cuda::DropoutMask;
 use tch::{Kind, Tensor};
 
+use super::super::lora::dora;
+use super::super::tp_cuts::of_ranges;
 use super::base_weight::BaseWeight;
-use super::lora::dora;
 use super::random::TensorRandom;
-use super::tp_cuts::of_ranges;
 
 /// Whether the adapter takes part. With it off the same weights are the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl ProjectionWeights {
 
 impl Projection {
     /// A projection that shares the weights and has no adapter.
-    pub(super) fn without_adapter(&self) -> Self {
+    pub(in crate::model) fn without_adapter(&self) -> Self {
         Self {
             name: self.name.clone(),
             weight: self.weight.map(Tensor::shallow_clone, Tensor::shallow_clone),
@@ -127,7 +127,7 @@ impl Projection {
     }
 
     /// [`Self::forward`] of a tensor-parallel rank, whose weights and adapter are the shard `part`.
-    pub(super) fn forward_part(
+    pub(in crate::model) fn forward_part(
         &self,
         x: &Tensor,
         adapter: Adapter,
@@ -142,7 +142,7 @@ impl Projection {
     }
 
     /// Computes `x W^T + bias` without the adapter.
-    pub(super) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
+    pub(in crate::model) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         self.weight.linear(x, bias)
     }
 
@@ -161,7 +161,7 @@ impl Projection {
 
 impl LoraPair {
     /// Returns `weight + scaling * b a` in f32; with DoRA its rows are scaled to their magnitudes.
-    pub(super) fn folded_into(&self, weight: &Tensor) -> Tensor {
+    pub(in crate::model) fn folded_into(&self, weight: &Tensor) -> Tensor {
         let delta = self.b.matmul(&self.a) * self.scaling;
         let folded = weight.to_kind(Kind::Float) + delta;
         match &self.magnitudes {
@@ -173,7 +173,13 @@ impl LoraPair {
     /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
     /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
     /// be reused, because kept activations lie between them.
-    pub(super) fn add_to(&self, base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
+    pub(in crate::model) fn add_to(
+        &self,
+        base: Tensor,
+        x: &Tensor,
+        name: &str,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
         self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
     }
 

@@ -12,9 +12,9 @@
 use rlt_api::plan::model_config::LatentAttention;
 use tch::Tensor;
 
-use super::layer::{DecoderLayer, QueriesKeysValues};
-use super::norms::LayerNorms;
-use super::rope::RopeTables;
+use super::super::layer::{DecoderLayer, QueriesKeysValues};
+use super::super::norms::LayerNorms;
+use super::super::rope::RopeTables;
 
 /// Products of latent attention: from a layer's own weights, or packed by an engine.
 pub trait LatentProducts {
@@ -45,7 +45,7 @@ pub struct LatentParts {
 
 impl DecoderLayer {
     /// The inputs of attention, from the normed hidden state [t, d].
-    pub(super) fn project_latent(
+    pub(in crate::model) fn project_latent(
         &self,
         normed_td: &Tensor,
         rope: &RopeTables,
@@ -78,7 +78,11 @@ impl DecoderLayer {
 
 /// Queries, keys and values of every head, from `parts` and the `expanded` latent, [t, h (p + v)]. All are
 /// padded with zeros to the width of the widest.
-pub(super) fn expanded(latent: &LatentAttention, parts: LatentParts, expanded: &Tensor) -> QueriesKeysValues {
+pub(in crate::model) fn expanded(
+    latent: &LatentAttention,
+    parts: LatentParts,
+    expanded: &Tensor,
+) -> QueriesKeysValues {
     let LatentParts { plain_queries, turned_queries, turned_keys, .. } = parts;
     let (plain, values) = (latent.plain_dim as i64, latent.value_dim as i64);
     let expanded_thd = expanded.unflatten(-1, [-1, plain + values]);

@@ -17,8 +17,8 @@ use safetensors::Dtype;
 use serde_json::Value;
 use tch::{Kind, Tensor, no_grad};
 
+use super::super::error::ModelError;
 use super::checkpoint::WeightFiles;
-use super::error::ModelError;
 
 /// Stored tensors of a 4-bit weight other than its codes, by their names inside the module.
 const OF_FOUR_BITS: [&str; 6] = [
@@ -32,7 +32,7 @@ const OF_FOUR_BITS: [&str; 6] = [
 const OF_INT8: [&str; 2] = ["SCB", "weight_format"];
 
 /// Quantized linear layers of a model, with their shapes [out, in].
-pub(super) fn modules(config: &ModelConfig) -> Vec<(String, [usize; 2])> {
+pub(in crate::model) fn modules(config: &ModelConfig) -> Vec<(String, [usize; 2])> {
     let of_layer = |layer_idx| {
         let shapes = config.projections(layer_idx).into_iter();
         shapes.map(move |shape| {
@@ -45,14 +45,14 @@ pub(super) fn modules(config: &ModelConfig) -> Vec<(String, [usize; 2])> {
 }
 
 /// Whether a stored tensor belongs to the quantized weight of `module`.
-pub(super) fn is_part(module: &str, name: &str) -> bool {
+pub(in crate::model) fn is_part(module: &str, name: &str) -> bool {
     let rest = name.strip_prefix(module).and_then(|rest| rest.strip_prefix('.'));
     rest.is_some_and(|rest| rest == "weight" || OF_FOUR_BITS.contains(&rest) || OF_INT8.contains(&rest))
 }
 
 /// Checks all quantized weights of the files against the configuration. Sets block size and dtype in it,
 /// which `config.json` does not have.
-pub(super) fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<(), ModelError> {
+pub(in crate::model) fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<(), ModelError> {
     let modules = modules(config);
     let Some(quantization) = &mut config.quantization else { return Ok(()) };
     quantization.stored = Some(Precision::Fp32);
@@ -242,7 +242,7 @@ impl<'a> State<'a> {
 }
 
 /// Writes a shard of a stored tensor of the quantized weight of `module` into `values`.
-pub(super) fn fill(
+pub(in crate::model) fn fill(
     files: &WeightFiles,
     quantization: &Quantization,
     module: &str,

@@ -10,29 +10,29 @@ use rlt_core::tensor_shard::TensorShard;
 use rlt_torch::{QuantLayout, QuantizedMatrix};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::base_weight::layout_of;
-use super::error::ModelError;
-use super::quant_state;
+use super::super::base_weight::layout_of;
+use super::super::error::ModelError;
+use super::super::quant_state;
 
 /// One tensor of a linear layer's quantized weight: codes, scales or offset.
 #[derive(Clone, Debug)]
-pub(super) struct PartOf {
-    pub(super) module: String,
+pub(in crate::model) struct PartOf {
+    pub(in crate::model) module: String,
     /// Shape of the weight, [out, in].
-    pub(super) size: [usize; 2],
-    pub(super) tensor: QuantizedTensor,
+    pub(in crate::model) size: [usize; 2],
+    pub(in crate::model) tensor: QuantizedTensor,
 }
 
 /// The tensors of all quantized weights, and a cache of the weight that was quantized last, because its
 /// tensors are requested consecutively.
 #[derive(Debug, Default)]
-pub(super) struct QuantizedParts {
+pub(in crate::model) struct QuantizedParts {
     parts: BTreeMap<String, PartOf>,
     last: Mutex<Option<(String, QuantizedMatrix)>>,
 }
 
 impl QuantizedParts {
-    pub(super) fn new(config: &ModelConfig) -> Self {
+    pub(in crate::model) fn new(config: &ModelConfig) -> Self {
         let mut parts = BTreeMap::new();
         for (module, size) in quant_state::modules(config) {
             let tensors = config.quantization_of(&module).map(|own| own.tensors(&module, size));
@@ -45,12 +45,12 @@ impl QuantizedParts {
     }
 
     /// The quantized tensor with this name; `None` if it belongs to no quantized weight.
-    pub(super) fn get(&self, name: &str) -> Option<&PartOf> {
+    pub(in crate::model) fn get(&self, name: &str) -> Option<&PartOf> {
         self.parts.get(name)
     }
 
     /// Writes the shard `tensor_shard` of `part` into `values`; `read` reads the full weight.
-    pub(super) fn fill(
+    pub(in crate::model) fn fill(
         &self,
         config: &ModelConfig,
         part: &PartOf,
@@ -93,7 +93,7 @@ fn quantized(
 }
 
 /// The quantization error of a module's weight: the weight less the dequantized one, f32 on the CPU.
-pub(super) fn error(
+pub(in crate::model) fn error(
     quantization: &Quantization,
     module: &str,
     size: [i64; 2],

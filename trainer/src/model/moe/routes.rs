@@ -121,7 +121,7 @@ impl RouteWatch {
 
     /// Counts the routes of the layer with experts `place`, which is the number of such layers before it. A
     /// layer that is recomputed overwrites its counts, so it is counted once.
-    pub(super) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
+    pub(in crate::model) fn observe(&self, place: usize, num_experts: usize, routes: &Routes) {
         match (&self.0, &routes.choices) {
             (Watched::OnDevice(watch), Choices::Device(choices)) => {
                 watch.observe(place, num_experts, choices);

@@ -309,7 +309,7 @@ fn a_job_that_asks_for_another_quantization_than_the_files_have_is_refused() {
 /// Quantized linear layers take 4.5 bits a weight, and 4.13 with nested scales; embeddings and norms keep 16.
 #[test]
 fn a_base_shaped_as_smollm2_135m_takes_as_much_as_its_codes_and_scales() {
-    let text = include_str!("../../benches/rollout/model.json");
+    let text = include_str!("../../../benches/rollout/model.json");
     let config = ModelConfig::from_json(&serde_json::from_str(text).unwrap()).unwrap();
     for (double, bits) in [(false, 4.5), (true, 4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0))] {
         let spec = QuantizationSpec { double_quantization: double, ..QuantizationSpec::default() };

@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::NamedTempFile;
 
-use super::decoder::{self, Decoder};
-use super::error::ModelError;
-use super::expert_lora::ExpertTensor;
-use super::experts::ExpertWeights;
-use super::load::outline;
-use super::lora::is_of_tower;
-use super::projection::{Adapter, Projection};
-use super::vision;
+use super::super::decoder::{self, Decoder};
+use super::super::error::ModelError;
+use super::super::expert_lora::ExpertTensor;
+use super::super::experts::ExpertWeights;
+use super::super::load::outline;
+use super::super::lora::is_of_tower;
+use super::super::projection::{Adapter, Projection};
+use super::super::vision;
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
 /// Options of an exported folder.
@@ -47,7 +47,7 @@ impl Decoder {
 
     /// The units of a decoder in the order of writing: `None` for what is outside of the layers, then each
     /// layer's index.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
+    pub(in crate::model) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         std::iter::once(None).chain((0..self.layers.len()).map(Some))
     }
 
@@ -124,7 +124,7 @@ impl Decoder {
 
 /// Returns a tensor of the size `whole`, or an outline of it. Outside of a unit's visit this rank may hold
 /// only its shard of a weight, and then only sizes are read.
-pub(super) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
+pub(in crate::model) fn in_size(tensor: &Tensor, whole: &[i64]) -> Tensor {
     match tensor.size() == whole {
         true => tensor.shallow_clone(),
         false => outline(whole, (tensor.kind(), tensor.device())),
@@ -239,7 +239,7 @@ fn generation_config(decoder: &Decoder) -> Value {
 }
 
 /// A tensor to be written; its bytes are computed when it is written.
-pub(super) struct StoredAs<'a> {
+pub(in crate::model) struct StoredAs<'a> {
     tensor: Tensor,
     merged: Option<Merged<'a>>,
     kind: Kind,
@@ -260,7 +260,7 @@ enum Merged<'a> {
 
 impl<'a> StoredAs<'a> {
     /// A tensor that is stored in its own dtype.
-    pub(super) fn plain(tensor: &Tensor) -> Self {
+    pub(in crate::model) fn plain(tensor: &Tensor) -> Self {
         Self::new(tensor.shallow_clone(), None, tensor.kind())
     }
 
@@ -299,14 +299,17 @@ impl<'a> StoredAs<'a> {
 
 /// A safetensors file under a temporary name, whose tensors are written in the order of its header.
 #[derive(Debug)]
-pub(super) struct TensorWriter {
+pub(in crate::model) struct TensorWriter {
     path: PathBuf,
     file: BufWriter<NamedTempFile>,
 }
 
 impl TensorWriter {
     /// Writes the header of a file of `tensors`.
-    pub(super) fn begin(path: &Path, tensors: &[(String, StoredAs<'_>)]) -> Result<Self, ModelError> {
+    pub(in crate::model) fn begin(
+        path: &Path,
+        tensors: &[(String, StoredAs<'_>)],
+    ) -> Result<Self, ModelError> {
         let header = header_bytes(tensors);
         let begin = || {
             let mut file = BufWriter::with_capacity(1 << 20, new_beside(path)?);
@@ -319,13 +322,13 @@ impl TensorWriter {
     }
 
     /// Writes the next tensor.
-    pub(super) fn write(&mut self, tensor: &StoredAs<'_>) -> Result<(), ModelError> {
+    pub(in crate::model) fn write(&mut self, tensor: &StoredAs<'_>) -> Result<(), ModelError> {
         let written = self.file.write_all(&tensor.bytes());
         written.map_err(|source| ModelError::Write { path: self.path.clone(), source })
     }
 
     /// Renames the finished file to its final name, after the last tensor.
-    pub(super) fn finish(self) -> Result<(), ModelError> {
+    pub(in crate::model) fn finish(self) -> Result<(), ModelError> {
         let Self { path, file } = self;
         let named = file.into_inner().map_err(io::IntoInnerError::into_error);
         named
@@ -335,7 +338,7 @@ impl TensorWriter {
 }
 
 /// Writes indented JSON; creates the folder of `path` if it does not exist.
-pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError> {
+pub(in crate::model) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError> {
     let written = new_beside(path).and_then(|mut file| {
         writeln!(file, "{document:#}")?;
         persist(file, path)

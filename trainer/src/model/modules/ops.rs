@@ -6,7 +6,7 @@ use rlt_torch::Activation;
 use tch::{Kind, Tensor};
 
 /// Root-mean-square norm over the last dim of `x`; `offset` is added to the weight.
-pub(super) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> Tensor {
+pub(in crate::model) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> Tensor {
     rlt_torch::rms_norm(x, weight_d, eps, offset)
 }
 
@@ -24,7 +24,7 @@ fn wide(kind: Kind) -> Kind {
 }
 
 /// The norm of kind `kind` over the last dim of `x`; `offset` is added to the weight of an RMS norm.
-pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, eps: f64, offset: f64) -> Tensor {
+pub(in crate::model) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, eps: f64, offset: f64) -> Tensor {
     match kind {
         NormKind::Rms => rms_norm(x, weight, eps, offset),
         NormKind::Layer => layer_norm(x, weight, eps),
@@ -32,7 +32,7 @@ pub(super) fn norm(kind: NormKind, x: &Tensor, weight: &Tensor, eps: f64, offset
 }
 
 /// `activation(gate) * up`.
-pub(super) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenActivation) -> Tensor {
+pub(in crate::model) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenActivation) -> Tensor {
     rlt_torch::gated_activation(gate, up, activation_of(activation))
 }
 

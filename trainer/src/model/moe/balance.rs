@@ -107,7 +107,7 @@ impl RouterTap {
         Self { weights_t, use_of_routes: UseOfRoutes::Balance { slopes_e, term: RefCell::new(None) } }
     }
 
-    pub(super) fn observe(&self, routes: &Routes) {
+    pub(in crate::model) fn observe(&self, routes: &Routes) {
         let summed_e =
             || (&routes.probabilities_te * self.weights_t.unsqueeze(1)).sum_dim_intlist(0, false, None);
         match &self.use_of_routes {
@@ -168,7 +168,7 @@ impl RouterTap {
 }
 
 /// Copies a tensor's values to the host, and waits for them.
-pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
+pub(in crate::model) fn numbers(tensor: &Tensor) -> Vec<f64> {
     let mut numbers = vec![0_f64; tensor.numel()];
     let on_host = no_grad(|| tensor.to_kind(Kind::Double).to_device(tch::Device::Cpu).contiguous());
     on_host.copy_data(&mut numbers, tensor.numel());
@@ -177,7 +177,7 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f64> {
 
 /// The weight of each packed token, for `num_tokens` from `first_token` on: the number of completions that
 /// continue its segment, at least 1. Padding has 0.
-pub(super) fn token_weights(
+pub(in crate::model) fn token_weights(
     cu_seqlens: &[i32],
     prefixes: &[Option<usize>],
     first_token: usize,

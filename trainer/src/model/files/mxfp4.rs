@@ -12,8 +12,8 @@ use rlt_core::tensor_shard::TensorShard;
 use safetensors::Dtype;
 use tch::{Tensor, no_grad};
 
+use super::super::error::ModelError;
 use super::checkpoint::WeightFiles;
-use super::error::ModelError;
 
 /// Number of values that share a scale.
 const BLOCK: usize = 32;
@@ -26,12 +26,12 @@ fn parts(name: &str) -> [String; 2] {
 }
 
 /// Whether files hold a parameter in MXFP4.
-pub(super) fn is_stored(files: &WeightFiles, name: &str) -> bool {
+pub(in crate::model) fn is_stored(files: &WeightFiles, name: &str) -> bool {
     !files.contains(name) && parts(name).iter().all(|part| files.contains(part))
 }
 
 /// The parameters of a model that files hold in MXFP4.
-pub(super) fn parameters(config: &ModelConfig, files: &WeightFiles) -> Vec<ParameterShape> {
+pub(in crate::model) fn parameters(config: &ModelConfig, files: &WeightFiles) -> Vec<ParameterShape> {
     let has_some = |config: &ModelConfig| {
         config.experts.as_ref().is_some_and(|experts| experts.form == ExpertForm::Clamped)
     };
@@ -43,7 +43,7 @@ pub(super) fn parameters(config: &ModelConfig, files: &WeightFiles) -> Vec<Param
 }
 
 /// Whether a stored tensor holds blocks or scales of one of `parameters`.
-pub(super) fn is_part(parameters: &[ParameterShape], name: &str) -> bool {
+pub(in crate::model) fn is_part(parameters: &[ParameterShape], name: &str) -> bool {
     let stem = name.strip_suffix("_blocks").or_else(|| name.strip_suffix("_scales"));
     stem.is_some_and(|stem| parameters.iter().any(|parameter| parameter.name == stem))
 }
@@ -52,7 +52,7 @@ pub(super) fn is_part(parameters: &[ParameterShape], name: &str) -> bool {
 ///
 /// # Errors
 /// [`ModelError::WrongShape`] and [`ModelError::WrongDtype`].
-pub(super) fn check(parameters: &[ParameterShape], files: &WeightFiles) -> Result<(), ModelError> {
+pub(in crate::model) fn check(parameters: &[ParameterShape], files: &WeightFiles) -> Result<(), ModelError> {
     for parameter in parameters {
         let [num, inputs, outputs] = sizes(&parameter.shape);
         let blocks = vec![num, outputs, inputs / BLOCK, BLOCK / 2];
@@ -80,7 +80,7 @@ fn sizes(shape: &[usize]) -> [usize; 3] {
 ///
 /// # Errors
 /// [`ModelError`], with file and tensor, when a file cannot be read, or holds scales that are not finite.
-pub(super) fn fill(
+pub(in crate::model) fn fill(
     files: &WeightFiles,
     tensor_shard: &TensorShard<'_>,
     values: &Tensor,

@@ -7,12 +7,12 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::tensor_shard::TensorShard;
 use tch::{TchError, Tensor, no_grad};
 
-use super::random::TensorRandom;
+use super::super::random::TensorRandom;
 
 /// Writes a tensor shard of weights as transformers initialises them over `values`, `[len]`: normal with the
 /// configuration's `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`,
 /// its name and their place in it.
-pub(super) fn draw_into(
+pub(in crate::model) fn draw_into(
     config: &ModelConfig,
     seed: u64,
     tensor_shard: &TensorShard<'_>,

@@ -6,29 +6,29 @@ use std::convert::Infallible;
 use rlt_api::plan::model_config::ProductRows;
 use tch::Tensor;
 
-use super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
+use super::super::projection::{Adapter, Dropout};
+use super::super::tp_cuts::ParameterCuts;
 use super::latent::{self, LatentParts, LatentProducts};
-use super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
 use super::products::{DenseProducts, FeedForward, Projections};
-use super::projection::{Adapter, Dropout};
-use super::tp_cuts::ParameterCuts;
 
 /// Products of a layer from its own weights, or from this rank's tensor-parallel shards of them.
-pub(super) struct OwnProjections<'a> {
-    pub(super) layer: &'a DecoderLayer,
-    pub(super) context: &'a LayerContext,
+pub(in crate::model) struct OwnProjections<'a> {
+    pub(in crate::model) layer: &'a DecoderLayer,
+    pub(in crate::model) context: &'a LayerContext,
     /// This rank's shards of the weights; `None` without tensor parallelism.
-    pub(super) cuts: Option<&'a ParameterCuts>,
+    pub(in crate::model) cuts: Option<&'a ParameterCuts>,
 }
 
 impl<'a> OwnProjections<'a> {
     /// Products of a layer whose full weights are local.
-    pub(super) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
+    pub(in crate::model) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
         Self { layer, context, cuts: None }
     }
 
     /// The products of the feed-forward block.
-    pub(super) fn block(&self) -> impl DenseProducts<Error = Infallible> {
+    pub(in crate::model) fn block(&self) -> impl DenseProducts<Error = Infallible> {
         OwnBlock(self)
     }
 

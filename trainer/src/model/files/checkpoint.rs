@@ -17,13 +17,13 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::error::ModelError;
+use super::super::error::ModelError;
 
 /// Largest header in bytes that is read; the safetensors library has the same limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Number of values that are read at a time.
-pub(super) const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
+pub(in crate::model) const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
 
 /// The weight files of a model folder, headers read.
 #[derive(Debug)]
