@@ -7,6 +7,8 @@ use rlt_rules::{rust_sources, workspace_root};
 
 /// Lines above which a file fails; 250 is the aim.
 const MAX_FILE_LINES: usize = 600;
+/// Source files in a folder, without those in its folders, above which the folder fails.
+const MAX_FOLDER_FILES: usize = 20;
 /// Lines above which the body of a function fails; 25 is the aim.
 const MAX_FUNCTION_LINES: usize = 60;
 /// Lines above which the body of a test or a benchmark fails, which may list cases.
@@ -172,6 +174,17 @@ fn files_and_functions_stay_small() {
         }
     }
     assert!(too_long.is_empty(), "{}", too_long.join("\n"));
+}
+
+#[test]
+fn folders_stay_small() {
+    let mut num_files: BTreeMap<String, usize> = BTreeMap::new();
+    for file in rust_sources().unwrap() {
+        let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        *num_files.entry(folder.to_owned()).or_default() += 1;
+    }
+    num_files.retain(|_, num| *num > MAX_FOLDER_FILES);
+    assert!(num_files.is_empty(), "more than {MAX_FOLDER_FILES} source files: {num_files:#?}");
 }
 
 #[test]
