@@ -1,4 +1,4 @@
-//! Which rank has which part of the tensors, and of the work.
+//! Placement of tensors, and of work, on ranks.
 
 pub mod mesh;
 pub mod partition;

@@ -1,4 +1,4 @@
-//! From disk to tensors and back: weights of files, quantized weights, new weights, and export.
+//! Weights of files, quantized weights, new weights, and the export of a decoder.
 
 pub(super) mod checkpoint;
 pub(super) mod export;

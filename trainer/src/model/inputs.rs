@@ -1,4 +1,4 @@
-//! What a layer takes: packed tokens, image features, and the products and projections of its weights.
+//! Inputs of a layer: packed tokens, image features, and the products and projections of its weights.
 
 pub(super) mod latent;
 pub(super) mod own_projections;

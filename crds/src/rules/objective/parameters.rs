@@ -90,7 +90,7 @@ pub(in crate::rules) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What messages call the formulas of a family.
+/// Names of a family of formulas in messages.
 #[derive(Clone, Copy)]
 struct FamilyName {
     one: &'static str,

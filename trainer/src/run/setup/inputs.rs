@@ -41,7 +41,7 @@ impl ModelFiles {
     }
 }
 
-/// What a run reads before it starts.
+/// Inputs of a run, which are read before it starts.
 pub(super) struct Inputs {
     /// The files of the policy.
     pub(super) model: ModelFiles,

@@ -28,7 +28,7 @@ use crate::storage::run_folder::RunFolder;
 /// The part of the seed of weights that is the critic's adapter.
 const CRITIC_ADAPTER: u64 = 1;
 
-/// What all roles of a run are made of.
+/// Settings and objects that all roles of a run are made of.
 pub(super) struct RoleSetup<'a> {
     /// The manifest, with all choices made.
     pub(super) spec: &'a ResolvedSpec,
