@@ -1,4 +1,4 @@
-//! The operator's knowledge of the cluster: the index of objects, the watches that fill it, and its own writes.
+//! The operator's knowledge of the cluster: the index of objects, the watches that fill it, its own writes.
 
 pub mod index;
 pub mod namespaces;
