@@ -168,7 +168,7 @@ impl CheckpointStore {
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
         let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
-        copies::fetch_newer((uri.as_str(), run), &self.dir, here.map(|(save_index, _)| save_index))
+        copies::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
     }
 
     /// The newest step that has a copy; `None` where there is no such place, or nothing in it yet.
