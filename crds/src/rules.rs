@@ -1,27 +1,26 @@
 //! Rules that span fields. Each has a Kubernetes form (CEL) and a Rust form side by side, with one message.
 //! Rules of a single field (type, range, enum) are in the schema instead.
 
+mod algorithm;
 mod batch;
 mod budgets;
 #[cfg(feature = "kube")]
 mod changes;
-mod checkpoint;
 mod data;
-mod failure_policy;
 mod lora;
+mod losses;
 mod model;
-mod objective;
 mod parallelism;
-mod pod;
+mod pods;
 mod quantization;
+mod reference;
 mod reward_fields;
 mod reward_model;
 mod rewards;
+mod roles;
 mod rollout;
 mod task;
-mod tracking;
 mod training;
-mod workers;
 
 use std::fmt::Write as _;
 
@@ -34,9 +33,10 @@ use crate::spec::{
 };
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
-use objective::{algorithm, loss, parameters, preference, reference, roles};
+use losses::{loss, parameters, preference};
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
+use pods::{checkpoint, failure_policy, pod, tracking, workers};
 use reward_fields::FieldRule;
 pub(crate) use workers::is_variable_reserved;
 

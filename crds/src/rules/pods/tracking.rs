@@ -1,7 +1,7 @@
 //! Rules of `spec.tracking`.
 
-use super::rewards::is_plain_url;
-use super::{Check, Rule};
+use super::super::rewards::is_plain_url;
+use super::super::{Check, Rule};
 use crate::spec::{RLTrainingJobSpec, TrackingSpec};
 
 /// Rule that a tracking server's address is a URL without a password.
@@ -25,7 +25,7 @@ fn address(spec: &RLTrainingJobSpec, of: fn(&TrackingSpec) -> Option<&String>) -
     of(&spec.tracking).map(String::as_str)
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     is_plain_address!("spec.tracking.mlflow", |tracking| tracking.mlflow.as_ref().map(|server| &server.url)),
     is_plain_address!("spec.tracking.trackio", |tracking| tracking
         .trackio

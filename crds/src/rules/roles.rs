@@ -1,11 +1,11 @@
 //! Rules of `spec.training.roles`: settings of a role that the job does not have, or that it cannot use.
 //! Budgets of roles are in `budgets`.
 
-use super::super::{Check, Rule, cel_list};
 use super::algorithm::{cel_estimator, estimator, with_critic};
+use super::{Check, Rule, cel_list};
 
 /// CEL condition that a field of `training.roles` is given.
-pub(in crate::rules) fn cel_has(path: &str) -> String {
+pub(super) fn cel_has(path: &str) -> String {
     let roles = "self.training.roles";
     let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
     let steps = ends.filter(|end| *end >= roles.len()).map(|end| format!("has({})", &path[..end]));
@@ -14,7 +14,7 @@ pub(in crate::rules) fn cel_has(path: &str) -> String {
 
 const REFERENCE_OFFLOAD: &str = "self.training.roles.reference.offloadParameters";
 
-pub(in crate::rules) const RULES: &[Rule] = &[
+pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.training",
         at: "roles.critic.offload.activations",

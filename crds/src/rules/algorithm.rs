@@ -1,6 +1,6 @@
 //! Rules of `spec.algorithm` except its loss: fields that are given must be used by the chosen parts.
 
-use super::super::{
+use super::{
     Check, Rule, cel_effective, cel_kinds, cel_learns_from, cel_list, cel_name, cel_samples_nothing,
     learns_from, preset_of,
 };
@@ -25,16 +25,16 @@ fn estimators(which: impl Fn(&AdvantageEstimator) -> bool) -> Vec<AdvantageEstim
 }
 
 /// Returns the estimators that need a critic.
-pub(in crate::rules) fn with_critic() -> Vec<AdvantageEstimatorKind> {
+pub(super) fn with_critic() -> Vec<AdvantageEstimatorKind> {
     estimators(|estimator| estimator.reads(EstimatorInput::Values))
 }
 
-pub(in crate::rules) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
+pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
 }
 
-pub(in crate::rules) fn cel_estimator(algorithm: &str) -> String {
+pub(super) fn cel_estimator(algorithm: &str) -> String {
     cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
 }
 
@@ -47,7 +47,7 @@ fn rejection(spec: &RLTrainingJobSpec, holds: fn(&RejectionSpec) -> bool) -> boo
     correction.and_then(|correction| correction.rejection.as_ref()).is_none_or(holds)
 }
 
-pub(in crate::rules) const RULES: &[Rule] = &[
+pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "preset",

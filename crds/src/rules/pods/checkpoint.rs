@@ -1,6 +1,6 @@
 //! Rules of `spec.checkpoint`.
 
-use super::{Check, Rule, cel_list};
+use super::super::{Check, Rule, cel_list};
 
 /// Prefixes of an object store's address.
 const SCHEMES: [&str; 4] = ["s3://", "gs://", "az://", "file:///"];
@@ -11,7 +11,7 @@ fn is_address(uri: &str) -> bool {
         .any(|scheme| uri.strip_prefix(scheme).is_some_and(|rest| rest.starts_with(|first| first != '/')))
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.checkpoint.uri",
         at: "",

@@ -3,9 +3,7 @@
 use rlt_algorithms::declaration::{Family, Parameters};
 use rlt_algorithms::preference::PreferenceLoss;
 
-use super::super::{
-    Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of,
-};
+use super::{Check, Rule, cel_effective, cel_learns_from, cel_list, learns_from, preference, preset_of};
 use crate::spec::{KlPlacement, LearnsFrom, PreferenceLossKind, RLTrainingJobSpec};
 
 /// Returns the losses of pairs that read a reference policy.
@@ -48,7 +46,7 @@ fn cel_reads_reference() -> String {
     )
 }
 
-pub(in crate::rules) const RULES: &[Rule] = &[
+pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "referenceSync",

@@ -1,6 +1,6 @@
 //! Rules of `spec.runPolicy.failurePolicy`.
 
-use super::{Check, Rule};
+use super::super::{Check, Rule};
 use crate::plan::FailureCause;
 use crate::spec::{FailureAction, FailureRuleSpec, RLTrainingJobSpec};
 
@@ -10,7 +10,7 @@ fn all(spec: &RLTrainingJobSpec, holds: fn(&FailureRuleSpec) -> bool) -> bool {
     spec.run_policy.failure_policy.iter().flat_map(|policy| &policy.rules).all(holds)
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: SCOPE,
         at: "",

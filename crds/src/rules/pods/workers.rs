@@ -1,6 +1,6 @@
 //! Rules of `spec.workers` and `spec.runPolicy`.
 
-use super::{Check, Rule, cel_list, divisors};
+use super::super::{Check, Rule, cel_list, divisors};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator, TopologySpec};
 
@@ -39,7 +39,7 @@ fn is_variable_name(name: &str) -> bool {
 
 const A_QUANTITY: &str = "a quantity above zero such as 500m, 4 or 16Gi";
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.workers.resources.cpu",
         at: "",

@@ -1,6 +1,6 @@
 //! Rules of `spec.workers.pod` and of named resources.
 
-use super::{Check, Rule};
+use super::super::{Check, Rule};
 use crate::quantity::is_positive_quantity;
 use crate::spec::{RLTrainingJobSpec, ResourceClaimSpec, VolumeSpec};
 
@@ -29,7 +29,7 @@ pub(crate) fn is_reserved_folder(path: &str) -> bool {
     RESERVED_FOLDERS.iter().any(is_below)
 }
 
-pub(super) const RULES: &[Rule] = &[
+pub(in crate::rules) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.workers.resources.extra",
         at: "",
