@@ -163,13 +163,18 @@ impl From<Failure> for RolloutError {
     }
 }
 
-/// Limits of a decoder, by the requests of one call of `generate`.
-pub(super) struct Bounds {
-    pub(super) max_rows: usize,
-    pub(super) max_blocks: usize,
-    /// Whether a request penalises tokens that occurred.
-    pub(super) has_penalty: bool,
-    pub(super) uses_graphs: bool,
+/// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
+fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
+    let Device::Cuda(device) = weights.frame.device() else {
+        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
+        return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
+    };
+    let head_dim = weights.frame.config.head_dim;
+    if head_dim > WIDEST_HEAD {
+        let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
+        return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
+    }
+    Ok(device)
 }
 
 impl Bounds {
@@ -185,22 +190,17 @@ impl Bounds {
     }
 }
 
+/// Limits of a decoder, by the requests of one call of `generate`.
+pub(super) struct Bounds {
+    pub(super) max_rows: usize,
+    pub(super) max_blocks: usize,
+    /// Whether a request penalises tokens that occurred.
+    pub(super) has_penalty: bool,
+    pub(super) uses_graphs: bool,
+}
+
 /// The widest heads that kernels take.
 const WIDEST_HEAD: usize = 256;
-
-/// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
-fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
-    let Device::Cuda(device) = weights.frame.device() else {
-        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
-        return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
-    };
-    let head_dim = weights.frame.config.head_dim;
-    if head_dim > WIDEST_HEAD {
-        let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
-        return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
-    }
-    Ok(device)
-}
 
 impl<'a> DeviceDecoder<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
