@@ -177,19 +177,6 @@ fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
     Ok(device)
 }
 
-impl Bounds {
-    /// The layout of the state of rows within these limits.
-    fn layout(&self, vocab_size: usize, block_size: usize, route_layers: usize) -> Layout {
-        Layout {
-            max_rows: self.max_rows,
-            max_blocks: self.max_blocks,
-            seen_words: if self.has_penalty { vocab_size.div_ceil(32) } else { 0 },
-            block_size,
-            route_layers,
-        }
-    }
-}
-
 /// Limits of a decoder, by the requests of one call of `generate`.
 pub(super) struct Bounds {
     pub(super) max_rows: usize,
@@ -221,7 +208,13 @@ impl<'a> DeviceDecoder<'a> {
         let num_ranks = peers.as_ref().map_or(1, Peers::num);
         let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
-        let layout = bounds.layout(vocab_size, block_size, weights.frame.config.num_expert_layers());
+        let layout = Layout {
+            max_rows: bounds.max_rows,
+            max_blocks: bounds.max_blocks,
+            seen_words: if bounds.has_penalty { vocab_size.div_ceil(32) } else { 0 },
+            block_size,
+            route_layers: weights.frame.config.num_expert_layers(),
+        };
         let rows = Rows::new(layout);
         let change_words = layout.max_change_words() as i64;
         let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
