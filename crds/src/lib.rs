@@ -14,13 +14,11 @@ mod crd;
 mod defaults;
 #[cfg(feature = "kube")]
 mod documentation;
+mod documents;
 mod exit_code;
-mod overlay;
 
-mod manifest;
 pub mod plan;
 mod presets;
-mod quantity;
 mod reason;
 #[cfg(feature = "kube")]
 mod reference;
@@ -32,12 +30,12 @@ pub mod symptoms;
 mod validate;
 mod variables;
 mod warnings;
-mod yaml;
 
 pub use conflicts::support_markdown;
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
 pub use defaults::{Defaults, MergedSpec, Origin, merge};
+use documents::{manifest, overlay, quantity, yaml};
 pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 pub use manifest::{API_VERSION, KIND, Metadata};
 pub use overlay::overlay;

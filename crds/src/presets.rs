@@ -7,29 +7,25 @@ mod registry;
 mod projects;
 
 mod cispo;
-mod cpo;
 mod dapo;
-mod dpo;
 mod dr_grpo;
 mod grpo;
 mod gspo;
-mod kto;
-mod online_dpo;
-mod orpo;
 mod pf_ppo;
 mod ppo;
+mod preference;
 mod process_reward;
 mod reinforce_plus_plus;
 mod remax;
 mod reward_model;
 mod rloo;
 mod sft;
-mod simpo;
 mod vapo;
 
 use rlt_algorithms::declaration::Parameters;
 use rlt_algorithms::kl::KlEstimator;
 
+use preference::{cpo, dpo, kto, online_dpo, orpo, simpo};
 pub use projects::PresetProject;
 
 use crate::spec::{

@@ -7,16 +7,12 @@ mod batch;
 mod budgets;
 #[cfg(feature = "kube")]
 mod changes;
-mod checkpoint;
 mod data;
-mod failure_policy;
 mod lora;
-mod loss;
+mod losses;
 mod model;
 mod parallelism;
-mod parameters;
-mod pod;
-mod preference;
+mod pods;
 mod quantization;
 mod reference;
 mod reward_fields;
@@ -25,9 +21,7 @@ mod rewards;
 mod roles;
 mod rollout;
 mod task;
-mod tracking;
 mod training;
-mod workers;
 
 use std::fmt::Write as _;
 
@@ -42,8 +36,10 @@ use crate::spec::{
 pub(crate) use algorithm::{cel_estimator, estimator, with_critic};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
+use losses::{loss, parameters, preference};
 use parameters::ParameterRule;
 pub(crate) use pod::is_reserved_folder;
+use pods::{checkpoint, failure_policy, pod, tracking, workers};
 use reward_fields::FieldRule;
 pub(crate) use roles::cel_has;
 pub(crate) use workers::is_variable_reserved;

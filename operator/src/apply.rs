@@ -96,7 +96,7 @@ pub async fn apply(
             return Ok(());
         }
         let placements =
-            Box::pin(gang::prepare(client, index, input, cluster, (attempt, &decision.start))).await?;
+            Box::pin(gang::prepare(client, index, input, cluster, attempt, &decision.start)).await?;
         let failures_by_node = &avoided_nodes(index, decision);
         let retries_left = decide::retries_left(input.prepared, &decision.status);
         let retries_left = retries_left.as_ref();

@@ -54,7 +54,7 @@ pub async fn run(
         }
     };
     tokio::select! {
-        () = work(context, namespaces, concurrency, (store, writer), stop) => {}
+        () = work(context, namespaces, concurrency, store, writer, stop) => {}
         () = stopped_early => {}
     }
 }
@@ -63,7 +63,8 @@ async fn work(
     context: Arc<Context>,
     namespaces: &[String],
     concurrency: u16,
-    (store, writer): (reflector::Store<Job>, reflector::store::Writer<Job>),
+    store: reflector::Store<Job>,
+    writer: reflector::store::Writer<Job>,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
     let (changed, changes) = mpsc::unbounded();
@@ -139,7 +140,7 @@ fn follow_queues(context: &Arc<Context>, namespaces: &[String], sink: &Sink, wat
         let (discovery, sink) = (context.discovery.clone(), sink.clone());
         watches.spawn(async move {
             discovery.kueue().await;
-            watch::objects(api, namespace, ("workloads", ()), Workload::read, sink, first).await;
+            watch::objects(api, namespace, "workloads", (), Workload::read, sink, first).await;
         });
     }
 }
@@ -199,16 +200,16 @@ fn follow_objects(client: &Client, namespaces: &[String], sink: &Sink, watches: 
     let seen = &sink.index.namespaces;
     watches.spawn(watch::nodes(Api::<Node>::all(client.clone()), sink.clone()));
     for (api, namespace) in apis::<SeenPod>(client, namespaces) {
-        let (first, kind) = (seen.expect(namespace.as_deref()), ("pods", ()));
-        watches.spawn(watch::objects(api, namespace, kind, Worker::read, sink.clone(), first));
+        let first = seen.expect(namespace.as_deref());
+        watches.spawn(watch::objects(api, namespace, "pods", (), Worker::read, sink.clone(), first));
     }
     macro_rules! follow {
         ($kind:ty, $child:expr) => {
             for (api, namespace) in apis::<SeenMetadata<$kind>>(client, namespaces) {
                 let first = seen.expect(namespace.as_deref());
                 let read = |object: &SeenMetadata<$kind>| watch::read_child($child, &object.metadata);
-                let kind = ("children", $child);
-                watches.spawn(watch::objects(api, namespace, kind, read, sink.clone(), first));
+                let watched = watch::objects(api, namespace, "children", $child, read, sink.clone(), first);
+                watches.spawn(watched);
             }
         };
     }

@@ -9,24 +9,19 @@
 //! An operator that crashes in between never leaves pods of two attempts running.
 
 mod apply_failure;
+mod attempt_end;
 mod clock;
 mod conditions;
 mod deadlines;
 mod deletion;
 mod dispatch;
-mod evacuation;
 mod events;
 mod exclusion;
-mod failure;
-mod failure_policy;
 mod finished;
 mod job_pods;
 mod queue;
-mod restarts;
-mod retries;
 mod spares;
 mod specification;
-mod success;
 mod suspension;
 mod topology;
 
@@ -46,6 +41,7 @@ use rlt_objects::worker_id::WorkerId;
 
 use crate::nodes::{NodeLabels, NodeStates};
 pub use apply_failure::ApplyFailure;
+use attempt_end::{evacuation, failure, restarts, retries, success};
 pub use conditions::JobState;
 pub use dispatch::dispatch;
 pub use events::JobEvent;

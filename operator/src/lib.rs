@@ -8,6 +8,7 @@
 
 pub mod apply;
 mod backoff;
+mod cache;
 pub mod chart;
 pub mod client;
 pub mod context;
@@ -15,18 +16,14 @@ pub mod controller;
 pub mod decide;
 pub mod discovery;
 pub mod health;
-pub mod index;
 pub mod lease;
 pub mod metrics;
-pub mod namespaces;
-pub mod nodes;
 pub mod observe;
 pub mod permissions;
 pub mod process;
 pub mod progress;
 pub mod reconcile;
 mod run;
-pub mod watch;
-pub mod written;
 
+pub use cache::{index, namespaces, nodes, watch, written};
 pub use run::{RunError, run};

@@ -259,7 +259,7 @@ impl Channel {
         tracing::info!(%address, channel = self.address, "serving the status channel");
         if let Some(service) = &self.service {
             let ip = args.pod_ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            progress::announce(client, &args.namespace, service, (ip, address.port())).await?;
+            progress::announce(client, &args.namespace, service, ip, address.port()).await?;
         }
         task.await.unwrap_or(Ok(()))?;
         Ok(())

@@ -218,7 +218,7 @@ async fn the_leader_is_the_one_endpoint_of_the_channel() {
     let namespace = cluster.namespace("endpoint").await.unwrap();
     let client = cluster.client().await.unwrap();
     for last in [7, 8] {
-        announce(&client, &namespace, "channel", ([10, 0, 0, last].into(), 9443)).await.unwrap();
+        announce(&client, &namespace, "channel", [10, 0, 0, last].into(), 9443).await.unwrap();
     }
     let slices = Api::<EndpointSlice>::namespaced(client, &namespace);
     let slice = slices.get("channel-ipv4").await.unwrap();

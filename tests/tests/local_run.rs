@@ -4,49 +4,49 @@
 //! tests of their own.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "local_run/bad_data.rs"]
+#[path = "local_run/data/bad_data.rs"]
 mod bad_data;
 #[path = "local_run/bad_manifest.rs"]
 mod bad_manifest;
-#[path = "local_run/bad_model.rs"]
+#[path = "local_run/models/bad_model.rs"]
 mod bad_model;
 #[path = "local_run/commands.rs"]
 mod commands;
 #[path = "local_run/complete.rs"]
 mod complete;
-#[path = "local_run/copies.rs"]
+#[path = "local_run/checkpoints/copies.rs"]
 mod copies;
-#[path = "local_run/datasets.rs"]
+#[path = "local_run/data/datasets.rs"]
 mod datasets;
 #[path = "local_run/examples.rs"]
 mod examples;
-#[path = "local_run/expert_parallel.rs"]
+#[path = "local_run/parallel/expert_parallel.rs"]
 mod expert_parallel;
-#[path = "local_run/exports.rs"]
+#[path = "local_run/models/exports.rs"]
 mod exports;
-#[path = "local_run/hub_models.rs"]
+#[path = "local_run/models/hub_models.rs"]
 mod hub_models;
 #[path = "local_run/job.rs"]
 mod job;
-#[path = "local_run/kept_adapters.rs"]
+#[path = "local_run/models/kept_adapters.rs"]
 mod kept_adapters;
-#[path = "local_run/memory.rs"]
+#[path = "local_run/models/memory.rs"]
 mod memory;
-#[path = "local_run/minio.rs"]
+#[path = "local_run/checkpoints/minio.rs"]
 mod minio;
-#[path = "local_run/narrow.rs"]
+#[path = "local_run/models/narrow.rs"]
 mod narrow;
-#[path = "local_run/offload.rs"]
+#[path = "local_run/parallel/offload.rs"]
 mod offload;
-#[path = "local_run/pods_of_ranks.rs"]
+#[path = "local_run/parallel/pods_of_ranks.rs"]
 mod pods_of_ranks;
-#[path = "local_run/preference.rs"]
+#[path = "local_run/data/preference.rs"]
 mod preference;
 #[path = "local_run/presets.rs"]
 mod presets;
-#[path = "local_run/process_reward.rs"]
+#[path = "local_run/rewards/process_reward.rs"]
 mod process_reward;
-#[path = "local_run/ranks.rs"]
+#[path = "local_run/parallel/ranks.rs"]
 mod ranks;
 #[path = "local_run/real_examples.rs"]
 mod real_examples;
@@ -54,37 +54,37 @@ mod real_examples;
 mod recomputed;
 #[path = "local_run/reference_sync.rs"]
 mod reference_sync;
-#[path = "local_run/restarts.rs"]
+#[path = "local_run/checkpoints/restarts.rs"]
 mod restarts;
-#[path = "local_run/resume.rs"]
+#[path = "local_run/checkpoints/resume.rs"]
 mod resume;
-#[path = "local_run/reward_model.rs"]
+#[path = "local_run/rewards/reward_model.rs"]
 mod reward_model;
-#[path = "local_run/reward_model_training.rs"]
+#[path = "local_run/rewards/reward_model_training.rs"]
 mod reward_model_training;
-#[path = "local_run/reward_servers.rs"]
+#[path = "local_run/rewards/reward_servers.rs"]
 mod reward_servers;
-#[path = "local_run/rewards.rs"]
+#[path = "local_run/rewards/rewards.rs"]
 mod rewards;
 #[path = "local_run/rlctl.rs"]
 mod rlctl;
 #[path = "local_run/roles.rs"]
 mod roles;
-#[path = "local_run/run_folder.rs"]
+#[path = "local_run/checkpoints/run_folder.rs"]
 mod run_folder;
 #[path = "local_run/sampling.rs"]
 mod sampling;
-#[path = "local_run/sandboxed_rewards.rs"]
+#[path = "local_run/rewards/sandboxed_rewards.rs"]
 mod sandboxed_rewards;
-#[path = "local_run/saved_modules.rs"]
+#[path = "local_run/models/saved_modules.rs"]
 mod saved_modules;
-#[path = "local_run/sharded.rs"]
+#[path = "local_run/parallel/sharded.rs"]
 mod sharded;
-#[path = "local_run/shown_data.rs"]
+#[path = "local_run/data/shown_data.rs"]
 mod shown_data;
 #[path = "local_run/symptoms.rs"]
 mod symptoms;
-#[path = "local_run/tensor_parallel.rs"]
+#[path = "local_run/parallel/tensor_parallel.rs"]
 mod tensor_parallel;
 #[path = "local_run/tensorboard.rs"]
 mod tensorboard;
@@ -92,7 +92,7 @@ mod tensorboard;
 mod traces;
 #[path = "local_run/track.rs"]
 mod track;
-#[path = "local_run/unmerged.rs"]
+#[path = "local_run/models/unmerged.rs"]
 mod unmerged;
-#[path = "local_run/vision.rs"]
+#[path = "local_run/data/vision.rs"]
 mod vision;

@@ -64,7 +64,7 @@ fn save(
     let parts = |writer_idx| {
         let whole = tensors.iter();
         let whole = whole.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone()));
-        divided(whole.collect(), (writer_idx, num_writers))
+        divided(whole.collect(), writer_idx, num_writers)
     };
     let all: Vec<Vec<TensorPart>> = (0..num_writers).map(parts).collect();
     let started = Instant::now();

@@ -15,17 +15,15 @@
 mod demonstration;
 mod error;
 mod feed;
+mod files;
 mod images;
-mod jsonl;
 mod loader;
 mod mixture;
-mod parquet;
 mod preference;
 pub mod preview;
 mod prompt;
 mod rows;
 pub mod seeds;
-mod sets;
 pub mod steps;
 mod stream;
 mod task;
@@ -46,6 +44,7 @@ use crate::data::tokenizer::Tokenizer;
 pub use error::{DataError, RowLocation};
 pub use feed::Data;
 pub(crate) use feed::DataPosition;
+use files::{jsonl, parquet, sets};
 pub use loader::{
     DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader, StreamOptions,
 };

@@ -11,36 +11,19 @@
 //! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
 //! [tokens, heads, head_dim]. Losses, optimizers and sampling are in `roles` and `rlt-core`.
 
-mod balance;
-mod base_weight;
-mod checkpoint;
 mod classifier;
 mod decoder;
 mod error;
-mod expert_lora;
 mod expert_parallel;
-mod experts;
-mod export;
-mod fresh;
+mod files;
 mod frozen;
 pub mod hub;
-mod latent;
+mod inputs;
 mod layer;
 mod load;
 mod lora;
-mod mxfp4;
-mod norms;
-mod ops;
-mod own_projections;
-mod packed;
-mod placed;
-mod products;
-mod projection;
-mod quant_state;
-mod quantize;
-mod random;
-mod rope;
-mod routes;
+mod modules;
+mod moe;
 mod saved_modules;
 pub(crate) mod tensor_parallel;
 pub(crate) mod tp_cuts;
@@ -59,12 +42,16 @@ pub(crate) use expert_parallel::BeforeExperts;
 pub(crate) use experts::ExpertWeights;
 pub use experts::{Choices, ExpertProducts, Mixture, Routes};
 pub use export::{Export, ExportOptions};
+use files::{checkpoint, export, fresh, mxfp4, quant_state, quantize};
+use inputs::{latent, own_projections, packed, placed, products};
 pub use latent::{LatentParts, LatentProducts};
 pub(crate) use layer::QueriesKeysValues;
 pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projections};
 pub use load::read_config;
 pub(crate) use lora::peft_names;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch, Patterns};
+use modules::{base_weight, norms, ops, projection, random, rope};
+use moe::{balance, expert_lora, experts, routes};
 pub(crate) use norms::Norm;
 pub(crate) use ops::{activation_of, clamped_activation, gated_activation_packed};
 pub use packed::{PackedImages, PackedInput};
@@ -80,10 +67,14 @@ pub(crate) use vision::{TowerPass, VisionTower};
 pub use weights::Weights;
 
 #[cfg(test)]
+#[path = "model/tests/frozen_tests.rs"]
 mod frozen_tests;
 #[cfg(test)]
+#[path = "model/tests/load_tests.rs"]
 mod load_tests;
 #[cfg(test)]
+#[path = "model/tests/mutated_tests.rs"]
 mod mutated_tests;
 #[cfg(test)]
+#[path = "model/tests/quantized_tests.rs"]
 mod quantized_tests;

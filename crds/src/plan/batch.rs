@@ -46,7 +46,7 @@ impl BatchPlan {
         let samples_per_step = prompts_per_step * samples_per_prompt;
         let max_sequence_tokens = spec.max_sequence_tokens();
         let mesh = &spec.workers.mesh;
-        let passes = |num_prompts: u64, budget: (u32, u32)| {
+        let passes = |num_prompts: u64, budget: TokenBudget| {
             FullPass::new(spec, num_prompts, samples_per_prompt, budget).num_passes
         };
         Self {
@@ -60,11 +60,11 @@ impl BatchPlan {
             max_tokens_per_step: samples_per_step * max_sequence_tokens,
             max_micro_batches_per_update: passes(
                 training.prompts_per_update.into(),
-                (training.max_tokens_per_micro_batch, mesh.sp),
+                TokenBudget { tokens: training.max_tokens_per_micro_batch, sp: mesh.sp },
             ),
             max_logprob_passes_per_step: passes(
                 prompts_per_step,
-                (training.max_logprob_tokens, mesh.sp_of_logprobs()),
+                TokenBudget { tokens: training.max_logprob_tokens, sp: mesh.sp_of_logprobs() },
             ),
             concurrent_sequences: concurrent_sequences(spec),
             num_steps: num_steps(spec),
@@ -96,7 +96,16 @@ pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }
 
-/// The fullest pass under a token budget of each of `sp` ranks, if every sequence has the maximal length;
+/// Largest number of tokens of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TokenBudget {
+    /// Tokens of each rank.
+    pub(super) tokens: u32,
+    /// Sequence-parallel degree: ranks that share the tokens of the pass, and have their budgets together.
+    pub(super) sp: u32,
+}
+
+/// The fullest pass under a token budget, if every sequence has the maximal length;
 /// shorter sequences only make fewer passes. It follows the trainer's packing: a group contains its prompt
 /// once, the last token of a completion is not computed, and only a group that exceeds the budget is split.
 /// Ranks that share the tokens of a pass have one budget together.
@@ -115,12 +124,11 @@ impl FullPass {
         spec: &ResolvedSpec,
         num_prompts: u64,
         samples_per_prompt: u64,
-        (budget, sp): (u32, u32),
+        budget: TokenBudget,
     ) -> Self {
         let (prompt, completion) = spec.largest_group();
-        let (budget, added) = (u64::from(budget), completion - 1);
-        let sp = u64::from(sp);
-        let budget = budget.saturating_mul(sp);
+        let (sp, added) = (u64::from(budget.sp), completion - 1);
+        let budget = u64::from(budget.tokens).saturating_mul(sp);
         let group = prompt + samples_per_prompt * added;
         let (tokens, samples, num_passes) = if group <= budget {
             let num_groups = (budget / group).min(num_prompts);
@@ -137,8 +145,8 @@ impl FullPass {
 
     /// Returns the fullest pass of all updates of the policy, and the most passes of an update. Those of a
     /// cold start are included: its batches may be larger, and each of its demonstrations has its own prompt.
-    pub(super) fn of_updates(spec: &ResolvedSpec, samples_per_prompt: u64, budget: (u32, u32)) -> Self {
-        let (own, demonstrations) = updated_prompts(spec, budget.1);
+    pub(super) fn of_updates(spec: &ResolvedSpec, samples_per_prompt: u64, budget: TokenBudget) -> Self {
+        let (own, demonstrations) = updated_prompts(spec, budget.sp);
         let own = Self::new(spec, own, samples_per_prompt, budget);
         let Some(demonstrations) = demonstrations else { return own };
         let of_cold_start = Self::new(spec, demonstrations, 1, budget);

@@ -27,6 +27,7 @@
 mod activations;
 pub(in crate::plan) mod adapter;
 mod passes;
+mod phases;
 mod roles;
 mod rollout;
 mod shards;
@@ -40,12 +41,10 @@ use serde::Serialize;
 use super::batch::BatchPlan;
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::OffloadSpec;
-use activations::Activations;
-use passes::{Pass, cast_of_layer, larger, logprob, normed_weight, update};
+use passes::larger;
+use phases::PhaseTerms;
 pub(super) use roles::has_critic;
 pub(super) use rollout::{memory_of_rank, tp_shard as rollout_shard};
-use shards::Shards;
 use terms::{kept, on_host, term};
 pub(super) use trained::{Trained, cut, trained};
 use trained::{outer_parameters, trains_head};
@@ -56,21 +55,6 @@ pub(super) use widths::{quantized_as, widths_of_sync};
 
 /// Bytes of an fp32 element.
 const FP32: u64 = 4;
-
-/// Host memory of the process besides tensors, measured on x86-64 with libtorch 2.11: tables of libtorch,
-/// tokenizer and threads (the peak of a job with a few thousand parameters) and 16 MiB for the code of matrix
-/// products. Pages of the program and its libraries (60 to 150 MiB, which the kernel reclaims under
-/// pressure) are not counted.
-const HOST_BASE_BYTES: u64 = 92 << 20;
-
-/// GPU memory of a process besides tensors: the CUDA context with libtorch's kernels and cuBLAS' workspace,
-/// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to
-/// 600 MiB on sm_80 to sm_100).
-const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
-
-/// Host bytes of one token of the step's batch: token id, mask and six per-token f64 values, twice because
-/// batches are copied when they are split.
-const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
 
 /// Memory of one rank, by phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -143,9 +127,6 @@ pub struct MemoryTerm {
     pub bytes: u64,
 }
 
-/// Function that returns the memory terms of a role's pass, given the role's offload settings.
-type PassTerms<'a> = dyn Fn(&Pass, OffloadSpec) -> Vec<MemoryTerm> + 'a;
-
 impl MemoryPlan {
     /// Estimates the memory of a rank; `memory` is the bytes of its device, where known.
     pub(super) fn new(
@@ -155,89 +136,17 @@ impl MemoryPlan {
         batch: &BatchPlan,
         memory: Option<u64>,
     ) -> Self {
-        let whole = &quantized_as(spec, model).with_head(spec.algorithm.head());
-        let model = &cut(spec, whole);
-        let (training, mesh) = (&spec.training, &spec.workers.mesh);
-        let width = training.precision.width();
-        let trained = trained(spec, model);
-        let sharing = |sp: u32, width: u64| Activations {
-            model,
-            width,
-            adapter_width: trained.adapter_width,
-            normed_weight: normed_weight(spec, model),
-            sp,
-            cast_of_layer: cast_of_layer(spec, model, &trained, width),
-            casts_head: !is_gathered_by_unit(spec) && trains_head(spec, model),
-            largest_trained: trained.largest_of_layer,
-        };
-        // A critic passes over the same tokens with its own micro-batch budget and compute dtype.
-        let critic = roles::has_critic(spec).then(|| training.critic_precision().width());
-        let (offload, offload_of_critic) = (training.offload, training.critic_offload());
-        let fullest = |own: Vec<MemoryTerm>, of_critic: u32, terms: &PassTerms<'_>| match critic {
-            None => own,
-            Some(width) => {
-                let pass = Pass { budget: (of_critic, mesh.sp_of_critic()), width };
-                larger(own, terms(&pass, offload_of_critic))
-            }
-        };
-        let widest =
-            |of_reference: Option<u64>| width.max(critic.unwrap_or(0)).max(of_reference.unwrap_or(0));
-        let shards = Shards::new(spec, model, &trained, width);
-        let of_sync = Shards::new(spec, whole, &self::trained(spec, whole), width);
-        // The larger of the actor's and the critic's terms of FSDP units.
-        let of_critic = shards.of_degree(mesh.dp_shard_of_critic());
-        let at_hand = |terms: &dyn Fn(&Shards) -> Vec<MemoryTerm>| match critic {
-            None => terms(&shards),
-            Some(_) => larger(terms(&shards), terms(&of_critic)),
-        };
-        let mut resident = resident(spec, model, &trained, &shards, batch);
-        let judging_width = training.reward_model_precision().width();
-        resident.push(roles::reward_models(spec, judges, judging_width, &shards));
-        resident.extend(vision::kept(spec, model));
-        let loading = roles::loading(spec, model, &trained, &shards);
-        let mut phases = vec![PhaseMemory::new(Phase::Loading, &resident, loading)];
-        resident.extend(rollout::base(spec, whole, &of_sync));
-        let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
-        // Every rank samples full sequences, even where it holds only a shard of each layer.
-        let alone = Activations { model: whole, width: rollout::width(spec), ..sharing(1, width) };
-        let judging = || roles::judging(spec, judges, batch, judging_width, &shards);
-        let judging = (!judges.is_empty()).then(judging);
-        let sampling = sampling((spec, memory), (whole, batch), (&alone, &of_sync), judging);
-        sampling.into_iter().for_each(|(phase, own)| add(phase, own));
-        if !spec.algorithm.is_supervised() {
-            let reference = roles::reference_read(spec, model, &shards);
-            let scored =
-                |pass: &Pass, _| logprob(spec, batch, pass.budget, &sharing(pass.budget.1, pass.width));
-            // Reference and actor score one after the other.
-            let own = Pass { budget: (training.max_logprob_tokens, mesh.sp_of_logprobs()), width };
-            let of_reference = Pass {
-                budget: (training.reference_forward_tokens(), mesh.sp_of_reference()),
-                width: roles::reference_width(spec),
-            };
-            let scored_by_both = larger(scored(&own, offload), scored(&of_reference, offload));
-            let scored = fullest(scored_by_both, training.critic_forward_tokens(), &scored);
-            let gathered = |shards: &Shards| shards.gathered(widest(Some(of_reference.width))).to_vec();
-            let of_reference = gathered(&shards.of_degree(mesh.dp_shard_of_reference()));
-            let gathered = larger(at_hand(&gathered), of_reference);
-            add(Phase::Logprob, [gathered, vec![reference], scored, vision::scoring(spec, model)].concat());
-        }
-        let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
-        let updated = |pass: &Pass, offload: OffloadSpec, shards: &Shards| {
-            let activations = sharing(pass.budget.1, pass.width);
-            let settings = (pass.budget, offload.activations);
-            update(spec, batch, settings, (&activations, shards), trained.num_parameters)
-        };
-        let own = Pass { budget: (training.max_tokens_per_micro_batch, mesh.sp), width };
-        let own = updated(&own, offload, &shards);
-        let by_critic = |pass: &Pass, offload| updated(pass, offload, &of_critic);
-        let update = fullest(own, training.critic_micro_batch_tokens(), &by_critic);
-        let gathered = at_hand(&|shards| shards.gathered_in_update(widest(None)).to_vec());
-        add(Phase::Update, [gathered, update, vision::training(spec, model)].concat());
-        // 4 for each trained parameter, or for this rank's shard of them; between updates there are none.
-        let gradients =
-            at_hand(&|own| vec![term("gradients", FP32 * own.shard_of_trained(trained.num_parameters))]);
-        let moved = at_hand(&|shards| shards.updated(offloads_moments));
-        add(Phase::Optimizer, [gradients, moved].concat());
+        let full = quantized_as(spec, model).with_head(spec.algorithm.head());
+        let local = cut(spec, &full);
+        let terms = PhaseTerms::new(spec, &full, &local, judges, batch);
+        let mut resident = terms.resident();
+        let mut phases = vec![PhaseMemory::new(Phase::Loading, &resident, terms.loading())];
+        resident.extend(terms.resident_in_rollout());
+        let mut of_step = terms.sampling(memory);
+        of_step.extend(terms.logprob().map(|scoring| (Phase::Logprob, scoring)));
+        of_step.push((Phase::Update, terms.update()));
+        of_step.push((Phase::Optimizer, terms.optimizer()));
+        phases.extend(of_step.into_iter().map(|(phase, own)| PhaseMemory::new(phase, &resident, own)));
         if !on_gpu(spec) {
             phases.iter_mut().for_each(PhaseMemory::lies_on_host);
         }
@@ -270,65 +179,4 @@ impl PhaseMemory {
         self.terms.iter_mut().for_each(|term| term.place = Place::Host);
         (self.device_bytes, self.host_bytes) = (0, self.total_bytes);
     }
-}
-
-/// Returns the phases from weight sync until rewards are known, with their own terms; `judging` are those of
-/// reward models.
-fn sampling(
-    (spec, memory): (&ResolvedSpec, Option<u64>),
-    (model, batch): (&ModelConfig, &BatchPlan),
-    (activations, shards): (&Activations<'_>, &Shards),
-    judging: Option<Vec<MemoryTerm>>,
-) -> Vec<(Phase, Vec<MemoryTerm>)> {
-    let (mut phases, mut num_cached) = (Vec::new(), 0);
-    let kept = || rollout::kept((spec, memory), model, batch, shards);
-    if generates(spec) {
-        let sync = rollout::taking_over(spec, model, activations.width, shards);
-        let decoding = rollout::terms((spec, memory), model, batch, activations, shards);
-        let decoding = [decoding, vision::sampling(spec, model)].concat();
-        let freed_by_sync = rollout::freed_bytes(&sync, &decoding);
-        num_cached = freed_by_sync + rollout::freed_bytes(&decoding, &kept());
-        phases.push((Phase::WeightSync, sync));
-        phases.push((Phase::Rollout, [decoding, vec![rollout::cached(spec, freed_by_sync)]].concat()));
-    }
-    if let Some(judging) = judging {
-        phases.push((Phase::Reward, [kept(), judging, vec![rollout::cached(spec, num_cached)]].concat()));
-    }
-    phases
-}
-
-/// Returns the terms that are resident for the whole run.
-fn resident(
-    spec: &ResolvedSpec,
-    model: &ModelConfig,
-    trained: &Trained,
-    shards: &Shards,
-    batch: &BatchPlan,
-) -> Vec<MemoryTerm> {
-    let num_parameters = model.parameter_count().total() + vision::parameters(spec, model);
-    let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
-    let offload = spec.training.offload;
-    // Weights take 4 P / s, or with an adapter b P / s and the adapter's 4. Quantized weights take their
-    // stored bytes.
-    let quantized = model.quantized();
-    let dense = num_parameters - quantized.numbers;
-    let weights = match spec.model.lora {
-        Some(_) if frozen_width(spec) != FP32 => {
-            frozen_width(spec) * shards.shard_of_model(dense) + FP32 * shards.shard_of(adapter)
-        }
-        _ => FP32 * shards.shard_of_model(dense + adapter),
-    };
-    // Two moments of 4 bytes each.
-    let moments = 2 * FP32 * shards.shard_of_trained(trained.num_parameters);
-    let mut terms = vec![
-        on_host("host base", HOST_BASE_BYTES),
-        term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),
-        kept(spec, "weights", offload.parameters, weights),
-        kept(spec, "quantized weights", offload.parameters, shards.shard_of(quantized.bytes)),
-        roles::reference_kept(spec, model, shards),
-        kept(spec, "optimizer state", offload.optimizer, moments),
-    ];
-    terms.extend(roles::critic(spec, model, trained, shards));
-    terms.push(on_host("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step));
-    terms
 }

@@ -12,7 +12,6 @@ mod families;
 mod fields;
 mod head;
 mod latent;
-mod new_tower;
 mod norms;
 mod parse;
 mod quantization;
@@ -20,9 +19,7 @@ mod rope;
 mod routing;
 mod shapes;
 mod text_model;
-mod tower;
 mod unknown;
-mod vision;
 mod windows;
 mod write;
 
@@ -31,6 +28,7 @@ pub use crate::spec::ModelFamily as Family;
 pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, is_expert_weight, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use latent::{LATENT_NORM_EPS, LatentAttention};
+use multimodal::{new_tower, tower, vision};
 pub use new_tower::{VISION_TOKENS, VisionTokens};
 pub use norms::{BlockNorms, NormKind, QkNorm};
 pub use quantization::{BLOCK_SIZES, Quantization, QuantizedPart, QuantizedSize, QuantizedTensor};
@@ -278,6 +276,7 @@ impl ModelConfig {
 
 #[cfg(test)]
 mod latent_tests;
+mod multimodal;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -90,7 +90,7 @@ impl SpeedPlan {
         let batch = &BatchPlan::new(spec);
         let own = &memory::cut(spec, model);
         let trained = memory::trained(spec, own);
-        let passes = Passes::new(spec, (own, model), batch, trained.num_parameters);
+        let passes = Passes::new(spec, own, model, batch, trained.num_parameters);
         let phase = |name, kind, work: Work| {
             let (seconds, bound) = work.seconds(machine, kind);
             PhaseSpeed { name, seconds, flop: work.flop(), bytes: work.bytes, bound }

@@ -40,7 +40,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
     let manifest: Value = rlt_api::read_yaml(&manifest).context("read the manifest")?;
     if args.server {
-        return server::ask(args, manifest, (&job, &models));
+        return server::ask(args, manifest, &job, &models);
     }
     let run = args.run.as_deref().map(MeasuredRun::read).transpose()?;
     let plan = match machine::of(args, device)? {

@@ -28,12 +28,13 @@ pub(super) async fn prepare(
     index: &Index,
     input: &BuildInput<'_>,
     cluster: &ClusterState<'_>,
-    (attempt, start): (u32, &[WorkerId]),
+    attempt: u32,
+    start: &[WorkerId],
 ) -> Result<BTreeMap<GroupName, Placement>, ApplyError> {
     let groups = || input.prepared.plan.worker_groups.iter();
     for group in groups().filter(|group| start.iter().any(|id| *id.group == *group.name)) {
         if let Some(gang) = build::gang(input, group, cluster.served) {
-            ensure(client, index, input, (group, gang, attempt)).await?;
+            ensure(client, index, input, group, gang, attempt).await?;
         }
     }
     let queueing = cluster.queueing;
@@ -46,7 +47,7 @@ pub(super) async fn prepare(
     let admission = admitted.map(|workload| (workload, &flavors));
     let placement = |group: &WorkerGroup| {
         let gang = build::gang(input, group, cluster.served);
-        Placement::new(input, (group, attempt), gang, admission)
+        Placement::new(input, group, attempt, gang, admission)
     };
     Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
 }
@@ -56,7 +57,9 @@ async fn ensure(
     client: &Client,
     index: &Index,
     input: &BuildInput<'_>,
-    (group, gang, attempt): (&WorkerGroup, Gang, u32),
+    group: &WorkerGroup,
+    gang: Gang,
+    attempt: u32,
 ) -> Result<(), ApplyError> {
     let job = input.job;
     let id = ChildId { child: Child::PodGroup, group: group.name.as_str().into() };

@@ -42,7 +42,7 @@ pub(super) async fn apply(
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), job.namespace(), &served::workloads());
     match action {
         WorkloadAction::Create => match (&request.queueing.queue, &request.queueing.prebuilt) {
-            (Some(queue), Some(name)) => take_over(&api, index, input, (queue, name)).await,
+            (Some(queue), Some(name)) => take_over(&api, index, input, queue, name).await,
             (Some(queue), None) => {
                 let priority = priority(client, input).await?;
                 let wanted = build::workload(input, queue, priority, request.excluded_nodes);
@@ -101,7 +101,8 @@ async fn take_over(
     api: &Api<DynamicObject>,
     index: &Index,
     input: &BuildInput<'_>,
-    (queue, name): (&str, &str),
+    queue: &str,
+    name: &str,
 ) -> Result<(), ApplyError> {
     let job = input.job;
     let refused = |why: &str| ApplyError::Refused { message: format!("workload {name}: {why}") };

@@ -20,7 +20,7 @@ pub struct EndpointError {
     source: kube::Error,
 }
 
-/// Makes `address` the only endpoint of the Service `service`.
+/// Makes the port of an address the only endpoint of the Service `service`.
 ///
 /// # Errors
 /// [`EndpointError`].
@@ -28,9 +28,10 @@ pub async fn announce(
     client: &Client,
     namespace: &str,
     service: &str,
-    address: (IpAddr, u16),
+    ip: IpAddr,
+    port: u16,
 ) -> Result<(), EndpointError> {
-    let mut slice = endpoint_slice(service, address);
+    let mut slice = endpoint_slice(service, ip, port);
     slice.metadata.owner_references = owner(client, namespace, service).await.map(|owner| vec![owner]);
     let name = slice.metadata.name.clone().unwrap_or_default();
     let api = Api::<EndpointSlice>::namespaced(client.clone(), namespace);
@@ -54,7 +55,7 @@ async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerR
     })
 }
 
-fn endpoint_slice(service: &str, (ip, port): (IpAddr, u16)) -> EndpointSlice {
+fn endpoint_slice(service: &str, ip: IpAddr, port: u16) -> EndpointSlice {
     let address_type = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let labels =
         [("kubernetes.io/service-name", service), ("endpointslice.kubernetes.io/managed-by", OPERATOR)];
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_slice_belongs_to_the_service_and_holds_one_address() {
-        let slice = endpoint_slice("rl-operator-channel", ([10, 0, 0, 7].into(), 9443));
+        let slice = endpoint_slice("rl-operator-channel", [10, 0, 0, 7].into(), 9443);
         assert_eq!(slice.metadata.name.as_deref(), Some("rl-operator-channel-ipv4"));
         assert_eq!(slice.metadata.labels.unwrap()["kubernetes.io/service-name"], "rl-operator-channel");
         assert_eq!(slice.endpoints[0].addresses, ["10.0.0.7"]);

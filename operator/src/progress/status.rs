@@ -90,13 +90,13 @@ pub(super) fn read(report: &JobReport) -> Report {
         attempt: report.attempt,
         progress: report.progress.as_ref().and_then(progress),
         checkpoints: report.checkpoints.as_ref().map(|all| all.iter().map(checkpoint).collect()),
-        restarts: report.restarts.iter().filter_map(cause_and_count).collect(),
+        restarts: report
+            .restarts
+            .iter()
+            .filter_map(|(cause, count)| Some((FailureCause::from_name(cause)?, *count)))
+            .collect(),
         commits: report.commits.iter().map(commit).collect(),
     }
-}
-
-fn cause_and_count((cause, count): (&String, &u32)) -> Option<(FailureCause, u32)> {
-    Some((FailureCause::from_name(cause)?, *count))
 }
 
 /// How far the training is; none before it is known how far it goes, or in the cold start, which counts other

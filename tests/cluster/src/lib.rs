@@ -23,7 +23,6 @@
 //! A cluster ends with its owner. A janitor process waits on a pipe that only the owner holds open, and
 //! sweeps when it ends, also after SIGKILL; the next start of a cluster sweeps leftovers of a killed janitor.
 
-mod argo_cd;
 mod audit;
 mod cluster;
 mod control_plane;
@@ -31,10 +30,8 @@ mod fake_nodes;
 mod fault_proxy;
 mod faults;
 mod held_port;
-mod jobset;
+mod installed;
 mod kubeconfig;
-mod kueue;
-mod minio;
 mod network;
 mod node;
 mod objects;
@@ -53,6 +50,7 @@ pub use fake_nodes::FakeNodes;
 pub use fault_proxy::FaultProxy;
 pub use faults::{Fault, Faults};
 pub use held_port::HeldPort;
+use installed::{argo_cd, jobset, kueue, minio};
 pub use jobset::JobSet;
 pub use kueue::KueueError;
 pub use minio::{Minio, MinioError};

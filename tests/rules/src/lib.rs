@@ -13,6 +13,18 @@ pub struct SourceFile {
     pub text: String,
 }
 
+impl SourceFile {
+    /// The code of the file without its tests; `None` for a file of tests or benchmarks.
+    pub fn production_code(&self) -> Option<&str> {
+        let path = self.path.as_str();
+        let is_test = path.starts_with("tests/")
+            || path.contains("/tests/")
+            || path.contains("/benches/")
+            || path.ends_with("tests.rs");
+        if is_test { None } else { self.text.split("#[cfg(test)]\nmod tests {").next() }
+    }
+}
+
 /// The folder that holds the workspace's `Cargo.toml`.
 pub fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map_or_else(PathBuf::new, Path::to_path_buf)

@@ -21,3 +21,5 @@ mod tensor_reads;
 mod terminal;
 #[path = "rules/tidy.rs"]
 mod tidy;
+#[path = "rules/tuples.rs"]
+mod tuples;

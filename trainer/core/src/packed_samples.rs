@@ -131,8 +131,9 @@ pub fn unpack(bytes: &[u8]) -> Result<Vec<JudgedGroup>, PackedSamplesError> {
     let token_lens = reader.lengths("tokens of a sample", num_samples, num_tokens)?;
     let part_lens = reader.lengths("reward parts of a sample", num_samples, num_parts)?;
     let mut columns = Columns::read(&mut reader, [num_samples, num_tokens, num_names, num_parts])?;
+    let lens = token_lens.into_iter().zip(part_lens);
     let samples: Result<Vec<_>, _> =
-        token_lens.into_iter().zip(part_lens).map(|lens| columns.sample(&mut reader, lens)).collect();
+        lens.map(|(num_tokens, num_parts)| columns.sample(&mut reader, num_tokens, num_parts)).collect();
     let mut samples = samples?.into_iter();
     match reader.rest.len() as u64 {
         0 => Ok(group_lens.into_iter().map(|len| samples.by_ref().take(len).collect()).collect()),
@@ -210,7 +211,8 @@ impl Columns {
     fn sample(
         &mut self,
         reader: &mut Reader<'_>,
-        (num_tokens, num_parts): (usize, usize),
+        num_tokens: usize,
+        num_parts: usize,
     ) -> Result<(Completion, Reward), PackedSamplesError> {
         let parts = self.parts(num_parts)?;
         let mut text = |field| match self.text_lens.next().unwrap_or(ABSENT) {

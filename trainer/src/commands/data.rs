@@ -62,17 +62,17 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let mut output = rlt_terminal::text();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
     let written = if let Some(format) = preference_rows(spec, split) {
-        let rows = preferences(data, split, &tokenizer, (num_rows, &format))?;
+        let rows = preferences(data, split, &tokenizer, num_rows, &format)?;
         write_sets(&mut output, &headings, &rows, |_, example| describe_preference(example, &tokenizer))
     } else if is_supervised {
-        let rows = demonstrations(data, split, &tokenizer, (num_rows, max_demonstration_tokens(spec)))?;
+        let rows = demonstrations(data, split, &tokenizer, num_rows, max_demonstration_tokens(spec))?;
         let describe = |_: &_, example: &_| describe_demonstration(example, &tokenizer);
         write_sets(&mut output, &headings, &rows, describe)
     } else {
         let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
         let rows = prompts(data, split, &tokenizer, num_rows)?;
         write_sets(&mut output, &headings, &rows, |location, prompt| {
-            describe_prompt((location, prompt), &functions, spec)
+            describe_prompt(location, prompt, &functions, spec)
         })
     };
     // A reader that closes the output early, such as `head`, is no error.
@@ -131,7 +131,8 @@ struct Description {
 }
 
 fn describe_prompt(
-    (location, prompt): (&RowLocation, &Prompt),
+    location: &RowLocation,
+    prompt: &Prompt,
     functions: &RewardFunctions,
     spec: &ResolvedSpec,
 ) -> Description {

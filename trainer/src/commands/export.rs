@@ -175,7 +175,7 @@ pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     let (checkpoint, step) = choose::checkpoint(&folder, args.step)?;
     let default = || folder.root().join(EXPORTS).join(format!("step-{step:06}"));
     let output = args.output.clone().unwrap_or_else(default);
-    write(spec, (&folder, &checkpoint), args, &output)?;
+    write(spec, &folder, &checkpoint, args, &output)?;
     tracing::info!("step {step} of {} is in {}", job.name(), output.display());
     if let (Some(hub), Some(target)) = (hub, &args.push_to) {
         let message = format!("{}: step {step}", job.name());
@@ -205,7 +205,8 @@ fn find_run(run: &Path) -> Result<PathBuf, ExportError> {
 
 fn write(
     spec: &ResolvedSpec,
-    (folder, checkpoint): (&RunFolder, &Checkpoint),
+    folder: &RunFolder,
+    checkpoint: &Checkpoint,
     args: &ExportArgs,
     output: &Path,
 ) -> Result<(), ExportError> {

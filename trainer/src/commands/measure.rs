@@ -124,7 +124,8 @@ fn measured(device: Device) -> Result<Machine, MeasureError> {
 
 /// Returns the seconds of the fastest of several runs of `work`.
 pub(crate) fn fastest(
-    (act, device): (&'static str, Device),
+    act: &'static str,
+    device: Device,
     mut work: impl FnMut() -> Result<(), tch::TchError>,
 ) -> Result<f64, MeasureError> {
     let mut best = f64::INFINITY;
@@ -154,14 +155,14 @@ fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     let x = Tensor::ones([rows, inputs], (kind, device));
     let weight = Tensor::ones([outputs, inputs], (kind, device));
     let out = Tensor::empty([rows, outputs], (kind, device));
-    let seconds = fastest(("products of matrices", device), || x.f_matmul_out(&out, &weight.tr()).map(drop))?;
+    let seconds = fastest("products of matrices", device, || x.f_matmul_out(&out, &weight.tr()).map(drop))?;
     Ok(2.0 * (rows * inputs * outputs) as f64 / seconds)
 }
 
 /// Bandwidth of memory reads, in bytes per second.
 fn read_rate(device: Device) -> Result<f64, MeasureError> {
     let numbers = Tensor::ones([READ_NUMBERS], (Kind::Float, device));
-    let seconds = fastest(("reading memory", device), || numbers.f_sum(Kind::Float).map(drop))?;
+    let seconds = fastest("reading memory", device, || numbers.f_sum(Kind::Float).map(drop))?;
     Ok(4.0 * READ_NUMBERS as f64 / seconds)
 }
 
@@ -170,14 +171,14 @@ fn copy_rate(device: Device) -> Result<f64, MeasureError> {
     let on_host = Tensor::ones([READ_NUMBERS / 4], (Kind::Float, Device::Cpu));
     let on_host = if device.is_cuda() { on_host.pin_memory(device) } else { on_host };
     let mut there = Tensor::empty([READ_NUMBERS / 4], (Kind::Float, device));
-    let seconds = fastest(("copies", device), || there.f_copy_(&on_host))?;
+    let seconds = fastest("copies", device, || there.f_copy_(&on_host))?;
     Ok(READ_NUMBERS as f64 / seconds)
 }
 
 /// Host time of one operation on a tiny tensor, in seconds.
 fn launch_seconds(device: Device) -> Result<f64, MeasureError> {
     let small = Tensor::ones([16], (Kind::Float, device));
-    let seconds = fastest(("starting operations", device), || {
+    let seconds = fastest("starting operations", device, || {
         (0..NUM_OPERATIONS).try_for_each(|_| small.f_add_scalar(1.0).map(drop))
     })?;
     Ok(seconds / NUM_OPERATIONS as f64)

@@ -77,7 +77,7 @@ pub(crate) fn run_as_read(
     let channel = Arc::new(StatusChannel::from_environment());
     let outcome = job.and_then(|job| {
         let name = job.name().to_owned();
-        follow(&name, || run_job(args, job, (&channel, choose)))
+        follow(&name, || run_job(args, job, &channel, choose))
     });
     channel.finish(outcome.as_ref().map_err(|error| (error.exit_code(), error_chain(error))).copied());
     outcome
@@ -104,7 +104,8 @@ fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<
 fn run_job(
     args: &WorkerArgs,
     job: ValidatedJob,
-    (channel, choose): (&Arc<StatusChannel>, ChooseRecipes),
+    channel: &Arc<StatusChannel>,
+    choose: ChooseRecipes,
 ) -> Result<ExitCode, TrainError> {
     let deadline = job.spec().run_policy.active_deadline_seconds.map(Duration::from_secs);
     let deadline = deadline.map(|deadline| deadline.saturating_sub(launch::spent_before()));
@@ -115,7 +116,7 @@ fn run_job(
     })?;
     let setup = end_blocked_setup(&job, &stop, channel)?;
     let ranks = join(&job)?;
-    let outcome = run_rank(args, job, (stop, setup), (&ranks, channel, choose));
+    let outcome = run_rank(args, job, stop, setup, &ranks, channel, choose);
     if let Err(error) = &outcome {
         tell_the_others(&ranks, error);
     }
@@ -169,12 +170,15 @@ fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
 fn run_rank(
     args: &WorkerArgs,
     job: ValidatedJob,
-    (stop, setup_guard): (StopRequest, SetupGuard),
-    (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
+    stop: StopRequest,
+    setup_guard: SetupGuard,
+    ranks: &Ranks,
+    channel: &Arc<StatusChannel>,
+    choose: ChooseRecipes,
 ) -> Result<ExitCode, TrainError> {
     let root = args.root(&job);
     let folder =
-        if ranks.is_leader() { take_folder(args, &root, (&job, &stop))? } else { RunFolder::follow(&root) };
+        if ranks.is_leader() { take_folder(args, &root, &job, &stop)? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.broadcast(complete)? {
         drop(setup_guard);
@@ -200,7 +204,8 @@ fn run_rank(
 fn take_folder(
     args: &WorkerArgs,
     root: &Path,
-    (job, stop): (&ValidatedJob, &StopRequest),
+    job: &ValidatedJob,
+    stop: &StopRequest,
 ) -> Result<RunFolder, TrainError> {
     let folder = match args.overwrite {
         true => start_afresh(root, job)?,

@@ -48,7 +48,7 @@ impl<'a> DemonstrationReader<'a> {
     pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
         let images = images::read(row, self.images_key, self.tokenizer.image_processor())?;
         let mut demonstration = match row.optional(self.messages_key) {
-            Some(messages) => self.conversation(row, self.messages_key, messages, (&[], &images))?,
+            Some(messages) => self.conversation(row, self.messages_key, messages, &[], &images)?,
             None => self.prompt_and_response(row, &images)?,
         };
         demonstration.images = images.into_iter().map(Arc::new).collect();
@@ -80,11 +80,11 @@ impl<'a> DemonstrationReader<'a> {
         match (asked, response) {
             (Some(asked), Value::String(text)) => {
                 let answer = [json!({ "role": "assistant", "content": text })];
-                self.conversation(row, self.prompt_key, &asked, (&answer, images))
+                self.conversation(row, self.prompt_key, &asked, &answer, images)
             }
             // TRL's conversational form: the completion is a list of messages, too.
             (Some(asked), Value::Array(answer)) => {
-                self.conversation(row, self.prompt_key, &asked, (answer, images))
+                self.conversation(row, self.prompt_key, &asked, answer, images)
             }
             (None, Value::String(text)) => self.plain(row, text),
             (_, other) => Err(row.wrong_type(key, other, "a text, or messages behind a prompt of messages")),
@@ -122,7 +122,8 @@ impl<'a> DemonstrationReader<'a> {
         row: &Row,
         column: &str,
         messages: &Value,
-        (answer, images): (&[Value], &[PromptImage]),
+        answer: &[Value],
+        images: &[PromptImage],
     ) -> Result<Demonstration, DataError> {
         let Value::Array(messages) = messages else {
             return Err(row.wrong_type(column, messages, "a list of chat messages"));

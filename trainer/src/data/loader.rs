@@ -163,7 +163,7 @@ impl<T> Loader<T> {
         check: CheckItem<T>,
     ) -> Result<Self, DataError> {
         let StreamOptions { block_rows, seed } = options;
-        let stream = Stream::open(spec, block_rows, seed, (read, check))?;
+        let stream = Stream::open(spec, block_rows, seed, read, check)?;
         let state = LoaderState {
             data_digest: stream.digest().to_owned(),
             num_items: 0,

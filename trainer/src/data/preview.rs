@@ -60,7 +60,8 @@ pub fn demonstrations(
     spec: &DataSpec,
     split: Split,
     tokenizer: &Tokenizer,
-    (num_rows, max_tokens): (usize, usize),
+    num_rows: usize,
+    max_tokens: usize,
 ) -> Result<Vec<Vec<Preview<Demonstration>>>, DataError> {
     preview(spec, split, num_rows, &demonstration_reader(tokenizer, max_tokens))
 }
@@ -73,7 +74,8 @@ pub fn preferences(
     spec: &DataSpec,
     split: Split,
     tokenizer: &Tokenizer,
-    (num_rows, format): (usize, &PreferenceRows),
+    num_rows: usize,
+    format: &PreferenceRows,
 ) -> Result<Vec<Vec<Preview<PreferenceExample>>>, DataError> {
     preview(spec, split, num_rows, &preference_reader(tokenizer, format))
 }

@@ -89,7 +89,8 @@ impl<T> Stream<T> {
         spec: &DataSpec,
         block_rows: usize,
         seed: Option<u64>,
-        (read, check): (ReadRow<T>, CheckItem<T>),
+        read: ReadRow<T>,
+        check: CheckItem<T>,
     ) -> Result<Self, DataError> {
         let sets = sets::specs(spec, Split::Train);
         let (mut lanes, mut digest, mut num_files) = (Vec::<Lane<T>>::new(), Sha256::new(), 0);

@@ -42,7 +42,8 @@ impl Classifier {
     /// # Errors
     /// [`ModelError`], with file and tensor.
     pub(crate) fn outline(
-        (weights, head): (&Weights, OutputHead),
+        weights: &Weights,
+        head: OutputHead,
         options: &LoadOptions,
     ) -> Result<Self, ModelError> {
         Self::with_head(Decoder::outline(weights.config(), options)?, weights, head)

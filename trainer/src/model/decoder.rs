@@ -131,7 +131,7 @@ impl Decoder {
     pub fn final_norm(&self, hidden_td: &Tensor, adapter: Adapter) -> Tensor {
         let ModelConfig { norm_kind, rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
         let weight_d = self.norm_weight(adapter);
-        let normed_td = ops::norm(norm_kind, hidden_td, weight_d, (rms_norm_eps, norm_offset));
+        let normed_td = ops::norm(norm_kind, hidden_td, weight_d, rms_norm_eps, norm_offset);
         if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
     }
 

@@ -60,7 +60,7 @@ impl DecoderLayer {
     ) -> Tensor {
         match self.experts() {
             Some(weights) if x_md.size()[0] > 0 => {
-                weights.of_rows(x_md, rows, shard, (self.activation(), adapter))
+                weights.of_rows(x_md, rows, shard, self.activation(), adapter)
             }
             // Kernels need a row; the graph stays for the exchange of gradients.
             _ => x_md * 1.0,

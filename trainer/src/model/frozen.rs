@@ -19,7 +19,7 @@ impl Decoder {
     /// compute in `compute`. For a copy that never changes both may be equal, since each use would round the
     /// weights to `compute`. Later changes of this decoder do not affect the copy.
     pub fn frozen_copy(&self, storage: Kind, compute: Kind) -> Self {
-        self.frozen_as((storage, compute), |weight| weight.detach().to_dtype(storage, false, true), copied)
+        self.frozen_as(storage, compute, |weight| weight.detach().to_dtype(storage, false, true), copied)
     }
 
     /// A trainable copy of the weights without adapter and head, whose passes compute in `compute`: the body
@@ -32,12 +32,13 @@ impl Decoder {
     /// An outline of [`Self::frozen_copy`], see [`Self::outline`].
     pub(crate) fn frozen_outline(&self, storage: Kind, compute: Kind) -> Self {
         let of = |weight: &Tensor| outline(&weight.size(), (storage, weight.device()));
-        self.frozen_as((storage, compute), of, outlined)
+        self.frozen_as(storage, compute, of, outlined)
     }
 
     fn frozen_as(
         &self,
-        (storage, compute): (Kind, Kind),
+        storage: Kind,
+        compute: Kind,
         of: impl Fn(&Tensor) -> Tensor,
         of_quantized: fn(&Tensor) -> Tensor,
     ) -> Self {

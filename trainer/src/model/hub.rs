@@ -149,7 +149,7 @@ pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubEr
     let repository = client(spec, cache_dir)?.model(owner, name);
     let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
     let commit = commit_of(spec, resolve)?;
-    let snapshot = Snapshot::at(commit, ("models", &spec.repo), repository, cache_dir);
+    let snapshot = Snapshot::at(commit, "models", &spec.repo, repository, cache_dir);
     let listed = snapshot.list()?;
     snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
     Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
@@ -164,7 +164,7 @@ pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<
     let repository = client(&spec.repository(), cache_dir)?.dataset(owner, name);
     let resolve = || repository.info().revision(&spec.revision).send().map(|info| info.sha);
     let commit = commit_of(&spec.repository(), resolve)?;
-    let snapshot = Snapshot::at(commit, ("datasets", &spec.repo), repository, cache_dir);
+    let snapshot = Snapshot::at(commit, "datasets", &spec.repo, repository, cache_dir);
     let listed = snapshot.list()?;
     let unknown = |source| HubError::DatasetFiles {
         repo: spec.repo.clone(),
@@ -229,7 +229,8 @@ impl<T: RepoType + Sync> Snapshot<T> {
     /// `kind` is `models` or `datasets`.
     fn at(
         commit: String,
-        (kind, repo): (&str, &str),
+        kind: &str,
+        repo: &str,
         repository: HFRepositorySync<T>,
         cache_dir: Option<&Path>,
     ) -> Self {

@@ -52,8 +52,8 @@ pub struct LayerContext {
 impl LayerContext {
     /// Weight of each of `tokens` [tokens], those of this rank's shard, in the routers' loss.
     pub(crate) fn token_weights(&self, tokens: &Tensor) -> Tensor {
-        let computed = (self.first_token, tokens.numel());
-        let weights = balance::token_weights(&self.cu_seqlens, &self.prefixes, computed);
+        let num_tokens = tokens.numel();
+        let weights = balance::token_weights(&self.cu_seqlens, &self.prefixes, self.first_token, num_tokens);
         rlt_torch::upload_f32(&weights, tokens.device())
     }
 
@@ -211,7 +211,7 @@ impl DecoderLayer {
         let norms = self.norms(projections.adapter());
         let &LayerShape { head_dim, rope_idx, .. } = &self.shape;
         if let Some(latent) = &self.shape.latent {
-            return self.project_latent(normed_td, rope, (latent, norms), &projections.latent());
+            return self.project_latent(normed_td, rope, latent, norms, &projections.latent());
         }
         let (q, k, v) = projections.qkv(normed_td);
         let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);

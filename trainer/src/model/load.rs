@@ -134,7 +134,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
     let placed = |name: &str, shape: &[i64]| {
         Ok(place(name, shape, stored_as(name, options))?.set_requires_grad(options.trainable))
     };
-    let layer = |layer_idx| build_layer(config, layer_idx, (options, place), &placed);
+    let layer = |layer_idx| build_layer(config, layer_idx, options, place, &placed);
     let layers = (0..config.num_layers).map(layer);
     let vocabulary = [config.vocab_size as i64, config.hidden_size as i64];
     Ok(Decoder {
@@ -162,7 +162,8 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
 fn build_layer(
     config: &ModelConfig,
     layer_idx: usize,
-    (options, place): (&LoadOptions, &Place<'_>),
+    options: &LoadOptions,
+    place: &Place<'_>,
     placed: &Placed<'_>,
 ) -> Result<DecoderLayer, ModelError> {
     let layer = format!("model.layers.{layer_idx}");

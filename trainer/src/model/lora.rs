@@ -352,7 +352,7 @@ impl Decoder {
             // A weight that ranks share is not all here.
             let size = sizes.get(&projection.name).copied();
             let size = size.unwrap_or_else(|| projection.weight.size());
-            let (a, b) = init::matrices((config.init, rank), seed, (&projection.name, size));
+            let (a, b) = init::matrices(config.init, rank, seed, &projection.name, size);
             let place = |tensor: Tensor| tensor.to_device(device).set_requires_grad(true);
             let (dropout, dropout_position) = (config.dropout, config.dropout_position);
             let pair =

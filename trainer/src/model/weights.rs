@@ -210,12 +210,11 @@ impl Weights {
         };
         match (&self.source, &self.config.quantization) {
             (Source::Files { files, .. }, Some(quantization)) if quantization.is_stored => {
-                let of = (part.module.as_str(), &part.tensor);
-                quant_state::fill(files, quantization, of, tensor_shard, values)
+                quant_state::fill(files, quantization, &part.module, &part.tensor, tensor_shard, values)
             }
             _ => {
                 let read = |whole: &TensorShard<'_>, weight: &Tensor| self.fill_dense(whole, weight);
-                self.quantized.fill(&self.config, part, (tensor_shard, values), read)
+                self.quantized.fill(&self.config, part, tensor_shard, values, read)
             }
         }
     }
@@ -256,7 +255,7 @@ impl Weights {
         match self.config.quantization_of(module).filter(|quantization| !quantization.is_stored) {
             Some(quantization) => {
                 let read = |whole: &TensorShard<'_>, values: &Tensor| self.fill_dense(whole, values);
-                quantize::error(quantization, (module, size), read)
+                quantize::error(quantization, module, size, read)
             }
             None => Ok(Tensor::zeros(size, FLOAT_CPU)),
         }

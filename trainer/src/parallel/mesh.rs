@@ -15,8 +15,10 @@ use super::{EpGroup, RankError, Ranks, TpGroup};
 pub struct MeshRanks {
     dp_shard: usize,
     shard: usize,
-    /// Index of this rank among those that hold the same shard, from 0, and their number.
-    replica_place: (usize, usize),
+    /// Index of this rank among those that hold the same shard, from 0.
+    replica: usize,
+    /// Number of ranks that hold the same shard.
+    num_replicas: usize,
     /// Ranks that hold a replica together, each a shard (FSDP).
     shard_group: RefCell<Box<dyn Collectives>>,
     /// Ranks that hold the same shard, one or more of each replica (`dp_replicate`).
@@ -49,14 +51,24 @@ impl Ranks {
         let experts = self.expert_ranks(mesh)?.map(Box::new);
         // Roles may have meshes of their own, so the groups' names contain the degree.
         let name = format!("replica {} of {dp_shard} ranks, part {}", place.replica, place.part);
-        let replica = self.connect(&name, &mesh.replica_members(self.rank))?;
+        let shard_group = RefCell::new(self.connect(&name, &mesh.replica_members(self.rank))?);
         let same = mesh.shard_members(self.rank);
-        let replica_place = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
-        let replicate_group = self.connect(&format!("shard {} of {dp_shard}", place.shard), &same)?;
-        let (shard_group, replicate_group) = (RefCell::new(replica), RefCell::new(replicate_group));
+        let replica = same.iter().position(|member| *member == self.rank).unwrap_or(0);
+        let num_replicas = same.len();
+        let name = format!("shard {} of {dp_shard}", place.shard);
+        let replicate_group = RefCell::new(self.connect(&name, &same)?);
         let Coordinates { shard, .. } = place;
         let tp_group = self.tp_group();
-        Ok(MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts, tp_group })
+        Ok(MeshRanks {
+            dp_shard,
+            shard,
+            replica,
+            num_replicas,
+            shard_group,
+            replicate_group,
+            experts,
+            tp_group,
+        })
     }
 
     /// Connects the groups of the experts' weights; `None` without expert parallelism.
@@ -74,10 +86,16 @@ impl Ranks {
         let same = experts.shard_members(rank);
         let copies = format!("{name}, shard {shard}, place {place}");
         let replicate_group = RefCell::new(self.connect(&copies, &same)?);
-        let replica_place = (replica, same.len());
-        let (experts, tp_group) = (None, None);
-        let mesh =
-            MeshRanks { dp_shard, shard, replica_place, shard_group, replicate_group, experts, tp_group };
+        let mesh = MeshRanks {
+            dp_shard,
+            shard,
+            replica,
+            num_replicas: same.len(),
+            shard_group,
+            replicate_group,
+            experts: None,
+            tp_group: None,
+        };
         Ok(Some(ExpertRanks { mesh, group }))
     }
 }
@@ -95,7 +113,7 @@ impl MeshRanks {
 
     /// Index of this rank among those that hold the same shard, from 0, and their number.
     pub fn replica_place(&self) -> (usize, usize) {
-        self.replica_place
+        (self.replica, self.num_replicas)
     }
 
     /// Ranks that hold the other tensor-parallel shards of every weight; `None` without tensor parallelism.

@@ -51,9 +51,6 @@ use super::{EpGroup, MeshRanks, RankError, TpGroup};
 use crate::model::tp_cuts::ParameterCuts;
 use crate::model::{Decoder, NamedTensors};
 
-/// Parameters of each layer, first to last, and of the outer unit.
-pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
-
 /// Tensor-parallel group of a sharded role, and the shards of its weights.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorParallel<'a> {
@@ -89,13 +86,15 @@ impl ShardedParameters {
         ranks: Rc<MeshRanks>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        Self::from_units(decoder, decoder.parameters_by_layer(), ranks, offload_to)
+        let (layers, outer) = decoder.parameters_by_layer();
+        Self::from_units(decoder, layers, outer, ranks, offload_to)
     }
 
     /// Shards the given parameters of `decoder`, or others with the same units, see [`Self::new`].
     pub(crate) fn from_units(
         decoder: &Decoder,
-        (layers, outer): TensorsByUnit,
+        layers: Vec<NamedTensors>,
+        outer: NamedTensors,
         ranks: Rc<MeshRanks>,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
@@ -105,7 +104,7 @@ impl ShardedParameters {
         let mut place = place.transpose()?;
         let cuts = ranks.tp_group().map(|group| Rc::new(ParameterCuts::new(&decoder.config, group.shard())));
         let mut unit = |parameters| {
-            UnitParameters::new(parameters, (&ranks, experts, cuts.as_deref()), compute, place.as_mut())
+            UnitParameters::new(parameters, &ranks, experts, cuts.as_deref(), compute, place.as_mut())
         };
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         let scattering = RefCell::new(None);
@@ -129,17 +128,19 @@ impl ShardedParameters {
         layer_idx + self.unsharded_layers >= self.layers.len()
     }
 
-    /// Shards the trained parameters of another role, and shares the shards of the frozen ones with `base`.
+    /// Shards the trained parameters of another role: those of each layer, and those `outer` of layers. The
+    /// shards of the frozen ones are shared with `base`.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub(crate) fn beside(
         base: &Self,
         decoder: &Decoder,
-        trained: TensorsByUnit,
+        layers: Vec<NamedTensors>,
+        outer: NamedTensors,
         offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let mut own = Self::from_units(decoder, trained, base.ranks(), offload_to)?;
+        let mut own = Self::from_units(decoder, layers, outer, base.ranks(), offload_to)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }

@@ -24,8 +24,10 @@ use super::{Link, RankError, Ranks, TpGroup};
 pub(super) struct TensorParallelRanks {
     group: Arc<TpGroup>,
     of_place: Mutex<Box<dyn Collectives>>,
-    /// Index of this rank among all ranks, and the number of all ranks.
-    world: (usize, usize),
+    /// Index of this rank among all ranks of the job.
+    world_rank: usize,
+    /// Number of all ranks of the job.
+    world_size: usize,
 }
 
 impl TensorParallelRanks {
@@ -58,12 +60,13 @@ impl Ranks {
         if tp == 1 {
             return Ok(self);
         }
-        let (world, shard) = ((self.rank, self.size), TpShard { place: self.rank % tp, num_shards: tp });
+        let (world_rank, world_size) = (self.rank, self.size);
+        let shard = TpShard { place: self.rank % tp, num_shards: tp };
         let name = format!("tensor-parallel group {} of {tp}", self.rank / tp);
         let group = Arc::new(TpGroup::new(shard, self.connect(&name, &mesh.replica_members(self.rank))?));
         let members: Vec<usize> = (0..self.size / tp).map(|number| number * tp + shard.place).collect();
         let of_place = self.connect(&format!("tensor-parallel place {} of {tp}", shard.place), &members)?;
-        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world };
+        let ranks = TensorParallelRanks { group, of_place: Mutex::new(of_place), world_rank, world_size };
         let (rank, size) = (self.rank / tp, self.size / tp);
         Ok(Self { rank, size, tensor_parallel: Some(Arc::new(ranks)), ..self })
     }
@@ -79,7 +82,7 @@ impl Ranks {
         match &self.tensor_parallel {
             None => self.clone(),
             Some(ranks) => {
-                let (rank, size) = ranks.world;
+                let (rank, size) = (ranks.world_rank, ranks.world_size);
                 Self { rank, size, tensor_parallel: None, sp_group: None, ..self.clone() }
             }
         }
@@ -87,6 +90,6 @@ impl Ranks {
 
     /// Index of this rank among all ranks of the job.
     pub(super) fn world_rank(&self) -> usize {
-        self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world.0)
+        self.tensor_parallel.as_ref().map_or(self.rank, |ranks| ranks.world_rank)
     }
 }

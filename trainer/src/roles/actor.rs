@@ -270,7 +270,7 @@ impl Actor {
         let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
             let (mut by_logprob, mut by_entropy) = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
             let derivatives = [by_logprob.as_mut_slice(), &mut by_entropy];
-            sums.add((&micro_batch.predicted, chunk), [logprobs, entropies], derivatives, |tokens, l, e| {
+            sums.add(&micro_batch.predicted, chunk, [logprobs, entropies], derivatives, |tokens, l, e| {
                 loss.evaluate(tokens, l, e)
             });
             (by_logprob, by_entropy)

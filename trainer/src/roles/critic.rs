@@ -136,7 +136,7 @@ impl Critic {
         let of_hidden =
             |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
         let [values] =
-            scoring::of_batch(self.model(), &self.ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
+            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(values)
     }
 
@@ -196,7 +196,8 @@ impl Critic {
         let own_values = values_c.to_device(Device::Cpu);
         let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
         self.ranks.all_reduce_over_sp(&mut values)?;
-        let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
+        let (derivatives, sums) = derivative_of(&values)?;
+        let derivatives = micro_batch.own(&pending.here(derivatives, sums));
         let derivative_c = Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device());
         Ok((derivative_c, pending))
     }
@@ -280,14 +281,14 @@ fn shards(
     outer.push(head(head_d));
     let trained =
         |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
-    let parts = (layers.into_iter().map(trained).collect(), trained(outer));
+    let (layers, outer) = (layers.into_iter().map(trained).collect(), trained(outer));
     let offload_to = options.offload.parameters();
     if has_adapter {
-        let beside = ShardedParameters::beside(base, trunk, parts, offload_to)?;
+        let beside = ShardedParameters::beside(base, trunk, layers, outer, offload_to)?;
         return Ok(beside.keeping_unsharded(base.unsharded_layers()));
     }
     let mesh = options.mesh.clone().unwrap_or_else(|| base.ranks());
-    let own = ShardedParameters::from_units(trunk, parts, mesh, offload_to)?;
+    let own = ShardedParameters::from_units(trunk, layers, outer, mesh, offload_to)?;
     let own = own.keeping_unsharded(base.unsharded_layers());
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)

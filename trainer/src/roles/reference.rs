@@ -210,7 +210,7 @@ impl FrozenPolicy {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
-            return Ok(divided(whole, (ranks.rank(), ranks.size())));
+            return Ok(divided(whole, ranks.rank(), ranks.size()));
         };
         let mut pieces = Vec::new();
         shards.show(|tensor_shard, values| {

@@ -112,7 +112,7 @@ impl Trainable<'_> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
-            return Ok(divided(whole, (self.ranks.rank(), self.ranks.size())));
+            return Ok(divided(whole, self.ranks.rank(), self.ranks.size()));
         };
         let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
@@ -209,13 +209,14 @@ pub(crate) fn saved_here(shards: &ShardedParameters, pieces: Vec<TensorPart>) ->
         pieces.into_iter().partition(|part| shards.is_of_experts(&part.name));
     let (cut, whole) = others.into_iter().partition(|part| part.cut.is_some());
     let (place, num_copies) = shards.ranks().replica_place();
-    let mut parts = divided(cut, (place, num_copies));
+    let mut parts = divided(cut, place, num_copies);
     // All ranks of a tensor-parallel group have copies of parameters that it does not shard.
     let TpShard { place: of_group, num_shards } =
         shards.tensor_parallel().map_or(TpShard::WHOLE, |tp| tp.group.shard());
-    parts.extend(divided(whole, (place * num_shards + of_group, num_copies * num_shards)));
+    parts.extend(divided(whole, place * num_shards + of_group, num_copies * num_shards));
     if let Some(experts) = shards.ranks().experts() {
-        parts.extend(divided(of_experts, experts.mesh.replica_place()));
+        let (place, num_copies) = experts.mesh.replica_place();
+        parts.extend(divided(of_experts, place, num_copies));
     }
     parts
 }

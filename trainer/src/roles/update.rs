@@ -194,7 +194,7 @@ impl OneUpdate<'_> {
                     .map(|weights| batch.gather(&micro_batch.row_idxs, weights)),
                 ..self.gather(micro_batch)
             };
-            accumulate(actor, micro_batch, &plan.objective, (inputs, &denominators))
+            accumulate(actor, micro_batch, &plan.objective, inputs, &denominators)
         };
         let losses = update_once(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
         for (micro_batch, loss) in passes.iter().flatten().zip(losses) {
@@ -293,7 +293,8 @@ fn accumulate(
     actor: &Actor,
     micro_batch: &MicroBatch,
     objective: &Objective,
-    (inputs, denominators): (MicroInputs, &Denominators),
+    inputs: MicroInputs,
+    denominators: &Denominators,
 ) -> Result<PendingLoss, UpdateError> {
     let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), denominators)?;
     if actor.decoder.device().is_cuda() {

@@ -89,12 +89,12 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
 
 /// The leader writes the model unit by unit; with FSDP all ranks gather it.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
-    let (decoder, folder) = (&roles.actor.actor.decoder, run.folder.export());
+    let (decoder, folder) = (roles.actor.decoder(), run.folder.export());
     let (spec, mut files) = (&run.spec().checkpoint.export, None);
     if run.ranks.is_leader() {
         files = Some(ExportedFiles::begin(decoder, &folder, spec, &run.source)?);
     }
-    roles.actor.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
+    roles.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
         Some(files) => files.write(unit),
         None => Ok(()),
     })?;

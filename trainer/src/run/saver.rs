@@ -90,7 +90,7 @@ impl Saver {
         state: Value,
         parts: Option<Vec<TensorPart>>,
     ) -> Result<(), TrainError> {
-        let begun = self.saving.begin((&self.ranks, &self.checkpoints), position.1, state, parts);
+        let begun = self.saving.begin(&self.ranks, &self.checkpoints, position.1, state, parts);
         match begun {
             Ok(()) => self.saved_at = Some(position),
             Err(_) => self.best.failed(position.1),
@@ -141,7 +141,7 @@ impl Saver {
     /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
     pub(crate) fn settle(&mut self, patience: Patience) -> Result<(), TrainError> {
         let step = self.saving.step();
-        match self.saving.settle((&self.ranks, &mut self.checkpoints), patience) {
+        match self.saving.settle(&self.ranks, &mut self.checkpoints, patience) {
             Ok(Settled::Nothing | Settled::Later) => Ok(()),
             Ok(Settled::Committed) => {
                 if std::mem::take(&mut self.num_failed) > 0 && self.ranks.is_leader() {

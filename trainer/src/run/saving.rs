@@ -84,7 +84,8 @@ impl Saving {
     /// lost.
     pub(crate) fn begin(
         &mut self,
-        (ranks, store): (&Ranks, &CheckpointStore),
+        ranks: &Ranks,
+        store: &CheckpointStore,
         step: u64,
         state: Value,
         parts: Option<Vec<TensorPart>>,
@@ -107,7 +108,8 @@ impl Saving {
     /// the checkpoint then. Or when a rank is lost.
     pub(crate) fn settle(
         &mut self,
-        (ranks, store): (&Ranks, &mut CheckpointStore),
+        ranks: &Ranks,
+        store: &mut CheckpointStore,
         patience: Patience,
     ) -> Result<Settled, TrainError> {
         let Some(under_way) = self.under_way.take() else { return Ok(Settled::Nothing) };

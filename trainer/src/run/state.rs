@@ -15,9 +15,8 @@ use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::roles::Roles;
 use crate::roles::critic::Critic;
-use crate::roles::learner::Learner;
 use crate::roles::optim::LossScale;
-use crate::roles::reference::{FrozenPolicy, Reference};
+use crate::roles::reference::FrozenPolicy;
 use crate::run::error::TrainError;
 use crate::run::saving::Patience;
 use crate::run::{Progress, Run, StepReward, identity};
@@ -116,7 +115,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
             small = state(run, roles, data)?;
         }
         run.saver.borrow_mut().begin(position, small, parts)?;
-        roles.reference.reference.release_pages();
+        roles.reference.release_pages();
         Ok(())
     })
 }
@@ -128,9 +127,9 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
         let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.actor.trainable().tensor_parts()?;
-    if let Some(critic) = &mut roles.critic.critic {
-        parts.extend(critic.trainable().tensor_parts()?);
+    let mut parts = roles.actor.trainable().tensor_parts()?;
+    if let Some(critic) = roles.critic.trainable() {
+        parts.extend(critic.tensor_parts()?);
     }
     if let Some(copy) = roles.reference.own_copy() {
         parts.extend(copy.tensor_parts(&run.ranks)?);
@@ -141,9 +140,9 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
 /// The tensors of all roles, on the leader. With FSDP all ranks take part.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.actor.trainable().tensors(folder)?;
-    if let Some(critic) = &mut roles.critic.critic {
-        tensors.extend(critic.trainable().tensors(folder)?);
+    let mut tensors = roles.actor.trainable().tensors(folder)?;
+    if let Some(critic) = roles.critic.trainable() {
+        tensors.extend(critic.tensors(folder)?);
     }
     if let Some(copy) = roles.reference.own_copy() {
         tensors.extend(copy.tensors(run.ranks.is_leader(), folder)?);
@@ -159,8 +158,8 @@ fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
         demonstrations,
         preferences,
         kl_coefficient: roles.reference.kl_coefficient(),
-        loss_scale: Some(roles.actor.actor.loss_scale()),
-        critic_loss_scale: roles.critic.critic.as_ref().map(Critic::loss_scale),
+        loss_scale: Some(roles.actor.loss_scale()),
+        critic_loss_scale: roles.critic.loss_scale(),
         kept_best: run.saver.borrow().best.after_save_of(run.progress.step),
         run: Some(run.identity.clone()),
         recipe: run.recipes.training.state(),
@@ -182,7 +181,7 @@ pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), T
     let resumed_after = match (&checkpoint, unquantized) {
         (Some(checkpoint), _) => Some(restore(run, roles, data, checkpoint)?),
         (None, Some(weights)) => {
-            roles.actor.actor.start_from_error::<TrainError>(&weights)?;
+            roles.actor.start_from_error::<TrainError>(&weights)?;
             None
         }
         (None, None) => None,
@@ -256,14 +255,14 @@ fn restore(
     data: &mut Data,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.actor.trainable().restore(checkpoint)?;
+    roles.actor.trainable().restore(checkpoint)?;
     // After the tensors, whose misfit says more.
     identity::check(&run.identity, checkpoint, checkpoint.path().starts_with(run.folder.checkpoints()))?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let State { progress, prompts, demonstrations, preferences, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations, preferences })?;
     roles.reference.controller.resume(state.kl_coefficient);
-    roles.actor.actor.resume_loss_scale(state.loss_scale);
+    roles.actor.resume_loss_scale(state.loss_scale);
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
     run.progress = progress;
     run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
@@ -273,9 +272,7 @@ fn restore(
     }
     restore_reference(roles, checkpoint)?;
     restore_critic(roles, checkpoint)?;
-    if let Some(critic) = &mut roles.critic.critic {
-        critic.resume_loss_scale(state.critic_loss_scale);
-    }
+    roles.critic.resume_loss_scale(state.critic_loss_scale);
     Ok(match run.progress.step {
         0 if run.progress.first_evaluation.is_none() => (Stage::ColdStart, run.progress.cold_start_steps),
         step => (Stage::Training, step),
@@ -286,7 +283,7 @@ fn restore(
 fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     if Critic::is_in(checkpoint) {
         roles.critic.begin(&roles.actor)?;
-        roles.critic.critic.as_mut().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+        roles.critic.load(checkpoint)?;
     }
     Ok(())
 }
@@ -294,11 +291,11 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
 /// Restores the reference: from the checkpoint after a cold start or with `referenceSync`, else it is the
 /// model's source, which `setup` has copied before anything is restored.
 fn restore_reference(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    if !matches!(roles.reference.reference, Reference::Frozen(_)) {
+    if !roles.reference.is_copy() {
         return Ok(());
     }
     let copying = &roles.reference.copying;
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, copying)? {
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(roles.actor.policy(), checkpoint, copying)? {
         roles.reference.restore(frozen);
     }
     Ok(())

@@ -94,7 +94,7 @@ fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Optio
         run.check_divergence()?;
     }
     // RL has another loss: moments of the supervised loss would steer its first updates.
-    roles.actor.actor.optimizer.reset()?;
+    roles.actor.reset_optimizer()?;
     Ok(None)
 }
 

@@ -33,13 +33,13 @@ fn write(out: &mut String, value: &Value, style: &JsonStyle, depth: usize) -> Re
         Value::Float(value) => out.push_str(&number(*value)),
         Value::Str(text) => push_string(out, text, style.ensure_ascii),
         Value::List(items) | Value::Tuple(items) => {
-            write_items(out, ('[', ']'), style, depth, items.values.iter(), |out, item| {
+            write_items(out, '[', ']', style, depth, items.values.iter(), |out, item| {
                 write(out, item, style, depth + 1)
             })?;
         }
         Value::Dict(dict) => {
             let entries = entries(dict, style)?;
-            write_items(out, ('{', '}'), style, depth, entries.iter(), |out, (key, value)| {
+            write_items(out, '{', '}', style, depth, entries.iter(), |out, (key, value)| {
                 push_string(out, key, style.ensure_ascii);
                 out.push_str(&style.key_separator);
                 write(out, value, style, depth + 1)
@@ -88,7 +88,8 @@ fn key_text(key: &Value) -> Result<String> {
 
 fn write_items<T>(
     out: &mut String,
-    (open, close): (char, char),
+    open: char,
+    close: char,
     style: &JsonStyle,
     depth: usize,
     items: impl ExactSizeIterator<Item = T>,

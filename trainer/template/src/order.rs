@@ -15,7 +15,7 @@ pub(crate) fn sorted(keys: &[Value], reverse: bool) -> Result<Vec<usize>> {
         let mut merged = Vec::with_capacity(order.len());
         for pair in order.chunks(2 * width) {
             let (left, right) = pair.split_at(width.min(pair.len()));
-            merge(keys, reverse, (left, right), &mut merged)?;
+            merge(keys, reverse, left, right, &mut merged)?;
         }
         order = merged;
         width *= 2;
@@ -26,7 +26,8 @@ pub(crate) fn sorted(keys: &[Value], reverse: bool) -> Result<Vec<usize>> {
 fn merge(
     keys: &[Value],
     reverse: bool,
-    (mut left, mut right): (&[usize], &[usize]),
+    mut left: &[usize],
+    mut right: &[usize],
     merged: &mut Vec<usize>,
 ) -> Result<()> {
     let wanted = if reverse { Ordering::Greater } else { Ordering::Less };

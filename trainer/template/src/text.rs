@@ -44,9 +44,9 @@ pub(crate) fn push_repr(out: &mut String, value: &Value) -> Result<()> {
         Value::Int(value) => push(out, format_args!("{value}")),
         Value::Float(value) => out.push_str(&float_repr(*value)),
         Value::Str(text) => push_quoted(out, text),
-        Value::List(items) => push_items(out, ('[', ']'), &items.values)?,
+        Value::List(items) => push_items(out, '[', ']', &items.values)?,
         Value::Tuple(items) => {
-            push_items(out, ('(', ')'), &items.values)?;
+            push_items(out, '(', ')', &items.values)?;
             if items.values.len() == 1 {
                 out.insert(out.len() - 1, ',');
             }
@@ -54,7 +54,7 @@ pub(crate) fn push_repr(out: &mut String, value: &Value) -> Result<()> {
         Value::Dict(dict) => push_dict(out, dict)?,
         Value::View(kind, items) => {
             push(out, format_args!("{kind}("));
-            push_items(out, ('[', ']'), &items.values)?;
+            push_items(out, '[', ']', &items.values)?;
             out.push(')');
         }
         Value::Range(span) if span.step == 1 => {
@@ -81,7 +81,7 @@ fn push(out: &mut String, arguments: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(arguments);
 }
 
-fn push_items(out: &mut String, (open, close): (char, char), values: &[Value]) -> Result<()> {
+fn push_items(out: &mut String, open: char, close: char, values: &[Value]) -> Result<()> {
     out.push(open);
     for (index, value) in values.iter().enumerate() {
         if index > 0 {

@@ -31,7 +31,8 @@ pub struct CachedSegments {
 /// When shapes or dtypes do not fit, or memory does not suffice.
 pub fn cached_attention(
     q_thd: &Tensor,
-    (k_cache, v_cache): (&Tensor, &Tensor),
+    k_cache: &Tensor,
+    v_cache: &Tensor,
     segments: &CachedSegments,
     scale: f64,
     window: Option<i64>,

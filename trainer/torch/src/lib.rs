@@ -14,33 +14,21 @@
 //! A binary that links this crate must find libtorch at run time; a build script's link arguments reach only
 //! its own package, so each such package repeats the two lines of `trainer/build.rs`.
 
-mod access;
 mod attention;
 mod autograd;
 mod border;
 mod cached_attention;
 pub mod collectives;
 pub mod cuda;
-mod device_experts;
-mod device_head;
-mod device_rows;
-mod device_segments;
 mod error;
 mod experts;
-mod flat;
 mod fused;
 mod head;
-mod host_calls;
 mod linear;
-mod memory;
-mod offload;
+mod on_device;
 mod optim;
-mod precision;
-mod profiler;
 mod quantized;
-mod region;
-mod signals;
-mod upload;
+mod services;
 mod vocabulary_shard;
 
 pub use access::{
@@ -66,6 +54,7 @@ pub use memory::{
     reuse_large_buffers, rss_bytes, settle_peak_memory,
 };
 pub use offload::{OffloadStorage, Offloaded, Prefetch};
+use on_device::{device_experts, device_head, device_rows, device_segments};
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{
     MatmulPrecision, cpu_has_amx, cuda_multiplies_in_tf32, is_deterministic, kernel_isa, set_deterministic,
@@ -74,6 +63,7 @@ pub use precision::{
 pub use profiler::Profile;
 pub use quantized::{NESTED_BLOCK, NestedScales, QuantFormat, QuantLayout, QuantizedMatrix, dynamic_map};
 pub use region::{Block, TensorFile};
+use services::{access, flat, host_calls, memory, offload, precision, profiler, region, signals, upload};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 pub use upload::{upload, upload_f32};
 pub use vocabulary_shard::{GatherStatistics, HeadWeight, VocabularyShard, sum_of_squares};

@@ -133,7 +133,8 @@ impl QuantizedMatrix {
     pub fn new(
         size: [i64; 2],
         layout: QuantLayout,
-        (codes, absmax): (Tensor, Tensor),
+        codes: Tensor,
+        absmax: Tensor,
         nested: Option<NestedScales>,
     ) -> Self {
         Self { size, layout, codes, absmax, nested }
@@ -159,8 +160,8 @@ impl QuantizedMatrix {
                 Ok(((codes, codes_of_scales), Some(nested)))
             }
         });
-        let (parts, nested) = quantized.map_err(failed)?;
-        Ok(Self::new(size, layout, parts, nested))
+        let ((codes, absmax), nested) = quantized.map_err(failed)?;
+        Ok(Self::new(size, layout, codes, absmax, nested))
     }
 
     /// Size of the weight, [out, in].
@@ -197,7 +198,7 @@ impl QuantizedMatrix {
         let nested = self.nested.as_ref();
         let nested =
             nested.map(|nested| NestedScales { absmax: of(&nested.absmax), offset: of(&nested.offset) });
-        Self::new(self.size, self.layout, (of(&self.codes), of(&self.absmax)), nested)
+        Self::new(self.size, self.layout, of(&self.codes), of(&self.absmax), nested)
     }
 
     /// Number of bytes of codes and scales.

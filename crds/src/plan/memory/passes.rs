@@ -6,14 +6,14 @@ use super::{
     FP32, MemoryTerm, Trained, dequantized, is_gathered_by_unit, largest_layer, on_gpu, on_host, term,
     trains_head,
 };
-use crate::plan::batch::{BatchPlan, FullPass, scored_share};
+use crate::plan::batch::{BatchPlan, FullPass, TokenBudget, scored_share};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
 /// Token budget and compute dtype of one role's passes.
 pub(super) struct Pass {
-    /// Token budget of each rank, and the sequence-parallel degree.
-    pub(super) budget: (u32, u32),
+    /// Token budget of the role's passes.
+    pub(super) budget: TokenBudget,
     /// Bytes of an element in the role's compute dtype.
     pub(super) width: u64,
 }
@@ -35,12 +35,11 @@ pub(super) fn normed_weight(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     if spec.model.lora.as_ref().is_some_and(|lora| lora.dora) { model.largest_matrix() } else { 0 }
 }
 
-/// Memory terms of a log-prob pass; `budget` is the token budget of each rank and the sequence-parallel
-/// degree.
+/// Memory terms of a log-prob pass.
 pub(super) fn logprob(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    budget: (u32, u32),
+    budget: TokenBudget,
     activations: &Activations<'_>,
 ) -> Vec<MemoryTerm> {
     let share = scored_share(spec, batch.prompts_per_step, activations.sp);
@@ -63,8 +62,10 @@ pub(super) fn logprob(
 pub(super) fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    (budget, inputs_offloaded): ((u32, u32), bool),
-    (activations, shards): (&Activations<'_>, &Shards),
+    budget: TokenBudget,
+    inputs_offloaded: bool,
+    activations: &Activations<'_>,
+    shards: &Shards,
     num_trained: u64,
 ) -> Vec<MemoryTerm> {
     let FullPass { tokens, predicted, num_passes } =

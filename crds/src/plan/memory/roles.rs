@@ -5,7 +5,7 @@ use super::activations::Activations;
 use super::shards::Shards;
 use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term, vision};
 use crate::plan::READ_CHUNK_NUMBERS;
-use crate::plan::batch::{BatchPlan, FullPass};
+use crate::plan::batch::{BatchPlan, FullPass, TokenBudget};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::LoraInit;
@@ -136,9 +136,9 @@ pub(super) fn judging(
 ) -> Vec<MemoryTerm> {
     // Every rank scores its local samples, whatever the sequence-parallel degree of other passes.
     let budget = u64::from(spec.training.reward_model_forward_tokens()).max(spec.max_sequence_tokens());
-    let budget = u32::try_from(budget).unwrap_or(u32::MAX);
+    let budget = TokenBudget { tokens: u32::try_from(budget).unwrap_or(u32::MAX), sp: 1 };
     let share = batch.prompts_per_step.div_ceil(spec.workers.num_ranks().into());
-    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
+    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let pass = |model| Activations {
         model,
         width,

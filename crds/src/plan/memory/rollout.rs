@@ -26,7 +26,8 @@ pub(super) fn width(spec: &ResolvedSpec) -> u64 {
 }
 
 pub(super) fn terms(
-    (spec, memory): (&ResolvedSpec, Option<u64>),
+    spec: &ResolvedSpec,
+    memory: Option<u64>,
     model: &ModelConfig,
     batch: &BatchPlan,
     activations: &Activations<'_>,
@@ -40,12 +41,12 @@ pub(super) fn terms(
     let shard = tp_shard(spec, model);
     let activations = Activations { model: &shard, ..*activations };
     let sampling = vec![
-        kv_cache((spec, memory), &shard, batch, activations.width),
+        kv_cache(spec, memory, &shard, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
         dequantized(spec, &shard, activations.width),
     ];
-    let weights = brought(spec, (model, &shard), activations.width, shards);
+    let weights = brought(spec, model, &shard, activations.width, shards);
     if on_gpu(spec) {
         return [weights, sampling].concat();
     }
@@ -62,7 +63,7 @@ pub(super) fn taking_over(
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let shard = tp_shard(spec, model);
-    let mut packed = brought(spec, (model, &shard), width, shards);
+    let mut packed = brought(spec, model, &shard, width, shards);
     if !(on_gpu(spec) && shards.is_gathered_by_unit()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
@@ -104,14 +105,15 @@ pub(in crate::plan) fn tp_shard(spec: &ResolvedSpec, model: &ModelConfig) -> Mod
 
 /// Rollout terms that stay in memory until all completions of a step are scored.
 pub(super) fn kept(
-    (spec, memory): (&ResolvedSpec, Option<u64>),
+    spec: &ResolvedSpec,
+    memory: Option<u64>,
     model: &ModelConfig,
     batch: &BatchPlan,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let (shard, width) = (tp_shard(spec, model), width(spec));
-    let brought = brought(spec, (model, &shard), width, shards);
-    let cache = kv_cache((spec, memory), &shard, batch, width);
+    let brought = brought(spec, model, &shard, width, shards);
+    let cache = kv_cache(spec, memory, &shard, batch, width);
     [brought, vec![cache, vision::kept_in_rollout(spec, model)]].concat()
 }
 
@@ -134,7 +136,7 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
     if merges(spec) || !generates(spec) {
         return Vec::new();
     }
-    let mut packed = weights((model, &tp_shard(spec, model)), width(spec), shards);
+    let mut packed = weights(model, &tp_shard(spec, model), width(spec), shards);
     let is_whole = !shards.is_gathered_by_unit() && spec.workers.mesh.rollout_tp == 1;
     if on_gpu(spec) && is_whole && frozen_width(spec) == width(spec) {
         // The rollout uses the trainer's weights of projections that it does not fuse.
@@ -148,12 +150,13 @@ pub(super) fn base(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
 /// whose base stays.
 fn brought(
     spec: &ResolvedSpec,
-    (model, shard): (&ModelConfig, &ModelConfig),
+    model: &ModelConfig,
+    shard: &ModelConfig,
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let packed = match spec.model.lora.as_ref().filter(|_| !merges(spec)) {
-        None => weights((model, shard), width, shards),
+        None => weights(model, shard, width, shards),
         Some(lora) if on_gpu(spec) => {
             vec![term("rollout adapter", width * adapter::numbers_on_gpu(lora, model))]
         }
@@ -164,7 +167,7 @@ fn brought(
 
 /// The packed weights; with sharded parameters also the full embeddings (b v h) and copies of quantized
 /// weights, which a rank with the full model uses in place.
-fn weights((model, shard): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+fn weights(model: &ModelConfig, shard: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings =
         if shards.is_gathered_by_unit() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     let quantized = if shards.is_gathered_by_unit() { shard.quantized().bytes } else { 0 };
@@ -183,7 +186,8 @@ fn dequantized(spec: &ResolvedSpec, shard: &ModelConfig, width: u64) -> MemoryTe
 /// The KV cache: as much as all sequences can fill, at most what `rollout.memoryFraction` of the rank's
 /// memory leaves after the packed weights.
 fn kv_cache(
-    (spec, memory): (&ResolvedSpec, Option<u64>),
+    spec: &ResolvedSpec,
+    memory: Option<u64>,
     shard: &ModelConfig,
     batch: &BatchPlan,
     width: u64,

@@ -31,8 +31,10 @@ pub(super) struct Shards {
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
-    /// Elements of the largest trained tensor inside a layer, and outside of the layers.
-    largest_trained: (u64, u64),
+    /// Elements of the largest trained tensor inside a layer.
+    largest_in_layer: u64,
+    /// Elements of the largest trained tensor outside of the layers.
+    largest_outside: u64,
     on_gpu: bool,
     /// Bytes of an element in the compute dtype of layers.
     width: u64,
@@ -94,7 +96,8 @@ impl Shards {
             outer: outer + saved_outside,
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { saved_outside } else { outer },
-            largest_trained: (trained.largest_of_layer, trained.largest_outside),
+            largest_in_layer: trained.largest_of_layer,
+            largest_outside: trained.largest_outside,
             on_gpu: on_gpu(spec),
             width,
             kept_width,
@@ -234,7 +237,6 @@ impl Shards {
     /// moments of a tensor in it and those of the next tensor. In the unit outside of the layers the next
     /// tensors are norms, which are small.
     pub(super) fn updated(&self, moments_offloaded: bool) -> Vec<MemoryTerm> {
-        let (in_layer, outside) = self.largest_trained;
         let moments =
             |num: u64, largest: u64| if moments_offloaded { num * FP32 * self.shard_of(largest) } else { 0 };
         let of = |unit: u64, moments: u64| {
@@ -243,8 +245,8 @@ impl Shards {
         };
         // Quantized weights are never updated.
         larger(
-            of(self.layer - self.quantized.numbers, moments(4, in_layer)),
-            of(self.outer, moments(2, outside)),
+            of(self.layer - self.quantized.numbers, moments(4, self.largest_in_layer)),
+            of(self.outer, moments(2, self.largest_outside)),
         )
     }
 

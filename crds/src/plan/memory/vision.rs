@@ -105,7 +105,7 @@ pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTe
     let critic =
         roles::has_critic(spec).then(|| (training.critic_micro_batch_tokens(), training.critic_precision()));
     let bytes = [Some(own), critic].into_iter().flatten().map(|(in_pass, precision)| {
-        training_bytes(spec, (model, vision), of_images.min(in_pass.into()), precision.width())
+        training_bytes(spec, model, vision, of_images.min(in_pass.into()), precision.width())
     });
     vec![term(ACTIVATIONS, bytes.max().unwrap_or(0))]
 }
@@ -116,7 +116,8 @@ pub(super) fn training(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<MemoryTe
 /// they are gathered in the compute dtype.
 fn training_bytes(
     spec: &ResolvedSpec,
-    (model, vision): (&ModelConfig, &VisionConfig),
+    model: &ModelConfig,
+    vision: &VisionConfig,
     in_pass: u64,
     width: u64,
 ) -> u64 {

@@ -246,7 +246,8 @@ impl Experts {
         &mut self,
         fields: &Fields<'_>,
         names: [&str; 2],
-        (num_experts, per_token): (usize, usize),
+        num_experts: usize,
+        per_token: usize,
     ) -> Result<(), ModelConfigError> {
         let stated = names.into_iter().find(|name| fields.get(name).is_some()).unwrap_or(names[0]);
         self.num_experts = fields.size(stated)?.unwrap_or(num_experts);

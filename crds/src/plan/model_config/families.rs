@@ -1,10 +1,10 @@
 //! Model families: their class names, the defaults of their configuration classes in transformers 5, and
-//! their differences from Llama. A family is a file of this folder and an entry of [`FAMILIES`].
+//! their differences from Llama. A family is a file, in this folder or in that of its maker, and an entry of
+//! [`FAMILIES`].
 
 mod cohere;
 mod cohere2;
-mod deepseek_v2;
-mod deepseek_v3;
+mod deepseek;
 mod ernie4_5;
 mod exaone4;
 mod gemma;
@@ -15,18 +15,11 @@ mod glm4;
 mod gpt_oss;
 mod granite;
 mod llama;
-mod ministral;
-mod mistral;
-mod mixtral;
+mod mistralai;
 mod olmo2;
 mod olmo3;
 mod phi3;
-mod qwen2;
-mod qwen2_moe;
-mod qwen2_vl;
-mod qwen3;
-mod qwen3_moe;
-mod qwen3_vl;
+mod qwen;
 mod seed_oss;
 mod smollm3;
 
@@ -92,13 +85,13 @@ impl Defaults {
 /// All families, in the order in which errors list them.
 const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Llama, &llama::LLAMA),
-    (Family::Mistral, &mistral::MISTRAL),
-    (Family::Ministral, &ministral::MINISTRAL),
-    (Family::Qwen2, &qwen2::QWEN2),
-    (Family::Qwen2Vl, &qwen2_vl::QWEN2_VL),
-    (Family::Qwen25Vl, &qwen2_vl::QWEN2_5_VL),
-    (Family::Qwen3, &qwen3::QWEN3),
-    (Family::Qwen3Vl, &qwen3_vl::QWEN3_VL),
+    (Family::Mistral, &mistralai::mistral::MISTRAL),
+    (Family::Ministral, &mistralai::ministral::MINISTRAL),
+    (Family::Qwen2, &qwen::qwen2::QWEN2),
+    (Family::Qwen2Vl, &qwen::qwen2_vl::QWEN2_VL),
+    (Family::Qwen25Vl, &qwen::qwen2_vl::QWEN2_5_VL),
+    (Family::Qwen3, &qwen::qwen3::QWEN3),
+    (Family::Qwen3Vl, &qwen::qwen3_vl::QWEN3_VL),
     (Family::Gemma, &gemma::GEMMA),
     (Family::Gemma2, &gemma2::GEMMA2),
     (Family::Gemma3, &gemma3::GEMMA3),
@@ -114,12 +107,12 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Cohere2, &cohere2::COHERE2),
     (Family::Exaone4, &exaone4::EXAONE4),
     (Family::Ernie45, &ernie4_5::ERNIE4_5),
-    (Family::Mixtral, &mixtral::MIXTRAL),
-    (Family::Qwen2Moe, &qwen2_moe::QWEN2_MOE),
-    (Family::Qwen3Moe, &qwen3_moe::QWEN3_MOE),
+    (Family::Mixtral, &mistralai::mixtral::MIXTRAL),
+    (Family::Qwen2Moe, &qwen::qwen2_moe::QWEN2_MOE),
+    (Family::Qwen3Moe, &qwen::qwen3_moe::QWEN3_MOE),
     (Family::GptOss, &gpt_oss::GPT_OSS),
-    (Family::DeepseekV2, &deepseek_v2::DEEPSEEK_V2),
-    (Family::DeepseekV3, &deepseek_v3::DEEPSEEK_V3),
+    (Family::DeepseekV2, &deepseek::deepseek_v2::DEEPSEEK_V2),
+    (Family::DeepseekV3, &deepseek::deepseek_v3::DEEPSEEK_V3),
 ];
 
 impl Family {

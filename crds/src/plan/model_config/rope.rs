@@ -122,7 +122,7 @@ pub(super) fn parse(fields: &Fields<'_>, context: Context) -> Result<RopeConfig,
         return Ok(RopeConfig { theta: context.default_theta, scaling: RopeScaling::None });
     }
     let theta = fields.number("rope_theta")?.unwrap_or(context.default_theta);
-    rope_of(fields, &rope, (theta, context))
+    rope_of(fields, &rope, theta, context)
 }
 
 /// Refuses separate embeddings by layer type in a family that has one for all.
@@ -142,7 +142,8 @@ const BY_WINDOW: [&str; 2] = ["full_attention", "sliding_attention"];
 pub(super) fn by_window(
     fields: &Fields<'_>,
     config: &mut ModelConfig,
-    (local, default_local): (&str, f64),
+    local: &str,
+    default_local: f64,
 ) -> Result<(), ModelConfigError> {
     let both = fields.object("rope_parameters")?;
     let context = Context {
@@ -151,10 +152,10 @@ pub(super) fn by_window(
         rotary_dim: config.rotary_dim,
     };
     if let Some(global) = config.ropes.first_mut().filter(|_| both.get(BY_WINDOW[0]).is_some()) {
-        *global = rope_of(fields, &both.object(BY_WINDOW[0])?, (global.theta, context))?;
+        *global = rope_of(fields, &both.object(BY_WINDOW[0])?, global.theta, context)?;
     }
     let default_local = fields.number(local)?.unwrap_or(default_local);
-    config.ropes.push(rope_of(fields, &both.object(BY_WINDOW[1])?, (default_local, context))?);
+    config.ropes.push(rope_of(fields, &both.object(BY_WINDOW[1])?, default_local, context)?);
     config.layer_ropes = config.layer_windows.iter().map(|window| Some(window.is_some().into())).collect();
     Ok(())
 }
@@ -169,7 +170,8 @@ pub(super) fn write_by_window(config: &ModelConfig, document: &mut Value) {
 fn rope_of(
     fields: &Fields<'_>,
     rope: &Fields<'_>,
-    (default_theta, context): (f64, Context),
+    default_theta: f64,
+    context: Context,
 ) -> Result<RopeConfig, ModelConfigError> {
     let theta = rope.number("rope_theta")?.unwrap_or(default_theta);
     if theta <= 0.0 {

@@ -106,9 +106,10 @@ impl Experts {
         &mut self,
         fields: &Fields<'_>,
         [num_experts, num_shared, width, first_dense]: [usize; 4],
-        (per_token, scale): (usize, f64),
+        per_token: usize,
+        scale: f64,
     ) -> Result<(), ModelConfigError> {
-        self.read_sizes(fields, ["n_routed_experts", "num_local_experts"], (num_experts, per_token))?;
+        self.read_sizes(fields, ["n_routed_experts", "num_local_experts"], num_experts, per_token)?;
         self.intermediate_size = fields.size("moe_intermediate_size")?.unwrap_or(width);
         let num_shared = fields.size("n_shared_experts")?.unwrap_or(num_shared);
         self.shared_intermediate_size = Some(num_shared * self.intermediate_size);

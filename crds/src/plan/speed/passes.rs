@@ -12,13 +12,13 @@
 //! ```
 
 use super::sharing::Sharing;
-use super::work::Work;
-use crate::plan::batch::{BatchPlan, FullPass, scored_share};
+use super::work::{ComputePrecision, Work};
+use crate::plan::batch::{BatchPlan, FullPass, TokenBudget, scored_share};
 use crate::plan::machine::Machine;
 use crate::plan::model_config::ModelConfig;
 use crate::plan::weight_sync::{WeightSync, sent_in_sync};
 use crate::resolved::{Preference, ResolvedSpec};
-use crate::spec::{Device, MatmulPrecision, OffloadSpec, Precision};
+use crate::spec::{Device, OffloadSpec, Precision};
 
 /// Number of libtorch operations in a layer's forward pass; a backward pass has twice as many.
 const OPERATIONS_OF_LAYER: f64 = 24.0;
@@ -44,7 +44,7 @@ pub(super) struct Passes<'a> {
     whole: &'a ModelConfig,
     batch: &'a BatchPlan,
     trained: f64,
-    numbers: (Precision, MatmulPrecision),
+    numbers: ComputePrecision,
     /// FSDP degree of the role: ranks that together hold one copy of its model.
     dp_shard: f64,
 }
@@ -61,7 +61,7 @@ pub(super) struct Update {
 impl Update {
     /// Peak FLOP/s of the machine in the update's dtype.
     pub(super) fn peak(&self, machine: &Machine) -> f64 {
-        machine.flops(self.work.numbers.0, self.work.numbers.1)
+        machine.flops(self.work.numbers.dtype, self.work.numbers.matmul)
     }
 }
 
@@ -77,22 +77,25 @@ struct Tokens {
 impl<'a> Passes<'a> {
     pub(super) fn new(
         spec: &'a ResolvedSpec,
-        (model, whole): (&'a ModelConfig, &'a ModelConfig),
+        model: &'a ModelConfig,
+        whole: &'a ModelConfig,
         batch: &'a BatchPlan,
         num_trained: u64,
     ) -> Self {
-        let numbers = (spec.training.precision, spec.training.matmul_precision);
+        let training = &spec.training;
+        let numbers = ComputePrecision { dtype: training.precision, matmul: training.matmul_precision };
         let dp_shard = spec.workers.mesh.dp_shard.into();
         Self { spec, model, whole, batch, trained: num_trained as f64, numbers, dp_shard }
     }
 
     /// Returns the passes of a role with its own compute dtype and FSDP degree.
     fn of_role(&self, precision: Precision, dp_shard: u32) -> Self {
-        Self { numbers: (precision, self.numbers.1), dp_shard: dp_shard.into(), ..*self }
+        let numbers = ComputePrecision { dtype: precision, ..self.numbers };
+        Self { numbers, dp_shard: dp_shard.into(), ..*self }
     }
 
     fn width(&self) -> f64 {
-        self.numbers.0.width() as f64
+        self.numbers.dtype.width() as f64
     }
 
     fn body(&self) -> f64 {
@@ -114,14 +117,14 @@ impl<'a> Passes<'a> {
 
     /// Counts the tokens of `num_prompts` groups in passes under a token budget. A group's prompt is computed
     /// once in each pass that has samples of it.
-    fn tokens(&self, num_prompts: u64, (budget, sp): (u32, u32)) -> Tokens {
-        let share = scored_share(self.spec, num_prompts, sp);
+    fn tokens(&self, num_prompts: u64, budget: TokenBudget) -> Tokens {
+        let share = scored_share(self.spec, num_prompts, budget.sp);
         let samples = self.batch.samples_per_prompt;
-        let full = FullPass::new(self.spec, share, samples, (budget, sp));
+        let full = FullPass::new(self.spec, share, samples, budget);
         let (prompt, completion) =
             (f64::from(self.spec.data.max_prompt_tokens), f64::from(self.spec.rollout.max_completion_tokens));
         let passes_of_group = (full.num_passes as f64 / share as f64).max(1.0);
-        let (share, sp) = (share as f64, f64::from(sp));
+        let (share, sp) = (share as f64, f64::from(budget.sp));
         let computed = share * (passes_of_group * prompt + samples as f64 * (completion - 1.0));
         let predicted = share * samples as f64 * completion;
         Tokens { computed: computed / sp, predicted: predicted / sp, num_passes: full.num_passes as f64, sp }
@@ -166,7 +169,8 @@ impl<'a> Passes<'a> {
     /// dtype. For a data set they are computed in the first epoch only.
     pub(super) fn scoring(&self) -> Vec<Work> {
         let mesh = &self.spec.workers.mesh;
-        let passes = |budget: (u32, u32)| self.tokens(self.batch.prompts_per_step, budget);
+        let passes =
+            |tokens: u32, sp: u32| self.tokens(self.batch.prompts_per_step, TokenBudget { tokens, sp });
         let is_off_policy = self.batch.updates_per_step > 1;
         let algorithm = &self.spec.algorithm;
         let own = match &algorithm.preference {
@@ -179,9 +183,9 @@ impl<'a> Passes<'a> {
         };
         let training = &self.spec.training;
         let offloaded = training.offload.parameters;
-        let tokens = passes((training.max_logprob_tokens, mesh.sp_of_logprobs()));
+        let tokens = passes(training.max_logprob_tokens, mesh.sp_of_logprobs());
         let actor = self.forward(tokens, own.into(), offloaded);
-        let tokens = passes((training.reference_forward_tokens(), mesh.sp_of_reference()));
+        let tokens = passes(training.reference_forward_tokens(), mesh.sp_of_reference());
         let times = f64::from(u8::from(algorithm.reads_reference()));
         let of_reference = self.of_role(training.reference_precision(), mesh.dp_shard_of_reference());
         let reference = of_reference.forward(tokens, times, training.reference_is_offloaded());
@@ -216,13 +220,15 @@ impl<'a> Passes<'a> {
 
     /// Work of all updates of a step.
     pub(super) fn update(&self) -> Update {
-        let budget = (self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp);
+        let budget = TokenBudget {
+            tokens: self.spec.training.max_tokens_per_micro_batch,
+            sp: self.spec.workers.mesh.sp,
+        };
         self.update_under(budget, self.spec.training.offload)
     }
 
-    /// Work of all updates of a step in micro-batches of `budget`: tokens of each rank, and the
-    /// sequence-parallel degree.
-    fn update_under(&self, budget: (u32, u32), offload: OffloadSpec) -> Update {
+    /// Work of all updates of a step in micro-batches under `budget`.
+    fn update_under(&self, budget: TokenBudget, offload: OffloadSpec) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
@@ -269,7 +275,7 @@ impl<'a> Passes<'a> {
     /// How the role's weights are sharded over ranks. An adapter has no trained expert weights.
     fn sharing(&self) -> Sharing {
         let is_trained = self.spec.model.lora.is_none();
-        Sharing::new((&self.spec.workers.mesh, self.dp_shard), self.model, is_trained)
+        Sharing::new(&self.spec.workers.mesh, self.dp_shard, self.model, is_trained)
     }
 
     /// Bytes of hidden states that a rank sends to the ranks of their experts, or returns, in a forward or
@@ -293,12 +299,15 @@ impl<'a> Passes<'a> {
     /// Work of the critic: one pass for values, and its updates, on a trunk like the actor's.
     pub(super) fn critic(&self) -> Work {
         let (training, sp) = (&self.spec.training, self.spec.workers.mesh.sp_of_critic());
-        let tokens = self.tokens(self.batch.prompts_per_step, (training.critic_forward_tokens(), sp));
+        let forward = TokenBudget { tokens: training.critic_forward_tokens(), sp };
+        let tokens = self.tokens(self.batch.prompts_per_step, forward);
         // Without its own micro-batch budget the critic's updates take as long as the actor's.
         let offload = training.critic_offload();
         let budget = match training.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch) {
-            Some(budget) => (budget, sp),
-            None => (training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp),
+            Some(tokens) => TokenBudget { tokens, sp },
+            None => {
+                TokenBudget { tokens: training.max_tokens_per_micro_batch, sp: self.spec.workers.mesh.sp }
+            }
         };
         let own = self.of_role(training.critic_precision(), self.spec.workers.mesh.dp_shard_of_critic());
         let update = own.update_under(budget, offload).work;

@@ -11,7 +11,7 @@
 //! group, L layers, q query width, v vocabulary.
 
 use super::PhaseSpeed;
-use super::work::{Kind, Work};
+use super::work::{ComputePrecision, Kind, Work};
 use crate::plan::batch::{BatchPlan, share};
 use crate::plan::machine::Machine;
 use crate::plan::memory::{adapter, quantized_as, rollout_shard};
@@ -114,8 +114,8 @@ impl Step<'_> {
     }
 
     fn empty(&self) -> Work {
-        let precision = self.spec.rollout.precision.unwrap_or(self.spec.training.precision);
-        Work::in_numbers((precision, self.spec.training.matmul_precision))
+        let dtype = self.spec.rollout.precision.unwrap_or(self.spec.training.precision);
+        Work::in_numbers(ComputePrecision { dtype, matmul: self.spec.training.matmul_precision })
     }
 
     fn work(&self) -> Work {

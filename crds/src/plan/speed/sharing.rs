@@ -22,7 +22,7 @@ fn of_others(ranks: f64) -> f64 {
 
 impl Sharing {
     /// Returns the layout of a role of which `dp_shard` ranks hold one copy.
-    pub(super) fn new((mesh, dp_shard): (&MeshSpec, f64), model: &ModelConfig, trains_experts: bool) -> Self {
+    pub(super) fn new(mesh: &MeshSpec, dp_shard: f64, model: &ModelConfig, trains_experts: bool) -> Self {
         let experts = if mesh.ep > 1 { model.expert_weights().0 as f64 } else { 0.0 };
         Self { dp_shard, sp: mesh.sp.into(), ep: mesh.ep.into(), experts, trains_experts }
     }

@@ -52,13 +52,22 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
     Efficiency { flops, bytes }
 }
 
+/// Precision of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ComputePrecision {
+    /// Compute dtype.
+    pub(super) dtype: Precision,
+    /// Whether products in fp32 may use TF32.
+    pub(super) matmul: MatmulPrecision,
+}
+
 /// Operations and bytes of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work {
     /// FLOP of matrix products.
     pub(super) products: f64,
-    /// Compute dtype of `products`, and whether fp32 may use TF32.
-    pub(super) numbers: (Precision, MatmulPrecision),
+    /// Precision of `products`.
+    pub(super) numbers: ComputePrecision,
     /// Bytes that the device reads from and writes to its memory.
     pub(super) bytes: f64,
     /// Number of operations that the host starts.
@@ -85,7 +94,7 @@ impl Work {
         }
     }
 
-    pub(super) fn in_numbers(numbers: (Precision, MatmulPrecision)) -> Self {
+    pub(super) fn in_numbers(numbers: ComputePrecision) -> Self {
         let none = 0.0;
         Self {
             products: none,
@@ -106,7 +115,7 @@ impl Work {
     /// launches, so the longest decides. On a CPU they are added.
     pub(super) fn seconds(&self, machine: &Machine, kind: Kind) -> (f64, Bound) {
         let efficiency = efficiency(machine.device, kind);
-        let peak = machine.flops(self.numbers.0, self.numbers.1);
+        let peak = machine.flops(self.numbers.dtype, self.numbers.matmul);
         let parts = [
             (self.products / (peak * efficiency.flops), Bound::Compute),
             (self.bytes / (machine.memory_bytes_per_second * efficiency.bytes), Bound::Memory),

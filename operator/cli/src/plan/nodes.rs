@@ -20,7 +20,8 @@ type Labels = BTreeMap<String, String>;
 /// Makes one check per kind of GPU; none for a job on CPUs, or if the nodes cannot be listed.
 pub(super) async fn ask(
     connection: &Connection,
-    (job, models): (&ValidatedJob, &Models),
+    job: &ValidatedJob,
+    models: &Models,
 ) -> anyhow::Result<Vec<PlanCheck>> {
     if job.spec().workers.device != Device::Cuda {
         return Ok(Vec::new());

@@ -29,7 +29,8 @@ const FIELD_MANAGER: &str = "rlctl";
 pub(super) fn ask(
     args: &PlanArgs,
     wanted: Value,
-    planned: (&ValidatedJob, &Models),
+    job: &ValidatedJob,
+    models: &Models,
 ) -> anyhow::Result<ExitCode> {
     let checks = block_on(async {
         let mut connection = Connection::open(&args.cluster).await?;
@@ -37,7 +38,7 @@ pub(super) fn ask(
             own.clone_into(&mut connection.namespace);
         }
         let mut checks = checks(&connection, args, wanted).await?;
-        checks.extend(nodes::ask(&connection, planned).await?);
+        checks.extend(nodes::ask(&connection, job, models).await?);
         Ok(checks)
     })?;
     let mut out = args.output.output();

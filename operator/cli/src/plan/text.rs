@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use rlt_api::plan::{
-    BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedPlan, rule_in_words, rule_name,
+    BatchPlan, Fit, MemoryPlan, Mesh, PhaseMemory, Place, Plan, SpeedPlan, rule_in_words, rule_name,
 };
 use rlt_api::spec::Device;
 use serde_json::Value;
@@ -16,11 +16,33 @@ const NAME_WIDTH: usize = 28;
 
 pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) -> String {
     let mut text = format!("{}\n\n", plan.job);
-    let mesh = &plan.mesh;
+    write_workers(&mut text, plan);
+    write_model(&mut text, plan);
+    text.push_str("\nBatch\n");
+    write_batch(&mut text, &plan.batch);
+    match &plan.memory {
+        Some(memory) => write_memory(&mut text, memory, plan.fit.as_ref()),
+        None => {
+            text.push_str("\nMemory: an estimate needs the config.json of every model; --model-config names the policy's.\n")
+        }
+    }
+    plan.speed.iter().for_each(|speed| write_speed(&mut text, speed, run));
+    if let Some(policy) = &plan.failure_policy {
+        text.push_str("\nFailures, by the first rule that matches\n");
+        for (idx, rule) in policy.rules.iter().enumerate() {
+            line(&mut text, &rule_name(idx, rule), &rule_in_words(policy, rule));
+        }
+    }
+    write_objects(&mut text, objects);
+    text
+}
+
+/// Writes the groups of workers and the mesh of their ranks.
+fn write_workers(text: &mut String, plan: &Plan) {
     for group in &plan.worker_groups {
         let (workers, ranks) = (group.num_workers, group.ranks_per_worker);
         line(
-            &mut text,
+            text,
             &format!("workers {}", group.name),
             &format!(
                 "{workers} x {ranks} rank{}, {}",
@@ -29,6 +51,16 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
             ),
         );
     }
+    line(text, "mesh", &axes(&plan.mesh));
+    for group in plan.worker_groups.iter().filter(|group| group.num_workers > 1) {
+        for (field, degree) in plan.mesh.across_workers(group.ranks_per_worker) {
+            line(text, "", &across_workers(field, degree, group.ranks_per_worker));
+        }
+    }
+}
+
+/// The degrees of a mesh in words.
+fn axes(mesh: &Mesh) -> String {
     let mut axes =
         format!("dp_replicate {} x dp_shard {} x sp {}", mesh.dp_replicate, mesh.dp_shard, mesh.sp);
     if mesh.reference_sp != mesh.logprob_sp {
@@ -46,43 +78,31 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
     if mesh.rollout_tp > 1 {
         axes += &format!(", rollout tp {}", mesh.rollout_tp);
     }
-    line(&mut text, "mesh", &axes);
-    for group in plan.worker_groups.iter().filter(|group| group.num_workers > 1) {
-        for (field, degree) in mesh.across_workers(group.ranks_per_worker) {
-            line(&mut text, "", &across_workers(field, degree, group.ranks_per_worker));
-        }
-    }
+    axes
+}
+
+/// Writes the size of the model, and what was chosen for its passes.
+fn write_model(text: &mut String, plan: &Plan) {
     if let Some(parameters) = &plan.parameters {
-        line(&mut text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));
+        line(text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));
     }
     let choices = &plan.choices;
     let rollout = match choices.rollout_precision {
         same if same == choices.precision => String::new(),
         other => format!(", rollout {other:?}"),
     };
-    line(&mut text, "precision", &format!("{:?}{rollout}", choices.precision));
+    line(text, "precision", &format!("{:?}{rollout}", choices.precision));
     let checkpointing = if choices.activation_checkpointing { "layers' inputs are kept" } else { "off" };
-    line(&mut text, "activation checkpointing", checkpointing);
+    line(text, "activation checkpointing", checkpointing);
     if let (Some(merges), Some(sync)) = (choices.merge_lora, plan.weight_sync) {
         let place = if merges { "folded into the rollout's weights" } else { "beside the rollout's weights" };
         let mib = sync.bytes as f64 / f64::from(1 << 20);
-        line(&mut text, "adapter", &format!("{place}, a weight sync copies {mib:.1} MiB"));
+        line(text, "adapter", &format!("{place}, a weight sync copies {mib:.1} MiB"));
     }
-    text.push_str("\nBatch\n");
-    write_batch(&mut text, &plan.batch);
-    match &plan.memory {
-        Some(memory) => write_memory(&mut text, memory, plan.fit.as_ref()),
-        None => {
-            text.push_str("\nMemory: an estimate needs the config.json of every model; --model-config names the policy's.\n")
-        }
-    }
-    plan.speed.iter().for_each(|speed| write_speed(&mut text, speed, run));
-    if let Some(policy) = &plan.failure_policy {
-        text.push_str("\nFailures, by the first rule that matches\n");
-        for (idx, rule) in policy.rules.iter().enumerate() {
-            line(&mut text, &rule_name(idx, rule), &rule_in_words(policy, rule));
-        }
-    }
+}
+
+/// Writes the names of the objects that a cluster gets, one line for each kind.
+fn write_objects(text: &mut String, objects: &[Value]) {
     text.push_str("\nOn a cluster (-o yaml prints them)\n");
     for group in objects.chunk_by(|one, next| one["kind"] == next["kind"]) {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -90,9 +110,8 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
             [first, .., last] => format!("{} to {}", name(first), name(last)),
             _ => group.iter().map(name).collect(),
         };
-        line(&mut text, group[0]["kind"].as_str().unwrap_or_default(), &names);
+        line(text, group[0]["kind"].as_str().unwrap_or_default(), &names);
     }
-    text
 }
 
 /// Returns a hint about collectives of every layer that cross machines, and how to avoid that.

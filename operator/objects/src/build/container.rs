@@ -21,7 +21,8 @@ use crate::worker::TRAINER_CONTAINER;
 pub(super) fn trainer(
     input: &BuildInput<'_>,
     attempt: u32,
-    (group, worker_idx): (&WorkerGroup, u32),
+    group: &WorkerGroup,
+    worker_idx: u32,
     mounts: Vec<VolumeMount>,
 ) -> Container {
     let workers = &input.prepared.job.spec().workers;

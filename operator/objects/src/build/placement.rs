@@ -77,7 +77,8 @@ impl Placement {
     /// nodes that a queue has reserved.
     pub fn new(
         input: &BuildInput<'_>,
-        (group, attempt): (&WorkerGroup, u32),
+        group: &WorkerGroup,
+        attempt: u32,
         gang: Option<Gang>,
         admission: Option<(&Workload, &Flavors)>,
     ) -> Self {

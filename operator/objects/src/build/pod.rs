@@ -29,7 +29,7 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
     let host_network = workers.pod.host_network.filter(|uses| *uses);
     let claims: Vec<_> = workers.pod.resource_claims.iter().map(claim).collect();
     let spec = PodSpec {
-        containers: vec![container::trainer(input, attempt, (group, worker_idx), mounts)],
+        containers: vec![container::trainer(input, attempt, group, worker_idx, mounts)],
         volumes: Some(volumes),
         restart_policy: Some("Never".into()),
         hostname: Some(name.clone()),

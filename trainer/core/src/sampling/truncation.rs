@@ -3,8 +3,6 @@
 //! The vocabulary is never sorted: probabilities are counted in buckets by the leading bits of their
 //! floating-point form, which have the same order, and only the bucket that contains the threshold is sorted.
 
-use std::cmp::Ordering;
-
 use super::SamplingParams;
 
 /// A probability threshold. Tokens more probable than `value` are kept, and of those exactly as probable the
@@ -69,7 +67,7 @@ impl Cut {
         };
         let mut members: Vec<(usize, f32)> =
             probs.iter().copied().enumerate().filter(|&(_, p)| bucket(p) == crossed).collect();
-        members.sort_unstable_by(|a, b| by_probability_then_idx(*a, *b));
+        members.sort_unstable_by(|(idx_a, a), (idx_b, b)| b.total_cmp(a).then(idx_a.cmp(idx_b)));
         let last = members.iter().find(|&&(idx, p)| {
             above += weight(idx, p);
             above >= target
@@ -77,10 +75,6 @@ impl Cut {
         let (idx, p) = last.or(members.last()).copied().unwrap_or((usize::MAX, 0.0));
         Self { value: p, last_tied_idx: idx }
     }
-}
-
-fn by_probability_then_idx(a: (usize, f32), b: (usize, f32)) -> Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
 /// Low bits dropped from a number's 32: sign, exponent and 5 bits of the fraction remain, 32 buckets per

@@ -136,11 +136,11 @@ fn angles(y: &Tensor) -> Tensor {
 pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
     tch::manual_seed(7);
     let draw = || Tensor::randn([24, 64], (Kind::Double, Device::Cpu));
-    let inputs = (draw(), draw());
+    let (x, y) = (draw(), draw());
     let plain = OPERATORS.iter().map(|(name, operator)| (*name, *operator, *operator));
     for (name, operator, formula) in plain.chain(OWN) {
         for (kind, tolerance) in [(Kind::Float, FP32_TOLERANCE), (Kind::BFloat16, BF16_TOLERANCE)] {
-            let error = error(operator, formula, &inputs, kind);
+            let error = error(operator, formula, &x, &y, kind);
             let figures = [
                 ("operator", json!(name)),
                 ("dtype", json!(if kind == Kind::Float { "fp32" } else { "bf16" })),
@@ -155,7 +155,7 @@ pub(super) fn check(report: &mut Report<'_>) -> Result<(), Failure> {
 
 /// The largest difference to the formula in fp64 on the very numbers that the operator got, relative to its
 /// largest.
-fn error(operator: Operator, formula: Operator, (x, y): &(Tensor, Tensor), kind: Kind) -> f64 {
+fn error(operator: Operator, formula: Operator, x: &Tensor, y: &Tensor, kind: Kind) -> f64 {
     let (x, y) = (x.to_kind(kind), y.to_kind(kind));
     let truth = formula(&x.to_kind(Kind::Double), &y.to_kind(Kind::Double));
     let found = operator(&x.to_device(Device::Cuda(0)), &y.to_device(Device::Cuda(0)));

@@ -35,8 +35,10 @@ pub(crate) struct ImageProcessor {
     patch: usize,
     temporal: usize,
     merge: usize,
-    /// Minimum and maximum area of a resized image, in pixels.
-    pixels: (f64, f64),
+    /// Minimum area of a resized image, in pixels.
+    min_pixels: f64,
+    /// Maximum area of a resized image, in pixels.
+    max_pixels: f64,
     mean: [f32; 3],
     std: [f32; 3],
     /// Factor that is applied to a byte before it is normalised.
@@ -88,7 +90,8 @@ impl ImageProcessor {
             patch,
             temporal: 2,
             merge,
-            pixels: (smallest, MAX_PIXELS.max(smallest)),
+            min_pixels: smallest,
+            max_pixels: MAX_PIXELS.max(smallest),
             mean: MEAN,
             std: STD,
             rescale: RESCALE,
@@ -101,7 +104,7 @@ impl ImageProcessor {
     /// already.
     pub(crate) fn new_settings(&self) -> Option<Value> {
         self.is_new.then(|| {
-            let (smallest, largest) = (self.pixels.0 as u64, self.pixels.1 as u64);
+            let (smallest, largest) = (self.min_pixels as u64, self.max_pixels as u64);
             json!({
                 "image_processor_type": "Qwen2VLImageProcessor",
                 "patch_size": self.patch, "temporal_patch_size": self.temporal, "merge_size": self.merge,
@@ -143,10 +146,8 @@ impl ImageProcessor {
             patch: whole(["patch_size", "patch_size"], 14)?,
             temporal: whole(["temporal_patch_size", "temporal_patch_size"], 2)?,
             merge: whole(["merge_size", "spatial_merge_size"], 2)?,
-            pixels: (
-                area("min_pixels", "shortest_edge", 3136.0)?,
-                area("max_pixels", "longest_edge", MAX_PIXELS)?,
-            ),
+            min_pixels: area("min_pixels", "shortest_edge", 3136.0)?,
+            max_pixels: area("max_pixels", "longest_edge", MAX_PIXELS)?,
             mean: colours("image_mean", MEAN)?,
             std: colours("image_std", STD)?,
             rescale: settings.get("rescale_factor").and_then(Value::as_f64).unwrap_or(RESCALE),
@@ -198,7 +199,7 @@ impl ImageProcessor {
         // Python rounds halves to the even number.
         let rounded = |side: f64| (side / factor).round_ties_even() * factor;
         let (new_h, new_w) = (rounded(h), rounded(w));
-        let (min, max) = self.pixels;
+        let (min, max) = (self.min_pixels, self.max_pixels);
         let (new_h, new_w) = if new_h * new_w > max {
             let beta = (h * w / max).sqrt();
             let lower = |side: f64| ((side / beta / factor).floor() * factor).max(factor);

@@ -59,7 +59,17 @@ fn files(dir: &Path) -> DataSpec {
 }
 
 fn open(spec: &DataSpec, block_rows: usize, seed: Option<u64>, alive: &Alive) -> Stream<Item> {
-    Stream::open(spec, block_rows, seed, reader(alive)).unwrap()
+    try_open(spec, block_rows, seed, alive).unwrap()
+}
+
+fn try_open(
+    spec: &DataSpec,
+    block_rows: usize,
+    seed: Option<u64>,
+    alive: &Alive,
+) -> Result<Stream<Item>, DataError> {
+    let (read, check) = reader(alive);
+    Stream::open(spec, block_rows, seed, read, check)
 }
 
 fn texts(stream: &mut Stream<Item>, num_items: usize) -> Vec<String> {
@@ -179,7 +189,7 @@ fn rows_that_are_left_out_do_not_end_a_pass_and_a_stream_without_rows_is_an_erro
     let none = ["long", "long"].map(str::to_owned);
     let spec =
         DataSpec { train: vec![write(dir.path(), "b.jsonl", none.into_iter())], ..DataSpec::default() };
-    let error = Stream::open(&spec, 2, None, reader(&Alive::default())).err().unwrap();
+    let error = try_open(&spec, 2, None, &Alive::default()).err().unwrap();
     assert!(matches!(error, DataError::Empty { .. }), "{error}");
 }
 
@@ -190,10 +200,10 @@ fn what_cannot_be_streamed_is_named() {
         let path = dir.path().join(name);
         fs::write(&path, content).unwrap();
         let spec = DataSpec { train: vec![path.display().to_string()], ..DataSpec::default() };
-        Stream::open(&spec, 2, None, reader(&Alive::default())).err().unwrap().to_string()
+        try_open(&spec, 2, None, &Alive::default()).err().unwrap().to_string()
     };
     assert!(error("a.json", "[{}]").contains("a.json: expected one JSON object a line"));
     assert!(error("a.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": ").contains("a.jsonl row 2"));
     let spec = DataSpec { train: vec!["/nowhere/a.jsonl".into()], ..DataSpec::default() };
-    assert!(matches!(Stream::open(&spec, 2, None, reader(&Alive::default())), Err(DataError::Open { .. })));
+    assert!(matches!(try_open(&spec, 2, None, &Alive::default()), Err(DataError::Open { .. })));
 }

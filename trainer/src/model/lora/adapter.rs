@@ -109,8 +109,7 @@ impl Decoder {
             for (_, lora, names) in experts.adapted() {
                 let shapes = [files.shape(&names[0]), files.shape(&names[1])];
                 let [Some(shape_a), Some(shape_b)] = shapes else { continue };
-                let stored = (lora, [shape_a, shape_b]);
-                if experts::is_in_old_layout(stored, &document, (&path, &names[0]))? {
+                if experts::is_in_old_layout(lora, [shape_a, shape_b], &document, &path, &names[0])? {
                     let (a, b) = (files.read(&names[0])?, files.read(&names[1])?);
                     let (a, b) = experts::from_old_layout(&a, &b, experts.router.size()[0]);
                     tch::no_grad(|| {

@@ -31,7 +31,8 @@ pub(in crate::model) fn scaled(weight: Tensor, magnitudes: &Tensor) -> Tensor {
 /// Applies a projection with a DoRA adapter to `x`.
 pub(in crate::model) fn forward(
     projection: &Projection,
-    (lora, magnitudes): (&LoraPair, &Tensor),
+    lora: &LoraPair,
+    magnitudes: &Tensor,
     x: &Tensor,
     dropout: Option<Dropout>,
 ) -> Tensor {

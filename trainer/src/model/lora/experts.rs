@@ -71,7 +71,7 @@ impl Decoder {
             if is_target(&name) {
                 let (rank, scaling) = config.rank_and_scaling(&name)?;
                 let [num_experts, inputs] = [0, 1].map(|dim: usize| experts.router.size()[dim]);
-                let (a, b) = matrices((config.init, rank), (seed, &name), [1, num_experts, inputs]);
+                let (a, b) = matrices(config.init, rank, seed, &name, [1, num_experts, inputs]);
                 experts.router_lora = Some(LoraPair {
                     a: place(a),
                     b: place(b),
@@ -88,8 +88,8 @@ impl Decoder {
                     let [outputs, inputs] = [1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
                     // The matrices of all experts, also if only some experts' weights are local.
                     let size = [experts.router.size()[0], outputs, inputs];
-                    let (a, b) = matrices((config.init, rank), (seed, &name), size);
-                    let lora = ExpertLora::new((place(a), place(b)), scaling, size[0]);
+                    let (a, b) = matrices(config.init, rank, seed, &name, size);
+                    let lora = ExpertLora::new(place(a), place(b), scaling, size[0]);
                     experts.lora[tensor as usize] = Some(lora);
                 }
             }
@@ -111,8 +111,10 @@ fn names_of(experts: &ExpertWeights) -> Vec<String> {
 
 /// Draws A [e r, in], and makes B [out, r e] of zeros, both f32 on the CPU.
 fn matrices(
-    (init, rank): (LoraInit, usize),
-    (seed, name): (u64, &str),
+    init: LoraInit,
+    rank: usize,
+    seed: u64,
+    name: &str,
     [num_experts, outputs, inputs]: [i64; 3],
 ) -> (Tensor, Tensor) {
     let mut random = TensorRandom::new(seed, &format!("{name}.lora_A"));
@@ -132,9 +134,11 @@ fn matrices(
 /// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes. If both
 /// layouts fit, the version of PEFT in `document` decides.
 pub(super) fn is_in_old_layout(
-    (lora, stored): (&ExpertLora, [&[usize]; 2]),
+    lora: &ExpertLora,
+    stored: [&[usize]; 2],
     document: &Value,
-    (path, name): (&Path, &str),
+    path: &Path,
+    name: &str,
 ) -> Result<bool, LoraError> {
     let shapes = [&lora.a, &lora.b].map(Tensor::size);
     let [[rows_of_a, inputs], [outputs, columns_of_b]] =

@@ -8,9 +8,11 @@ use crate::model::random::TensorRandom;
 
 /// Draws A [rank, in] and B [out, rank], f32 on the CPU, for a projection with this name and size.
 pub(super) fn matrices(
-    (init, rank): (LoraInit, usize),
+    init: LoraInit,
+    rank: usize,
     seed: u64,
-    (projection, [out_features, in_features]): (&str, [i64; 2]),
+    projection: &str,
+    [out_features, in_features]: [i64; 2],
 ) -> (Tensor, Tensor) {
     let num_rows = rank;
     let rank = rank as i64;

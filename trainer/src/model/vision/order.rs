@@ -46,7 +46,7 @@ impl PatchOrder {
                 }
             }
         }
-        let places = places(&tokens, (rows, columns), merge);
+        let places = places(&tokens, rows, columns, merge);
         let frames = vec![grid.rows * grid.columns; grid.frames];
         let size = [grid.rows, grid.columns];
         Self { tokens, windows, frames, places, size, patches_per_token: (merge * merge) as i64 }
@@ -75,7 +75,7 @@ impl PatchOrder {
 }
 
 /// Row and column of each patch of `tokens`, in their order.
-fn places(tokens: &[i64], (rows, columns): (usize, usize), merge: usize) -> [Vec<i64>; 2] {
+fn places(tokens: &[i64], rows: usize, columns: usize, merge: usize) -> [Vec<i64>; 2] {
     let mut places = [Vec::new(), Vec::new()];
     for token in tokens {
         let of_frame = *token as usize % (rows * columns);

@@ -73,7 +73,8 @@ impl Flat {
     /// values, as `share` says.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
-        (ranks, share): (&MeshRanks, Share<'_>),
+        ranks: &MeshRanks,
+        share: Share<'_>,
         compute: Kind,
         place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
@@ -86,7 +87,7 @@ impl Flat {
         let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
         let at = sizes.into_iter().zip(ranges);
-        let places = places(&leaves, share, at, (layout, ranks.shard()));
+        let places = places(&leaves, share, at, layout, ranks.shard());
         let master = Whole::new(layout, &places, (kind, device))?;
         let compute =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;

@@ -145,7 +145,8 @@ pub(super) fn places(
     leaves: &[Leaf],
     share: Share<'_>,
     at: impl Iterator<Item = (Vec<i64>, Range<usize>)>,
-    (layout, shard): (Shards, usize),
+    layout: Shards,
+    shard: usize,
 ) -> Vec<Place> {
     let place = |((name, _), (size, range)): (&Leaf, (Vec<i64>, Range<usize>))| {
         let (mut whole_size, mut offset) = (size.clone(), 0);

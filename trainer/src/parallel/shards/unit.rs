@@ -45,7 +45,9 @@ impl UnitParameters {
     /// experts' weights only those of `experts` are kept, of tensor-parallel weights this rank's shard.
     pub(super) fn new(
         parameters: NamedTensors,
-        (ranks, experts, cuts): (&MeshRanks, Option<OwnExperts>, Option<&ParameterCuts>),
+        ranks: &MeshRanks,
+        experts: Option<OwnExperts>,
+        cuts: Option<&ParameterCuts>,
         compute: Kind,
         mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
@@ -72,7 +74,7 @@ impl UnitParameters {
                 (vectors, Share::Whole, exact[2]),
             ];
             let flat =
-                |(parameters, share, kind)| Flat::new(parameters, (ranks, share), kind, place.as_deref_mut());
+                |(parameters, share, kind)| Flat::new(parameters, ranks, share, kind, place.as_deref_mut());
             parts.into_iter().map(flat).filter_map(Result::transpose).collect()
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());

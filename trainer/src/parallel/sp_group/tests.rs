@@ -424,7 +424,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
         let mut context = actor.decoder.context(&input, Adapter::On);
         let inert_td = layer_schedule::infer(alone, &input, &mut context).unwrap();
-        sample.compare(&inert_td, &whole_td, (&ranks, "spec.workers.mesh.sp"))
+        sample.compare(&inert_td, &whole_td, &ranks, "spec.workers.mesh.sp")
     });
     for outcome in outcomes {
         let Err(error @ ProbeError::Differs { difference, .. }) = outcome else {

@@ -31,7 +31,7 @@ impl Actor {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
         };
-        of_batch(self.scoring_model(), &self.scoring_ranks, batch, (Adapter::On, None), max_tokens, of_hidden)
+        of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, None, max_tokens, of_hidden)
     }
 
     /// Adds the gradient of a loss, whose `derivatives` with respect to each label's value are given at the
@@ -91,7 +91,7 @@ impl Actor {
 impl ActorRole {
     /// The token that pads a classifier's batches: no value is read after it.
     pub fn pad(&self) -> Option<u32> {
-        self.actor.decoder.config.pad_token_id
+        self.policy.decoder.config.pad_token_id
     }
 
     /// The head's values of `K` labels at the positions of `batch` that are read, see [`Batch::to_read`].
@@ -100,7 +100,7 @@ impl ActorRole {
     /// [`StepError::Actor`].
     pub fn labels<const K: usize>(&self, batch: &Batch) -> Result<[Vec<f64>; K], StepError> {
         self.context.end_sampling()?;
-        let numbers = || self.actor.labels::<K>(batch, self.max_logprob_tokens);
+        let numbers = || self.policy.labels::<K>(batch, self.max_logprob_tokens);
         let numbers = self.context.measure("old_log_prob", numbers)?;
         Ok(numbers.map(|numbers| batch.read(&numbers)))
     }
@@ -115,7 +115,7 @@ impl ActorRole {
         self.context.watch().begin_phase(Phase::Update, 0);
         let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
         let learning_rate = self.schedule.at(self.context.position().num_done);
-        let (actor, max_tokens) = (&mut self.actor, self.portions.max_tokens);
+        let (actor, max_tokens) = (&mut self.policy, self.portions.max_tokens);
         let update = || actor.descend_labels(batch, &derivatives, max_tokens, learning_rate);
         let (counts, num_micro_batches) = self.context.measure("update_actor", update)?;
         self.context.record_update("actor", batch, counts.num_skipped);

@@ -37,7 +37,8 @@ impl LossSums {
     /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
     pub(super) fn add(
         &mut self,
-        (predicted, chunk): (&Predicted, Range<usize>),
+        predicted: &Predicted,
+        chunk: Range<usize>,
         [logprobs, entropies]: [&[f32]; 2],
         [by_logprob, by_entropy]: [&mut [f32]; 2],
         mut evaluate: impl FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError>,
@@ -163,7 +164,7 @@ impl Actor {
             Box::new(move |numbers, derivatives| {
                 let mut evaluation = evaluation.lock().unwrap_or_else(PoisonError::into_inner);
                 let Evaluation { sums, predicted, evaluate } = &mut *evaluation;
-                sums.add((predicted, chunk), numbers, derivatives, evaluate);
+                sums.add(predicted, chunk, numbers, derivatives, evaluate);
             })
         };
         let grad_cd = model.with_head(&weight_vd, |weight| {

@@ -60,7 +60,7 @@ pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Res
     let sample = Sample::new(ranks.sp_shard().num_shards, model.decoder.config.vocab_size);
     let own_td = sample.hidden_states(model, ranks.sp_shard())?;
     let whole_td = sample.hidden_states(Model { sp_group: None, ..model }, SpShard::WHOLE)?;
-    sample.compare(&own_td, &whole_td, (ranks, field))
+    sample.compare(&own_td, &whole_td, ranks, field)
 }
 
 /// Input of the probe: a prompt and a continuation over all shards, with padding after the last token.
@@ -100,7 +100,8 @@ impl Sample {
         &self,
         own_td: &Tensor,
         whole_td: &Tensor,
-        (ranks, field): (&Ranks, &'static str),
+        ranks: &Ranks,
+        field: &'static str,
     ) -> Result<(), ProbeError> {
         let own = ranks.sp_shard().range(self.tokens.len());
         let num_real = own.end.min(self.tokens.len()).saturating_sub(own.start) as i64;

@@ -10,18 +10,22 @@ use rlt_core::schedule::Schedule;
 
 use super::Actor;
 use crate::data::seeds::SeedUse;
-use crate::model::Adapter;
+use crate::model::{Adapter, Decoder, ModelError, Weights};
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
+use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
-use crate::roles::learner::Portions;
+use crate::roles::learner::{Learner, Portions};
 use crate::roles::objective::supervised_objective;
+use crate::roles::optim::{LossScale, OptimError};
 use crate::roles::step_context::{StepContext, StepPosition};
+use crate::roles::trainable::Trainable;
 use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The trained policy as a role.
 pub struct ActorRole {
-    pub(crate) actor: Actor,
+    /// The trained weights with their optimizer.
+    pub(crate) policy: Actor,
     /// Split of a batch into updates by [`Self::update`].
     pub(crate) portions: Portions,
     /// Token budget of a pass without gradients on one rank.
@@ -32,6 +36,56 @@ pub struct ActorRole {
 }
 
 impl ActorRole {
+    /// The trained weights with their optimizer, for roles that compute with the same policy.
+    pub(crate) fn policy(&self) -> &Actor {
+        &self.policy
+    }
+
+    /// The decoder that is trained. Its parameters can be read while their unit is unsharded.
+    pub fn decoder(&self) -> &Decoder {
+        &self.policy.decoder
+    }
+
+    /// The decoder for callers that read all of it, unit by unit.
+    pub fn units(&self) -> DecoderUnits<'_> {
+        self.policy.units()
+    }
+
+    /// The parameters and optimizer state, which a checkpoint saves and restores.
+    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
+        self.policy.trainable()
+    }
+
+    /// The scale of the loss in half precision.
+    pub(crate) fn loss_scale(&self) -> LossScale {
+        self.policy.loss_scale()
+    }
+
+    /// Restores the loss scale of a checkpoint, if both runs compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        self.policy.resume_loss_scale(saved);
+    }
+
+    /// Initializes a new adapter from the quantization error of `weights`. Collective.
+    ///
+    /// # Errors
+    /// [`ModelError`] if the weights cannot be read, [`RankError`] when a rank is lost or an offloaded
+    /// parameter cannot be written.
+    pub(crate) fn start_from_error<E: From<ModelError> + From<RankError>>(
+        &mut self,
+        weights: &Weights,
+    ) -> Result<(), E> {
+        self.policy.start_from_error(weights)
+    }
+
+    /// Resets the optimizer's moments and step counts, as if no step had been taken.
+    ///
+    /// # Errors
+    /// [`OptimError`] if offloaded moments cannot be written.
+    pub(crate) fn reset_optimizer(&mut self) -> Result<(), OptimError> {
+        self.policy.optimizer.reset()
+    }
+
     /// Fills in the old policy's log-probs: those of the actor before the update. Records how far they are
     /// from the rollout's.
     ///
@@ -39,8 +93,8 @@ impl ActorRole {
     /// [`StepError::Actor`].
     pub fn score(&self, mut batch: Batch) -> Result<Batch, StepError> {
         self.context.end_sampling()?;
-        self.actor.watch_routes(self.context.routes_of(&batch));
-        let score = || self.actor.score(&batch, Adapter::On, self.max_logprob_tokens);
+        self.policy.watch_routes(self.context.routes_of(&batch));
+        let score = || self.policy.score(&batch, Adapter::On, self.max_logprob_tokens);
         let scores = self.context.measure("old_log_prob", score)?;
         self.record_mismatch(&batch, &scores.logprobs)?;
         self.record_routes()?;
@@ -54,7 +108,7 @@ impl ActorRole {
     /// [`StepError::Actor`].
     pub fn sum_pi_squared(&self, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
-        Ok(self.actor.sum_pi_squared(batch, self.max_logprob_tokens)?)
+        Ok(self.policy.sum_pi_squared(batch, self.max_logprob_tokens)?)
     }
 
     /// Whether `batch` is trained on in one update, by the same weights that are its old policy. Then the
@@ -152,9 +206,9 @@ impl ActorRole {
         self.context.watch().begin_phase(Phase::Update, 0);
         // Routes of a scored batch were counted when it was scored.
         if batch.old_logprobs.is_none() {
-            self.actor.watch_routes(self.context.routes_of(batch));
+            self.policy.watch_routes(self.context.routes_of(batch));
         }
-        let report = self.context.measure("update_actor", || update(&mut self.actor, batch, plan))?;
+        let report = self.context.measure("update_actor", || update(&mut self.policy, batch, plan))?;
         self.record_routes()?;
         self.context.record_update("actor", batch, report.updates.num_skipped);
         Ok(report)
@@ -163,9 +217,9 @@ impl ActorRole {
     /// Records how often routers chose the same experts as in the rollout, and how balanced their choices
     /// are.
     fn record_routes(&self) -> Result<(), StepError> {
-        let Some(counts) = self.actor.take_route_counts()? else { return Ok(()) };
+        let Some(counts) = self.policy.take_route_counts()? else { return Ok(()) };
         let layers =
-            self.actor.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
+            self.policy.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
         let layer_idxs = layers.filter(|(_, has_experts)| **has_experts).map(|(layer_idx, _)| layer_idx);
         self.context.record(counts.metrics(layer_idxs));
         Ok(())

@@ -84,14 +84,15 @@ pub(crate) fn of_batch<const N: usize>(
     model: Model<'_>,
     ranks: &Ranks,
     batch: &Batch,
-    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
+    adapter: Adapter,
+    routes: Option<&WatchedRoutes>,
     max_tokens: usize,
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<[Vec<f64>; N], ActorError> {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
     let passes = model.passes(ranks, own)?;
-    let numbers = of_passes(model, &passes, (adapter, routes), of_hidden)?;
+    let numbers = of_passes(model, &passes, adapter, routes, of_hidden)?;
     let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
     for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
         for (all, numbers) in all.iter_mut().zip(numbers) {
@@ -107,7 +108,8 @@ pub(crate) fn of_batch<const N: usize>(
 fn of_passes<const N: usize>(
     model: Model<'_>,
     passes: &[Option<MicroBatch>],
-    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
+    adapter: Adapter,
+    routes: Option<&WatchedRoutes>,
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
     let mut calls = HostCalls::new();
@@ -117,7 +119,7 @@ fn of_passes<const N: usize>(
             model.join_forward(adapter)?;
             continue;
         };
-        let numbers = of_micro_batch(model, micro_batch, (adapter, routes), &of_hidden)?;
+        let numbers = of_micro_batch(model, micro_batch, adapter, routes, &of_hidden)?;
         arriving.push(numbers.fetch(&mut calls)?);
     }
     calls.wait()?;
@@ -129,7 +131,8 @@ fn of_passes<const N: usize>(
 fn of_micro_batch<const N: usize>(
     model: Model<'_>,
     micro_batch: &MicroBatch,
-    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
+    adapter: Adapter,
+    routes: Option<&WatchedRoutes>,
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<TokenNumbers<N>, ActorError> {
     let mut context = model.decoder.context(&micro_batch.input, adapter);
@@ -162,7 +165,7 @@ impl Actor {
             Adapter::Off => &self.reference_ranks,
         };
         let model = Model { sp_group: ranks.sp_group(), ..self.model() };
-        self.score_through(model, (batch, ranks), (adapter, routes.as_deref()), max_tokens)
+        self.score_through(model, batch, ranks, adapter, routes.as_deref(), max_tokens)
     }
 
     /// Scores a batch under another policy: a frozen reference, without an adapter.
@@ -177,18 +180,20 @@ impl Actor {
     ) -> Result<TokenScores, ActorError> {
         let ranks = &self.reference_ranks;
         let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group: ranks.sp_group() };
-        self.score_through(model, (batch, ranks), (Adapter::Off, None), max_tokens)
+        self.score_through(model, batch, ranks, Adapter::Off, None, max_tokens)
     }
 
     fn score_through(
         &self,
         model: Model<'_>,
-        (batch, ranks): (&Batch, &Ranks),
-        passes: (Adapter, Option<&WatchedRoutes>),
+        batch: &Batch,
+        ranks: &Ranks,
+        adapter: Adapter,
+        routes: Option<&WatchedRoutes>,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let score = self.logprobs_and_entropies(model, passes.0);
-        let [logprobs, entropies] = of_batch(model, ranks, batch, passes, max_tokens, score)?;
+        let score = self.logprobs_and_entropies(model, adapter);
+        let [logprobs, entropies] = of_batch(model, ranks, batch, adapter, routes, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
 
@@ -204,7 +209,7 @@ impl Actor {
     ) -> Result<Vec<TokenScores>, ActorError> {
         let model = self.model();
         let score = self.logprobs_and_entropies(model, adapter);
-        let scores = of_passes(model, passes, (adapter, None), score)?;
+        let scores = of_passes(model, passes, adapter, None, score)?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
             self.ranks.all_reduce_over_sp(&mut logprobs)?;
             self.ranks.all_reduce_over_sp(&mut entropies)?;
@@ -256,7 +261,7 @@ impl Actor {
             });
             TokenNumbers::of(&Tensor::cat(&sums.collect::<Result<Vec<_>, _>>()?, 0))
         };
-        let [sums] = of_batch(model, ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
+        let [sums] = of_batch(model, ranks, batch, Adapter::On, None, max_tokens, of_hidden)?;
         Ok(sums)
     }
 }

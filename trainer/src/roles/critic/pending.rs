@@ -36,8 +36,8 @@ fn keep<S>(sums: &Sums<S>, evaluated: Result<(Vec<f64>, S), LossError>) -> Vec<f
 
 impl<S: Send + 'static> PendingSums<S> {
     /// Stores an evaluated result, and returns its derivatives.
-    pub(super) fn here(&mut self, evaluated: (Vec<f64>, S)) -> Vec<f64> {
-        keep(&self.sums, Ok(evaluated))
+    pub(super) fn here(&mut self, derivatives: Vec<f64>, sums: S) -> Vec<f64> {
+        keep(&self.sums, Ok((derivatives, sums)))
     }
 
     /// Makes the stream call `derivative_of` with the values of a micro-batch, f32 `[c]` on a GPU, and

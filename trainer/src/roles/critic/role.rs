@@ -11,13 +11,16 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::learner::Portions;
+use crate::roles::learner::{Learner, Portions};
+use crate::roles::optim::LossScale;
 use crate::roles::step_context::StepContext;
+use crate::roles::trainable::Trainable;
+use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// The value function as a role.
 pub struct CriticRole {
     /// The critic; `None` before the first step, and for algorithms without one.
-    pub(crate) critic: Option<Critic>,
+    pub(crate) value_function: Option<Critic>,
     /// Settings of the critic; `None` for algorithms without one.
     pub(crate) plan: Option<CriticPlan>,
     pub(crate) portions: Portions,
@@ -42,17 +45,42 @@ impl CriticRole {
     /// # Errors
     /// [`NoCritic`].
     pub(crate) fn begin(&mut self, actor: &ActorRole) -> Result<(), NoCritic> {
-        let Some(plan) = self.plan.as_ref().filter(|_| self.critic.is_none()) else { return Ok(()) };
+        let Some(plan) = self.plan.as_ref().filter(|_| self.value_function.is_none()) else { return Ok(()) };
         let lora = plan.lora.as_ref().map(|(spec, seed)| (spec, *seed));
         let (options, ranks) = (plan.options.clone(), plan.ranks.clone());
-        self.critic = Some(Critic::beginning_as(&actor.actor, lora, options, ranks)?);
+        self.value_function = Some(Critic::beginning_as(actor.policy(), lora, options, ranks)?);
         Ok(())
+    }
+
+    /// The critic's parameters and optimizer state, which a checkpoint saves; `None` without a critic.
+    pub(crate) fn trainable(&mut self) -> Option<Trainable<'_>> {
+        self.value_function.as_mut().map(Critic::trainable)
+    }
+
+    /// The scale of the critic's loss in half precision; `None` without a critic.
+    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
+        self.value_function.as_ref().map(Critic::loss_scale)
+    }
+
+    /// Restores the loss scale of a checkpoint, if there is a critic and both runs compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        if let Some(critic) = &mut self.value_function {
+            critic.resume_loss_scale(saved);
+        }
+    }
+
+    /// Loads the critic, if there is one, from a checkpoint of any number of ranks.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] if the checkpoint lacks a tensor, or one has another shape.
+    pub(crate) fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.value_function.as_mut().map_or(Ok(()), |critic| critic.load(checkpoint))
     }
 
     /// Whether the present step trains the critic alone.
     pub fn is_warming_up(&self) -> bool {
         let step = self.context.position().num_done;
-        self.critic.as_ref().is_some_and(|critic| step < critic.warmup_steps())
+        self.value_function.as_ref().is_some_and(|critic| step < critic.warmup_steps())
     }
 
     /// Fills in the value of every completion token of `batch`.
@@ -60,7 +88,7 @@ impl CriticRole {
     /// # Errors
     /// [`StepError::Actor`], [`StepError::WithoutCritic`].
     pub fn value(&self, mut batch: Batch) -> Result<Batch, StepError> {
-        let critic = self.critic.as_ref().ok_or(StepError::WithoutCritic)?;
+        let critic = self.value_function.as_ref().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
         let values = self.context.measure("values", || critic.values(&batch, self.max_forward_tokens))?;
         batch.values = Some(values);
@@ -72,7 +100,7 @@ impl CriticRole {
     /// # Errors
     /// [`StepError::Critic`]; weights are those after the last applied update.
     pub fn update(&mut self, batch: &Batch) -> Result<(), StepError> {
-        let critic = self.critic.as_mut().ok_or(StepError::WithoutCritic)?;
+        let critic = self.value_function.as_mut().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
         let report = self.context.measure("update_critic", || critic.learn(batch, self.portions))?;

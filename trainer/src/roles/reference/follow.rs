@@ -24,15 +24,15 @@ impl FrozenPolicy {
             return own.fill_beside_role(
                 of_actor,
                 |name| name,
-                |tensor_shard, values, theirs| mix((tensor_shard, values), theirs, alpha, own.file()),
+                |tensor_shard, values, theirs| mix(tensor_shard, values, theirs, alpha, own.file()),
             );
         }
         let of_actor: BTreeMap<String, Tensor> = actor.decoder.base_parameters().into_iter().collect();
         self.decoder.named_parameters().iter().try_for_each(|(name, own)| {
             let Some(theirs) = of_actor.get(name) else { return Ok(()) };
             let shape = own.size();
-            let whole = (&TensorShard::whole(name, &shape), &own.view(-1));
-            mix(whole, theirs, alpha, self.decoder.offload_file.as_ref())
+            let file = self.decoder.offload_file.as_ref();
+            mix(&TensorShard::whole(name, &shape), &own.view(-1), theirs, alpha, file)
         })
     }
 }
@@ -40,7 +40,8 @@ impl FrozenPolicy {
 /// Mixes the shard `tensor_shard` of the full tensor `theirs` into `values`, `[len]`, which may be in `file`.
 /// At most a chunk is copied at a time.
 fn mix(
-    (tensor_shard, values): (&TensorShard<'_>, &Tensor),
+    tensor_shard: &TensorShard<'_>,
+    values: &Tensor,
     theirs: &Tensor,
     alpha: f64,
     file: Option<&TensorFile>,

@@ -20,7 +20,7 @@ use crate::roles::step_context::StepContext;
 
 /// The reference policy as a role, with the KL term that uses it.
 pub struct ReferenceRole {
-    pub(crate) reference: Reference,
+    pub(crate) policy: Reference,
     /// Token budget of a pass on one rank.
     pub(crate) max_forward_tokens: usize,
     /// How a frozen copy is stored, in the run folder.
@@ -89,7 +89,7 @@ impl ReferenceRole {
             Some(kept) => kept,
             None => {
                 let digest = self.digest(actor)?;
-                let ranks = actor.actor.ranks().of_all_places();
+                let ranks = actor.policy().ranks().of_all_places();
                 KeptLogprobs::open(&self.copying.folder.join(kept::FOLDER), digest, &ranks)?
             }
         };
@@ -104,22 +104,22 @@ impl ReferenceRole {
 
     /// Digest of the reference's weights, the same on all ranks.
     fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
-        let units = match &self.reference {
+        let units = match &self.policy {
             Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
-            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.actor.units(),
+            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.units(),
         };
-        let trained = match &self.reference {
-            Reference::AdapterOff => actor.actor.decoder.trainable_parameters(),
+        let trained = match &self.policy {
+            Reference::AdapterOff => actor.decoder().trainable_parameters(),
             Reference::None | Reference::Frozen(_) => Vec::new(),
         };
         let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
         let own = WeightDigest::of(units)?.combined(|name| !is_trained(name));
-        self.reference.release_pages();
+        self.policy.release_pages();
         // Each rank has shards of its own; without sharding all ranks have the same weights.
         Ok(match units.shards() {
             None => own,
             Some(_) => {
-                let ranks = actor.actor.ranks().of_all_places();
+                let ranks = actor.policy().ranks().of_all_places();
                 ranks.all_gather(own)?.into_iter().fold(0, digest::combine)
             }
         })
@@ -127,15 +127,15 @@ impl ReferenceRole {
 
     fn logprobs(&self, actor: &ActorRole, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
-        let (policy, max_tokens) = (&actor.actor, self.max_forward_tokens);
+        let (actor, max_tokens) = (actor.policy(), self.max_forward_tokens);
         let scores = self.context.measure("ref", || {
-            let scores = match &self.reference {
-                Reference::Frozen(Some(copy)) => policy.score_with(copy, batch, max_tokens),
+            let scores = match &self.policy {
+                Reference::Frozen(Some(copy)) => actor.score_with(copy, batch, max_tokens),
                 Reference::None | Reference::AdapterOff | Reference::Frozen(None) => {
-                    policy.score(batch, Adapter::Off, max_tokens)
+                    actor.score(batch, Adapter::Off, max_tokens)
                 }
             };
-            self.reference.release_pages();
+            self.policy.release_pages();
             scores
         })?;
         Ok(scores.logprobs)
@@ -171,8 +171,8 @@ impl ReferenceRole {
 
     /// Copies the present weights as the reference, if the algorithm needs a copy and there is none.
     pub(crate) fn freeze(&mut self, actor: &ActorRole) -> Result<(), RankError> {
-        if let Reference::Frozen(copy @ None) = &mut self.reference {
-            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, &self.copying)?));
+        if let Reference::Frozen(copy @ None) = &mut self.policy {
+            *copy = Some(Box::new(FrozenPolicy::copy_of(actor.policy(), &self.copying)?));
             self.is_own = true;
         }
         Ok(())
@@ -184,12 +184,12 @@ impl ReferenceRole {
     /// [`RankError`] when a rank is lost, or the file that holds the reference cannot be written.
     pub(crate) fn follow(&mut self, actor: &ActorRole, num_done: u64) -> Result<(), RankError> {
         let Some(ReferenceSyncSpec { every_steps, alpha }) = self.sync else { return Ok(()) };
-        let Reference::Frozen(Some(copy)) = &self.reference else { return Ok(()) };
+        let Reference::Frozen(Some(copy)) = &self.policy else { return Ok(()) };
         if !num_done.is_multiple_of(every_steps.into()) {
             return Ok(());
         }
-        self.context.measure("update_ref", || copy.follow(&actor.actor, alpha))?;
-        self.reference.release_pages();
+        self.context.measure("update_ref", || copy.follow(actor.policy(), alpha))?;
+        self.policy.release_pages();
         self.is_own = true;
         // The cached log-probs are those of other weights. The run folder keeps them under those weights'
         // digest.
@@ -197,9 +197,19 @@ impl ReferenceRole {
         Ok(())
     }
 
+    /// Whether the reference is a copy of the actor's weights, made or still to be made.
+    pub(crate) fn is_copy(&self) -> bool {
+        matches!(self.policy, Reference::Frozen(_))
+    }
+
+    /// Releases the memory of a copy until it is read again.
+    pub(crate) fn release_pages(&self) {
+        self.policy.release_pages();
+    }
+
     /// The copy that a checkpoint must save, because only this run has it.
     pub(crate) fn own_copy(&self) -> Option<&FrozenPolicy> {
-        match &self.reference {
+        match &self.policy {
             Reference::Frozen(Some(copy)) if self.is_own => Some(copy),
             _ => None,
         }
@@ -207,7 +217,7 @@ impl ReferenceRole {
 
     /// Replaces the reference by one from a checkpoint.
     pub(crate) fn restore(&mut self, copy: FrozenPolicy) {
-        self.reference = Reference::Frozen(Some(Box::new(copy)));
+        self.policy = Reference::Frozen(Some(Box::new(copy)));
         self.is_own = true;
     }
 }

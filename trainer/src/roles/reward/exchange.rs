@@ -11,7 +11,11 @@ use crate::parallel::{RankError, Ranks};
 use crate::roles::rollout::SamplingCost;
 
 /// Judged groups of one rank, and the cost of sampling them.
-pub(super) type OwnSamples = (Vec<JudgedGroup>, SamplingCost);
+#[derive(Debug, PartialEq)]
+pub(super) struct OwnSamples {
+    pub(super) groups: Vec<JudgedGroup>,
+    pub(super) cost: SamplingCost,
+}
 
 /// Number of bytes before the samples: two u64.
 const COST_BYTES: usize = 16;
@@ -34,7 +38,8 @@ pub(super) fn all_gather(
     samples.collect()
 }
 
-fn packed((groups, cost): &OwnSamples) -> Result<Vec<u8>, PackedSamplesError> {
+fn packed(own: &OwnSamples) -> Result<Vec<u8>, PackedSamplesError> {
+    let OwnSamples { groups, cost } = own;
     let cost = [cost.num_preemptions, cost.cache_bytes].map(u64::to_le_bytes);
     Ok([cost.concat(), pack(groups)?].concat())
 }
@@ -48,7 +53,8 @@ fn unpacked(bytes: &[u8]) -> Result<Option<OwnSamples>, PackedSamplesError> {
     let (cost, samples) = bytes.split_at_checked(COST_BYTES).ok_or(short)?;
     let [num_preemptions, cache_bytes] =
         [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|byte| cost[at + byte])));
-    Ok(Some((unpack(samples)?, SamplingCost { num_preemptions, cache_bytes })))
+    let cost = SamplingCost { num_preemptions, cache_bytes };
+    Ok(Some(OwnSamples { groups: unpack(samples)?, cost }))
 }
 
 #[cfg(test)]
@@ -80,7 +86,8 @@ mod tests {
             (completion, reward)
         };
         let groups = group_lens.iter().map(|len| (0..*len).map(sample).collect());
-        (groups.collect(), SamplingCost { num_preemptions: rank as u64, cache_bytes: 7 })
+        let cost = SamplingCost { num_preemptions: rank as u64, cache_bytes: 7 };
+        OwnSamples { groups: groups.collect(), cost }
     }
 
     const GROUPS: [&[usize]; 3] = [&[2, 1], &[], &[4]];

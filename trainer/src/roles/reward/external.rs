@@ -287,7 +287,7 @@ impl Judging {
         while self.num_waiting > 0 && !is_stopping() {
             let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
             match self.receiver.recv_timeout(left.min(POLL_INTERVAL)) {
-                Ok(answered) => self.take(answered),
+                Ok((idx, answered)) => self.take(idx, answered),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -319,7 +319,7 @@ impl Judging {
         });
     }
 
-    fn take(&mut self, (idx, answered): Answered) {
+    fn take(&mut self, idx: usize, answered: Vec<(SampleId, Verdict)>) {
         let name = &self.functions[idx].name;
         for (id, verdict) in answered {
             self.num_waiting -= 1;

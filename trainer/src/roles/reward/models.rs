@@ -190,15 +190,17 @@ impl RewardModels {
     /// # Errors
     /// [`RewardModelError`], with the function's name.
     pub fn load(
-        (functions, folders): (&[RewardFunctionSpec], &[PathBuf]),
+        functions: &[RewardFunctionSpec],
+        folders: &[PathBuf],
         policy: Policy<'_>,
         max_tokens: usize,
         options: &LoadOptions,
-        (ranks, sharing): (&Ranks, Option<Sharing<'_>>),
+        ranks: &Ranks,
+        sharing: Option<Sharing<'_>>,
     ) -> Result<Self, RewardModelError> {
         let load = |((function, model), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
             let (classifier, shards) = classifier(&function.name, dir, options, sharing.as_ref())?;
-            let reader = reader((&function.name, model), dir, &classifier, (policy, max_tokens))?;
+            let reader = reader(&function.name, model, dir, &classifier, policy, max_tokens)?;
             let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
             Ok(RewardModel { name, data_sources, classifier, reader, shards })
         };
@@ -317,7 +319,7 @@ fn classifier(
         return Ok((Classifier::load(dir, options).map_err(failed)?, None));
     };
     let (weights, head) = Weights::open_classifier(dir).map_err(failed)?;
-    let classifier = Classifier::outline((&weights, head), options).map_err(failed)?;
+    let classifier = Classifier::outline(&weights, head, options).map_err(failed)?;
     let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
     shards.read(&weights).map_err(failed)?;
     Ok((classifier, Some(shards)))
@@ -326,10 +328,12 @@ fn classifier(
 /// The reader of a model. A model that reads the policy's tokens must have the policy's vocabulary, and a
 /// context for its longest sequence.
 fn reader(
-    (name, model): (&str, &RewardModelSpec),
+    name: &str,
+    model: &RewardModelSpec,
     dir: &Path,
     classifier: &Classifier,
-    (policy, max_tokens): (Policy<'_>, usize),
+    policy: Policy<'_>,
+    max_tokens: usize,
 ) -> Result<Reader, RewardModelError> {
     let steps = match (classifier.head(), &model.steps) {
         (OutputHead::Tokens, steps) => Some(steps.clone().unwrap_or_default()),

@@ -62,8 +62,10 @@ impl RewardPool {
         &self,
         samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), Verdicts)>,
     ) -> Vec<Reward> {
-        let jobs: Vec<Job> =
-            samples.into_iter().map(|(sample, verdicts)| Job::new(sample, verdicts)).collect();
+        let jobs: Vec<Job> = samples
+            .into_iter()
+            .map(|((prompt, completion), verdicts)| Job::new(prompt, completion, verdicts))
+            .collect();
         let batch = Arc::new(Batch::new(jobs, self.functions.clone(), self.num_abandoned.clone()));
         let num_workers = self.options.num_workers.clamp(1, batch.jobs.len().max(1));
         let mut workers: Vec<Arc<Worker>> = (0..num_workers).filter_map(|_| batch.start_worker()).collect();
@@ -105,7 +107,7 @@ struct Job {
 }
 
 impl Job {
-    fn new((prompt, completion): (&Arc<Prompt>, &Completion), verdicts: Verdicts) -> Self {
+    fn new(prompt: &Arc<Prompt>, completion: &Completion, verdicts: Verdicts) -> Self {
         let (text, num_tokens) = (completion.text.clone(), completion.tokens.len());
         Self { prompt: prompt.clone(), text, num_tokens, verdicts }
     }

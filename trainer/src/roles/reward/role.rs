@@ -51,12 +51,12 @@ impl RewardsRole {
         let own = own.filter(|_| !is_cut_short);
         let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, judging)));
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
-        let own = judged.map(|judged| (judged, cost));
+        let own = judged.map(|groups| OwnSamples { groups, cost });
         let gathered = self.context.measure("gather", || exchange::all_gather(&self.ranks, own))?;
         let by_rank: Vec<OwnSamples> = gathered.ok_or(StepError::Interrupted)?;
         let mut cost = SamplingCost::default();
-        by_rank.iter().for_each(|(_, own)| cost.add(*own));
-        let mut by_rank: Vec<_> = by_rank.into_iter().map(|(groups, _)| groups.into_iter()).collect();
+        by_rank.iter().for_each(|own| cost.add(own.cost));
+        let mut by_rank: Vec<_> = by_rank.into_iter().map(|own| own.groups.into_iter()).collect();
         let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
             let judged = by_rank[assignment.judge_of(prompt_idx)].next().unwrap_or_default();
             rollout_group(prompt, judged, policy_version)

@@ -164,6 +164,20 @@ impl From<Failure> for RolloutError {
     }
 }
 
+/// The index of the GPU that holds `weights`, whose heads kernels must be able to read.
+fn gpu_of(weights: &RolloutWeights) -> Result<usize, Failure> {
+    let Device::Cuda(device) = weights.frame.device() else {
+        let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
+        return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
+    };
+    let head_dim = weights.frame.config.head_dim;
+    if head_dim > WIDEST_HEAD {
+        let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
+        return Err(Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into());
+    }
+    Ok(device)
+}
+
 /// Limits of a decoder, by the requests of one call of `generate`.
 pub(super) struct Bounds {
     pub(super) max_rows: usize,
@@ -179,19 +193,10 @@ impl<'a> DeviceDecoder<'a> {
     pub(super) fn new(
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
-        (bounds, images): (&Bounds, RequestImages<'a>),
+        bounds: &Bounds,
+        images: RequestImages<'a>,
     ) -> Result<Self, Failure> {
-        let Device::Cuda(device) = weights.frame.device() else {
-            let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
-            return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
-        };
-        let head_dim = weights.frame.config.head_dim;
-        if head_dim > WIDEST_HEAD {
-            let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
-            return Err(
-                Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into()
-            );
-        }
+        let device = gpu_of(weights)?;
         let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
         let stream = Stream::for_decoding(device)?;
         follow(&stream, &Stream::current(device)?)?;
@@ -199,7 +204,7 @@ impl<'a> DeviceDecoder<'a> {
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
         let num_ranks = peers.as_ref().map_or(1, Peers::num);
-        let model = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize);
+        let model = Model::new(kernels, weights, peers, multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
         let layout = Layout {
             max_rows: bounds.max_rows,

@@ -227,11 +227,11 @@ impl RolloutEngine {
         let images = RequestImages::new(&weights.frame, requests)?;
         if weights.frame.device().is_cuda() {
             let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, (&bounds, images))?;
-            device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
+            let decoder = device::DeviceDecoder::new(weights, cache, &bounds, images)?;
+            device::run(decoder, &mut scheduler, &mut drafts, &mut stats, &mut watch)?;
         } else {
             let mut runner = ModelRunner { weights, cache, images, routes: RouteLog::default() };
-            run(&mut runner, &mut scheduler, &mut drafts, (&mut stats, &mut watch, ranks))?;
+            run(&mut runner, &mut scheduler, &mut drafts, &mut stats, &mut watch, ranks)?;
         }
         stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
@@ -300,7 +300,9 @@ fn run(
     runner: &mut ModelRunner<'_>,
     scheduler: &mut Scheduler,
     drafts: &mut Drafts<'_>,
-    (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&TpGroup>),
+    stats: &mut RolloutStats,
+    watch: &mut Watch<'_>,
+    ranks: Option<&TpGroup>,
 ) -> Result<(), RolloutError> {
     let requests = drafts.requests();
     let banned = runner.weights.banned();
@@ -322,7 +324,7 @@ fn run(
         let finished = scheduler.advance(&verdicts);
         finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
         stats.num_steps += 1;
-        let is_over = watch.asks_for_end(scheduler, (drawn.len(), finished.len()));
+        let is_over = watch.asks_for_end(scheduler, drawn.len(), finished.len());
         if agree(ranks, stats.num_steps, &drawn, is_over)? {
             return Err(RolloutError::Interrupted);
         }
@@ -341,7 +343,8 @@ impl Watch<'_> {
     pub(super) fn asks_for_end(
         &mut self,
         scheduler: &Scheduler,
-        (num_new, num_finished): (usize, usize),
+        num_new: usize,
+        num_finished: usize,
     ) -> bool {
         self.done.num_tokens += num_new;
         self.done.num_finished += num_finished;

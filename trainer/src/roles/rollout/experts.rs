@@ -44,8 +44,10 @@ impl PackedExperts {
     pub(super) fn pack(
         layer: &DecoderLayer,
         cut: &TpCut<'_>,
-        (kind, shares): (Kind, bool),
-        (rows_hint, shared_gate): (i64, Option<Product>),
+        kind: Kind,
+        shares: bool,
+        rows_hint: i64,
+        shared_gate: Option<Product>,
         block: &mut Block,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
@@ -69,7 +71,7 @@ impl PackedExperts {
             (given, _) => given,
         };
         let experts = match weights.router.device().is_cuda() {
-            true => Packed::Stacked(StackedExperts::pack(weights, cut, (kind, shares))?),
+            true => Packed::Stacked(StackedExperts::pack(weights, cut, kind, shares)?),
             false => Packed::Each(packed_each(weights, cut, kind, &mut packed)?),
         };
         let activation = layer.activation();

@@ -28,7 +28,8 @@ impl PackedLatent {
         layer: &DecoderLayer,
         latent: &LatentAttention,
         weights: &[ProjectionWeights],
-        (kind, rows_hint): (Kind, i64),
+        kind: Kind,
+        rows_hint: i64,
         block: &mut Block,
     ) -> Result<(Self, Vec<ProjectionWeights>), rlt_torch::Error> {
         let mut packed = |weight: &Tensor| {
@@ -70,9 +71,10 @@ impl PackedLatent {
 /// Products of one layer's latent attention.
 pub(super) struct RolloutLatent<'a> {
     pub(super) packed: Option<&'a PackedLatent>,
-    /// The product with the hidden state, and the widths of its two outputs: queries or their latent, and
-    /// keys.
-    pub(super) compressed: (&'a Product, [i64; 2]),
+    /// The product with the hidden state, whose outputs are queries or their latent, and keys.
+    pub(super) product: &'a Product,
+    /// Widths of the outputs of `product`.
+    pub(super) widths: [i64; 2],
 }
 
 impl RolloutLatent<'_> {
@@ -85,8 +87,8 @@ impl RolloutLatent<'_> {
 
 impl LatentProducts for RolloutLatent<'_> {
     fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        let (product, [queries, keys]) = self.compressed;
-        let all = product.forward(normed_td);
+        let [queries, keys] = self.widths;
+        let all = self.product.forward(normed_td);
         (all.narrow(1, 0, queries).contiguous(), all.narrow(1, queries, keys))
     }
 

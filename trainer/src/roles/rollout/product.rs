@@ -111,7 +111,7 @@ impl Product {
     ) -> Result<Self, Error> {
         let adapted = projections
             .into_iter()
-            .map(|(projection, part)| AdaptedProjection::new(projection, (part, cut), options, block));
+            .map(|(projection, part)| AdaptedProjection::new(projection, part, cut, options, block));
         adapted.collect::<Result<_, _>>().map(Self::Projections)
     }
 
@@ -121,7 +121,8 @@ impl Product {
         &mut self,
         of_name: impl Fn(&str) -> Option<&'a Projection>,
         gathered: Option<&NamedTensors>,
-        (options, layout): (PackOptions, &HeadLayout),
+        options: PackOptions,
+        layout: &HeadLayout,
     ) -> Result<usize, Error> {
         match self {
             Self::Packed(_) => Ok(0),
@@ -129,7 +130,7 @@ impl Product {
                 let projection = of_name(&own.name).ok_or_else(|| no_projection(&own.name))?;
                 Ok(num_bytes + own.take_adapter(projection, gathered, options)?)
             }),
-            Self::OnDevice(product) => product.take_adapter(&of_name, gathered, (options, layout)),
+            Self::OnDevice(product) => product.take_adapter(&of_name, gathered, options, layout),
         }
     }
 
@@ -171,11 +172,12 @@ impl Product {
         &self,
         x: &Tensor,
         out: &Tensor,
-        on_device: (&Kernels, &Scratch),
+        kernels: &Kernels,
+        scratch: &Scratch,
     ) -> Result<(), Error> {
         match self {
             Self::Packed(packed) => packed.forward_into(x, out),
-            Self::OnDevice(product) => product.forward_into(x, out, on_device),
+            Self::OnDevice(product) => product.forward_into(x, out, kernels, scratch),
             Self::Projections(_) => Err(Error::Argument {
                 act: "a linear layer into a given tensor",
                 expected: "a weight on a device".into(),
@@ -197,7 +199,8 @@ impl Product {
 impl AdaptedProjection {
     fn new(
         projection: &Projection,
-        (part, cut): (ProjectionShard, &TpCut<'_>),
+        part: ProjectionShard,
+        cut: &TpCut<'_>,
         options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
@@ -298,7 +301,7 @@ fn adapter_matrices(
     gathered: Option<&NamedTensors>,
 ) -> Result<[Tensor; 2], Error> {
     let [name_a, name_b] = peft_names(projection);
-    Ok([matrix((&name_a, &pair.a), gathered)?, matrix((&name_b, &pair.b), gathered)?])
+    Ok([matrix(&name_a, &pair.a, gathered)?, matrix(&name_b, &pair.b, gathered)?])
 }
 
 fn no_projection(name: &str) -> Error {
@@ -310,7 +313,7 @@ fn no_projection(name: &str) -> Error {
 }
 
 /// A matrix of an adapter: the trainer's, or the gathered one.
-fn matrix((name, own): (&str, &Tensor), gathered: Option<&NamedTensors>) -> Result<Tensor, Error> {
+fn matrix(name: &str, own: &Tensor, gathered: Option<&NamedTensors>) -> Result<Tensor, Error> {
     let Some(gathered) = gathered else { return Ok(own.detach()) };
     let found = gathered.iter().find(|(gathered, _)| gathered == name);
     found.map(|(_, matrix)| matrix.detach()).ok_or_else(|| Error::Argument {

@@ -35,8 +35,10 @@ pub struct RolloutRole {
     /// External functions, which judge completions while others are still sampled.
     external: ExternalFunctions,
     context: Rc<StepContext>,
-    /// The step of the latest batch, and how many were sampled in it.
-    batches: (u64, u64),
+    /// Policy version that sampled the latest batch.
+    last_version: u64,
+    /// Number of batches that this version has sampled.
+    num_batches: u64,
 }
 
 /// How a set of prompts is sampled.
@@ -99,7 +101,8 @@ impl RolloutRole {
         engine: RolloutEngine,
         tokenizer: Tokenizer,
         spec: RolloutSpec,
-        (ranks, external): (Ranks, ExternalFunctions),
+        ranks: Ranks,
+        external: ExternalFunctions,
         context: &Rc<StepContext>,
     ) -> Self {
         let engine = Rc::new(RefCell::new(engine));
@@ -109,7 +112,7 @@ impl RolloutRole {
             Ok(())
         });
         let context = Rc::clone(context);
-        Self { engine, tokenizer, spec, ranks, external, context, batches: (0, 0) }
+        Self { engine, tokenizer, spec, ranks, external, context, last_version: 0, num_batches: 0 }
     }
 
     /// Samples a group of completions of each prompt, as `spec.rollout` says. A further call in the same step
@@ -119,8 +122,8 @@ impl RolloutRole {
     /// [`StepError::Rollout`], [`StepError::Ranks`].
     pub fn sample(&mut self, policy: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
         let step = self.context.policy_version();
-        let batch_idx = if self.batches.0 == step { self.batches.1 } else { 0 };
-        self.batches = (step, batch_idx + 1);
+        let batch_idx = if self.last_version == step { self.num_batches } else { 0 };
+        (self.last_version, self.num_batches) = (step, batch_idx + 1);
         let plan = SamplingPlan {
             phase: Phase::Rollout,
             usage: SeedUse::Rollout,
@@ -254,7 +257,7 @@ impl RolloutRole {
         requests: &[RolloutRequest],
         completions: &[Vec<Completion>],
     ) -> Result<(), StepError> {
-        if policy.actor.decoder.config.experts.is_none() {
+        if policy.decoder().config.experts.is_none() {
             return Ok(());
         }
         let mut engine = self.engine.borrow_mut();
@@ -271,7 +274,7 @@ impl RolloutRole {
     fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
-            memory::during("update_weights", || engine.sync_weights(policy.actor.units(), policy_version))?;
+            memory::during("update_weights", || engine.sync_weights(policy.units(), policy_version))?;
         }
         Ok(())
     }
@@ -306,13 +309,7 @@ impl RolloutRole {
             }
         };
         let mut engine = self.engine.borrow_mut();
-        match engine.generate_streaming(
-            policy.actor.units(),
-            requests,
-            &self.tokenizer,
-            &mut progress,
-            on_finish,
-        ) {
+        match engine.generate_streaming(policy.units(), requests, &self.tokenizer, &mut progress, on_finish) {
             Ok(completions) => Ok(Some(completions)),
             Err(RolloutError::Interrupted) => Ok(None),
             Err(error) => Err(error),

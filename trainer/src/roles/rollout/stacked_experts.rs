@@ -21,7 +21,8 @@ impl StackedExperts {
     pub(super) fn pack(
         weights: &ExpertWeights,
         cut: &TpCut<'_>,
-        (kind, shares): (Kind, bool),
+        kind: Kind,
+        shares: bool,
     ) -> Result<Self, Error> {
         let stacked = |tensor: ExpertTensor| {
             let base = weights.unadapted(tensor).filter(|_| cut.is_whole());

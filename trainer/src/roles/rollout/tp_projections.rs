@@ -36,7 +36,11 @@ impl Projections for TpProjections<'_> {
 
     fn latent(&self) -> impl LatentProducts {
         let [queries, keys, _] = self.layer.qkv_widths;
-        RolloutLatent { packed: self.layer.latent.as_ref(), compressed: (&self.layer.qkv, [queries, keys]) }
+        RolloutLatent {
+            packed: self.layer.latent.as_ref(),
+            product: &self.layer.qkv,
+            widths: [queries, keys],
+        }
     }
 
     fn output(&self, attended: &Tensor) -> Result<Tensor, RankError> {

@@ -80,7 +80,7 @@ impl RolloutWeights {
                     Some(shards.gather_verified(unit, digest)?.ok_or_else(torn)?)
                 }
             };
-            let taken = packed.take_adapter(layer, gathered.as_ref(), (options, &self.head_layout));
+            let taken = packed.take_adapter(layer, gathered.as_ref(), options, &self.head_layout);
             num_bytes += taken.map_err(|source| RolloutError::Tensor { what: what(), source })?;
         }
         (self.digest, self.policy_version) = (digest, policy_version);
@@ -138,7 +138,8 @@ impl PackedLayer {
     /// Packs a layer by its projections, with unmerged adapters: in full, or this rank's shard by `cut`.
     pub(super) fn of_projections(
         layer: &DecoderLayer,
-        (cut, layout): (&TpCut<'_>, &HeadLayout),
+        cut: &TpCut<'_>,
+        layout: &HeadLayout,
         options: PackOptions,
         block: &mut Block,
     ) -> Result<Self, Error> {
@@ -159,7 +160,7 @@ impl PackedLayer {
             }
             let shards = range.clone().zip(projections).map(|(idx, (own, shard))| (idx, own, shard));
             let scale = if [OUTPUT, DOWN].contains(&range.start) { layer.residual_scale() } else { 1.0 };
-            let product = DeviceProduct::new(shards.collect(), (cut, layout), (options, scale))?;
+            let product = DeviceProduct::new(shards.collect(), cut, layout, options, scale)?;
             Ok(Product::OnDevice(product))
         };
         let (qkv, output) = (of(0..3)?, of(3..4)?);
@@ -170,8 +171,8 @@ impl PackedLayer {
         let gate = layer
             .shared_gate()
             .map(|gate| Product::of_projections(vec![(gate, whole_of(gate))], cut, options, block));
-        let kind = (options.kind, options.shares);
-        let experts = PackedExperts::pack(layer, cut, kind, (options.rows_hint, gate.transpose()?), block)?;
+        let PackOptions { kind, shares, rows_hint } = options;
+        let experts = PackedExperts::pack(layer, cut, kind, shares, rows_hint, gate.transpose()?, block)?;
         let feed_forward = match (experts, beside) {
             (Some(experts), beside) => FeedForward::Experts { experts, beside },
             (None, Some(block)) => FeedForward::Dense(block),
@@ -180,7 +181,7 @@ impl PackedLayer {
         let qkv_widths = [width(0), width(1), width(2)];
         let mut packed = Self { qkv, qkv_widths, latent: None, output, feed_forward };
         if is_on_device {
-            packed.take_adapter(layer, None, (options, layout))?;
+            packed.take_adapter(layer, None, options, layout)?;
         }
         Ok(packed)
     }
@@ -201,11 +202,14 @@ impl PackedLayer {
         &mut self,
         layer: &DecoderLayer,
         gathered: Option<&NamedTensors>,
-        packing: (PackOptions, &HeadLayout),
+        options: PackOptions,
+        layout: &HeadLayout,
     ) -> Result<usize, Error> {
         let of_name = |name: &str| layer.projections().iter().find(|projection| projection.name == name);
         let mut products = self.products();
-        products.try_fold(0, |num_bytes, own| Ok(num_bytes + own.take_adapter(of_name, gathered, packing)?))
+        products.try_fold(0, |num_bytes, own| {
+            Ok(num_bytes + own.take_adapter(of_name, gathered, options, layout)?)
+        })
     }
 }
 

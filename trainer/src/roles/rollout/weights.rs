@@ -99,7 +99,7 @@ impl RolloutWeights {
         let dim_order = decoder.ropes.dim_order();
         let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
         let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
-        let block = Block::new(packed_bytes((decoder.device(), kind), &shard))
+        let block = Block::new(packed_bytes(decoder.device(), kind, &shard))
             .map_err(failed("the packed weights".into()))?;
         let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, is_unmerged, block };
         let (mut outer, mut layers) = (None, Vec::new());
@@ -256,20 +256,19 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         if layer.is_quantized() || self.is_unmerged {
             let options = PackOptions { kind: self.kind, shares, rows_hint: self.rows_hint };
-            let laid_out = (&self.cut, &self.head_layout);
-            return Ok((norms, PackedLayer::of_projections(layer, laid_out, options, &mut self.block)?));
+            let (cut, layout) = (&self.cut, &self.head_layout);
+            let packed = PackedLayer::of_projections(layer, cut, layout, options, &mut self.block)?;
+            return Ok((norms, packed));
         }
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
         let weights = self.head_layout.layer(self.scaled(weights));
-        let (numbers, block) = ((self.kind, shares), &mut self.block);
-        let experts = PackedExperts::pack(layer, &self.cut, numbers, (self.rows_hint, None), block)?;
+        let (kind, rows_hint, block) = (self.kind, self.rows_hint, &mut self.block);
+        let experts = PackedExperts::pack(layer, &self.cut, kind, shares, rows_hint, None, block)?;
         let latent = match &self.policy.decoder().config.latent {
             None => None,
-            Some(latent) => {
-                Some(PackedLatent::pack(layer, latent, &weights, (self.kind, self.rows_hint), block)?)
-            }
+            Some(latent) => Some(PackedLatent::pack(layer, latent, &weights, kind, rows_hint, block)?),
         };
-        Ok((norms, PackedLayer::pack(&weights, (latent, experts), numbers, (self.rows_hint, block))?))
+        Ok((norms, PackedLayer::pack(&weights, latent, experts, kind, shares, rows_hint, block)?))
     }
 }
 
@@ -312,9 +311,12 @@ impl PackedLayer {
     /// weight that needs no packing and is alone in its product may be the model's tensor.
     fn pack(
         weights: &[ProjectionWeights],
-        (latent, experts): (Option<(PackedLatent, Vec<ProjectionWeights>)>, Option<PackedExperts>),
-        (kind, shares): (Kind, bool),
-        (rows_hint, block): (i64, &mut Block),
+        latent: Option<(PackedLatent, Vec<ProjectionWeights>)>,
+        experts: Option<PackedExperts>,
+        kind: Kind,
+        shares: bool,
+        rows_hint: i64,
+        block: &mut Block,
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind, shares);
@@ -355,7 +357,7 @@ impl PackedBlock {
 
 /// Number of bytes for the packed projections and head, where the engine packs them itself: f32 on the CPU.
 /// It includes the padding of each product's last panel.
-fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
+fn packed_bytes(device: Device, kind: Kind, shard: &ModelConfig) -> usize {
     if kind != Kind::Float || device != Device::Cpu {
         return 0;
     }

@@ -22,12 +22,12 @@ fn weight(step: u64) -> Tensor {
 
 fn parts(ranks: &Ranks, step: u64) -> Vec<TensorPart> {
     let whole = TensorPart::whole("weight".into(), weight(step));
-    divided(vec![whole], (ranks.rank(), ranks.size()))
+    divided(vec![whole], ranks.rank(), ranks.size())
 }
 
 fn save(ranks: &Ranks, saving: &mut Saving, store: &mut CheckpointStore, step: u64) -> Result<(), String> {
-    let begun = saving.begin((ranks, store), step, json!({ "step": step }), Some(parts(ranks, step)));
-    begun.and_then(|()| saving.settle((ranks, store), Patience::Until).map(drop)).map_err(|e| e.to_string())
+    let begun = saving.begin(ranks, store, step, json!({ "step": step }), Some(parts(ranks, step)));
+    begun.and_then(|()| saving.settle(ranks, store, Patience::Until).map(drop)).map_err(|e| e.to_string())
 }
 
 /// The newest complete checkpoint, which must hold what was saved, and the other files of the folder.
@@ -54,7 +54,7 @@ fn a_rank_that_cannot_write_costs_that_checkpoint_on_all_ranks_and_no_other() {
         if ranks.rank() == 1 {
             twice.extend(parts(&ranks, 2));
         }
-        let failed = saving.begin((&ranks, &store), 2, json!({}), Some(twice)).unwrap_err();
+        let failed = saving.begin(&ranks, &store, 2, json!({}), Some(twice)).unwrap_err();
         assert!(saving.step().is_none());
         save(&ranks, &mut saving, &mut store, 3).unwrap();
         error_chain(&failed)
@@ -82,7 +82,7 @@ fn a_file_that_is_not_what_was_written_is_never_committed() {
         }
         let shard = Some(complete_on_thread(shard).unwrap());
         saving.under_way = Some(UnderWay { step: 2, state: json!({ "step": 2 }), shard });
-        error_chain(&saving.settle((&ranks, &mut store), Patience::Until).unwrap_err())
+        error_chain(&saving.settle(&ranks, &mut store, Patience::Until).unwrap_err())
     });
     assert!(said.iter().all(|said| said.contains("shard-00001.safetensors is truncated")), "{said:?}");
     assert_eq!(newest(dir.path()), (1, vec![]));
@@ -107,16 +107,16 @@ fn training_continues_while_a_rank_saves_and_the_commit_waits_for_it() {
             go.send(()).unwrap();
         }
         for _ in 0..3 {
-            let settled = saving.settle((&ranks, &mut store), Patience::None).unwrap();
+            let settled = saving.settle(&ranks, &mut store, Patience::None).unwrap();
             assert!(matches!(settled, Settled::Later) && saving.step() == Some(1));
             assert!(!dir.path().join("step-000001").exists());
         }
         if is_slow {
             go.send(()).unwrap();
         }
-        let settled = saving.settle((&ranks, &mut store), Patience::Until).unwrap();
+        let settled = saving.settle(&ranks, &mut store, Patience::Until).unwrap();
         assert!(matches!(settled, Settled::Committed));
-        assert!(matches!(saving.settle((&ranks, &mut store), Patience::Until).unwrap(), Settled::Nothing));
+        assert!(matches!(saving.settle(&ranks, &mut store, Patience::Until).unwrap(), Settled::Nothing));
     });
     assert_eq!(newest(dir.path()), (1, vec![]));
 }
@@ -128,10 +128,10 @@ fn changes_after_the_start_of_a_save_are_not_in_the_checkpoint() {
     let mut saving = Saving::prepare(&ranks, &store).unwrap();
     let values = weight(4);
     let part = TensorPart::whole("weight".into(), values.shallow_clone());
-    saving.begin((&ranks, &store), 4, json!({ "step": 4 }), Some(vec![part])).unwrap();
+    saving.begin(&ranks, &store, 4, json!({ "step": 4 }), Some(vec![part])).unwrap();
     let _ = values.shallow_clone().fill_(0.0);
     assert!(!dir.path().join("step-000004").exists());
-    saving.settle((&ranks, &mut store), Patience::Until).unwrap();
+    saving.settle(&ranks, &mut store, Patience::Until).unwrap();
     assert_eq!(newest(dir.path()), (4, vec![]));
 }
 
@@ -144,8 +144,8 @@ fn ranks_without_access_to_the_leader_s_folder_send_it_their_tensors() {
         let mut saving = Saving::prepare(&ranks, &store).unwrap();
         let all = vec![TensorPart::whole("weight".into(), weight(1))];
         let parts = ranks.is_leader().then_some(all);
-        saving.begin((&ranks, &store), 1, json!({ "step": 1 }), parts).unwrap();
-        saving.settle((&ranks, &mut store), Patience::Until).unwrap();
+        saving.begin(&ranks, &store, 1, json!({ "step": 1 }), parts).unwrap();
+        saving.settle(&ranks, &mut store, Patience::Until).unwrap();
         saving.is_shared()
     });
     assert_eq!(shared, [false; SIZE]);

@@ -35,10 +35,12 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     rlt_torch::reuse_large_buffers();
     rlt_torch::set_float32_matmul_precision(matmul_precision(spec.training.matmul_precision))?;
     rlt_torch::set_deterministic(spec.training.deterministic)?;
-    let place = (ranks.local_rank(), ranks.local_size());
     let own = match spec.workers.device {
         spec::Device::Cpu => Placement { device: Device::Cpu, warning: None },
-        wanted => with_kernels(choose(wanted, cuda::look_for_cuda(), place)?, wanted)?,
+        wanted => {
+            let chosen = choose(wanted, cuda::look_for_cuda(), ranks.local_rank(), ranks.local_size())?;
+            with_kernels(chosen, wanted)?
+        }
     };
     let placement = match is_everywhere(own.device, ranks)? {
         false if own.device.is_cuda() => on_cpu(
@@ -87,10 +89,10 @@ pub(super) fn check_room(job: &ValidatedJob, model: &ModelConfig, device: Device
     let Some(memory) = rlt_torch::device_memory(device)? else { return Ok(()) };
     let (free, total) = (memory.free_bytes, memory.total_bytes);
     let needed = memory_on_gpu(job, &models, total).map_or(0, |memory| memory.peak_device_bytes);
-    room(index, needed, (free, total))
+    room(index, needed, free, total)
 }
 
-fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), TrainError> {
+fn room(index: usize, needed: u64, free: u64, total: u64) -> Result<(), TrainError> {
     let taken = total.saturating_sub(free);
     if needed > free && taken as f64 > UNREMARKABLE_SHARE * total as f64 {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -134,7 +136,8 @@ fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision
 fn choose(
     wanted: spec::Device,
     search: &CudaSearch,
-    (local_rank, local_size): (usize, usize),
+    local_rank: usize,
+    local_size: usize,
 ) -> Result<Placement, TrainError> {
     let num_gpus = search.num_gpus();
     if num_gpus >= local_size && wanted != spec::Device::Cpu {
@@ -187,7 +190,7 @@ mod tests {
 
     #[test]
     fn each_worker_of_a_machine_has_a_gpu_of_its_own_or_none_has() {
-        for (wanted, num_gpus, place, expected) in [
+        for (wanted, num_gpus, (rank, size), expected) in [
             (spec::Device::Auto, 0, (0, 1), Device::Cpu),
             (spec::Device::Auto, 1, (0, 1), Device::Cuda(0)),
             (spec::Device::Auto, 8, (5, 8), Device::Cuda(5)),
@@ -195,16 +198,16 @@ mod tests {
             (spec::Device::Cpu, 8, (0, 1), Device::Cpu),
             (spec::Device::Cuda, 4, (3, 4), Device::Cuda(3)),
         ] {
-            let placement = choose(wanted, &with_gpus(num_gpus), place).unwrap();
-            assert_eq!(placement.device, expected, "{wanted:?} {num_gpus} {place:?}");
+            let placement = choose(wanted, &with_gpus(num_gpus), rank, size).unwrap();
+            assert_eq!(placement.device, expected, "{wanted:?} {num_gpus} {rank} of {size}");
             let is_beside_gpu = wanted == spec::Device::Auto && num_gpus > 0 && expected == Device::Cpu;
-            assert_eq!(placement.warning.is_some(), is_beside_gpu, "{wanted:?} {num_gpus} {place:?}");
+            assert_eq!(placement.warning.is_some(), is_beside_gpu, "{wanted:?} {num_gpus} {rank} of {size}");
         }
     }
 
     #[test]
     fn too_few_gpus_are_reported_with_the_number_found() {
-        let error = choose(spec::Device::Cuda, &with_gpus(3), (0, 4)).unwrap_err();
+        let error = choose(spec::Device::Cuda, &with_gpus(3), 0, 4).unwrap_err();
         assert_eq!(
             error.to_string(),
             "spec.workers.device: Cuda was asked for; expected a GPU for each of the 4 ranks on this machine, libtorch \
@@ -215,22 +218,22 @@ mod tests {
 
     #[test]
     fn a_gpu_that_cannot_be_used_is_an_error_with_cuda_and_a_warning_with_auto() {
-        let error = choose(spec::Device::Cuda, &broken(), (0, 1)).unwrap_err();
+        let error = choose(spec::Device::Cuda, &broken(), 0, 1).unwrap_err();
         assert!(error.to_string().contains("libcudnn.so.9 does not load"), "{error}");
         assert_eq!(error.exit_code(), ExitCode::BadConfig, "starting again cannot help");
-        let placement = choose(spec::Device::Auto, &broken(), (0, 1)).unwrap();
+        let placement = choose(spec::Device::Auto, &broken(), 0, 1).unwrap();
         assert_eq!(placement.device, Device::Cpu);
         assert!(placement.warning.unwrap().contains("libcudnn.so.9 does not load"));
     }
 
     #[test]
     fn a_gpu_filled_by_another_process_is_refused_and_a_small_one_is_not() {
-        let error = room(1, 20 * GIB, (5 * GIB, 80 * GIB)).unwrap_err();
+        let error = room(1, 20 * GIB, 5 * GIB, 80 * GIB).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("GPU 1 has 5.0 of 80.0 GiB free") && text.contains("20.0 GiB"), "{text}");
         // Another node may do, so the operator starts the job again and prefers others.
         assert_eq!(error.exit_code(), ExitCode::DeviceFailed);
-        assert!(room(1, 20 * GIB, (30 * GIB, 80 * GIB)).is_ok());
-        assert!(room(1, 100 * GIB, (79 * GIB, 80 * GIB)).is_ok());
+        assert!(room(1, 20 * GIB, 30 * GIB, 80 * GIB).is_ok());
+        assert!(room(1, 100 * GIB, 79 * GIB, 80 * GIB).is_ok());
     }
 }

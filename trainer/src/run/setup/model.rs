@@ -289,7 +289,8 @@ pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
     tokenizer: &Tokenizer,
-    (actor, meshes): (&Actor, &RoleMeshes),
+    actor: &Actor,
+    meshes: &RoleMeshes,
     folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.max_sequence_tokens() as usize;
@@ -302,7 +303,7 @@ pub(super) fn reward_models(
     let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
     let sharing = meshes.reward_models.clone().map(|mesh| Sharing { mesh, offload_to });
     let all = actor.ranks().of_all_places();
-    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, (&all, sharing))?)
+    Ok(RewardModels::load(&spec.rewards.functions, folders, policy, max_tokens, &options, &all, sharing)?)
 }
 
 #[cfg(test)]

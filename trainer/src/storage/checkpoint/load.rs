@@ -118,7 +118,7 @@ impl Checkpoint {
     pub fn load_into(&self, name: &str, destination: &Tensor) -> Result<(), CheckpointError> {
         let (entry, kind) = self.entry(name)?;
         let expected: Vec<u64> = destination.size().into_iter().map(|len| len as u64).collect();
-        self.check(name, (entry, kind), (&expected, destination.kind()))?;
+        self.check(name, entry, kind, &expected, destination.kind())?;
         self.read_into(name, entry, destination)
     }
 
@@ -151,7 +151,7 @@ impl Checkpoint {
         let name = tensor_shard.name;
         let (entry, kind) = self.entry(name)?;
         let expected: Vec<u64> = tensor_shard.shape.iter().map(|&len| len as u64).collect();
-        self.check(name, (entry, kind), (&expected, expected_kind))?;
+        self.check(name, entry, kind, &expected, expected_kind)?;
         let chunk_len = CHUNK_BYTES as usize / kind.elt_size_in_bytes();
         tensor_shard.chunks(chunk_len).try_for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
@@ -172,8 +172,10 @@ impl Checkpoint {
     fn check(
         &self,
         name: &str,
-        (entry, kind): (&TensorEntry, Kind),
-        (expected, expected_kind): (&[u64], Kind),
+        entry: &TensorEntry,
+        kind: Kind,
+        expected: &[u64],
+        expected_kind: Kind,
     ) -> Result<(), CheckpointError> {
         if kind == expected_kind && entry.shape == expected {
             return Ok(());
@@ -236,14 +238,13 @@ impl Checkpoint {
             buffer.resize((num_rows * row_bytes) as usize, 0);
             file.read_exact_at(&mut buffer, piece.byte_offset + row * row_bytes)
                 .map_err(CheckpointError::read(&path))?;
-            copy_rows(&buffer, region, (row as i64, num_rows as i64))
-                .map_err(CheckpointError::tensor(name))?;
+            copy_rows(&buffer, region, row as i64, num_rows as i64).map_err(CheckpointError::tensor(name))?;
         }
         Ok(())
     }
 }
 
-fn copy_rows(bytes: &[u8], region: &Tensor, (row, num_rows): (i64, i64)) -> Result<(), tch::TchError> {
+fn copy_rows(bytes: &[u8], region: &Tensor, row: i64, num_rows: i64) -> Result<(), tch::TchError> {
     let mut rows = match region.dim() {
         0 => region.shallow_clone(),
         _ => region.f_narrow(0, row, num_rows)?,

@@ -78,7 +78,7 @@ impl TensorPart {
 
 /// Selects what replica `place` of `num_copies` saves of `parts`, which all replicas hold: together they save
 /// every value once, and each about the same number of bytes.
-pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> Vec<TensorPart> {
+pub fn divided(parts: Vec<TensorPart>, place: usize, num_copies: usize) -> Vec<TensorPart> {
     if num_copies == 1 {
         return parts;
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn copies_save_every_number_once_and_as_many_bytes_each() {
         for num_copies in 1..=5 {
-            let shares: Vec<_> = (0..num_copies).map(|place| divided(parts(), (place, num_copies))).collect();
+            let shares: Vec<_> = (0..num_copies).map(|place| divided(parts(), place, num_copies)).collect();
             let bytes = shares.iter().map(|share| share.iter().map(TensorPart::num_bytes).sum::<usize>());
             let (least, most) = (bytes.clone().min().unwrap(), bytes.max().unwrap());
             // A small tensor more or less, and the rounding of the stretches of large ones.

@@ -102,7 +102,8 @@ impl UnsyncedShard {
 pub(super) fn write_manifest(
     storage: &dyn Storage,
     folder: &Path,
-    (step, save_index): (u64, u64),
+    step: u64,
+    save_index: u64,
     shards: Vec<WrittenShard>,
     state: &serde_json::Value,
 ) -> Result<u64, CheckpointError> {

@@ -30,7 +30,7 @@ fn tensors(step: u64) -> Vec<(String, Tensor)> {
 fn parts(writer_idx: usize, step: u64) -> Vec<TensorPart> {
     let (pieces, alike): (Vec<_>, Vec<_>) = tensors(step).into_iter().partition(|(name, _)| name == "pieces");
     let alike = alike.into_iter().map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
-    let mut parts = divided(alike, (writer_idx, NUM_WRITERS));
+    let mut parts = divided(alike, writer_idx, NUM_WRITERS);
     let range = [0..23, 23..47, 47..70][writer_idx].clone();
     let values = pieces[0].1.view(-1).narrow(0, range.start as i64, range.len() as i64);
     let piece = TensorShard { name: "pieces", shape: &[7, 10], range };

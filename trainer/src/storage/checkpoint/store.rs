@@ -168,7 +168,7 @@ impl CheckpointStore {
     pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
         let Some(Copies { uri, run, .. }) = &self.copies else { return Ok(Vec::new()) };
         let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
-        copies::fetch_newer((uri.as_str(), run), &self.dir, here.map(|(save_index, _)| save_index))
+        copies::fetch_newer(uri.as_str(), run, &self.dir, here.map(|(save_index, _)| save_index))
     }
 
     /// The newest step that has a copy; `None` where there is no such place, or nothing in it yet.
@@ -248,7 +248,7 @@ impl CheckpointStore {
         state: &serde_json::Value,
     ) -> Result<Saved, CheckpointError> {
         let (temporary, path) = (self.temporary(step), self.dir.join(folder_name(step)));
-        let written = self.complete_and_rename(step, shards, state, (&temporary, &path));
+        let written = self.complete_and_rename(step, shards, state, &temporary, &path);
         if written.is_err() {
             self.abandon(step);
         }
@@ -321,10 +321,11 @@ impl CheckpointStore {
         step: u64,
         shards: Vec<WrittenShard>,
         state: &serde_json::Value,
-        (temporary, path): (&Path, &Path),
+        temporary: &Path,
+        path: &Path,
     ) -> Result<u64, CheckpointError> {
-        let (storage, order) = (&*self.storage, (step, self.next_save_index()?));
-        let num_bytes = save::write_manifest(storage, temporary, order, shards, state)?;
+        let (storage, save_index) = (&*self.storage, self.next_save_index()?);
+        let num_bytes = save::write_manifest(storage, temporary, step, save_index, shards, state)?;
         self.rename(temporary, path)?;
         storage.sync_dir(&self.dir).map_err(CheckpointError::folder("sync folder", &self.dir))?;
         Ok(num_bytes)

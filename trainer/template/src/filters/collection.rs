@@ -24,28 +24,8 @@ pub(super) fn apply(
             let [] = given.bind(name, [])?;
             Ok(Value::Int(i128::try_from(value.len()?).unwrap_or(i128::MAX)))
         }
-        "items" => {
-            let [] = given.bind(name, [])?;
-            match value {
-                Value::Undefined(_) => Value::iterator(Vec::new()),
-                Value::Dict(_) => {
-                    let items = crate::methods::call(value, "items", Given::default())?;
-                    Value::iterator(items.iterate()?)
-                }
-                _ => Err(Error::render("Can only get item pairs from a mapping.")),
-            }
-        }
-        "attr" => {
-            let [attribute] = given.bind(name, ["name"])?;
-            let attribute = str_of(&needed(name, attribute)?)?;
-            match value {
-                // Attributes alone: items of dictionaries are none.
-                Value::Dict(_) if !crate::methods::exists(value, &attribute) => {
-                    Ok(Value::Undefined(Missing::Member(value.kind(), attribute.into())))
-                }
-                _ => Interpreter::attribute(value, &attribute.into()),
-            }
-        }
+        "items" => items(name, value, given),
+        "attr" => attr(name, value, given),
         "reverse" => {
             let [] = given.bind(name, [])?;
             if let Value::Str(text) = value {
@@ -77,6 +57,32 @@ pub(super) fn apply(
             interpreter.charge(items.len() + comparisons)?;
             of_items(name, value, items, given)
         }
+    }
+}
+
+/// `value | items`: the pairs of a mapping.
+fn items(name: &str, value: &Value, given: Given) -> Result<Value> {
+    let [] = given.bind(name, [])?;
+    match value {
+        Value::Undefined(_) => Value::iterator(Vec::new()),
+        Value::Dict(_) => {
+            let items = crate::methods::call(value, "items", Given::default())?;
+            Value::iterator(items.iterate()?)
+        }
+        _ => Err(Error::render("Can only get item pairs from a mapping.")),
+    }
+}
+
+/// `value | attr(name)`.
+fn attr(name: &str, value: &Value, given: Given) -> Result<Value> {
+    let [attribute] = given.bind(name, ["name"])?;
+    let attribute = str_of(&needed(name, attribute)?)?;
+    match value {
+        // Attributes alone: items of dictionaries are none.
+        Value::Dict(_) if !crate::methods::exists(value, &attribute) => {
+            Ok(Value::Undefined(Missing::Member(value.kind(), attribute.into())))
+        }
+        _ => Interpreter::attribute(value, &attribute.into()),
     }
 }
 

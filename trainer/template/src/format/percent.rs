@@ -1,5 +1,8 @@
 //! `'%5.2f' % value`.
 
+use std::iter::Peekable;
+use std::str::Chars;
+
 use super::{Spec, digits, integer, padded, real, truncate, truncated};
 use crate::error::{Error, Result};
 use crate::text::{check_len, push_repr, str_of};
@@ -18,42 +21,7 @@ pub(crate) fn percent(format: &str, values: &Value) -> Result<String> {
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
         let mut characters = rest[at + 1..].chars().peekable();
-        let mut key = None;
-        if characters.next_if_eq(&'(').is_some() {
-            key = Some(characters.by_ref().take_while(|next| *next != ')').collect::<String>());
-        }
-        let mut spec = Spec::default();
-        while let Some(flag) = characters.next_if(|next| "-+ #0".contains(*next)) {
-            match flag {
-                '-' => spec.align = Some('<'),
-                '0' => spec.fill = Some('0'),
-                '#' => spec.alternate = true,
-                ' ' if spec.sign.is_some() => {}
-                sign => spec.sign = Some(sign),
-            }
-        }
-        let star = |next: &mut dyn Iterator<Item = Value>| {
-            let value = next.next().and_then(|value| value.as_int());
-            value.ok_or_else(|| Error::render("* wants int"))
-        };
-        if characters.next_if_eq(&'*').is_some() {
-            let width = star(&mut next)?;
-            if width < 0 {
-                spec.align = Some('<');
-            }
-            spec.width = usize::try_from(width.unsigned_abs()).unwrap_or(usize::MAX);
-        } else {
-            spec.width = digits(&mut characters)?.unwrap_or(0);
-        }
-        if characters.next_if_eq(&'.').is_some() {
-            spec.precision = Some(if characters.next_if_eq(&'*').is_some() {
-                usize::try_from(star(&mut next)?).unwrap_or(0)
-            } else {
-                digits(&mut characters)?.unwrap_or(0)
-            });
-        }
-        while characters.next_if(|next| "hlL".contains(*next)).is_some() {}
-        let Some(kind) = characters.next() else { return Err(Error::render("incomplete format")) };
+        let Specifier { key, spec, kind } = Specifier::read(&mut characters, &mut next)?;
         let behind: String = characters.collect();
         rest = &rest[rest.len() - behind.len()..];
         if kind == '%' {
@@ -83,6 +51,59 @@ pub(crate) fn percent(format: &str, values: &Value) -> Result<String> {
     Ok(out)
 }
 
+/// A conversion specifier, such as `%(name)-5.2f`.
+struct Specifier {
+    /// Key of the value in a mapping.
+    key: Option<String>,
+    spec: Spec,
+    /// The character that names the conversion.
+    kind: char,
+}
+
+impl Specifier {
+    /// Reads what follows `%`. Width and precision are taken from `values` where they are `*`.
+    fn read(characters: &mut Peekable<Chars<'_>>, values: &mut dyn Iterator<Item = Value>) -> Result<Self> {
+        let mut key = None;
+        if characters.next_if_eq(&'(').is_some() {
+            key = Some(characters.by_ref().take_while(|next| *next != ')').collect::<String>());
+        }
+        let mut spec = Spec::default();
+        while let Some(flag) = characters.next_if(|next| "-+ #0".contains(*next)) {
+            match flag {
+                '-' => spec.align = Some('<'),
+                '0' => spec.fill = Some('0'),
+                '#' => spec.alternate = true,
+                ' ' if spec.sign.is_some() => {}
+                sign => spec.sign = Some(sign),
+            }
+        }
+        if characters.next_if_eq(&'*').is_some() {
+            let width = star(values.next())?;
+            if width < 0 {
+                spec.align = Some('<');
+            }
+            spec.width = usize::try_from(width.unsigned_abs()).unwrap_or(usize::MAX);
+        } else {
+            spec.width = digits(characters)?.unwrap_or(0);
+        }
+        if characters.next_if_eq(&'.').is_some() {
+            spec.precision = Some(if characters.next_if_eq(&'*').is_some() {
+                usize::try_from(star(values.next())?).unwrap_or(0)
+            } else {
+                digits(characters)?.unwrap_or(0)
+            });
+        }
+        while characters.next_if(|next| "hlL".contains(*next)).is_some() {}
+        let kind = characters.next().ok_or_else(|| Error::render("incomplete format"))?;
+        Ok(Self { key, spec, kind })
+    }
+}
+
+/// The number that replaces a `*`.
+fn star(value: Option<Value>) -> Result<i128> {
+    value.and_then(|value| value.as_int()).ok_or_else(|| Error::render("* wants int"))
+}
+
 /// A value under a conversion of `%`.
 fn converted(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
     let left = spec.align == Some('<');
@@ -110,45 +131,44 @@ fn converted(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
             spec.align = Some(if left { '<' } else { '>' });
             padded(&text, "", &spec)
         }
-        _ => {
-            let zero = spec.fill == Some('0') && !left;
-            spec.align = Some(if zero {
-                '='
-            } else if left {
-                '<'
-            } else {
-                '>'
-            });
-            spec.fill = zero.then_some('0');
-            let kind = if matches!(kind, 'i' | 'u') { 'd' } else { kind };
-            let whole = match value {
-                Value::Float(float) if matches!(kind, 'd') => Value::Int(truncate(*float)?),
-                Value::Int(_) | Value::Bool(_) | Value::Float(_) => value.clone(),
-                other => {
-                    return Err(Error::render(format!(
-                        "%{kind} format: a number is required, not {}",
-                        other.kind()
-                    )));
-                }
-            };
-            spec.kind = Some(kind);
-            match kind {
-                'd' => {
-                    let digits = spec.precision.take();
-                    integer(whole.as_int().unwrap_or(0), digits.unwrap_or(0), &spec)
-                }
-                'x' | 'X' | 'o' => {
-                    let Some(number) = whole.as_int() else {
-                        return Err(Error::render(format!(
-                            "%{kind} format: an integer is required, not float"
-                        )));
-                    };
-                    let digits = spec.precision.take();
-                    integer(number, digits.unwrap_or(0), &spec)
-                }
-                'e' | 'E' | 'f' | 'F' | 'g' | 'G' => real(whole.as_float().unwrap_or(0.0), &spec),
-                _ => Err(Error::render(format!("unsupported format character '{kind}'"))),
-            }
+        _ => number(value, kind, spec),
+    }
+}
+
+/// A number under a conversion of `%`.
+fn number(value: &Value, kind: char, mut spec: Spec) -> Result<String> {
+    let left = spec.align == Some('<');
+    let zero = spec.fill == Some('0') && !left;
+    spec.align = Some(if zero {
+        '='
+    } else if left {
+        '<'
+    } else {
+        '>'
+    });
+    spec.fill = zero.then_some('0');
+    let kind = if matches!(kind, 'i' | 'u') { 'd' } else { kind };
+    let whole = match value {
+        Value::Float(float) if matches!(kind, 'd') => Value::Int(truncate(*float)?),
+        Value::Int(_) | Value::Bool(_) | Value::Float(_) => value.clone(),
+        other => {
+            return Err(Error::render(format!("%{kind} format: a number is required, not {}", other.kind())));
         }
+    };
+    spec.kind = Some(kind);
+    match kind {
+        'd' => {
+            let digits = spec.precision.take();
+            integer(whole.as_int().unwrap_or(0), digits.unwrap_or(0), &spec)
+        }
+        'x' | 'X' | 'o' => {
+            let Some(number) = whole.as_int() else {
+                return Err(Error::render(format!("%{kind} format: an integer is required, not float")));
+            };
+            let digits = spec.precision.take();
+            integer(number, digits.unwrap_or(0), &spec)
+        }
+        'e' | 'E' | 'f' | 'F' | 'g' | 'G' => real(whole.as_float().unwrap_or(0.0), &spec),
+        _ => Err(Error::render(format!("unsupported format character '{kind}'"))),
     }
 }

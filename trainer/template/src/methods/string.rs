@@ -61,44 +61,15 @@ pub(super) const NAMES: [&str; 44] = [
 /// `text.name(given)`.
 pub(super) fn call(text: &str, name: &str, given: Given) -> Result<Value> {
     match name {
-        "format" => return format::braces(text, &given).map(Value::str),
-        "format_map" => {
-            let [Some(Value::Dict(values))] = given.bind(name, ["mapping"])? else {
-                return Err(Error::render("format_map() takes a mapping"));
-            };
-            let named = values.iter().filter_map(|(key, value)| match key {
-                Value::Str(key) => Some((key.clone(), value.clone())),
-                _ => None,
-            });
-            return format::braces(text, &Given { positional: Vec::new(), named: named.collect() })
-                .map(Value::str);
-        }
-        "strip" | "lstrip" | "rstrip" => return strip(text, name, given),
-        "split" | "rsplit" => return split(text, name, given),
-        "startswith" | "endswith" => return affix(text, name, given),
-        "find" | "rfind" | "index" | "rindex" | "count" => return find(text, name, given),
-        "partition" | "rpartition" => return partition(text, name, given),
-        "center" | "ljust" | "rjust" => return justify(text, name, given),
-        _ => {}
-    }
-    match name {
-        "join" => {
-            let [items] = given.bind(name, ["iterable"])?;
-            let items = needed(name, items)?.iterate()?;
-            let mut out = String::new();
-            for (index, item) in items.iter().enumerate() {
-                let Value::Str(item) = item else {
-                    let kind = item.kind();
-                    return Err(Error::render(format!(
-                        "sequence item {index}: expected str instance, {kind} found"
-                    )));
-                };
-                out.push_str(if index > 0 { text } else { "" });
-                out.push_str(item);
-                check_len(out.len())?;
-            }
-            Ok(Value::str(out))
-        }
+        "format" => format::braces(text, &given).map(Value::str),
+        "format_map" => format_map(text, name, given),
+        "strip" | "lstrip" | "rstrip" => strip(text, name, given),
+        "split" | "rsplit" => split(text, name, given),
+        "startswith" | "endswith" => affix(text, name, given),
+        "find" | "rfind" | "index" | "rindex" | "count" => find(text, name, given),
+        "partition" | "rpartition" => partition(text, name, given),
+        "center" | "ljust" | "rjust" => justify(text, name, given),
+        "join" => join(text, name, given),
         "replace" => {
             let [old, new, count] = given.bind(name, ["old", "new", "count"])?;
             let (old, new) = (text_of(name, old)?, text_of(name, new)?);
@@ -132,6 +103,35 @@ pub(super) fn call(text: &str, name: &str, given: Given) -> Result<Value> {
             Ok(plain(text, name))
         }
     }
+}
+
+/// `text.format_map(mapping)`.
+fn format_map(text: &str, name: &str, given: Given) -> Result<Value> {
+    let [Some(Value::Dict(values))] = given.bind(name, ["mapping"])? else {
+        return Err(Error::render("format_map() takes a mapping"));
+    };
+    let named = values.iter().filter_map(|(key, value)| match key {
+        Value::Str(key) => Some((key.clone(), value.clone())),
+        _ => None,
+    });
+    format::braces(text, &Given { positional: Vec::new(), named: named.collect() }).map(Value::str)
+}
+
+/// `text.join(iterable)`.
+fn join(text: &str, name: &str, given: Given) -> Result<Value> {
+    let [items] = given.bind(name, ["iterable"])?;
+    let items = needed(name, items)?.iterate()?;
+    let mut out = String::new();
+    for (index, item) in items.iter().enumerate() {
+        let Value::Str(item) = item else {
+            let kind = item.kind();
+            return Err(Error::render(format!("sequence item {index}: expected str instance, {kind} found")));
+        };
+        out.push_str(if index > 0 { text } else { "" });
+        out.push_str(item);
+        check_len(out.len())?;
+    }
+    Ok(Value::str(out))
 }
 
 /// The methods without arguments.

@@ -42,12 +42,12 @@ impl Collectives for Alone {
     }
 
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        check_sizes("reduce-scatter", &self.name, (output, 1), (input, 1))?;
+        check_sizes("reduce-scatter", &self.name, output, 1, input, 1)?;
         Ok(self.copy(output, input))
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        check_sizes("all-gather", &self.name, (output, 1), (input, 1))?;
+        check_sizes("all-gather", &self.name, output, 1, input, 1)?;
         Ok(self.copy(output, input))
     }
 
@@ -58,8 +58,8 @@ impl Collectives for Alone {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.name, 1, (output, output_splits), (input, input_splits))?;
-        check_sizes("all-to-all", &self.name, (output, 1), (input, 1))?;
+        check_splits(&self.name, 1, output, output_splits, input, input_splits)?;
+        check_sizes("all-to-all", &self.name, output, 1, input, 1)?;
         Ok(self.copy(output, input))
     }
 

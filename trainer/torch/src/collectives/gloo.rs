@@ -79,11 +79,13 @@ impl GlooGroup {
     fn exchange(
         &mut self,
         operation: &'static str,
-        (output, output_splits): (Tensor, &[i64]),
-        (input, input_splits): (Tensor, &[i64]),
+        output: Tensor,
+        output_splits: &[i64],
+        input: Tensor,
+        input_splits: &[i64],
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        self.seat.count_exchange((&output, output_splits), (&input, input_splits));
+        self.seat.count_exchange(&output, output_splits, &input, input_splits);
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let work = self.start(operation, keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the
@@ -111,7 +113,7 @@ impl GlooGroup {
         let chunks = received.shallow_clone();
         let finish = move || add_chunks(&output, &chunks);
         let splits = vec![1; self.size()];
-        self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
+        self.exchange("reduce-scatter", received, &splits, input, &splits, Some(Box::new(finish)))
     }
 }
 
@@ -142,7 +144,7 @@ impl Collectives for GlooGroup {
     /// longer than [`RECEIVED_BYTES`] in total are sent piece by piece; only the last piece is asynchronous.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size() as i64;
-        check_sizes("reduce-scatter", &self.seat.name, (output, size), (input, 1))?;
+        check_sizes("reduce-scatter", &self.seat.name, output, size, input, 1)?;
         let (output, chunks) = (output.detach().view(-1), input.detach().view([size, -1]));
         let longest = (RECEIVED_BYTES / (size * chunks.kind().elt_size_in_bytes() as i64)).max(1);
         let mut start = 0;
@@ -177,8 +179,8 @@ impl Collectives for GlooGroup {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.seat.name, self.size(), (output, output_splits), (input, input_splits))?;
-        self.exchange("all-to-all", (output.detach(), output_splits), (input.detach(), input_splits), None)
+        check_splits(&self.seat.name, self.size(), output, output_splits, input, input_splits)?;
+        self.exchange("all-to-all", output.detach(), output_splits, input.detach(), input_splits, None)
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {

@@ -70,7 +70,7 @@ impl NcclGroup {
         let connect = || {
             let name =
                 link::agree_on_name(store, &format!("nccl/{attempt}/{}", seat.name), seat.place, deadline)?;
-            let link = Link::join(&name, (seat.place, seat.size()), device_idx)?;
+            let link = Link::join(&name, seat.place, seat.size(), device_idx)?;
             await_until(deadline, || link.is_settled())?;
             Ok(link)
         };
@@ -105,11 +105,13 @@ impl NcclGroup {
     fn exchange(
         &mut self,
         operation: &'static str,
-        (output, output_splits): (Tensor, &[i64]),
-        (input, input_splits): (Tensor, &[i64]),
+        output: Tensor,
+        output_splits: &[i64],
+        input: Tensor,
+        input_splits: &[i64],
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        self.seat.count_exchange((&output, output_splits), (&input, input_splits));
+        self.seat.count_exchange(&output, output_splits, &input, input_splits);
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let size = self.seat.size() as i32;
         let (into, from) = (output_splits.as_ptr(), input_splits.as_ptr());
@@ -145,7 +147,7 @@ impl Collectives for NcclGroup {
     /// each partial sum. Wider values are added by NCCL, in an order that depends only on sizes and machines.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size();
-        check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;
+        check_sizes("reduce-scatter", &self.seat.name, output, size as i64, input, 1)?;
         if matches!(input.kind(), Kind::BFloat16 | Kind::Half) {
             let input = input.detach().view([size as i64, -1]);
             let received = input.empty_like();
@@ -153,7 +155,7 @@ impl Collectives for NcclGroup {
             let finish = move || add_chunks(&output, &chunks);
             let splits = vec![1; size];
             let finish: Finish = Box::new(finish);
-            return self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(finish));
+            return self.exchange("reduce-scatter", received, &splits, input, &splits, Some(finish));
         }
         self.seat.meter.count(all_gather(size, num_bytes(output)));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
@@ -179,8 +181,8 @@ impl Collectives for NcclGroup {
         output_splits: &[i64],
         input_splits: &[i64],
     ) -> Result<Pending, CollectiveError> {
-        check_splits(&self.seat.name, self.size(), (output, output_splits), (input, input_splits))?;
-        self.exchange("all-to-all", (output.detach(), output_splits), (input.detach(), input_splits), None)
+        check_splits(&self.seat.name, self.size(), output, output_splits, input, input_splits)?;
+        self.exchange("all-to-all", output.detach(), output_splits, input.detach(), input_splits, None)
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {

@@ -56,7 +56,7 @@ impl Seat {
 
     /// Checks the tensor of an all-reduce and counts its bytes.
     pub(super) fn admit_all_reduce(&self, tensor: &Tensor) -> Result<(), CollectiveError> {
-        check_sizes("all-reduce", &self.name, (tensor, 1), (tensor, 1))?;
+        check_sizes("all-reduce", &self.name, tensor, 1, tensor, 1)?;
         let element = tensor.kind().elt_size_in_bytes() as u64;
         self.meter.count(ring_all_reduce(self.place, self.size(), num_bytes(tensor), element));
         Ok(())
@@ -64,14 +64,14 @@ impl Seat {
 
     /// Checks the tensors of an all-gather and counts their bytes.
     pub(super) fn admit_all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
-        check_sizes("all-gather", &self.name, (output, 1), (input, self.size() as i64))?;
+        check_sizes("all-gather", &self.name, output, 1, input, self.size() as i64)?;
         self.meter.count(all_gather(self.size(), num_bytes(input)));
         Ok(())
     }
 
     /// Checks the tensor and the root of a broadcast and counts its bytes.
     pub(super) fn admit_broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), CollectiveError> {
-        check_sizes("broadcast", &self.name, (tensor, 1), (tensor, 1))?;
+        check_sizes("broadcast", &self.name, tensor, 1, tensor, 1)?;
         self.check_root(root)?;
         self.meter.count(tree_broadcast(self.place, self.size(), root, num_bytes(tensor)));
         Ok(())
@@ -80,8 +80,10 @@ impl Seat {
     /// Counts the bytes of the rows that are sent to and received from other ranks.
     pub(super) fn count_exchange(
         &self,
-        (output, output_splits): (&Tensor, &[i64]),
-        (input, input_splits): (&Tensor, &[i64]),
+        output: &Tensor,
+        output_splits: &[i64],
+        input: &Tensor,
+        input_splits: &[i64],
     ) {
         let row = row_bytes(input).max(row_bytes(output));
         self.meter.count(all_to_all(self.place, row, input_splits, output_splits));
@@ -105,8 +107,10 @@ impl Seat {
 pub(super) fn check_sizes(
     operation: &'static str,
     group: &str,
-    (output, output_factor): (&Tensor, i64),
-    (input, input_factor): (&Tensor, i64),
+    output: &Tensor,
+    output_factor: i64,
+    input: &Tensor,
+    input_factor: i64,
 ) -> Result<(), CollectiveError> {
     let numbers = (output.numel() as i64 * output_factor, input.numel() as i64 * input_factor);
     let contiguous = output.is_contiguous() && input.is_contiguous();
@@ -134,14 +138,16 @@ pub(super) fn check_sizes(
 pub(super) fn check_splits(
     group: &str,
     size: usize,
-    output: (&Tensor, &[i64]),
-    input: (&Tensor, &[i64]),
+    output: &Tensor,
+    output_splits: &[i64],
+    input: &Tensor,
+    input_splits: &[i64],
 ) -> Result<(), CollectiveError> {
-    for (tensor, splits) in [output, input] {
+    for (tensor, splits) in [(output, output_splits), (input, input_splits)] {
         let num_rows = tensor.size().first().copied().unwrap_or(0);
         let fits =
             splits.len() == size && splits.iter().all(|n| *n >= 0) && splits.iter().sum::<i64>() == num_rows;
-        if !fits || !tensor.is_contiguous() || output.0.kind() != input.0.kind() {
+        if !fits || !tensor.is_contiguous() || output.kind() != input.kind() {
             return Err(CollectiveError::Argument {
                 operation: "all-to-all",
                 group: group.to_owned(),

@@ -81,10 +81,16 @@ struct Sizes {
 impl Sizes {
     /// Reads the sizes from a weight and a tensor with one row per result, and checks that they fit an i32
     /// index.
-    fn of(operands: &Operands, weight: (&str, &Tensor), rows: (&str, &Tensor)) -> Result<Self, Error> {
-        let [experts, out_width, in_width] = operands.sizes(weight.0, weight.1)?;
+    fn of(
+        operands: &Operands,
+        weight_name: &str,
+        weight: &Tensor,
+        rows_name: &str,
+        rows: &Tensor,
+    ) -> Result<Self, Error> {
+        let [experts, out_width, in_width] = operands.sizes(weight_name, weight)?;
         operands.require(experts > 0, "at least one expert", experts)?;
-        let [n, _] = operands.sizes(rows.0, rows.1)?;
+        let [n, _] = operands.sizes(rows_name, rows)?;
         operands.require(n < i64::from(i32::MAX), "fewer than 2^31 - 1 rows", n)?;
         Ok(Self { n, experts, out_width, in_width })
     }
@@ -98,7 +104,9 @@ impl Sizes {
         &self,
         operands: &Operands,
         ends: &Tensor,
-        (rows, other, out): (*const c_void, *const c_void, *mut c_void),
+        rows: *const c_void,
+        other: *const c_void,
+        out: *mut c_void,
     ) -> Result<Arguments, Error> {
         Ok(Arguments {
             rows,
@@ -134,7 +142,7 @@ impl GroupedLinear<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let sizes = Sizes::of(&operands, "weight", self.weight, "out", self.out)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let [num_rows, _] = operands.sizes("rows", self.rows)?;
         let per_token = if self.places.is_some() { n / num_rows.max(1) } else { 1 };
@@ -149,7 +157,7 @@ impl GroupedLinear<'_> {
         let arguments = Arguments {
             places: operands.address_or_null("places", self.places, Kind::Int, &[n])?,
             per_token: per_token as i32,
-            ..sizes.arguments(&operands, self.ends, (rows, weight, out))?
+            ..sizes.arguments(&operands, self.ends, rows, weight, out)?
         };
         let grid = [row_tiles(n, experts), tiles(out_width), 1];
         let name = operands.kernel("grouped_linear", kind)?;
@@ -165,12 +173,12 @@ impl GroupedLinearDx<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of rows");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("weight", self.weight), ("out", self.out))?;
+        let sizes = Sizes::of(&operands, "weight", self.weight, "out", self.out)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
         let weight = operands.address("weight", self.weight, kind, &sizes.weight())?;
         let out = operands.address("out", self.out, kind, &[n, in_width])?;
-        let arguments = sizes.arguments(&operands, self.ends, (grad, weight, out))?;
+        let arguments = sizes.arguments(&operands, self.ends, grad, weight, out)?;
         let grid = [row_tiles(n, experts), tiles(in_width), 1];
         let name = operands.kernel("grouped_linear_dx", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)
@@ -185,12 +193,12 @@ impl GroupedLinearDw<'_> {
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         let operands = kernels.operands("grouped_linear, gradient of weights");
         let kind = self.out.kind();
-        let sizes = Sizes::of(&operands, ("out", self.out), ("grad", self.grad))?;
+        let sizes = Sizes::of(&operands, "out", self.out, "grad", self.grad)?;
         let Sizes { n, experts, out_width, in_width } = sizes;
         let rows = operands.address("rows", self.rows, kind, &[n, in_width])?;
         let grad = operands.address("grad", self.grad, kind, &[n, out_width])?;
         let out = operands.address("out", self.out, kind, &sizes.weight())?;
-        let arguments = sizes.arguments(&operands, self.ends, (rows, grad, out))?;
+        let arguments = sizes.arguments(&operands, self.ends, rows, grad, out)?;
         let grid = [tiles(out_width), tiles(in_width), experts as usize];
         let name = operands.kernel("grouped_linear_dw", kind)?;
         kernels.launch(&name, Shape::blocks(grid, THREADS), &arguments)

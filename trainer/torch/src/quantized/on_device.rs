@@ -66,5 +66,5 @@ unsafe fn borrowed(parts: &QuantizedParts) -> QuantizedMatrix {
         .nested
         .then(|| NestedScales { absmax: own(parts.nested_scales), offset: own(parts.nested_offset) });
     let size = [parts.num_outputs, parts.num_inputs];
-    QuantizedMatrix::new(size, layout, (own(parts.codes), own(parts.scales)), nested)
+    QuantizedMatrix::new(size, layout, own(parts.codes), own(parts.scales), nested)
 }

@@ -38,7 +38,7 @@ fn placement(
     gang: Option<Gang>,
     admission: Option<(&Workload, &Flavors)>,
 ) -> Placement {
-    Placement::new(input, (trainer(input), attempt), gang, admission)
+    Placement::new(input, trainer(input), attempt, gang, admission)
 }
 
 /// A pod as it is sent.

@@ -102,7 +102,7 @@ fn queues_and_schedulers_place_each_group_as_a_gang() {
         let assignments = vec![assignment("trainer", "cpu"), assignment("sampler", "gpu")];
         let admitted = Workload { assignments, ..Workload::default() };
         for (group, pool) in groups.iter().zip(["cpu", "gpu"]) {
-            let placement = Placement::new(input, (group, 1), None, Some((&admitted, &flavors)));
+            let placement = Placement::new(input, group, 1, None, Some((&admitted, &flavors)));
             let pod = placement.place(super::super::pod(input, 1, group, 0)).unwrap();
             let spec = serde_json::to_value(&pod.spec).unwrap();
             assert_eq!(spec["nodeSelector"]["pool"], pool, "the flavors of its own pods");

@@ -73,7 +73,7 @@ fn spares_count_in_the_queue_s_workload_and_in_no_gang() {
 fn a_spare_lies_near_to_the_workers_and_in_no_slice() {
     spares(|input| {
         let spare = &input.prepared.plan.worker_groups[1];
-        let placed = Placement::new(input, (spare, 3), None, None);
+        let placed = Placement::new(input, spare, 3, None, None);
         let pod = placed.place(super::super::pod(input, 3, spare, 0)).unwrap();
         let near = pod.spec.unwrap().affinity.unwrap().pod_affinity.unwrap();
         assert!(near.required_during_scheduling_ignored_during_execution.is_none(), "{near:?}");

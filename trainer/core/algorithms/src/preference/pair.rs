@@ -52,8 +52,9 @@ pub(crate) struct PairLoss {
 }
 
 impl PairLoss {
-    /// Makes a loss of the difference `x` of two scores, from its value and slope and the scores' slopes.
-    pub(super) fn of_difference((value, slope): (f64, f64), chosen: f64, rejected: f64) -> Self {
+    /// Makes a loss of the difference `x` of two scores, from its value, its slope by `x`, and the slopes of
+    /// the chosen and the rejected score.
+    pub(super) fn of_difference(value: f64, slope: f64, chosen: f64, rejected: f64) -> Self {
         Self { value, chosen: slope * chosen, rejected: -slope * rejected }
     }
 }

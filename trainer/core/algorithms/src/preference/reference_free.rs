@@ -38,7 +38,8 @@ formula! {
 impl PairFormula for Cpo {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let x = self.beta * (chosen.logprob - rejected.logprob);
-        PairLoss::of_difference(smoothed_logistic(x, self.label_smoothing), self.beta, self.beta)
+        let (value, slope) = smoothed_logistic(x, self.label_smoothing);
+        PairLoss::of_difference(value, slope, self.beta, self.beta)
     }
 
     fn reads_reference(&self) -> bool {
@@ -68,7 +69,8 @@ impl PairFormula for SimPo {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let x = self.beta * (chosen.mean_logprob() - rejected.mean_logprob()) - self.gamma;
         let slopes = (self.beta / chosen.num_tokens.max(1.0), self.beta / rejected.num_tokens.max(1.0));
-        PairLoss::of_difference(smoothed_logistic(x, self.label_smoothing), slopes.0, slopes.1)
+        let (value, slope) = smoothed_logistic(x, self.label_smoothing);
+        PairLoss::of_difference(value, slope, slopes.0, slopes.1)
     }
 
     fn reads_reference(&self) -> bool {
@@ -110,11 +112,13 @@ impl PairFormula for AlphaPo {
         let (chosen_reward, chosen_slope) = self.reward(chosen.mean_logprob());
         let (rejected_reward, rejected_slope) = self.reward(rejected.mean_logprob());
         let x = self.beta * (chosen_reward - rejected_reward) - self.gamma;
-        let slope = |slope: f64, side: &Side| self.beta * slope / side.num_tokens.max(1.0);
+        let of_token = |slope: f64, side: &Side| self.beta * slope / side.num_tokens.max(1.0);
+        let (value, slope) = smoothed_logistic(x, self.label_smoothing);
         PairLoss::of_difference(
-            smoothed_logistic(x, self.label_smoothing),
-            slope(chosen_slope, chosen),
-            slope(rejected_slope, rejected),
+            value,
+            slope,
+            of_token(chosen_slope, chosen),
+            of_token(rejected_slope, rejected),
         )
     }
 
@@ -140,8 +144,8 @@ formula! {
 impl PairFormula for CpoHinge {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let x = self.beta * (chosen.logprob - rejected.logprob);
-        let loss = if x < 1.0 { (1.0 - x, -1.0) } else { (0.0, 0.0) };
-        PairLoss::of_difference(loss, self.beta, self.beta)
+        let (value, slope) = if x < 1.0 { (1.0 - x, -1.0) } else { (0.0, 0.0) };
+        PairLoss::of_difference(value, slope, self.beta, self.beta)
     }
 
     fn reads_reference(&self) -> bool {
@@ -167,7 +171,7 @@ impl PairFormula for CpoIpo {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
         let error = chosen.mean_logprob() - rejected.mean_logprob() - 0.5 / self.beta;
         let slope = |side: &Side| 1.0 / side.num_tokens.max(1.0);
-        PairLoss::of_difference((error * error, 2.0 * error), slope(chosen), slope(rejected))
+        PairLoss::of_difference(error * error, 2.0 * error, slope(chosen), slope(rejected))
     }
 
     fn reads_reference(&self) -> bool {
@@ -197,7 +201,8 @@ impl PairFormula for Orpo {
         let x = chosen_odds - rejected_odds;
         let slopes =
             (chosen_slope / chosen.num_tokens.max(1.0), rejected_slope / rejected.num_tokens.max(1.0));
-        PairLoss::of_difference((-self.beta * log_sigmoid(x), -self.beta * sigmoid(-x)), slopes.0, slopes.1)
+        let (value, slope) = (-self.beta * log_sigmoid(x), -self.beta * sigmoid(-x));
+        PairLoss::of_difference(value, slope, slopes.0, slopes.1)
     }
 
     fn reads_reference(&self) -> bool {

@@ -42,7 +42,8 @@ impl<F: ScoreFormula> PairFormula for F {
         let (rejected, rejected_slope) = context.divergence.score(rejected.log_ratio);
         let x = beta * (chosen / chosen_len - rejected / rejected_len);
         let slopes = (beta * chosen_slope / chosen_len, beta * rejected_slope / rejected_len);
-        PairLoss::of_difference(self.at(x), slopes.0, slopes.1)
+        let (value, slope) = self.at(x);
+        PairLoss::of_difference(value, slope, slopes.0, slopes.1)
     }
 
     fn takes_divergence(&self) -> bool {
@@ -135,7 +136,7 @@ impl PairFormula for Ipo {
         let (rejected, rejected_slope) = context.divergence.score(rejected.log_ratio);
         let error = chosen / chosen_len - rejected / rejected_len - 0.5 / self.beta;
         let slopes = (chosen_slope / chosen_len, rejected_slope / rejected_len);
-        PairLoss::of_difference((error * error, 2.0 * error), slopes.0, slopes.1)
+        PairLoss::of_difference(error * error, 2.0 * error, slopes.0, slopes.1)
     }
 
     fn takes_divergence(&self) -> bool {

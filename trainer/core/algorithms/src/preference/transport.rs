@@ -33,14 +33,15 @@ formula! {
     }
 }
 
-fn loss((beta, smoothing): (f64, f64), chosen: &Side, rejected: &Side) -> PairLoss {
+fn loss(beta: f64, smoothing: f64, chosen: &Side, rejected: &Side) -> PairLoss {
     let x = beta * (chosen.log_ratio - rejected.log_ratio);
-    PairLoss::of_difference(smoothed_logistic(x, smoothing), beta, beta)
+    let (value, slope) = smoothed_logistic(x, smoothing);
+    PairLoss::of_difference(value, slope, beta, beta)
 }
 
 impl PairFormula for Aot {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
-        loss((self.beta, self.label_smoothing), chosen, rejected)
+        loss(self.beta, self.label_smoothing, chosen, rejected)
     }
 
     fn matching(&self) -> Matching {
@@ -54,7 +55,7 @@ impl PairFormula for Aot {
 
 impl PairFormula for AotUnpaired {
     fn pair(&self, chosen: &Side, rejected: &Side, _: &PairContext) -> PairLoss {
-        loss((self.beta, self.label_smoothing), chosen, rejected)
+        loss(self.beta, self.label_smoothing, chosen, rejected)
     }
 
     fn matching(&self) -> Matching {

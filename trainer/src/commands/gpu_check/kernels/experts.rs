@@ -1,5 +1,7 @@
 //! Cases of the kernels of a mixture-of-experts layer, at the sizes of Qwen3-30B-A3B.
 
+use std::ops::Range;
+
 use rlt_torch::cuda::{
     CombineRows, ExpertScores, GroupedLinear, GroupedLinearDw, GroupedLinearDx, Kernels, RouteExperts,
     RouteRule, SortRows,
@@ -95,76 +97,30 @@ impl Layer {
         Ok((inverse, ends))
     }
 
+    /// Checks the grouped products of the experts, in a training's micro-batch with their gradients.
     fn products(&self, kernels: &Kernels, ends: &Tensor, report: &mut Report<'_>) -> Result<(), Failure> {
         let Self { experts, width, inner, .. } = *self;
         let n = self.rows();
-        let (rows, grad) = (random(&[n, width]), random(&[n, inner]));
-        let weight = random(&[experts, inner, width]);
-        let (out, grad_rows) = (empty(&[n, inner], Kind::BFloat16), empty(&[n, width], Kind::BFloat16));
-        let grad_weight = empty(&[experts, inner, width], Kind::BFloat16);
-        let shape = vec![n, experts, width, inner];
         // A decoding step is bound by reading weights: of all experts, because 512 rows choose nearly all.
         let flop = Cost::Flop(2 * n * width * inner);
-        let cost = if self.tokens >= 1024 { flop } else { bytes(experts * width * inner) };
         let ends_i64: Vec<i64> = Vec::try_from(ends.to_kind(Kind::Int64).to_device(tch::Device::Cpu))?;
-        let ranges: Vec<(i64, i64)> =
-            std::iter::once(0).chain(ends_i64.iter().copied()).zip(ends_i64.iter().copied()).collect();
-        let by_expert = |product: &dyn Fn(i64, i64, i64) -> Tensor| -> Vec<Tensor> {
-            (0..).zip(&ranges).map(|(expert, &(start, end))| product(expert, start, end - start)).collect()
+        let starts = std::iter::once(0).chain(ends_i64.iter().copied());
+        let products = GroupedProducts {
+            layer: self,
+            kernels,
+            ends,
+            ranges: starts.zip(ends_i64.iter().copied()).map(|(start, end)| start..end).collect(),
+            rows: random(&[n, width]),
+            grad: random(&[n, inner]),
+            weight: random(&[experts, inner, width]),
+            cost: if self.tokens >= 1024 { flop } else { bytes(experts * width * inner) },
         };
-        let part = |tensor: &Tensor, start, len| wide(&tensor.narrow(0, start, len));
-        let truth = Tensor::cat(
-            &by_expert(&|expert, start, len| part(&rows, start, len).matmul(&wide(&weight.get(expert)).tr())),
-            0,
-        );
-        // libtorch's peer: a batched product with the same number of rows for every expert.
-        let each = (n / experts).max(1);
-        let even = random(&[experts, each, width]);
-        Case {
-            kernel: "grouped_linear",
-            shape: shape.clone(),
-            cost,
-            launch: Box::new(|| {
-                let (rows, weight, out) = (&rows, &weight, &out);
-                Ok(GroupedLinear { rows, places: None, weight, ends, out }.launch(kernels)?)
-            }),
-            result: Box::new(|| out.copy()),
-            truth,
-            libtorch: Some(Box::new(|| drop(even.bmm(&weight.transpose(1, 2))))),
-        }
-        .report(report)?;
+        products.check_forward(report)?;
         if self.tokens < on_device(1024, 12) {
             return Ok(());
         }
-        let truth =
-            by_expert(&|expert, start, len| part(&grad, start, len).matmul(&wide(&weight.get(expert))));
-        Case {
-            kernel: "grouped_linear_dx",
-            shape: shape.clone(),
-            cost,
-            launch: Box::new(|| {
-                let launch = GroupedLinearDx { grad: &grad, weight: &weight, ends, out: &grad_rows };
-                Ok(launch.launch(kernels)?)
-            }),
-            result: Box::new(|| grad_rows.copy()),
-            truth: Tensor::cat(&truth, 0),
-            libtorch: None,
-        }
-        .report(report)?;
-        let truth = by_expert(&|_, start, len| part(&grad, start, len).tr().matmul(&part(&rows, start, len)));
-        Case {
-            kernel: "grouped_linear_dw",
-            shape,
-            cost,
-            launch: Box::new(|| {
-                let launch = GroupedLinearDw { grad: &grad, rows: &rows, ends, out: &grad_weight };
-                Ok(launch.launch(kernels)?)
-            }),
-            result: Box::new(|| grad_weight.copy()),
-            truth: Tensor::stack(&truth, 0),
-            libtorch: None,
-        }
-        .report(report)
+        products.check_input_gradient(report)?;
+        products.check_weight_gradient(report)
     }
 
     fn combine(&self, kernels: &Kernels, inverse: &Tensor, report: &mut Report<'_>) -> Result<(), Failure> {
@@ -190,4 +146,92 @@ impl Layer {
         }
         .report(report)
     }
+}
+
+/// Operands of the products of all experts with their rows, and of the gradients of these products.
+struct GroupedProducts<'a> {
+    layer: &'a Layer,
+    kernels: &'a Kernels,
+    /// End of the rows of each expert.
+    ends: &'a Tensor,
+    /// Rows of each expert.
+    ranges: Vec<Range<i64>>,
+    rows: Tensor,
+    /// Gradient of the output.
+    grad: Tensor,
+    weight: Tensor,
+    cost: Cost,
+}
+
+impl GroupedProducts<'_> {
+    fn shape(&self) -> Vec<i64> {
+        let Layer { experts, width, inner, .. } = *self.layer;
+        vec![self.layer.rows(), experts, width, inner]
+    }
+
+    /// Returns `product` of the index and the rows of every expert.
+    fn by_expert(&self, product: impl Fn(i64, &Range<i64>) -> Tensor) -> Vec<Tensor> {
+        (0..).zip(&self.ranges).map(|(expert, range)| product(expert, range)).collect()
+    }
+
+    fn check_forward(&self, report: &mut Report<'_>) -> Result<(), Failure> {
+        let Layer { experts, width, inner, .. } = *self.layer;
+        let Self { kernels, ends, .. } = *self;
+        let (rows, weight) = (&self.rows, &self.weight);
+        let out = &empty(&[self.layer.rows(), inner], Kind::BFloat16);
+        let truth = self.by_expert(|expert, range| part(rows, range).matmul(&wide(&weight.get(expert)).tr()));
+        // libtorch's peer: a batched product with the same number of rows for every expert.
+        let each = (self.layer.rows() / experts).max(1);
+        let even = random(&[experts, each, width]);
+        Case {
+            kernel: "grouped_linear",
+            shape: self.shape(),
+            cost: self.cost,
+            launch: Box::new(|| Ok(GroupedLinear { rows, places: None, weight, ends, out }.launch(kernels)?)),
+            result: Box::new(|| out.copy()),
+            truth: Tensor::cat(&truth, 0),
+            libtorch: Some(Box::new(|| drop(even.bmm(&weight.transpose(1, 2))))),
+        }
+        .report(report)
+    }
+
+    fn check_input_gradient(&self, report: &mut Report<'_>) -> Result<(), Failure> {
+        let Self { kernels, ends, .. } = *self;
+        let (grad, weight) = (&self.grad, &self.weight);
+        let out = &empty(&[self.layer.rows(), self.layer.width], Kind::BFloat16);
+        let truth = self.by_expert(|expert, range| part(grad, range).matmul(&wide(&weight.get(expert))));
+        Case {
+            kernel: "grouped_linear_dx",
+            shape: self.shape(),
+            cost: self.cost,
+            launch: Box::new(|| Ok(GroupedLinearDx { grad, weight, ends, out }.launch(kernels)?)),
+            result: Box::new(|| out.copy()),
+            truth: Tensor::cat(&truth, 0),
+            libtorch: None,
+        }
+        .report(report)
+    }
+
+    fn check_weight_gradient(&self, report: &mut Report<'_>) -> Result<(), Failure> {
+        let Layer { experts, width, inner, .. } = *self.layer;
+        let Self { kernels, ends, .. } = *self;
+        let (grad, rows) = (&self.grad, &self.rows);
+        let out = &empty(&[experts, inner, width], Kind::BFloat16);
+        let truth = self.by_expert(|_, range| part(grad, range).tr().matmul(&part(rows, range)));
+        Case {
+            kernel: "grouped_linear_dw",
+            shape: self.shape(),
+            cost: self.cost,
+            launch: Box::new(|| Ok(GroupedLinearDw { grad, rows, ends, out }.launch(kernels)?)),
+            result: Box::new(|| out.copy()),
+            truth: Tensor::stack(&truth, 0),
+            libtorch: None,
+        }
+        .report(report)
+    }
+}
+
+/// Rows `range` of a tensor in f64.
+fn part(tensor: &Tensor, range: &Range<i64>) -> Tensor {
+    wide(&tensor.narrow(0, range.start, range.end - range.start))
 }

@@ -21,7 +21,7 @@ pub(in super::super) fn products(report: &mut Report<'_>) -> Result<(), Failure>
         let x = Tensor::randn([rows, inputs], (Kind::BFloat16, GPU));
         let weight = Tensor::randn([outputs, inputs], (Kind::BFloat16, GPU));
         let out = Tensor::empty([rows, outputs], (Kind::BFloat16, GPU));
-        let seconds = fastest(("products of matrices", GPU), || {
+        let seconds = fastest("products of matrices", GPU, || {
             (0..IN_A_ROW).try_for_each(|_| x.f_matmul_out(&out, &weight.tr()).map(drop))
         })?;
         let flops = 2.0 * (IN_A_ROW as i64 * rows * inputs * outputs) as f64 / seconds;
@@ -42,11 +42,10 @@ pub(in super::super) fn copies(report: &mut Report<'_>) -> Result<(), Failure> {
     let mut again = Tensor::zeros([numbers], (Kind::Float, GPU));
     let (on_host, stream) = (pinned(&[numbers], Kind::Float)?, Stream::current(0)?);
     let ours = |error: rlt_torch::Error| tch::TchError::Torch(error.to_string());
-    let on_device = fastest(("copies on the device", GPU), || again.f_copy_(&there))?;
+    let on_device = fastest("copies on the device", GPU, || again.f_copy_(&there))?;
     let to_device =
-        fastest(("copies to the device", GPU), || stream.copy_to_device(&there, &on_host).map_err(ours))?;
-    let to_host =
-        fastest(("copies to the host", GPU), || stream.copy_to_host(&on_host, &there).map_err(ours))?;
+        fastest("copies to the device", GPU, || stream.copy_to_device(&there, &on_host).map_err(ours))?;
+    let to_host = fastest("copies to the host", GPU, || stream.copy_to_host(&on_host, &there).map_err(ours))?;
     let (memory, host) = peak().map(|one| (one.memory_bytes_per_second, one.host_bytes_per_second)).unzip();
     // A copy on the device reads and writes.
     let rows = [

@@ -54,7 +54,7 @@ impl Hub {
                 let whole = part_of(file, 0, file.num_bytes)?;
                 answered(&act, self.client.put(url).headers(headers_of(upload)).body(whole))?;
             }
-            Some(part_bytes) => self.upload_parts(file, (upload, url), part_bytes)?,
+            Some(part_bytes) => self.upload_parts(file, upload, url, part_bytes)?,
         }
         let Some(url) = actions["verify"]["href"].as_str() else { return Ok(()) };
         let act = format!("verifying {}", file.name);
@@ -68,7 +68,8 @@ impl Hub {
     fn upload_parts(
         &self,
         file: &Upload,
-        (upload, url): (&Value, &str),
+        upload: &Value,
+        url: &str,
         part_bytes: &Value,
     ) -> Result<(), PushError> {
         let act = format!("uploading {} in parts", file.name);

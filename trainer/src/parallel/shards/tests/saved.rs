@@ -50,10 +50,10 @@ pub(super) fn save(Way { case, layout, offload }: Way, dir: &Path) -> [BTreeMap<
         let mut saving = Saving::prepare(ranks, &store).unwrap();
         assert!(saving.is_shared());
         let saved = state_of(&mut actor);
-        saving.begin((ranks, &store), 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        saving.begin(ranks, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
         // Later changes of the weights are not in it.
         train_on(&mut actor, case, 2..4);
-        let settled = saving.settle((ranks, &mut store), Patience::Until).unwrap();
+        let settled = saving.settle(ranks, &mut store, Patience::Until).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });

@@ -152,9 +152,9 @@ fn save(case: Case, layout: TpLayout, dir: &Path) -> [State; 2] {
         };
         let mut saving = Saving::prepare(&all, &store).unwrap();
         let saved = state_of(&mut actor);
-        saving.begin((&all, &store), 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
+        saving.begin(&all, &store, 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
         train_steps(&mut actor, case, 2..4);
-        let settled = saving.settle((&all, &mut store), Patience::Until).unwrap();
+        let settled = saving.settle(&all, &mut store, Patience::Until).unwrap();
         assert!(matches!(settled, Settled::Committed));
         [saved, state_of(&mut actor)]
     });

@@ -122,7 +122,8 @@ impl Mix<'_> {
         &self,
         input: &Tensor,
         buffers: &ExpertBuffers,
-        (digests, out): (Option<&Tensor>, &Tensor),
+        digests: Option<&Tensor>,
+        out: &Tensor,
     ) -> Result<(), Error> {
         let Self { kernels, activation, experts, block, scratch } = *self;
         let ExpertBuffers { logits, choices, weights, order, inverse, ends, .. } = buffers;
@@ -140,12 +141,12 @@ impl Mix<'_> {
         let mut combine = CombineRows { rows: outputs, weights, inverse, beside: None, gate: None, out };
         if let Some((block, buffers)) = block.zip(buffers.beside.as_ref()) {
             let Beside { gate_up, activated, output, gate } = buffers;
-            block.gate_up.forward_into(input, gate_up, (kernels, scratch))?;
+            block.gate_up.forward_into(input, gate_up, kernels, scratch)?;
             SwiGlu { gate_up, activation, out: activated }.launch(kernels)?;
-            block.down.forward_into(activated, output, (kernels, scratch))?;
+            block.down.forward_into(activated, output, kernels, scratch)?;
             combine.beside = Some(output);
             if let Some(product) = &experts.shared_gate {
-                product.forward_into(input, gate, (kernels, scratch))?;
+                product.forward_into(input, gate, kernels, scratch)?;
                 combine.gate = Some(gate);
             }
         }

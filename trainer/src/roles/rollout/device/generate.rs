@@ -20,7 +20,8 @@ pub(in crate::roles::rollout) fn run(
     mut decoder: DeviceDecoder<'_>,
     scheduler: &mut Scheduler,
     drafts: &mut Drafts<'_>,
-    (stats, watch): (&mut RolloutStats, &mut Watch<'_>),
+    stats: &mut RolloutStats,
+    watch: &mut Watch<'_>,
 ) -> Result<(), RolloutError> {
     let mut under_way: Option<UnderWay> = None;
     while !scheduler.is_idle() || under_way.is_some() {
@@ -30,7 +31,7 @@ pub(in crate::roles::rollout) fn run(
         };
         stats.num_failed_captures = decoder.num_failed_captures();
         if let Some(step) = std::mem::replace(&mut under_way, next) {
-            read(&mut decoder, scheduler, drafts, (&step, stats, watch))?;
+            read(&mut decoder, scheduler, drafts, &step, stats, watch)?;
         }
     }
     if decoder.finish()? { Err(RolloutError::Interrupted) } else { Ok(()) }
@@ -59,7 +60,9 @@ fn read(
     decoder: &mut DeviceDecoder<'_>,
     scheduler: &mut Scheduler,
     drafts: &mut Drafts<'_>,
-    (step, stats, watch): (&UnderWay, &mut RolloutStats, &mut Watch<'_>),
+    step: &UnderWay,
+    stats: &mut RolloutStats,
+    watch: &mut Watch<'_>,
 ) -> Result<(), RolloutError> {
     let read = timed(&mut stats.sampling_time, || decoder.read(&step.launched))?;
     stats.num_steps += 1;
@@ -80,7 +83,7 @@ fn read(
     let finished = scheduler.resolve(&verdicts);
     finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
     // After a stop request progress is not reported until all ranks know of it.
-    let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, (num_new, finished.len()));
+    let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, num_new, finished.len());
     let is_over = decoder.agrees_to_end(wants_end, read.is_end_wanted);
     if is_over { Err(RolloutError::Interrupted) } else { Ok(()) }
 }

@@ -123,7 +123,8 @@ impl<'a> Model<'a> {
     /// Casts the norms once, and fills up what heads share where they are filled up.
     pub(super) fn new(
         kernels: Kernels,
-        (weights, peers): (&'a RolloutWeights, Option<Peers>),
+        weights: &'a RolloutWeights,
+        peers: Option<Peers>,
         multiprocessors: usize,
     ) -> Self {
         let frame = &weights.frame;
@@ -262,21 +263,25 @@ impl<'a> Model<'a> {
     ) -> Result<(), Failure> {
         let norms = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
-        let on_device = (&self.kernels, &buffers.scratch);
+        let (kernels, scratch) = (&self.kernels, &buffers.scratch);
         let added = (layer_idx > 0).then_some(&buffers.added);
         let input = self.block_input(added, norms.before_attention.as_ref(), buffers)?;
-        products.qkv.forward_into(input, &buffers.qkv, on_device)?;
+        products.qkv.forward_into(input, &buffers.qkv, kernels, scratch)?;
         self.norm_over_heads(norms, buffers)?;
         let attended = self.attend(layer_idx, inputs, cache, buffers)?;
-        products.output.forward_into(&attended.flatten(1, 2), &buffers.added, on_device)?;
+        products.output.forward_into(&attended.flatten(1, 2), &buffers.added, kernels, scratch)?;
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
         match (&products.feed_forward, &buffers.experts) {
             (FeedForward::Experts { experts, beside }, Some(of_experts)) => {
-                let (kernels, activation) = (&self.kernels, self.activation);
+                let activation = self.activation;
                 let digests = inputs.routes.get(self.place_among_experts(layer_idx));
-                Mix { kernels, activation, experts, block: beside.as_ref(), scratch: &buffers.scratch }
-                    .launch(input, of_experts, (digests, &buffers.added))?;
+                Mix { kernels, activation, experts, block: beside.as_ref(), scratch }.launch(
+                    input,
+                    of_experts,
+                    digests,
+                    &buffers.added,
+                )?;
             }
             (FeedForward::Dense(block), _) => self.feed_forward(block, input, buffers)?,
             (FeedForward::Experts { .. }, None) => {
@@ -288,11 +293,11 @@ impl<'a> Model<'a> {
     }
 
     fn feed_forward(&self, block: &PackedBlock, input: &Tensor, buffers: &Buffers) -> Result<(), Error> {
-        let on_device = (&self.kernels, &buffers.scratch);
-        block.gate_up.forward_into(input, &buffers.gate_up, on_device)?;
+        let (kernels, scratch) = (&self.kernels, &buffers.scratch);
+        block.gate_up.forward_into(input, &buffers.gate_up, kernels, scratch)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
-        SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
-        block.down.forward_into(&buffers.activated, &buffers.added, on_device)
+        SwiGlu { gate_up, activation: self.activation, out }.launch(kernels)?;
+        block.down.forward_into(&buffers.activated, &buffers.added, kernels, scratch)
     }
 
     /// How many layers before this one have experts.
@@ -388,7 +393,7 @@ impl<'a> Model<'a> {
         .launch(&self.kernels)?;
         let (q, k_cache, v_cache) = (&buffers.queries, &cache.keys, &cache.values);
         match (&inputs.seen, &buffers.paged) {
-            (Seen::Gathered(segments), _) => cached_attention(q, (k_cache, v_cache), segments, scale, window),
+            (Seen::Gathered(segments), _) => cached_attention(q, k_cache, v_cache, segments, scale, window),
             (Seen::Paged { context_lens, block_tables }, Some(Paged { attended, workspace, splits })) => {
                 let (splits, out) = (splits.of(q.size()[0] as usize), attended);
                 PagedDecodeAttention {

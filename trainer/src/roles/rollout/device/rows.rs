@@ -193,7 +193,7 @@ impl Rows {
                 cleared.insert(before);
             }
             cleared.remove(&row);
-            self.occupy(row, sequence, (fed, of_request(sequence)), &mut changes);
+            self.occupy(row, sequence, fed, of_request(sequence), &mut changes);
         }
         for row in cleared {
             self.clear(row, &mut changes);
@@ -222,7 +222,8 @@ impl Rows {
         &mut self,
         row: usize,
         sequence: &Sequence,
-        (fed, of_request): (Fed, OfRequest),
+        fed: Fed,
+        of_request: OfRequest,
         changes: &mut Changes,
     ) {
         let layout = self.layout;

@@ -49,13 +49,21 @@ struct Part {
     outputs: i64,
 }
 
+/// A quantized weight with the rows of it that are outputs.
+#[derive(Debug)]
+struct QuantizedOutputs {
+    matrix: QuantizedMatrix,
+    /// Indices of the rows, i32, -1 for a zero; `None` if they are all rows in order.
+    rows: Option<Tensor>,
+}
+
 /// Base weights side by side.
 #[derive(Debug)]
 enum Base {
     Dense(PackedLinear),
-    /// Quantized weights of one layout, each with the rows that are outputs.
+    /// Quantized weights of one layout.
     Quantized {
-        weights: Vec<(QuantizedMatrix, Option<Tensor>)>,
+        weights: Vec<QuantizedOutputs>,
         bias: Option<Tensor>,
     },
 }
@@ -75,8 +83,10 @@ impl DeviceProduct {
     /// Makes the product of `shards` of projections, with their indices among q, k, v, o, gate, up and down.
     pub(in crate::roles::rollout) fn new(
         shards: Vec<(usize, &Projection, ProjectionShard)>,
-        (cut, layout): (&TpCut<'_>, &HeadLayout),
-        (options, scale): (PackOptions, f64),
+        cut: &TpCut<'_>,
+        layout: &HeadLayout,
+        options: PackOptions,
+        scale: f64,
     ) -> Result<Self, Error> {
         let reads_heads = shards.iter().any(|(product, ..)| *product == OUTPUT);
         let padded = (layout.own != layout.filled).then_some([layout.own as i64, layout.filled as i64]);
@@ -100,12 +110,12 @@ impl DeviceProduct {
                 }
                 BaseWeight::Quantized(weight) => {
                     product.push_dense(&mut dense, options)?;
-                    let rows = stored_rows(&weight.matrix, (position, &shard), layout)?;
+                    let rows = stored_rows(&weight.matrix, position, &shard, layout)?;
                     let bias = projection.bias.as_ref().map(|bias| match &rows {
                         None => bias.detach(),
                         Some(_) => layout.outputs(position, &shard.outputs(bias)),
                     });
-                    product.push_quantized((&weight.matrix, rows), bias.as_ref(), options)
+                    product.push_quantized(&weight.matrix, rows, bias.as_ref(), options)
                 }
             };
             product.parts.push(Part {
@@ -137,7 +147,8 @@ impl DeviceProduct {
     /// outputs.
     fn push_quantized(
         &mut self,
-        (matrix, rows): (&QuantizedMatrix, Option<Tensor>),
+        matrix: &QuantizedMatrix,
+        rows: Option<Tensor>,
         bias: Option<&Tensor>,
         PackOptions { kind, shares, .. }: PackOptions,
     ) -> i64 {
@@ -145,21 +156,23 @@ impl DeviceProduct {
         let own = matrix.map(|tensor| if shares { tensor.detach() } else { tensor.detach().copy() });
         self.base_bytes += if shares { 0 } else { own.num_bytes() };
         let bias = bias.map(|bias| bias.detach().to_dtype(kind, false, true));
-        let alike = |weights: &[(QuantizedMatrix, Option<Tensor>)]| {
+        let alike = |weights: &[QuantizedOutputs]| {
             weights.len() < rlt_torch::cuda::QUANTIZED_PARTS
-                && weights.iter().all(|(other, _)| other.layout() == own.layout())
+                && weights.iter().all(|other| other.matrix.layout() == own.layout())
         };
         match self.bases.last_mut() {
             Some(Base::Quantized { weights, bias: before }) if alike(weights) => {
-                let outputs_before: i64 = weights.iter().map(outputs_of).sum();
+                let outputs_before: i64 = weights.iter().map(QuantizedOutputs::num_outputs).sum();
                 let zeros = |len: i64| Tensor::zeros([len], (kind, own.device()));
                 if before.is_some() || bias.is_some() {
                     let first = before.take().unwrap_or_else(|| zeros(outputs_before));
                     *before = Some(Tensor::cat(&[first, bias.unwrap_or_else(|| zeros(outputs))], 0));
                 }
-                weights.push((own, rows));
+                weights.push(QuantizedOutputs { matrix: own, rows });
             }
-            _ => self.bases.push(Base::Quantized { weights: vec![(own, rows)], bias }),
+            _ => self
+                .bases
+                .push(Base::Quantized { weights: vec![QuantizedOutputs { matrix: own, rows }], bias }),
         }
         outputs
     }
@@ -171,7 +184,8 @@ impl DeviceProduct {
         &mut self,
         of_name: &impl Fn(&str) -> Option<&'a Projection>,
         gathered: Option<&NamedTensors>,
-        (options, layout): (PackOptions, &HeadLayout),
+        options: PackOptions,
+        layout: &HeadLayout,
     ) -> Result<usize, Error> {
         self.adapter = None;
         let (mut all_a, mut all_b, mut num_bytes) = (Vec::new(), Vec::new(), 0);
@@ -223,8 +237,8 @@ impl DeviceProduct {
         let of_base = |base: &Base| match base {
             Base::Dense(_) => 0,
             Base::Quantized { weights, .. } => {
-                let outputs: i64 = weights.iter().map(outputs_of).sum();
-                (outputs * weights[0].0.size()[1]) as usize
+                let outputs: i64 = weights.iter().map(QuantizedOutputs::num_outputs).sum();
+                (outputs * weights[0].matrix.size()[1]) as usize
             }
         };
         self.bases.iter().map(of_base).max().unwrap_or(0)
@@ -243,7 +257,8 @@ impl DeviceProduct {
         &self,
         x: &Tensor,
         out: &Tensor,
-        (kernels, scratch): (&Kernels, &Scratch),
+        kernels: &Kernels,
+        scratch: &Scratch,
     ) -> Result<(), Error> {
         let own_heads;
         let x = match (self.input_heads, &scratch.heads) {
@@ -257,7 +272,7 @@ impl DeviceProduct {
         for base in &self.bases {
             let width = base.outputs();
             let own = out.narrow(1, start, width);
-            base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, (kernels, scratch))?;
+            base.forward_into(x, if self.bases.len() == 1 { out } else { &own }, kernels, scratch)?;
             start += width;
         }
         let failed = |error: tch::TchError| Error::Libtorch { act: ADAPTER, message: error.to_string() };
@@ -284,7 +299,7 @@ impl Base {
     fn outputs(&self) -> i64 {
         match self {
             Self::Dense(packed) => packed.num_outputs(),
-            Self::Quantized { weights, .. } => weights.iter().map(outputs_of).sum(),
+            Self::Quantized { weights, .. } => weights.iter().map(QuantizedOutputs::num_outputs).sum(),
         }
     }
 
@@ -292,32 +307,38 @@ impl Base {
         &self,
         x: &Tensor,
         out: &Tensor,
-        (kernels, scratch): (&Kernels, &Scratch),
+        kernels: &Kernels,
+        scratch: &Scratch,
     ) -> Result<(), Error> {
         let (weights, bias) = match self {
             Self::Dense(packed) => return packed.forward_into(x, out),
             Self::Quantized { weights, bias } => (weights, bias.as_ref()),
         };
-        let parts: Vec<QuantizedRows<'_>> =
-            weights.iter().map(|(matrix, rows)| QuantizedRows { matrix, rows: rows.as_ref() }).collect();
+        let parts: Vec<QuantizedRows<'_>> = weights
+            .iter()
+            .map(|QuantizedOutputs { matrix, rows }| QuantizedRows { matrix, rows: rows.as_ref() })
+            .collect();
         if x.size()[0] as usize <= QUANTIZED_FEW_ROWS {
             return QuantizedLinear { parts: &parts, x, bias, out }.launch(kernels);
         }
-        let numbers = first_numbers(&scratch.numbers, [self.outputs(), weights[0].0.size()[1]])?;
+        let numbers = first_numbers(&scratch.numbers, [self.outputs(), weights[0].matrix.size()[1]])?;
         Dequantize { parts: &parts, out: &numbers }.launch(kernels)?;
         PackedLinear::new(&numbers, bias, 1, None)?.forward_into(x, out)
     }
 }
 
-fn outputs_of((matrix, rows): &(QuantizedMatrix, Option<Tensor>)) -> i64 {
-    rows.as_ref().map_or(matrix.size()[0], |rows| rows.size()[0])
+impl QuantizedOutputs {
+    fn num_outputs(&self) -> i64 {
+        self.rows.as_ref().map_or(self.matrix.size()[0], |rows| rows.size()[0])
+    }
 }
 
 /// Indices of the weight's rows that are outputs, i32, -1 where a head is padded; `None` if they are all rows
 /// in order.
 fn stored_rows(
     matrix: &QuantizedMatrix,
-    (product, shard): (usize, &ProjectionShard),
+    product: usize,
+    shard: &ProjectionShard,
     layout: &HeadLayout,
 ) -> Result<Option<Tensor>, Error> {
     let [outputs, inputs] = matrix.size();

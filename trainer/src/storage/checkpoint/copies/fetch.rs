@@ -30,12 +30,13 @@ pub(in super::super) type Notes = Vec<String>;
 /// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one
 /// is tried.
 pub(in super::super) fn fetch_newer(
-    (uri, run): (&str, &RunIdentity),
+    uri: &str,
+    run: &RunIdentity,
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
     let (runtime, place) = (runtime()?, Place::open(uri)?);
-    tried_again(|| runtime.block_on(fetch_from((&place, run), folder, newer_than)))
+    tried_again(|| runtime.block_on(fetch_from(&place, run, folder, newer_than)))
 }
 
 /// Removes every copy at `uri`, which then belongs to `run`. Before it may belong to the run `earlier` too.
@@ -82,7 +83,8 @@ fn tried_again<T>(mut act: impl FnMut() -> Result<T, CopyError>) -> Result<T, Co
 }
 
 pub(super) async fn fetch_from(
-    (place, run): (&Place, &RunIdentity),
+    place: &Place,
+    run: &RunIdentity,
     folder: &Path,
     newer_than: Option<u64>,
 ) -> Result<Notes, CopyError> {
@@ -92,7 +94,7 @@ pub(super) async fn fetch_from(
         if Some(save_index) <= newer_than {
             break;
         }
-        match fetch_one((place, run), folder, &name).await {
+        match fetch_one(place, run, folder, &name).await {
             Ok(()) => {
                 notes.push(format!("fetched checkpoint {name} from {}", place.uri()));
                 break;
@@ -124,7 +126,7 @@ fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {
 }
 
 /// Fetches one copy beside its place, verifies every byte, and gives it its name.
-async fn fetch_one((place, run): (&Place, &RunIdentity), folder: &Path, name: &str) -> Result<(), CopyError> {
+async fn fetch_one(place: &Place, run: &RunIdentity, folder: &Path, name: &str) -> Result<(), CopyError> {
     // A process's own: several may fetch on one machine.
     let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
     if temporary.exists() {

@@ -60,7 +60,7 @@ fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u6
 }
 
 fn fetch(store: &Arc<InMemory>, dir: &FilePath, newer_than: Option<u64>) -> Vec<String> {
-    runtime().unwrap().block_on(fetch_from((&place(store), &this_run()), dir, newer_than)).unwrap()
+    runtime().unwrap().block_on(fetch_from(&place(store), &this_run(), dir, newer_than)).unwrap()
 }
 
 fn newest(dir: &FilePath) -> Option<u64> {
@@ -234,7 +234,7 @@ fn copies_of_another_run_are_neither_fetched_nor_removed_nor_overwritten() {
         (run_named("one", "1e-5"), "spec.training.learningRate: \"1e-6\" there, \"1e-5\" here"),
     ] {
         let runtime = runtime().unwrap();
-        let fetched = runtime.block_on(fetch_from((&place(&store), &other), there.path(), None));
+        let fetched = runtime.block_on(fetch_from(&place(&store), &other, there.path(), None));
         assert_refused(fetched.map(drop), said);
         assert_refused(runtime.block_on(clear_at(&place(&store), &other, None)), said);
         let earlier = run_named("three", "1e-4");
@@ -281,7 +281,7 @@ fn a_copy_without_an_identity_is_fetched_and_one_of_another_run_is_not_whatever_
     let uploads = Uploads::to(place(&store), 2, &this_run()).unwrap();
     uploads.offer(2, &saved.path);
     uploads.finish(PATIENCE).unwrap();
-    let fetched = runtime().unwrap().block_on(fetch_from((&place(&store), &this_run()), there.path(), None));
+    let fetched = runtime().unwrap().block_on(fetch_from(&place(&store), &this_run(), there.path(), None));
     assert_refused(fetched.map(drop), "it belongs to the job `two`");
     assert_eq!(newest(there.path()), Some(1));
 }
@@ -291,7 +291,7 @@ fn a_prefix_whose_owner_cannot_be_read_is_left_alone() {
     let (store, there) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
     let owner = Path::from("runs/one/run.json");
     runtime().unwrap().block_on(store.put(&owner, b"{".to_vec().into())).unwrap();
-    let fetched = runtime().unwrap().block_on(fetch_from((&place(&store), &this_run()), there.path(), None));
+    let fetched = runtime().unwrap().block_on(fetch_from(&place(&store), &this_run(), there.path(), None));
     let error = fetched.unwrap_err();
     assert!(matches!(error, CopyError::Owner { .. }) && error.is_permanent(), "{error}");
 }

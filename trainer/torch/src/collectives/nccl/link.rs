@@ -101,7 +101,8 @@ impl Link {
     /// Begins to connect. The communicator is settled when all members have joined.
     pub(super) fn join(
         name: &[u8; NAME_BYTES],
-        (place, size): (usize, usize),
+        place: usize,
+        size: usize,
         device_idx: usize,
     ) -> Result<Self, String> {
         let mut pointer = std::ptr::null_mut();

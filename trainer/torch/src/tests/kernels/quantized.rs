@@ -66,7 +66,7 @@ fn every_nested_scale_is_the_cpus() {
     let absmax = Tensor::arange(256, (Kind::Int64, tch::Device::Cpu)).to_kind(Kind::Uint8);
     let nested =
         NestedScales { absmax: Tensor::from_slice(&[0.37_f32]), offset: Tensor::from_slice(&[0.113_f32]) };
-    let matrix = QuantizedMatrix::new(size, own, (codes, absmax), Some(nested));
+    let matrix = QuantizedMatrix::new(size, own, codes, absmax, Some(nested));
     let expected = matrix.dequantize(Kind::Float);
     in_every_order(|kernels| {
         let out = expected.zeros_like();

@@ -49,7 +49,7 @@ impl Comparison {
                 self.answers(&set[0], single)
             }
             (Answer::Relation(left, left_signs), Answer::Relation(right, right_signs)) => {
-                self.relations((&left[..], &left_signs[..]), (&right[..], &right_signs[..]))
+                self.relations(Chain::shortened(left, left_signs), Chain::shortened(right, right_signs))
             }
             (Answer::Matrix(left), Answer::Matrix(right)) => {
                 left.len() == right.len()
@@ -97,27 +97,23 @@ impl Comparison {
         }
     }
 
-    fn relations(&mut self, left: (&[Answer], &[Relation]), right: (&[Answer], &[Relation])) -> bool {
-        let (left, right) = (shortened(left), shortened(right));
-        let reversed = (
-            right.0.iter().rev().copied().collect(),
-            right.1.iter().rev().map(|sign| sign.flipped()).collect(),
-        );
-        [right, reversed].iter().any(|right: &(Vec<&Answer>, Vec<Relation>)| {
-            if left.1 != right.1 {
+    fn relations(&mut self, left: Chain<'_>, right: Chain<'_>) -> bool {
+        let reversed = right.reversed();
+        [right, reversed].iter().any(|right| {
+            if left.signs != right.signs {
                 return false;
             }
-            let sides = left.0.iter().zip(&right.0);
+            let sides = left.sides.iter().zip(&right.sides);
             sides.clone().all(|(left, right)| self.answers(left, right))
-                || matches!((&left.0[..], &right.0[..]), ([a, b], [c, d]) if self.differences((*a, *b), (*c, *d), left.1[0]))
+                || matches!((&left.sides[..], &right.sides[..]), ([a, b], [c, d]) if self.differences([*a, *b], [*c, *d], left.signs[0]))
         })
     }
 
     /// Whether the differences of both sides are multiples of each other, by a positive factor in an
     /// inequality.
-    fn differences(&mut self, left: (&Answer, &Answer), right: (&Answer, &Answer), sign: Relation) -> bool {
-        let mut difference = |sides: (&Answer, &Answer)| match sides {
-            (Answer::Expression(left), Answer::Expression(right)) => {
+    fn differences(&mut self, left: [&Answer; 2], right: [&Answer; 2], sign: Relation) -> bool {
+        let mut difference = |sides: [&Answer; 2]| match sides {
+            [Answer::Expression(left), Answer::Expression(right)] => {
                 normal(&left.minus(right), &mut self.fuel)
             }
             _ => None,
@@ -147,13 +143,30 @@ fn assigned<'a>(truth: &'a Answer, answer: &'a Answer) -> (&'a Answer, &'a Answe
     }
 }
 
-/// Reduces a chain of equations to its ends: `y = 2 + 3 = 5` to `y = 5`.
-fn shortened<'a>((sides, signs): (&'a [Answer], &[Relation])) -> (Vec<&'a Answer>, Vec<Relation>) {
-    match sides {
-        [first, .., last] if signs.iter().all(|sign| *sign == Relation::Equal) => {
-            (vec![first, last], vec![Relation::Equal])
+/// A chain of relations, such as `1 < x <= 2`.
+struct Chain<'a> {
+    sides: Vec<&'a Answer>,
+    /// Relation of each side to the next.
+    signs: Vec<Relation>,
+}
+
+impl<'a> Chain<'a> {
+    /// Makes a chain, of equations from their ends alone: of `y = 2 + 3 = 5` the chain `y = 5`.
+    fn shortened(sides: &'a [Answer], signs: &[Relation]) -> Self {
+        match sides {
+            [first, .., last] if signs.iter().all(|sign| *sign == Relation::Equal) => {
+                Self { sides: vec![first, last], signs: vec![Relation::Equal] }
+            }
+            _ => Self { sides: sides.iter().collect(), signs: signs.to_vec() },
         }
-        _ => (sides.iter().collect(), signs.to_vec()),
+    }
+
+    /// The same chain from its last side to its first.
+    fn reversed(&self) -> Self {
+        Self {
+            sides: self.sides.iter().rev().copied().collect(),
+            signs: self.signs.iter().rev().map(|sign| sign.flipped()).collect(),
+        }
     }
 }
 

@@ -1,0 +1,4 @@
+//! Families of DeepSeek.
+
+pub(super) mod deepseek_v2;
+pub(super) mod deepseek_v3;

@@ -1,0 +1,8 @@
+//! Weights of files, quantized weights, new weights, and the export of a decoder.
+
+pub(super) mod checkpoint;
+pub(super) mod export;
+pub(super) mod fresh;
+pub(super) mod mxfp4;
+pub(super) mod quant_state;
+pub(super) mod quantize;

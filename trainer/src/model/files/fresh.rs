@@ -1,0 +1,68 @@
+//! Initial weights of a new model.
+
+use std::ops::Range;
+
+use rlt_api::plan::READ_CHUNK_NUMBERS;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_core::tensor_shard::TensorShard;
+use tch::{TchError, Tensor, no_grad};
+
+use super::super::random::TensorRandom;
+
+/// Writes a tensor shard of weights as transformers initialises them over `values`, `[len]`: normal with the
+/// configuration's `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`,
+/// its name and their place in it.
+pub(in crate::model) fn draw_into(
+    config: &ModelConfig,
+    seed: u64,
+    tensor_shard: &TensorShard<'_>,
+    values: &Tensor,
+) -> Result<(), TchError> {
+    let mut values = values.detach();
+    if tensor_shard.name.ends_with("bias") {
+        return values.f_fill_(0.0).map(drop);
+    }
+    let is_norm = ["norm.weight", "norm1.weight", "norm2.weight", "ln_q.weight"];
+    if is_norm.iter().any(|name| tensor_shard.name.ends_with(name)) {
+        return values.f_fill_(1.0 - config.norm_offset).map(drop);
+    }
+    tensor_shard.chunks(READ_CHUNK_NUMBERS as usize).try_for_each(|TensorShard { range, .. }| {
+        let place = (range.start - tensor_shard.range.start) as i64;
+        let chunk = Tensor::from_slice(&drawn(seed, tensor_shard.name, range, config.initializer_range));
+        no_grad(|| values.f_narrow(0, place, chunk.numel() as i64)?.f_copy_(&chunk))
+    })
+}
+
+/// Smallest number of values that a thread draws: fewer are not worth starting one.
+const MIN_THREAD_VALUES: usize = 1 << 14;
+
+/// Draws the values `range` of a tensor's random stream on all cores. A value depends only on its index in
+/// the stream, so the result does not depend on the number of threads.
+fn drawn(seed: u64, name: &str, range: Range<usize>, std: f64) -> Vec<f32> {
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut values = vec![0.0; range.len()];
+    let chunk_len = values.len().div_ceil(num_threads).max(MIN_THREAD_VALUES);
+    std::thread::scope(|scope| {
+        for (start, chunk) in (range.start..).step_by(chunk_len).zip(values.chunks_mut(chunk_len)) {
+            scope.spawn(move || {
+                let range = start..start + chunk.len();
+                chunk.copy_from_slice(&TensorRandom::new(seed, name).normal_between(range, std));
+            });
+        }
+    });
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_threads_draw_the_values_of_one() {
+        // An odd start, and a last chunk that is shorter.
+        for range in [0..10, 7..7 + 5 * MIN_THREAD_VALUES + 3] {
+            let expected = TensorRandom::new(3, "a").normal_between(range.clone(), 0.5);
+            assert_eq!(drawn(3, "a", range, 0.5), expected);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A layer's products from its own weights: differentiable, with unmerged adapters. Weights that are packed
+//! for sampling are in `roles::rollout`.
+
+use std::convert::Infallible;
+
+use rlt_api::plan::model_config::ProductRows;
+use tch::Tensor;
+
+use super::super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::super::layer::{DecoderLayer, LayerContext, QueriesKeysValues};
+use super::super::projection::{Adapter, Dropout};
+use super::super::tp_cuts::ParameterCuts;
+use super::latent::{self, LatentParts, LatentProducts};
+use super::products::{DenseProducts, FeedForward, Projections};
+
+/// Products of a layer from its own weights, or from this rank's tensor-parallel shards of them.
+pub(in crate::model) struct OwnProjections<'a> {
+    pub(in crate::model) layer: &'a DecoderLayer,
+    pub(in crate::model) context: &'a LayerContext,
+    /// This rank's shards of the weights; `None` without tensor parallelism.
+    pub(in crate::model) cuts: Option<&'a ParameterCuts>,
+}
+
+impl<'a> OwnProjections<'a> {
+    /// Products of a layer whose full weights are local.
+    pub(in crate::model) fn new(layer: &'a DecoderLayer, context: &'a LayerContext) -> Self {
+        Self { layer, context, cuts: None }
+    }
+
+    /// The products of the feed-forward block.
+    pub(in crate::model) fn block(&self) -> impl DenseProducts<Error = Infallible> {
+        OwnBlock(self)
+    }
+
+    /// Rows of q, k, v, o, gate, up and down in the local weights of the projections.
+    fn product_rows(&self) -> &[ProductRows] {
+        let cuts = self.cuts.and_then(|cuts| cuts.layer(self.layer.shape.layer_idx));
+        cuts.map_or(&self.layer.shape.products, |cuts| &cuts.products)
+    }
+
+    /// Computes the product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its
+    /// own.
+    fn product(&self, product_idx: usize, x: &Tensor) -> Tensor {
+        self.projection(self.layer.shape.products[product_idx].projection_idx, x)
+    }
+
+    fn projection(&self, projection_idx: usize, x: &Tensor) -> Tensor {
+        let LayerContext { adapter, dropout_seed, first_token, .. } = *self.context;
+        let projection = &self.layer.projections[projection_idx];
+        let dropout = dropout_seed.map(|seed| Dropout { seed, first_token });
+        match self.cuts {
+            None => projection.forward(x, adapter, dropout),
+            Some(cuts) => projection.forward_part(x, adapter, dropout, cuts.around(&projection.name)),
+        }
+    }
+
+    /// Computes `N` products from `first` on, which may be fused in one projection.
+    fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
+        let products = &self.product_rows()[first..first + N];
+        let shared = products[0].projection_idx;
+        if products[N - 1].projection_idx != shared {
+            return std::array::from_fn(|idx| self.product(first + idx, x));
+        }
+        let all = self.projection(shared, x);
+        std::array::from_fn(|idx| {
+            let rows = &products[idx].rows;
+            all.narrow(-1, rows.start as i64, rows.len() as i64)
+        })
+    }
+}
+
+impl Projections for OwnProjections<'_> {
+    type Error = Infallible;
+
+    fn adapter(&self) -> Adapter {
+        self.context.adapter
+    }
+
+    fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
+        let [q, k, v] = self.products(0, normed_td);
+        (q, k, v)
+    }
+
+    fn latent(&self) -> impl LatentProducts {
+        OwnLatent(self)
+    }
+
+    fn output(&self, attended: &Tensor) -> Result<Tensor, Infallible> {
+        Ok(self.product(3, attended))
+    }
+
+    fn feed_forward(
+        &self,
+    ) -> FeedForward<impl DenseProducts<Error = Infallible>, impl ExpertProducts<Error = Infallible>> {
+        let block = OwnBlock(self);
+        match &self.layer.experts {
+            None => FeedForward::Dense(block),
+            Some(weights) => FeedForward::Experts {
+                experts: OwnExperts { weights, projections: self },
+                beside: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
+            },
+        }
+    }
+}
+
+/// Number of attention's products: q, k, v and o.
+const NUM_OF_ATTENTION: usize = 4;
+
+/// Products of latent attention from the layer's own weights.
+struct OwnLatent<'a>(&'a OwnProjections<'a>);
+
+impl LatentProducts for OwnLatent<'_> {
+    fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
+        // The first is the latent of queries, or queries themselves.
+        (self.0.projection(0, normed_td), self.0.product(1, normed_td))
+    }
+
+    fn queries(&self, latent: &Tensor) -> Tensor {
+        self.0.product(0, latent)
+    }
+
+    fn join(&self, parts: LatentParts) -> QueriesKeysValues {
+        let expanded = self.0.product(2, &parts.latent);
+        match &self.0.layer.shape.latent {
+            Some(latent) => latent::expanded(latent, parts, &expanded),
+            None => self.0.qkv(&expanded),
+        }
+    }
+
+    fn values(&self, attended_thd: &Tensor) -> Tensor {
+        let width = self.0.layer.shape.latent.as_ref().map_or(0, |latent| latent.value_dim as i64);
+        attended_thd.narrow(-1, 0, width).flatten(1, 2)
+    }
+}
+
+/// Products of the feed-forward block from the layer's own weights.
+struct OwnBlock<'a>(&'a OwnProjections<'a>);
+
+impl DenseProducts for OwnBlock<'_> {
+    type Error = Infallible;
+
+    fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
+        let [gate, up] = self.0.products(NUM_OF_ATTENTION, normed_td);
+        (gate, up)
+    }
+
+    fn down(&self, activated: &Tensor) -> Result<Tensor, Infallible> {
+        Ok(self.0.product(6, activated))
+    }
+}
+
+/// Products of the experts from the layer's own weights.
+struct OwnExperts<'a> {
+    weights: &'a ExpertWeights,
+    projections: &'a OwnProjections<'a>,
+}
+
+impl ExpertProducts for OwnExperts<'_> {
+    type Error = Infallible;
+
+    fn mixture(&self) -> Mixture {
+        self.weights.mixture
+    }
+
+    fn scores(&self, normed_td: &Tensor) -> Tensor {
+        self.weights.scores(normed_td, self.projections.context.adapter)
+    }
+
+    fn choice_bias(&self) -> Option<&Tensor> {
+        self.weights.choice_bias.as_ref()
+    }
+
+    fn observe(&self, routes: &Routes) {
+        let LayerContext { router, routes: watch, .. } = self.projections.context;
+        router.iter().for_each(|tap| tap.observe(routes));
+        let (place, num_experts) = (self.weights.place, self.weights.router.size()[0] as usize);
+        watch.iter().for_each(|watch| watch.observe(place, num_experts, routes));
+    }
+
+    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
+        let OwnProjections { layer, context, .. } = self.projections;
+        Ok(self.weights.outputs(normed_td, routes, layer.shape.activation, context.adapter))
+    }
+
+    fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {
+        let shared_gate_idx = self.projections.layer.shape.shared_gate_idx?;
+        Some(self.projections.projection(shared_gate_idx, normed_td))
+    }
+}

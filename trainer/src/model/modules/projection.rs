@@ -1,0 +1,234 @@
+//! A linear layer with its optional low-rank adapter.
+
+use std::ops::Range;
+
+use rlt_api::spec::DropoutPosition;
+use rlt_torch::cuda::DropoutMask;
+use tch::{Kind, Tensor};
+
+use super::super::lora::dora;
+use super::super::tp_cuts::of_ranges;
+use super::base_weight::BaseWeight;
+use super::random::TensorRandom;
+
+/// Whether the adapter takes part. With it off the same weights are the reference policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adapter {
+    /// The base with the adapter.
+    On,
+    /// The base alone.
+    Off,
+}
+
+/// The seed and position of the adapters' dropout.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Seed of the whole pass; each projection draws from a stream of its own.
+    pub seed: u64,
+    /// Index in the packed row of the first token of the input: dropout of a token depends only on its index
+    /// there.
+    pub first_token: usize,
+}
+
+/// A tensor-parallel rank's shard of a projection.
+#[derive(Clone, Debug)]
+pub(crate) struct ProjectionPart {
+    /// Values of the input that the rank has; `None` for all of them.
+    pub(crate) inputs: Option<WidthPart>,
+    /// Values of the output that the rank computes; `None` for all of them.
+    pub(crate) outputs: Option<WidthPart>,
+    /// Whether the rank adds the bias. Where ranks compute summands of an output, only one of them does.
+    pub(crate) has_bias: bool,
+}
+
+impl Default for ProjectionPart {
+    /// The full projection.
+    fn default() -> Self {
+        Self { inputs: None, outputs: None, has_bias: true }
+    }
+}
+
+/// A selection of the values of a token.
+#[derive(Clone, Debug)]
+pub(crate) struct WidthPart {
+    /// Index ranges of the selected values, ascending.
+    pub(crate) ranges: Vec<Range<usize>>,
+    /// Number of values of which these are selected.
+    pub(crate) width: usize,
+}
+
+/// The trainable low-rank matrices of a projection, whose update is `scaling * b a`, and with DoRA the
+/// magnitudes of the sum of weight and update.
+#[derive(Debug)]
+pub(crate) struct LoraPair {
+    /// Matrix A, [rank, in_features], f32.
+    pub(crate) a: Tensor,
+    /// Matrix B, [out_features, rank], f32.
+    pub(crate) b: Tensor,
+    /// Magnitudes of the adapted weight's rows, [out_features], f32; `None` without DoRA.
+    pub(crate) magnitudes: Option<Tensor>,
+    /// alpha / rank, or alpha / sqrt(rank) when rank-stabilised.
+    pub(crate) scaling: f64,
+    /// Probability with which an input of `a`, or an output of `b`, is dropped while training.
+    pub(crate) dropout: f64,
+    pub(crate) dropout_position: DropoutPosition,
+}
+
+/// A linear layer: `x W^T + bias`, plus the adapter's output.
+#[derive(Debug)]
+pub struct Projection {
+    /// Full module name, for example `model.layers.0.self_attn.q_proj`.
+    pub(crate) name: String,
+    pub(crate) weight: BaseWeight,
+    pub(crate) bias: Option<Tensor>,
+    pub(crate) lora: Option<LoraPair>,
+}
+
+/// The weights of a projection, for engines that pack weights themselves.
+#[derive(Debug)]
+pub struct ProjectionWeights {
+    /// The weight, [out_features, in_features]: in f32 if an adapter is folded in, else the model's tensor,
+    /// or its dequantized values.
+    pub weight: Tensor,
+    /// `[out_features]` in the storage dtype.
+    pub bias: Option<Tensor>,
+}
+
+impl ProjectionWeights {
+    /// Views of the weights of some outputs.
+    pub(crate) fn rows(&self, rows: &Range<usize>) -> Self {
+        let narrow = |tensor: &Tensor| tensor.narrow(0, rows.start as i64, rows.len() as i64);
+        Self { weight: narrow(&self.weight), bias: self.bias.as_ref().map(narrow) }
+    }
+}
+
+impl Projection {
+    /// A projection that shares the weights and has no adapter.
+    pub(in crate::model) fn without_adapter(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            weight: self.weight.map(Tensor::shallow_clone, Tensor::shallow_clone),
+            bias: self.bias.as_ref().map(Tensor::shallow_clone),
+            lora: None,
+        }
+    }
+
+    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`. Weights are cast for the product,
+    /// and their gradients have the storage dtype. Without `dropout` nothing is dropped.
+    pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
+        let base = || self.product(x, self.bias.as_ref());
+        match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => match &lora.magnitudes {
+                Some(magnitudes) => dora::forward(self, lora, magnitudes, x, dropout),
+                None => lora.add_to(base(), x, &self.name, dropout),
+            },
+            _ => base(),
+        }
+    }
+
+    /// [`Self::forward`] of a tensor-parallel rank, whose weights and adapter are the shard `part`.
+    pub(in crate::model) fn forward_part(
+        &self,
+        x: &Tensor,
+        adapter: Adapter,
+        dropout: Option<Dropout>,
+        part: ProjectionPart,
+    ) -> Tensor {
+        let base = self.product(x, self.bias.as_ref().filter(|_| part.has_bias));
+        match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => lora.add_part_to(base, x, &self.name, &part, dropout),
+            _ => base,
+        }
+    }
+
+    /// Computes `x W^T + bias` without the adapter.
+    pub(in crate::model) fn product(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        self.weight.linear(x, bias)
+    }
+
+    /// The weights with the adapter folded in: `W + scaling * B A`, with DoRA scaled to its rows' magnitudes.
+    /// They are summed and returned in f32, so that the caller rounds once; the base is not changed. Without
+    /// an adapter, or with it off, the base itself; a quantized one is dequantized, to be written or packed
+    /// in 16 or 32 bits.
+    pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
+        let weight = match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight.wide_numbers())),
+            _ => self.weight.numbers(),
+        };
+        ProjectionWeights { weight, bias: self.bias.as_ref().map(Tensor::detach) }
+    }
+}
+
+impl LoraPair {
+    /// Returns `weight + scaling * b a` in f32; with DoRA its rows are scaled to their magnitudes.
+    pub(in crate::model) fn folded_into(&self, weight: &Tensor) -> Tensor {
+        let delta = self.b.matmul(&self.a) * self.scaling;
+        let folded = weight.to_kind(Kind::Float) + delta;
+        match &self.magnitudes {
+            Some(magnitudes) => dora::scaled(folded, magnitudes),
+            None => folded,
+        }
+    }
+
+    /// Adds the adapter's output to `base` in place, and applies the scaling where there are only `rank`
+    /// values a token. Out of place, each wide tensor of the sum would leave a hole in the heap that cannot
+    /// be reused, because kept activations lie between them.
+    pub(in crate::model) fn add_to(
+        &self,
+        base: Tensor,
+        x: &Tensor,
+        name: &str,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        self.add_part_to(base, x, name, &ProjectionPart::default(), dropout)
+    }
+
+    /// [`Self::add_to`] of a tensor-parallel rank's shard `part` of the projection.
+    fn add_part_to(
+        &self,
+        mut base: Tensor,
+        x: &Tensor,
+        name: &str,
+        part: &ProjectionPart,
+        dropout: Option<Dropout>,
+    ) -> Tensor {
+        let kind = x.kind();
+        let inner_of = |x: &Tensor| rlt_torch::linear(x, &self.a.to_kind(kind), None) * self.scaling;
+        let dropout = dropout.filter(|_| self.dropout > 0.0);
+        let kept = match (dropout, self.dropout_position) {
+            (Some(dropout), DropoutPosition::After) => {
+                let update = inner_of(x).linear(&self.b.to_kind(kind), None::<Tensor>);
+                return base.g_add_(&(&update * self.mask_of(&update, name, dropout, part.outputs.as_ref())));
+            }
+            (Some(dropout), DropoutPosition::Before) => {
+                x * self.mask_of(x, name, dropout, part.inputs.as_ref())
+            }
+            (None, _) => x.shallow_clone(),
+        };
+        base.addmm_(&inner_of(&kept), &self.b.to_kind(kind).tr())
+    }
+
+    /// [`Self::dropout_mask`] of `x`, or of the `part` of it that this rank has.
+    fn mask_of(&self, x: &Tensor, name: &str, dropout: Dropout, part: Option<&WidthPart>) -> Tensor {
+        let Some(WidthPart { ranges, width }) = part else { return self.dropout_mask(x, name, dropout) };
+        let outline = Tensor::zeros([1], (x.kind(), x.device())).expand([x.size()[0], *width as i64], false);
+        of_ranges(&self.dropout_mask(&outline, name, dropout), ranges, 1)
+    }
+
+    /// Mask of dropout: 0 for a dropped value and 1 / (1 - dropout) elsewhere. A function of seed, projection
+    /// and position; a kernel draws it on a GPU, with the same values as on the CPU.
+    pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, dropout: Dropout) -> Tensor {
+        let Dropout { seed, first_token } = dropout;
+        let width = x.size().last().map_or(0, |width| *width as usize);
+        let keep = (1.0 / (1.0 - self.dropout)) as f32;
+        let mut random = TensorRandom::new(seed, name).skip(first_token * width);
+        let threshold = (2.0 * self.dropout - 1.0) as f32;
+        if x.device().is_cuda() {
+            let (key, first_idx) = random.position();
+            return DropoutMask { key, first_idx, threshold, keep }.like(x);
+        }
+        let draws = random.uniform(x.numel(), 1.0);
+        let mask: Vec<f32> = draws.iter().map(|draw| if *draw < threshold { 0.0 } else { keep }).collect();
+        Tensor::from_slice(&mask).reshape(x.size()).to_kind(x.kind())
+    }
+}

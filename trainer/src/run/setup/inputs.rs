@@ -1,0 +1,87 @@
+//! Inputs of a run: the policy's folder with its tokenizer and weights, and the data sets.
+
+use std::path::PathBuf;
+
+use rlt_api::plan::check_model;
+use rlt_api::resolved::ResolvedSpec;
+use rlt_channel::ModelCommit;
+use tch::Device;
+
+use super::datasets::{Datasets, Located, context_of, within_context};
+use super::{device, hub_models, load_tokenizer, model, source_kind};
+use crate::data::tokenizer::Tokenizer;
+use crate::model::{BaseModel, Weights};
+use crate::parallel::Ranks;
+use crate::run::ModelOrigin;
+use crate::run::error::TrainError;
+use crate::storage::run_folder::RunFolder;
+
+/// The files of the policy.
+pub(super) struct ModelFiles {
+    /// Folder of the model; `None` for a new one.
+    dir: Option<PathBuf>,
+    /// The model that the policy starts from; `None` for a new one.
+    base: Option<BaseModel>,
+}
+
+impl ModelFiles {
+    /// The sources of all models of a run, with the `commits` of its data sets.
+    pub(super) fn origin(
+        self,
+        spec: &ResolvedSpec,
+        reward_folders: &[PathBuf],
+        commits: Vec<ModelCommit>,
+    ) -> ModelOrigin {
+        let dir = self.dir.as_deref();
+        ModelOrigin {
+            commits: [model::commits(spec, dir, reward_folders), commits].concat(),
+            // The sum of a model and adapters is in no other folder.
+            base: self.base.filter(|_| spec.model.adapters.is_empty()),
+            kind: source_kind(dir),
+        }
+    }
+}
+
+/// Inputs of a run, which are read before it starts.
+pub(super) struct Inputs {
+    /// The files of the policy.
+    pub(super) model: ModelFiles,
+    /// The policy's tokenizer.
+    pub(super) tokenizer: Tokenizer,
+    /// The data sets as local files.
+    pub(super) located: Located,
+    /// The policy's weights as they are stored.
+    pub(super) weights: Weights,
+    /// The rows of the data sets.
+    pub(super) datasets: Datasets,
+    /// Warnings about rows that are left out, cut or repeated.
+    pub(super) data_warnings: Vec<String>,
+}
+
+impl Inputs {
+    /// Finds and opens the inputs of a job that runs on `device`.
+    ///
+    /// # Errors
+    /// [`TrainError`], which names what does not fit.
+    pub(super) fn load(
+        spec: &ResolvedSpec,
+        device: Device,
+        folder: &RunFolder,
+        ranks: &Ranks,
+    ) -> Result<Self, TrainError> {
+        // The leader downloads, the others use the cache.
+        let (dir, base) = ranks.leader_first(|| hub_models::model_folder(spec, folder, ranks))?.unzip();
+        let tokenizer = load_tokenizer(spec, dir.as_deref())?;
+        let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
+        if ranks.is_leader() {
+            located.record(folder)?;
+        }
+        let weights = model::weights(spec, dir.as_deref(), &tokenizer)?;
+        check_model(spec, weights.config(), device::chosen(device))?;
+        let model_context = context_of(weights.config());
+        let data = within_context(&located.spec, model_context);
+        let datasets = Datasets::load(spec, &data, &tokenizer)?;
+        let data_warnings = datasets.warnings(spec, &data, model_context);
+        Ok(Self { model: ModelFiles { dir, base }, tokenizer, located, weights, datasets, data_warnings })
+    }
+}
