@@ -128,7 +128,8 @@ fn a_variable_of_the_user_goes_to_a_server_of_the_manifest_only_if_the_user_allo
     };
     let secret = || vec![("RLT_TEST_KEY", "of the user".to_owned())];
     for workers in [1, 2] {
-        let ended = Place::new().start_with(&job(workers), &["--send-env", "PATH"], secret());
+        let place = Place::new();
+        let ended = place.start_with(&job(workers), &["--send-env", "PATH"], secret());
         let named = format!("RLT_TEST_KEY to {origin} (spec.rewards.functions[0].server)");
         let words = [named.as_str(), "--send-env RLT_TEST_KEY"];
         let ended = Ended::of(ended.wait_with_output().unwrap()).expect(2, &words);
