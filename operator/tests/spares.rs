@@ -21,6 +21,9 @@ mod container;
 #[path = "real_node/folder.rs"]
 #[expect(dead_code, reason = "nothing but metrics is compared here")]
 mod folder;
+#[path = "real_node/processes.rs"]
+#[expect(dead_code, reason = "a container is killed here, and no single rank")]
+mod processes;
 #[path = "cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "kubelet and operator are processes of their own here")]
 mod test_namespace;
