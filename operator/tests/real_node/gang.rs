@@ -64,7 +64,9 @@ impl Gang<'_> {
     /// The step from which the attempt resumed, from its first worker's log.
     async fn resumed(&self, attempt: u32) -> u64 {
         let (first, attempt) = (format!("{NAME}-trainer-0"), attempt.to_string());
-        let is_it = |pod: &Pod| pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt;
+        let is_it = |pod: &Pod| {
+            pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt && has_container(pod)
+        };
         self.test.when_pods(NAME, |pods| pods.iter().any(is_it)).await;
         let pods = self.test.pods();
         eventually("it logs the step from which it resumes", async || {
@@ -82,6 +84,14 @@ impl Gang<'_> {
         assert_eq!(failure.attempt, attempt);
         (failure.cause, failure.pod, failure.exit_code, failure.message)
     }
+}
+
+/// Whether the node's agent has started a container of this very pod. Logs are read by the pod's name: before
+/// that, the agent may still answer with the log of the pod that had the name in the attempt before.
+fn has_container(pod: &Pod) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref());
+    let mut states = statuses.unwrap_or_default().iter().filter_map(|container| container.state.as_ref());
+    states.any(|state| state.running.is_some() || state.terminated.is_some())
 }
 
 async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
