@@ -1,6 +1,6 @@
 //! Parses JSON to [`ModelConfig`]: the fields that all families have, and the values that follow from sizes.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::families::Defaults;
 use super::fields::Fields;
@@ -130,6 +130,7 @@ impl Sizes {
             bos_token_id: None,
             pad_token_id: None,
             eos_token_ids: Vec::new(),
+            generation: Map::new(),
         }
     }
 }

@@ -342,6 +342,25 @@ fn generation_config_decides_the_ending_tokens() {
     assert_eq!(replaced.eos_token_ids, [151645, 151643]);
 }
 
+/// The `generation_config.json` of Qwen/Qwen2.5-7B-Instruct, whose padding token is not in its `config.json`.
+#[test]
+fn settings_of_generation_are_written_as_they_were_read() {
+    let document = json!({
+        "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": true, "eos_token_id": [151645, 151643],
+        "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20,
+        "transformers_version": "4.37.0"
+    });
+    let config = parsed(&qwen2()).with_generation_config(&document).unwrap();
+    let written = config.generation_json();
+    let fields = document.as_object().unwrap().iter();
+    for (field, value) in fields.filter(|(field, _)| *field != "transformers_version") {
+        assert_eq!(written[field], *value, "{field}");
+    }
+    assert!(written.get("transformers_version").is_none());
+    let again = parsed(&qwen2()).with_generation_config(&written).unwrap();
+    assert_eq!(again, config);
+}
+
 #[test]
 fn a_built_model_writes_a_configuration_that_reads_back() {
     let spec = |family: &str| -> ArchitectureSpec {
