@@ -197,8 +197,8 @@ pub enum ModelConfigError {
 
 impl ModelConfig {
     /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or
-    /// 5 (`rope_parameters`). Fields that do not change computed values are not read; `attention_dropout` is
-    /// one of them, because an update must see the policy that sampled.
+    /// 5 (`rope_parameters`). [`ModelFile::Config`] lists all fields with their treatment; those that would
+    /// change computed values and are not supported are refused.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.

@@ -4,6 +4,7 @@
 //! A file is one table of groups. A field that would change values or tokens is obeyed or refused by name; a
 //! field that is in no table is reported, because a later release may read it. Never here: parsing, files.
 
+mod config;
 mod generation;
 mod tokenizer;
 
@@ -12,6 +13,8 @@ use serde_json::{Map, Value};
 /// A JSON file of a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelFile {
+    /// `config.json`: shape and formulas of the model.
+    Config,
     /// `generation_config.json`: settings of transformers' `generate`, and ending tokens.
     GenerationConfig,
     /// `tokenizer_config.json`.
@@ -58,11 +61,13 @@ type Group = (Treatment, &'static [&'static str]);
 
 impl ModelFile {
     /// All files.
-    pub const ALL: [Self; 3] = [Self::GenerationConfig, Self::TokenizerConfig, Self::SpecialTokensMap];
+    pub const ALL: [Self; 4] =
+        [Self::Config, Self::GenerationConfig, Self::TokenizerConfig, Self::SpecialTokensMap];
 
     /// Name of the file.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Config => "config.json",
             Self::GenerationConfig => "generation_config.json",
             Self::TokenizerConfig => "tokenizer_config.json",
             Self::SpecialTokensMap => "special_tokens_map.json",
@@ -72,12 +77,12 @@ impl ModelFile {
     /// Returns the treatment of a field; `None` if transformers 5.17 does not read it.
     pub fn treatment(self, field: &str) -> Option<Treatment> {
         let table = match self {
+            Self::Config => config::FIELDS,
             Self::GenerationConfig => generation::FIELDS,
             Self::TokenizerConfig => tokenizer::CONFIG,
             Self::SpecialTokensMap => tokenizer::MAP,
         };
-        let group = table.iter().find(|(_, names)| names.contains(&field));
-        group.map(|(treatment, _)| *treatment).or_else(|| self.treatment_by_suffix(field))
+        treatment_in(table, field).or_else(|| self.treatment_by_suffix(field))
     }
 
     /// Returns the treatment of a special token with a name of the model's own, such as `image_token`.
@@ -87,8 +92,17 @@ impl ModelFile {
     }
 
     /// Returns the fields of a file's content that transformers 5.17 does not read, in the order of the file.
+    /// Fields of objects in `config.json` have the object's name in front: `rope_parameters.factor`.
     pub fn unknown_fields(self, content: &Map<String, Value>) -> Vec<String> {
-        content.keys().filter(|field| self.treatment(field).is_none()).cloned().collect()
+        let mut unknown = Vec::new();
+        for (field, value) in content {
+            if self.treatment(field).is_none() {
+                unknown.push(field.clone());
+            } else if self == Self::Config {
+                unknown.extend(unknown_within(field, value));
+            }
+        }
+        unknown
     }
 
     /// Returns the first field of a file's content whose value is refused.
@@ -107,6 +121,26 @@ impl ModelFile {
         let fields = content.iter().filter(|(field, value)| is_exported(field) && !value.is_null());
         fields.map(|(field, value)| (field.clone(), value.clone())).collect()
     }
+}
+
+fn treatment_in(table: &[Group], field: &str) -> Option<Treatment> {
+    table.iter().find(|(_, names)| names.contains(&field)).map(|(treatment, _)| *treatment)
+}
+
+/// Returns the unknown fields of an object in `config.json`, with the object's name.
+fn unknown_within(object: &str, value: &Value) -> Vec<String> {
+    let (Some(tables), Value::Object(content)) = (config::tables_of(object), value) else {
+        return Vec::new();
+    };
+    let mut unknown = Vec::new();
+    for (field, value) in content {
+        if tables.iter().all(|table| treatment_in(table, field).is_none()) {
+            unknown.push(format!("{object}.{field}"));
+        }
+        let within = unknown_within(field, value).into_iter();
+        unknown.extend(within.map(|name| format!("{object}.{name}")));
+    }
+    unknown
 }
 
 /// Returns whether a value is other than null, false and empty.

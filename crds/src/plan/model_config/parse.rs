@@ -13,6 +13,7 @@ use super::{
     RopePairing, RopeScaling,
 };
 use super::{VisionTokens, bounds, new_tower, vision};
+use crate::plan::model_files::ModelFile;
 use crate::spec::ArchitectureSpec;
 
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
@@ -242,10 +243,10 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
 }
 
 fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
-    if fields.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(fields.unsupported("use_bidirectional_attention", "false"));
+    match ModelFile::Config.refused_field(fields.all()) {
+        None => Ok(()),
+        Some(refused) => Err(fields.unsupported(&refused.field, refused.supported)),
     }
-    Ok(())
 }
 
 fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, ModelConfigError> {

@@ -276,6 +276,22 @@ fn refuses_what_it_cannot_run_by_name() {
 }
 
 #[test]
+fn fields_of_newer_releases_that_change_values_are_refused_unless_they_are_off() {
+    for (field, value) in [
+        ("use_bidirectional_attention", json!(true)),
+        ("is_encoder_decoder", json!(true)),
+        ("per_layer_config", json!({"0": {"sliding_window": 8}})),
+        ("swiglu_alpha", json!(1.0)),
+    ] {
+        let refused = refusal(&with(llama(), field, value.clone()));
+        assert!(refused.contains(&format!("field `{field}`: {value} is not supported")), "{refused}");
+    }
+    for (field, value) in [("per_layer_config", Value::Null), ("swiglu_alpha", json!(1.702))] {
+        assert_eq!(parsed(&with(llama(), field, value)), parsed(&llama()));
+    }
+}
+
+#[test]
 fn parts_without_kernels_for_gpus_are_known_by_name() {
     use crate::conflicts::{Conflict, Fact, Facts, conflict_of};
     let part = |model: &ModelConfig| conflict_of(Fact::OnGpu, &Facts::of_model(model)).map(Conflict::part);

@@ -10,7 +10,7 @@ fn content(value: Value) -> Map<String, Value> {
 
 #[test]
 fn a_field_is_in_one_group_of_its_file() {
-    for table in [generation::FIELDS, tokenizer::CONFIG, tokenizer::MAP] {
+    for table in [config::FIELDS, generation::FIELDS, tokenizer::CONFIG, tokenizer::MAP] {
         let mut names: Vec<&str> = table.iter().flat_map(|(_, names)| names.iter().copied()).collect();
         let num_names = names.len();
         names.sort_unstable();
@@ -49,4 +49,22 @@ fn exports_hold_all_settings_of_generation_but_not_the_description_of_the_file()
     });
     let exported = Value::Object(ModelFile::GenerationConfig.exported_fields(&content(fields)));
     assert_eq!(exported, json!({"top_k": 20, "temperature": 0.7, "of_the_next_release": 1}));
+}
+
+#[test]
+fn unknown_fields_of_objects_in_the_configuration_are_named_with_the_object() {
+    let fields = json!({
+        "architectures": [], "temperature": 0.7, "new_norm": 1,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "new_factor": 2.0}},
+        "text_config": {"hidden_size": 4, "new_gate": true, "rope_scaling": {"newer": 1}},
+        "vision_config": {"depth": 2, "hidden_act": "silu", "new_patch": 4}
+    });
+    let expected = [
+        "new_norm",
+        "rope_parameters.full_attention.new_factor",
+        "text_config.new_gate",
+        "text_config.rope_scaling.newer",
+        "vision_config.new_patch",
+    ];
+    assert_eq!(ModelFile::Config.unknown_fields(&content(fields)), expected);
 }

@@ -56,7 +56,7 @@ mod tests {
             let unknown = unknown_fields(path.parent().unwrap(), &[*file]).unwrap();
             assert_eq!(unknown, Vec::<String>::new());
         }
-        assert!(num_files > 30, "{num_files}");
+        assert!(num_files > 80, "{num_files}");
     }
 
     #[test]

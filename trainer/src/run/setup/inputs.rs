@@ -95,7 +95,7 @@ fn report_unknown_fields(spec: &ResolvedSpec, dir: Option<&Path>) -> Result<(), 
         Some(TokenizerSource::Characters(_)) => None,
         None => dir,
     };
-    let of_model: &[ModelFile] = &[ModelFile::GenerationConfig];
+    let of_model: &[ModelFile] = &[ModelFile::Config, ModelFile::GenerationConfig];
     let of_tokenizer: &[ModelFile] = &[ModelFile::TokenizerConfig, ModelFile::SpecialTokensMap];
     for (dir, files) in [(dir, of_model), (tokenizer_dir, of_tokenizer)] {
         for sentence in dir.map_or(Ok(Vec::new()), |dir| unknown_fields(dir, files))? {
