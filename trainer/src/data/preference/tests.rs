@@ -6,7 +6,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::data::{Dataset, PreferenceRows, Split};
+use crate::data::{Dataset, PreferenceRows, Split, StepFormat};
 
 const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}\
                       {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -160,6 +160,30 @@ fn a_prompt_is_cut_and_a_completion_never_is() {
     assert!(error.contains("column \"prompt\" has 11 tokens, expected at most 5"), "{error}");
     let error = read_with(&rows[1..], PreferenceFormat::Pairs, limits, OverlongPrompts::Error).unwrap_err();
     assert!(error.to_string().contains("column \"rejected\" has 9 tokens, expected at most 4"), "{error}");
+}
+
+#[test]
+fn steps_that_exceed_the_longest_sequence_with_their_prompt_are_left_out_or_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let rows = [
+        json!({"prompt": "q", "completions": ["ab"], "labels": [true]}),
+        json!({"prompt": "0123", "completions": ["ab"], "labels": [true]}),
+    ];
+    fs::write(&path, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    let limits = PreferenceLimits { max_completion_tokens: 4, max_sequence_tokens: 6 };
+    let format = StepFormat { separator: "\n".to_owned(), last_only: false, limits };
+    let read = |overlong_prompts| {
+        let train = vec![path.display().to_string()];
+        let spec = DataSpec { train, overlong_prompts, ..DataSpec::default() };
+        let rows = PreferenceRows::Steps(format.clone());
+        Dataset::preferences(&spec, Split::Train, &tokenizer(), &rows)
+    };
+    // A beginning token, "q", two letters and the separator.
+    let filtered = read(OverlongPrompts::Filter).unwrap();
+    assert_eq!((filtered.len(), filtered.counts().num_filtered), (1, 1));
+    let error = read(OverlongPrompts::Error).unwrap_err().to_string();
+    assert!(error.contains("column \"prompt\" has 5 tokens, expected at most 3"), "{error}");
 }
 
 #[test]

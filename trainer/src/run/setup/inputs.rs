@@ -82,7 +82,7 @@ impl Inputs {
         check_model(spec, weights.config(), device::chosen(device))?;
         let model_context = context_of(weights.config());
         let data = within_context(&located.spec, model_context);
-        let datasets = Datasets::load(spec, &data, &tokenizer)?;
+        let datasets = Datasets::load(spec, &data, &tokenizer, model_context)?;
         let data_warnings = datasets.warnings(spec, &data, model_context);
         Ok(Self { model: ModelFiles { dir, base }, tokenizer, located, weights, datasets, data_warnings })
     }
