@@ -32,7 +32,8 @@ pub enum Treatment {
     Exported,
     /// The field changes neither values nor tokens, for the given reason.
     Harmless(&'static str),
-    /// The field would change values or tokens. It is refused unless it is null, false, empty or as supported.
+    /// The field would change values or tokens. It is refused unless its value is null, false, empty or one
+    /// that is supported.
     Refused(Supported),
 }
 
@@ -60,7 +61,7 @@ pub struct RefusedField {
 type Group = (Treatment, &'static [&'static str]);
 
 impl ModelFile {
-    /// All files.
+    /// All files that have a table of fields.
     pub const ALL: [Self; 4] =
         [Self::Config, Self::GenerationConfig, Self::TokenizerConfig, Self::SpecialTokensMap];
 

@@ -214,7 +214,7 @@ fn a_prompt_that_the_template_rewrites_is_taken_from_the_whole_conversation() {
 
 #[test]
 fn a_template_that_hides_the_answer_or_writes_a_prompt_for_each_is_refused() {
-    let silent = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}\
+    let silent = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}{% endfor %}\
                   {% if add_generation_prompt %}assistant:{% endif %}";
     let by_answer =
         "{% if messages[-1].content == 'a' %}one{% else %}other{% endif %}:{{ messages[-1].content }}";
