@@ -12,6 +12,7 @@ mod chat;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
+mod refused;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

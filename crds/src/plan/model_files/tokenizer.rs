@@ -31,20 +31,13 @@ pub(super) const MAP: &[Group] = &[TOKENS];
 /// the tokenizer classes of the supported families and of earlier releases.
 pub(super) const CONFIG: &[Group] = &[
     TOKENS,
-    (Treatment::Obeyed, &["added_tokens_decoder", "chat_template"]),
+    (Treatment::Obeyed, &["added_tokens_decoder", "chat_template", "fix_mistral_regex"]),
     (
         Treatment::Refused(Supported {
             text: "false, as the tokens that a chat template writes must stay whole",
             includes: NOTHING,
         }),
         &["split_special_tokens"],
-    ),
-    (
-        Treatment::Refused(Supported {
-            text: "false: save the tokenizer by transformers with the corrected pattern in tokenizer.json",
-            includes: NOTHING,
-        }),
-        &["fix_mistral_regex"],
     ),
     (
         Treatment::Refused(Supported {

@@ -5,17 +5,17 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use rlt_api::plan::model_files::{ModelFile, RefusedField};
 use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat::ChatTemplate;
+use super::refused::{refuse_old_pattern, refuse_unsupported};
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
 use crate::data::images::ImageProcessor;
 
 const DEFINITION: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
+pub(super) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
@@ -47,16 +47,17 @@ impl Tokenizer {
     /// `special_tokens_map.json`, those without a role included; the chat template from
     /// `chat_template.jinja`, then `tokenizer_config.json`; further ending tokens from
     /// `generation_config.json`, then `config.json`. A model with a vision tower has an image processor, too.
-    /// [`ModelFile`] lists the fields that are refused.
+    /// [`rlt_api::plan::model_files`] lists the fields that are refused.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let config = read_object(&dir.join(CONFIG))?.unwrap_or_default();
-        refuse_unsupported(&dir.join(CONFIG), &config)?;
+        refuse_unsupported(dir, &config)?;
         let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
         let config = with_special_map(config, special_map);
         let inner = load_definition(dir, &config)?;
+        refuse_old_pattern(dir, &config, &inner)?;
         let special = special_tokens(&config);
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
@@ -124,16 +125,6 @@ impl SpecialTokens {
             ("pad_token", self.pad.as_deref()),
             ("unk_token", self.unk.as_deref()),
         ]
-    }
-}
-
-/// Refuses a field of the configuration that would change tokens and is not obeyed.
-fn refuse_unsupported(path: &Path, config: &Map<String, Value>) -> Result<(), TokenizerError> {
-    match ModelFile::TokenizerConfig.refused_field(config) {
-        None => Ok(()),
-        Some(RefusedField { field, got, supported }) => {
-            Err(TokenizerError::Unsupported { path: path.to_owned(), field, got, supported })
-        }
     }
 }
 
@@ -379,7 +370,7 @@ fn copy_named_templates(from: &Path, to: &Path) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {
+pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {
     let Some(text) = read_if_present(path)? else { return Ok(None) };
     let parsed = serde_json::from_str(&text);
     parsed.map(Some).map_err(|source| TokenizerError::Parse { path: path.to_owned(), source })
