@@ -274,7 +274,10 @@ fn eos_ids(
     }
     for file in ["generation_config.json", "config.json"] {
         let object = read_object(&dir.join(file))?.unwrap_or_default();
-        let Some(declared) = object.get("eos_token_id").filter(|value| !value.is_null()) else { continue };
+        // A model with a vision tower may state it for its text model alone.
+        let stated =
+            [object.get("eos_token_id"), object.get("text_config").and_then(|text| text.get("eos_token_id"))];
+        let Some(declared) = stated.into_iter().flatten().find(|value| !value.is_null()) else { continue };
         for id in token_ids(declared) {
             if !ids.contains(&id) {
                 ids.push(id);

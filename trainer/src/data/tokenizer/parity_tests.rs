@@ -177,6 +177,21 @@ fn offsets_point_at_the_text_of_each_token() {
 }
 
 #[test]
+fn ending_tokens_of_a_text_model_within_a_larger_one_are_read() {
+    let dir = tempfile::TempDir::new().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("tokenizer/byte_pairs").join(file), dir.path().join(file)).unwrap();
+    }
+    let eos_ids = |config: Value| {
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        Tokenizer::load(dir.path()).unwrap().eos_ids().to_vec()
+    };
+    assert_eq!(eos_ids(serde_json::json!({"text_config": {"eos_token_id": [4]}})), [1, 4]);
+    assert_eq!(eos_ids(serde_json::json!({"eos_token_id": 3, "text_config": {"eos_token_id": 4}})), [1, 3]);
+    assert_eq!(eos_ids(serde_json::json!({"text_config": {}})), [1]);
+}
+
+#[test]
 fn broken_folders_are_refused_by_file() {
     let dir = tempfile::TempDir::new().unwrap();
     let error = Tokenizer::load(dir.path()).unwrap_err();

@@ -37,10 +37,12 @@ pub(super) fn refuse_old_pattern(
     config: &Map<String, Value>,
     inner: &tokenizers::Tokenizer,
 ) -> Result<(), TokenizerError> {
+    if config.get(FIX_MISTRAL) != Some(&Value::Bool(true)) || inner.get_vocab_size(true) <= MIN_TEKKEN_VOCAB {
+        return Ok(());
+    }
     let model = read_object(&dir.join("config.json"))?.unwrap_or_default();
     let splitting = serde_json::to_value(inner.get_pre_tokenizer()).unwrap_or_default();
-    let is_replaced = replaces_pattern(config, &model) && inner.get_vocab_size(true) > MIN_TEKKEN_VOCAB;
-    if !is_replaced || has_fixed_pattern(&splitting) {
+    if !is_old_mistral(&model) || has_fixed_pattern(&splitting) {
         return Ok(());
     }
     Err(TokenizerError::Unsupported {
@@ -51,14 +53,12 @@ pub(super) fn refuse_old_pattern(
     })
 }
 
-/// Returns whether transformers replaces the pattern of a large vocabulary: of Mistral's models that were
-/// saved by transformers 4.
-fn replaces_pattern(config: &Map<String, Value>, model: &Map<String, Value>) -> bool {
+/// Returns whether a `config.json` is of a model of Mistral that transformers 4 saved, whose pattern
+/// transformers 5 replaces.
+fn is_old_mistral(model: &Map<String, Value>) -> bool {
     let text = |field: &str| model.get(field).and_then(Value::as_str).unwrap_or_default();
     let major = text("transformers_version").split('.').next().and_then(|major| major.parse::<u32>().ok());
-    config.get(FIX_MISTRAL) == Some(&Value::Bool(true))
-        && OF_MISTRAL.contains(&text("model_type"))
-        && major.is_none_or(|major| major < 5)
+    OF_MISTRAL.contains(&text("model_type")) && major.is_none_or(|major| major < 5)
 }
 
 /// Returns whether a pre-tokenizer begins with the pattern that transformers would set.
@@ -74,16 +74,12 @@ mod tests {
 
     #[test]
     fn a_pattern_of_mistral_is_replaced_by_transformers_unless_a_newer_release_saved_it() {
-        let object = |value: Value| value.as_object().unwrap().clone();
-        let replaces = |fix: Value, model: Value| {
-            replaces_pattern(&object(json!({ "fix_mistral_regex": fix })), &object(model))
+        let is_old = |model_type: &str, version: Value| {
+            let model = json!({ "model_type": model_type, "transformers_version": version });
+            is_old_mistral(model.as_object().unwrap())
         };
-        let model = |version: &str| json!({ "model_type": "mistral", "transformers_version": version });
-        assert!(replaces(json!(true), model("4.57.1")));
-        assert!(replaces(json!(true), json!({ "model_type": "ministral" })));
-        assert!(!replaces(json!(false), model("4.57.1")) && !replaces(Value::Null, model("4.57.1")));
-        assert!(!replaces(json!(true), model("5.0.0")));
-        assert!(!replaces(json!(true), json!({ "model_type": "qwen2", "transformers_version": "4.57.1" })));
+        assert!(is_old("mistral", json!("4.57.1")) && is_old("ministral", Value::Null));
+        assert!(!is_old("mistral", json!("5.0.0")) && !is_old("qwen2", json!("4.57.1")));
         let split = |pattern: &str| json!({ "pretokenizers": [{ "pattern": { "Regex": pattern } }] });
         assert!(has_fixed_pattern(&split(FIXED_PATTERN)));
         assert!(!has_fixed_pattern(&split("a+")) && !has_fixed_pattern(&Value::Null));

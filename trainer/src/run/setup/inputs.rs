@@ -76,10 +76,12 @@ impl Inputs {
         let located = ranks.leader_first(|| Located::find(&spec.data, Some(folder.root())))?;
         if ranks.is_leader() {
             located.record(folder)?;
-            report_unknown_fields(spec, dir.as_deref())?;
         }
         let weights = model::weights(spec, dir.as_deref(), &tokenizer)?;
         check_model(spec, weights.config(), device::chosen(device))?;
+        if ranks.is_leader() {
+            report_unknown_fields(spec, dir.as_deref())?;
+        }
         let model_context = context_of(weights.config());
         let data = within_context(&located.spec, model_context);
         let datasets = Datasets::load(spec, &data, &tokenizer, model_context)?;
