@@ -20,6 +20,7 @@ mod mesh;
 mod misfit;
 mod model_check;
 pub mod model_config;
+pub mod model_files;
 mod pictures;
 mod restarts;
 mod speed;

@@ -42,6 +42,7 @@ pub(crate) use expert_parallel::BeforeExperts;
 pub(crate) use experts::ExpertWeights;
 pub use experts::{Choices, ExpertProducts, Mixture, Routes};
 pub use export::{Export, ExportOptions};
+pub(crate) use files::unknown_fields::unknown_fields;
 use files::{checkpoint, export, fresh, mxfp4, quant_state, quantize};
 use inputs::{latent, own_projections, packed, placed, products};
 pub use latent::{LatentParts, LatentProducts};

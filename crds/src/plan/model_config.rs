@@ -23,6 +23,7 @@ mod unknown;
 mod windows;
 mod write;
 
+use super::model_files::ModelFile;
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
 pub use experts::{ExpertForm, ExpertNames, Experts, SharedBlock, is_expert_weight, stored_ranges};
@@ -143,6 +144,8 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Settings of `generation_config.json` besides the ending tokens; exports hold them unchanged.
+    pub generation: serde_json::Map<String, serde_json::Value>,
 }
 
 /// Reason why a configuration was refused.
@@ -194,8 +197,8 @@ pub enum ModelConfigError {
 
 impl ModelConfig {
     /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or
-    /// 5 (`rope_parameters`). Fields that do not change computed values are not read; `attention_dropout` is
-    /// one of them, because an update must see the policy that sampled.
+    /// 5 (`rope_parameters`). [`ModelFile::Config`] lists all fields with their treatment; those that would
+    /// change computed values and are not supported are refused.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.
@@ -255,7 +258,7 @@ impl ModelConfig {
     }
 
     /// Takes the end tokens from a `generation_config.json`, which overrides `config.json` in transformers'
-    /// generation. Nothing changes where it names none.
+    /// generation, and keeps its other settings. Where it names no end tokens, those of `config.json` stay.
     ///
     /// # Errors
     /// [`ModelConfigError::InvalidField`] when `eos_token_id` is neither an id nor a list of ids.
@@ -264,7 +267,31 @@ impl ModelConfig {
         if let Some(ids) = ids {
             self.eos_token_ids = ids;
         }
+        if let Some(settings) = document.as_object() {
+            let mut settings = ModelFile::GenerationConfig.exported_fields(settings);
+            settings.retain(|field, value| match field.as_str() {
+                // Written from the fields of `config.json`, unless they differ.
+                "bos_token_id" => value.as_u64() != self.bos_token_id.map(u64::from),
+                "pad_token_id" => value.as_u64() != self.pad_token_id.map(u64::from),
+                _ => true,
+            });
+            self.generation = settings;
+        }
         Ok(self)
+    }
+
+    /// Writes a `generation_config.json` with the settings of the one that was read. Its padding and starting
+    /// tokens take precedence over those of `config.json`, as in transformers.
+    pub fn generation_json(&self) -> serde_json::Value {
+        let mut document = serde_json::json!({
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": write::eos(&self.eos_token_ids),
+            "pad_token_id": self.pad_token_id,
+        });
+        if let Some(fields) = document.as_object_mut() {
+            fields.extend(self.generation.clone());
+        }
+        document
     }
 
     /// Longest sequence in tokens for which the frequencies of the rotary embeddings hold; LongRoPE uses

@@ -57,15 +57,17 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let split = if args.held_out { Split::HeldOut } else { Split::Train };
     let num_rows = args.rows as usize;
     let located = Located::find(&spec.data, None)?;
-    let data = &within_context(&located.spec, context(spec, folder.as_deref()));
+    let context = context(spec, folder.as_deref());
+    let data = &within_context(&located.spec, context);
     let headings = headings(&located, args.held_out);
     let mut output = rlt_terminal::text();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
-    let written = if let Some(format) = preference_rows(spec, split) {
+    let written = if let Some(format) = preference_rows(spec, split, context) {
         let rows = preferences(data, split, &tokenizer, num_rows, &format)?;
         write_sets(&mut output, &headings, &rows, |_, example| describe_preference(example, &tokenizer))
     } else if is_supervised {
-        let rows = demonstrations(data, split, &tokenizer, num_rows, max_demonstration_tokens(spec))?;
+        let max_tokens = max_demonstration_tokens(spec, context);
+        let rows = demonstrations(data, split, &tokenizer, num_rows, max_tokens)?;
         let describe = |_: &_, example: &_| describe_demonstration(example, &tokenizer);
         write_sets(&mut output, &headings, &rows, describe)
     } else {

@@ -249,9 +249,9 @@ fn overlapping(encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> V
 }
 
 /// The chat template with the tools of a row.
-struct RowTemplate<'a> {
-    tokenizer: &'a Tokenizer,
-    row: &'a Row,
+pub(super) struct RowTemplate<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) row: &'a Row,
 }
 
 impl RenderMessages for RowTemplate<'_> {

@@ -176,15 +176,15 @@ pub enum DataError {
         /// Name of the column.
         column: &'static str,
     },
-    /// The chat template renders earlier turns differently once later ones follow.
+    /// The chat template does not show the answer, or writes another prompt before each answer of a row.
     #[error(
-        "mask {location}: the chat template does not extend its own text at message {message_idx}, so the \
-         assistant's part cannot be told apart; use one row per answer or another template"
+        "render {location}: the chat template does not show the answer in message {message_idx}, or writes \
+         another prompt before each of the row's answers; use another template"
     )]
     UnstableTemplate {
         /// Location of the row.
         location: RowLocation,
-        /// Index of the assistant's message.
+        /// Index of the first message after the prompt.
         message_idx: usize,
     },
     /// The images of a row cannot be used.

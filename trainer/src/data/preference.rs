@@ -16,12 +16,14 @@ use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
 use serde_json::Value;
 
+use super::demonstration::RowTemplate;
 use super::prompt::{Rendered, truncated};
 use super::prompt::{
     check_messages, data_source, encode, ground_truth, images_key, prompt_key, render_messages,
     tokenize_error,
 };
 use super::rows::Row;
+use super::turns;
 use super::{DataError, Fitted, images};
 use crate::data::tokenizer::Tokenizer;
 
@@ -223,19 +225,47 @@ impl<'a> PreferenceReader<'a> {
             return Err(DataError::EmptyPrompt { location: row.location.clone() });
         }
         check_messages(row, self.prompt_key, prompt)?;
-        let text = render_messages(self.tokenizer, row, prompt, true)?;
-        let behind = |completion: &&[Value]| {
-            let whole = render_messages(self.tokenizer, row, &[prompt, completion].concat(), false)?;
-            let location = || row.location.clone();
-            let rest = whole.strip_prefix(&text);
-            rest.map(str::to_owned).ok_or_else(|| DataError::UnstableTemplate {
-                location: location(),
-                message_idx: prompt.len(),
-            })
+        let opened = render_messages(self.tokenizer, row, prompt, true)?;
+        let conversation = |completion: &&[Value]| {
+            render_messages(self.tokenizer, row, &[prompt, completion].concat(), false)
         };
-        let completions = completions.iter().map(behind).collect::<Result<_, _>>()?;
+        let texts: Vec<String> = completions.iter().map(conversation).collect::<Result<_, _>>()?;
+        let text = match texts.iter().all(|text| text.starts_with(&opened)) {
+            true => opened,
+            false => self.rewritten_prompt(row, prompt, &completions, &texts)?,
+        };
+        let completions = texts.iter().map(|whole| whole[text.len()..].to_owned()).collect();
         let prompt = Rendered { text, is_chat: true, messages: self.tokenizer.conversation(prompt).into() };
         Ok(Texts { prompt, completions })
+    }
+
+    /// Returns the prompt as the conversations of `texts` show it, for a template that writes it otherwise
+    /// once an answer follows: DeepSeek-R1's opens a thought only before an answer is known. It must be the
+    /// same before all completions, because they share its tokens.
+    fn rewritten_prompt(
+        &self,
+        row: &Row,
+        prompt: &[Value],
+        completions: &[&[Value]],
+        texts: &[String],
+    ) -> Result<String, DataError> {
+        let template = RowTemplate { tokenizer: self.tokenizer, row };
+        let unstable =
+            || DataError::UnstableTemplate { location: row.location.clone(), message_idx: prompt.len() };
+        let mut shared: Option<&str> = None;
+        for (completion, text) in completions.iter().zip(texts) {
+            if completion.is_empty() {
+                return Err(unstable());
+            }
+            let messages = [prompt, completion].concat();
+            let turn = turns::turn(&template, &messages, prompt.len(), text)?.ok_or_else(unstable)?;
+            let before = &text[..turn.start];
+            if shared.is_some_and(|shared| shared != before) {
+                return Err(unstable());
+            }
+            shared = Some(before);
+        }
+        shared.map(str::to_owned).ok_or_else(unstable)
     }
 
     /// Tokens of a completion, which end with an end-of-sequence token; it is appended to plain text. What a

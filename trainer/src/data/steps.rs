@@ -13,9 +13,10 @@ use serde_json::Value;
 
 use super::prompt::{PromptReader, tokenize_error};
 use super::rows::Row;
-use super::{DataError, Fitted};
+use super::{DataError, Fitted, PreferenceLimits};
 use crate::data::tokenizer::{Tokenizer, TokenizerError};
 
+const PROMPT: &str = "prompt";
 const STEPS: &str = "completions";
 const LABELS: &str = "labels";
 
@@ -26,8 +27,8 @@ pub struct StepFormat {
     pub separator: String,
     /// Whether only the last step has a label.
     pub last_only: bool,
-    /// Maximum number of tokens of a completion.
-    pub max_completion_tokens: usize,
+    /// Maximum lengths of completions and sequences.
+    pub limits: PreferenceLimits,
 }
 
 /// Tokenizes `steps`, each followed by `separator`; also returns the number of tokens up to the end of each
@@ -71,13 +72,10 @@ impl<'a> StepReader<'a> {
         let mut labels = labels(row, steps.len())?;
         let encoded = encode_steps(self.tokenizer, steps, &self.format.separator);
         let (tokens, mut step_ends) = encoded.map_err(|source| tokenize_error(row, source))?;
-        let (num_tokens, max_tokens) = (tokens.len(), self.format.max_completion_tokens);
-        if num_tokens > max_tokens {
-            if self.overlong != OverlongPrompts::Error {
-                return Ok(Fitted::TooLong);
-            }
-            let location = row.location.clone();
-            return Err(DataError::ColumnTooLong { location, column: STEPS, num_tokens, max_tokens });
+        let PreferenceLimits { max_completion_tokens, max_sequence_tokens } = self.format.limits;
+        let num_tokens = tokens.len();
+        if num_tokens > max_completion_tokens {
+            return self.too_long(row, STEPS, [num_tokens, max_completion_tokens]);
         }
         if self.format.last_only {
             labels.drain(..labels.len() - 1);
@@ -90,11 +88,32 @@ impl<'a> StepReader<'a> {
             margin: 0.0,
             step_ends,
         };
-        Ok(match self.prompts.read(row_idx, row)? {
+        let prompt = self.prompts.read(row_idx, row)?;
+        if let Fitted::Whole(prompt) | Fitted::Truncated(prompt) = &prompt
+            && prompt.tokens.len() + num_tokens > max_sequence_tokens
+        {
+            let room = max_sequence_tokens.saturating_sub(num_tokens);
+            return self.too_long(row, PROMPT, [prompt.tokens.len(), room]);
+        }
+        Ok(match prompt {
             Fitted::Whole(prompt) => Fitted::Whole(example(prompt)),
             Fitted::Truncated(prompt) => Fitted::Truncated(example(prompt)),
             Fitted::TooLong => Fitted::TooLong,
         })
+    }
+
+    /// Leaves out a row with `num_tokens` in a column that may have `max_tokens`, or refuses it.
+    fn too_long(
+        &self,
+        row: &Row,
+        column: &'static str,
+        [num_tokens, max_tokens]: [usize; 2],
+    ) -> Result<Fitted<PreferenceExample>, DataError> {
+        if self.overlong != OverlongPrompts::Error {
+            return Ok(Fitted::TooLong);
+        }
+        let location = row.location.clone();
+        Err(DataError::ColumnTooLong { location, column, num_tokens, max_tokens })
     }
 }
 

@@ -12,6 +12,7 @@ mod chat;
 mod folder;
 #[cfg(test)]
 mod parity_tests;
+mod refused;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -94,6 +95,18 @@ pub enum TokenizerError {
         /// Error of the JSON parser.
         #[source]
         source: serde_json::Error,
+    },
+    /// A field would change tokens, and its value is not supported.
+    #[error("read {}: field `{field}`: {got} is not supported, supported: {supported}", path.display())]
+    Unsupported {
+        /// Path of the file.
+        path: PathBuf,
+        /// Name of the field.
+        field: String,
+        /// The JSON value found.
+        got: String,
+        /// Values that are supported.
+        supported: &'static str,
     },
     /// `tokenizer.json` was refused by the `tokenizers` library.
     #[error("build the tokenizer of {}: {message}", path.display())]

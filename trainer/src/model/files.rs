@@ -6,3 +6,4 @@ pub(super) mod fresh;
 pub(super) mod mxfp4;
 pub(super) mod quant_state;
 pub(super) mod quantize;
+pub(super) mod unknown_fields;

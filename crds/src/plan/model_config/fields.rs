@@ -25,6 +25,11 @@ impl<'a> Fields<'a> {
         Self { path: "", map: Cow::Owned(Map::new()) }
     }
 
+    /// Returns the fields by name.
+    pub(super) fn all(&self) -> &Map<String, Value> {
+        &self.map
+    }
+
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.map.get(field)
     }

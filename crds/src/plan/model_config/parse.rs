@@ -1,6 +1,6 @@
 //! Parses JSON to [`ModelConfig`]: the fields that all families have, and the values that follow from sizes.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::families::Defaults;
 use super::fields::Fields;
@@ -13,6 +13,7 @@ use super::{
     RopePairing, RopeScaling,
 };
 use super::{VisionTokens, bounds, new_tower, vision};
+use crate::plan::model_files::ModelFile;
 use crate::spec::ArchitectureSpec;
 
 pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
@@ -130,6 +131,7 @@ impl Sizes {
             bos_token_id: None,
             pad_token_id: None,
             eos_token_ids: Vec::new(),
+            generation: Map::new(),
         }
     }
 }
@@ -241,10 +243,10 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
 }
 
 fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
-    if fields.flag("use_bidirectional_attention")?.unwrap_or(false) {
-        return Err(fields.unsupported("use_bidirectional_attention", "false"));
+    match ModelFile::Config.refused_field(fields.all()) {
+        None => Ok(()),
+        Some(refused) => Err(fields.unsupported(&refused.field, refused.supported)),
     }
-    Ok(())
 }
 
 fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, ModelConfigError> {

@@ -276,6 +276,22 @@ fn refuses_what_it_cannot_run_by_name() {
 }
 
 #[test]
+fn fields_of_newer_releases_that_change_values_are_refused_unless_they_are_off() {
+    for (field, value) in [
+        ("use_bidirectional_attention", json!(true)),
+        ("is_encoder_decoder", json!(true)),
+        ("per_layer_config", json!({"0": {"sliding_window": 8}})),
+        ("swiglu_alpha", json!(1.0)),
+    ] {
+        let refused = refusal(&with(llama(), field, value.clone()));
+        assert!(refused.contains(&format!("field `{field}`: {value} is not supported")), "{refused}");
+    }
+    for (field, value) in [("per_layer_config", Value::Null), ("swiglu_alpha", json!(1.702))] {
+        assert_eq!(parsed(&with(llama(), field, value)), parsed(&llama()));
+    }
+}
+
+#[test]
 fn parts_without_kernels_for_gpus_are_known_by_name() {
     use crate::conflicts::{Conflict, Fact, Facts, conflict_of};
     let part = |model: &ModelConfig| conflict_of(Fact::OnGpu, &Facts::of_model(model)).map(Conflict::part);
@@ -340,6 +356,25 @@ fn generation_config_decides_the_ending_tokens() {
     assert_eq!(kept.eos_token_ids, [151645]);
     let replaced = config.with_generation_config(&json!({"eos_token_id": [151645, 151643]})).unwrap();
     assert_eq!(replaced.eos_token_ids, [151645, 151643]);
+}
+
+/// The `generation_config.json` of Qwen/Qwen2.5-7B-Instruct, whose padding token is not in its `config.json`.
+#[test]
+fn settings_of_generation_are_written_as_they_were_read() {
+    let document = json!({
+        "bos_token_id": 151643, "pad_token_id": 151643, "do_sample": true, "eos_token_id": [151645, 151643],
+        "repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20,
+        "transformers_version": "4.37.0"
+    });
+    let config = parsed(&qwen2()).with_generation_config(&document).unwrap();
+    let written = config.generation_json();
+    let fields = document.as_object().unwrap().iter();
+    for (field, value) in fields.filter(|(field, _)| *field != "transformers_version") {
+        assert_eq!(written[field], *value, "{field}");
+    }
+    assert!(written.get("transformers_version").is_none());
+    let again = parsed(&qwen2()).with_generation_config(&written).unwrap();
+    assert_eq!(again, config);
 }
 
 #[test]

@@ -68,7 +68,8 @@ fn activation(activation: HiddenActivation) -> &'static str {
     }
 }
 
-fn eos(ids: &[u32]) -> Value {
+/// Writes ending tokens as one id, a list, or null.
+pub(super) fn eos(ids: &[u32]) -> Value {
     match ids {
         [] => Value::Null,
         [id] => (*id).into(),

@@ -8,7 +8,7 @@ use rlt_tests::hub_push_server::{HubPushServer, Storage, TOKEN};
 use rlt_tests::hub_server::Files;
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, on_files, small_model, tiny_with};
+use crate::job::{Ended, Place, copy_of_small_model, merge, on_files, small_model, tiny_with};
 
 fn export_in(place: &Place, options: &[&str], environment: &[(&str, &str)]) -> Ended {
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
@@ -49,6 +49,28 @@ fn any_checkpoint_exports_the_model_that_a_run_to_its_step_exports() {
     assert_eq!(config["torch_dtype"], "bfloat16");
     export(&long, &["--step", "7"]).expect(2, &["expected a step with a checkpoint, 1, 2, 3, got 7"]);
     export(&long, &["--layout", "peft"]).expect(2, &["no model.lora"]);
+}
+
+#[test]
+fn an_export_keeps_the_sampling_settings_of_its_model_and_unknown_fields_are_reported() {
+    let place = Place::new();
+    let model = place.file("model");
+    copy_of_small_model(&model);
+    let read = |folder: &Path| -> Value {
+        serde_json::from_slice(&fs::read(folder.join("generation_config.json")).unwrap()).unwrap()
+    };
+    let mut settings = read(&model);
+    let sampling =
+        json!({ "do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "of_the_next_release": 3 });
+    merge(&mut settings, sampling);
+    fs::write(model.join("generation_config.json"), settings.to_string()).unwrap();
+    place
+        .train(&on_files(&model, json!({})))
+        .expect(0, &["generation_config.json has fields", "`of_the_next_release`"]);
+    let exported = read(&place.run("export"));
+    for (field, value) in settings.as_object().unwrap() {
+        assert_eq!(exported[field], *value, "{field} of {exported}");
+    }
 }
 
 #[test]

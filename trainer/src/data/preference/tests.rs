@@ -6,7 +6,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::data::{Dataset, PreferenceRows, Split};
+use crate::data::{Dataset, PreferenceRows, Split, StepFormat};
 
 const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}\
                       {% if add_generation_prompt %}<|assistant|>{% endif %}";
@@ -163,17 +163,63 @@ fn a_prompt_is_cut_and_a_completion_never_is() {
 }
 
 #[test]
-fn a_template_that_rewrites_the_prompt_is_refused() {
-    let rewriting = "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last else '..' }}<eos>\
-                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+fn steps_that_exceed_the_longest_sequence_with_their_prompt_are_left_out_or_refused() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("rows.jsonl");
-    let row = json!({"prompt": [message("user", "q")], "chosen": [message("assistant", "a")],
-                     "rejected": [message("assistant", "b")]});
+    let rows = [
+        json!({"prompt": "q", "completions": ["ab"], "labels": [true]}),
+        json!({"prompt": "0123", "completions": ["ab"], "labels": [true]}),
+    ];
+    fs::write(&path, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+    let limits = PreferenceLimits { max_completion_tokens: 4, max_sequence_tokens: 6 };
+    let format = StepFormat { separator: "\n".to_owned(), last_only: false, limits };
+    let read = |overlong_prompts| {
+        let train = vec![path.display().to_string()];
+        let spec = DataSpec { train, overlong_prompts, ..DataSpec::default() };
+        let rows = PreferenceRows::Steps(format.clone());
+        Dataset::preferences(&spec, Split::Train, &tokenizer(), &rows)
+    };
+    // A beginning token, "q", two letters and the separator.
+    let filtered = read(OverlongPrompts::Filter).unwrap();
+    assert_eq!((filtered.len(), filtered.counts().num_filtered), (1, 1));
+    let error = read(OverlongPrompts::Error).unwrap_err().to_string();
+    assert!(error.contains("column \"prompt\" has 5 tokens, expected at most 3"), "{error}");
+}
+
+/// Reads one pair of conversations, a question with the answers "a" and "b", under a chat template.
+fn read_under(template: &str, answers: [&str; 2]) -> Result<Dataset<PreferenceExample>, DataError> {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let [chosen, rejected] = answers.map(|answer| [message("assistant", answer)]);
+    let row = json!({"prompt": [message("user", "q")], "chosen": chosen, "rejected": rejected});
     fs::write(&path, row.to_string()).unwrap();
     let spec = DataSpec { train: vec![path.display().to_string()], ..DataSpec::default() };
-    let tokenizer = tokenizer().with_chat_template(rewriting).unwrap();
+    let tokenizer = tokenizer().with_chat_template(template).unwrap();
     let pairs = PreferenceRows::Completions(PreferenceFormat::Pairs, LIMITS);
-    let error = Dataset::preferences(&spec, Split::Train, &tokenizer, &pairs).unwrap_err();
-    assert!(matches!(error, DataError::UnstableTemplate { message_idx: 1, .. }), "{error}");
+    Dataset::preferences(&spec, Split::Train, &tokenizer, &pairs)
+}
+
+#[test]
+fn a_prompt_that_the_template_rewrites_is_taken_from_the_whole_conversation() {
+    let hiding = "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last else '..' }}<eos>\
+                  {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let pairs = read_under(hiding, ["a", "b"]).unwrap();
+    assert_eq!(texts(&pairs), [["user:..<eos>assistant:", "a<eos>", "b<eos>"]]);
+    // As DeepSeek-R1's: thoughts are opened before an answer, and dropped from one that is known.
+    let thinking = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<eos>\
+                    {% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+    let pairs = read_under(thinking, ["<think>why</think>a", "b"]).unwrap();
+    assert_eq!(texts(&pairs), [["<|user|>q<eos><|assistant|>", "a<eos>", "b<eos>"]]);
+}
+
+#[test]
+fn a_template_that_hides_the_answer_or_writes_a_prompt_for_each_is_refused() {
+    let silent = "{% for m in messages %}{{ m.content if m.role == 'user' else '' }}{% endfor %}\
+                  {% if add_generation_prompt %}assistant:{% endif %}";
+    let by_answer =
+        "{% if messages[-1].content == 'a' %}one{% else %}other{% endif %}:{{ messages[-1].content }}";
+    for template in [silent, by_answer] {
+        let error = read_under(template, ["a", "b"]).unwrap_err();
+        assert!(matches!(error, DataError::UnstableTemplate { message_idx: 1, .. }), "{error}");
+    }
 }

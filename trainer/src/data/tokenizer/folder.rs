@@ -10,11 +10,12 @@ use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat::ChatTemplate;
+use super::refused::{refuse_old_pattern, refuse_unsupported};
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
 use crate::data::images::ImageProcessor;
 
 const DEFINITION: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
+pub(super) const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const IMAGE_PROCESSOR: &str = "preprocessor_config.json";
@@ -42,18 +43,22 @@ const COPIED: [&str; 12] = [
 impl Tokenizer {
     /// Loads the tokenizer of a Hugging Face folder.
     ///
-    /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json`, then
+    /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json` and
     /// `special_tokens_map.json`, those without a role included; the chat template from
     /// `chat_template.jinja`, then `tokenizer_config.json`; further ending tokens from
     /// `generation_config.json`, then `config.json`. A model with a vision tower has an image processor, too.
+    /// [`rlt_api::plan::model_files`] lists the fields that are refused.
     ///
     /// # Errors
     /// [`TokenizerError`], with the file that is at fault.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let config = read_object(&dir.join(CONFIG))?.unwrap_or_default();
+        refuse_unsupported(dir, &config)?;
         let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
-        let inner = load_definition(dir, &config, &special_map)?;
-        let special = special_tokens(&config, &special_map);
+        let config = with_special_map(config, special_map);
+        let inner = load_definition(dir, &config)?;
+        refuse_old_pattern(dir, &config, &inner)?;
+        let special = special_tokens(&config);
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
         let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
@@ -123,11 +128,22 @@ impl SpecialTokens {
     }
 }
 
-fn load_definition(
-    dir: &Path,
-    config: &Map<String, Value>,
-    special_map: &Map<String, Value>,
-) -> Result<tokenizers::Tokenizer, TokenizerError> {
+/// Adds the fields of `special_tokens_map.json` to the configuration. As in transformers 5 they take
+/// precedence unless the configuration has `added_tokens_decoder`, and lists of tokens are joined.
+fn with_special_map(mut config: Map<String, Value>, special_map: Map<String, Value>) -> Map<String, Value> {
+    let map_wins = !config.contains_key(ADDED_TOKENS);
+    for (field, value) in special_map.into_iter().filter(|(_, value)| !value.is_null()) {
+        let is_absent = config.get(&field).is_none_or(Value::is_null);
+        if is_absent || (map_wins && !EXTRA.contains(&field.as_str())) {
+            config.insert(field, value);
+        } else if map_wins && let Some(tokens) = config.get_mut(&field).and_then(Value::as_array_mut) {
+            tokens.extend(value.as_array().into_iter().flatten().cloned());
+        }
+    }
+    config
+}
+
+fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers::Tokenizer, TokenizerError> {
     let path = dir.join(DEFINITION);
     let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
     let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
@@ -138,8 +154,7 @@ fn load_definition(
     inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
     let known: BTreeSet<String> =
         inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-    let mut missing: Vec<_> =
-        config_tokens(config).chain(named_tokens(config, special_map, &inner)).collect();
+    let mut missing: Vec<_> = config_tokens(config).chain(named_tokens(config, &inner)).collect();
     missing.retain(|token| !known.contains(&token.content));
     inner.add_tokens(missing).map_err(|error| refused(error.to_string()))?;
     Ok(inner)
@@ -182,7 +197,7 @@ fn growth(step: &Value) -> f64 {
 /// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
 /// lacks.
 fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = AddedToken> {
-    let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
+    let decoder = config.get(ADDED_TOKENS).and_then(Value::as_object);
     let mut tokens: Vec<(u32, &Value)> =
         decoder.into_iter().flatten().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
     tokens.sort_by_key(|(id, _)| *id);
@@ -205,21 +220,23 @@ fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Fields of special tokens without a role: a list, or an object by name.
-const EXTRA: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
+const EXTRA: [&str; 3] =
+    ["model_specific_special_tokens", "extra_special_tokens", "additional_special_tokens"];
+/// Field of tokens by id.
+const ADDED_TOKENS: &str = "added_tokens_decoder";
 
 /// Returns the special tokens that the configuration names, in the order in which transformers adds them.
 ///
-/// Tokens with a role are only those of the vocabulary; the others get ids after it.
-fn named_tokens(
-    config: &Map<String, Value>,
-    special_map: &Map<String, Value>,
-    inner: &tokenizers::Tokenizer,
-) -> Vec<AddedToken> {
-    let field =
-        |name: &str| config.get(name).or_else(|| special_map.get(name)).filter(|value| !value.is_null());
+/// Tokens with a role are only those of the vocabulary; the others get ids after it. A model's own tokens are
+/// fields such as `image_token`.
+fn named_tokens(config: &Map<String, Value>, inner: &tokenizers::Tokenizer) -> Vec<AddedToken> {
+    let field = |name: &str| config.get(name).filter(|value| !value.is_null());
     let roles = ROLES.into_iter().filter_map(field).filter_map(|token| added_token(token, true));
     let mut tokens: Vec<AddedToken> =
         roles.filter(|token| inner.token_to_id(&token.content).is_some()).collect();
+    let is_own = |name: &str| name.ends_with("_token") && !ROLES.contains(&name);
+    let own = config.iter().filter(|(name, _)| is_own(name));
+    tokens.extend(own.filter_map(|(_, token)| added_token(token, true)));
     // Files of transformers 4 often have an empty `extra_special_tokens` beside the other field.
     let extra = EXTRA.into_iter().filter_map(field).flat_map(|tokens| match tokens {
         Value::Array(tokens) => tokens.iter().collect(),
@@ -230,11 +247,8 @@ fn named_tokens(
     tokens
 }
 
-fn special_tokens(config: &Map<String, Value>, special_map: &Map<String, Value>) -> SpecialTokens {
-    let find = |role: &str| {
-        let values = [config.get(role), special_map.get(role)];
-        values.into_iter().flatten().find_map(token_text)
-    };
+fn special_tokens(config: &Map<String, Value>) -> SpecialTokens {
+    let find = |role: &str| config.get(role).and_then(token_text);
     SpecialTokens {
         bos: find("bos_token"),
         eos: find("eos_token"),
@@ -260,7 +274,10 @@ fn eos_ids(
     }
     for file in ["generation_config.json", "config.json"] {
         let object = read_object(&dir.join(file))?.unwrap_or_default();
-        let Some(declared) = object.get("eos_token_id").filter(|value| !value.is_null()) else { continue };
+        // A model with a vision tower may state it for its text model alone.
+        let stated =
+            [object.get("eos_token_id"), object.get("text_config").and_then(|text| text.get("eos_token_id"))];
+        let Some(declared) = stated.into_iter().flatten().find(|value| !value.is_null()) else { continue };
         for id in token_ids(declared) {
             if !ids.contains(&id) {
                 ids.push(id);
@@ -356,7 +373,7 @@ fn copy_named_templates(from: &Path, to: &Path) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {
+pub(super) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {
     let Some(text) = read_if_present(path)? else { return Ok(None) };
     let parsed = serde_json::from_str(&text);
     parsed.map(Some).map_err(|source| TokenizerError::Parse { path: path.to_owned(), source })

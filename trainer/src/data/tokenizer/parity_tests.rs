@@ -177,6 +177,21 @@ fn offsets_point_at_the_text_of_each_token() {
 }
 
 #[test]
+fn ending_tokens_of_a_text_model_within_a_larger_one_are_read() {
+    let dir = tempfile::TempDir::new().unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("tokenizer/byte_pairs").join(file), dir.path().join(file)).unwrap();
+    }
+    let eos_ids = |config: Value| {
+        fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+        Tokenizer::load(dir.path()).unwrap().eos_ids().to_vec()
+    };
+    assert_eq!(eos_ids(serde_json::json!({"text_config": {"eos_token_id": [4]}})), [1, 4]);
+    assert_eq!(eos_ids(serde_json::json!({"eos_token_id": 3, "text_config": {"eos_token_id": 4}})), [1, 3]);
+    assert_eq!(eos_ids(serde_json::json!({"text_config": {}})), [1]);
+}
+
+#[test]
 fn broken_folders_are_refused_by_file() {
     let dir = tempfile::TempDir::new().unwrap();
     let error = Tokenizer::load(dir.path()).unwrap_err();
@@ -226,10 +241,47 @@ fn special_tokens_that_only_the_configuration_names_are_one_token_each() {
             serde_json::json!({"extra_special_tokens": {}, "additional_special_tokens": ["<a>", "<b>"]}),
             serde_json::json!({}),
         ),
+        (serde_json::json!({"image_token": "<a>", "video_token": object}), serde_json::json!({})),
+        (
+            serde_json::json!({"add_bos_token": true, "audio_token": "<a>"}),
+            serde_json::json!({"eoi_token": "<b>"}),
+        ),
+        (
+            serde_json::json!({"extra_special_tokens": ["<a>"]}),
+            serde_json::json!({"extra_special_tokens": ["<b>"]}),
+        ),
     ] {
         let tokenizer = load(fields.clone(), map);
         assert_eq!(tokenizer.encode_rendered("<a><b>").unwrap(), [next, next + 1], "{fields}");
         assert_eq!(tokenizer.decode(&[next, next + 1]).unwrap(), "", "{fields}");
         assert_ne!(plain.encode_rendered("<a><b>").unwrap().len(), 2);
     }
+}
+
+/// transformers 5 reads `special_tokens_map.json` only if the configuration has no `added_tokens_decoder`.
+#[test]
+fn the_map_of_special_tokens_takes_precedence_over_a_configuration_without_added_tokens() {
+    let eos = |fields: Value| {
+        let dir = tempfile::TempDir::new().unwrap();
+        fs::copy(fixture("tokenizer/byte_pairs/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+        fs::write(dir.path().join("tokenizer_config.json"), fields.to_string()).unwrap();
+        fs::write(dir.path().join("special_tokens_map.json"), "{\"eos_token\": \"<|end|>\"}").unwrap();
+        Tokenizer::load(dir.path()).unwrap().special_tokens().eos.clone().unwrap()
+    };
+    assert_eq!(eos(serde_json::json!({"eos_token": "</s>"})), "<|end|>");
+    assert_eq!(eos(serde_json::json!({"eos_token": "</s>", "added_tokens_decoder": {}})), "</s>");
+    assert_eq!(eos(serde_json::json!({"added_tokens_decoder": {}})), "<|end|>");
+}
+
+#[test]
+fn a_field_that_would_change_tokens_is_refused_with_file_name_and_value() {
+    let dir = tempfile::TempDir::new().unwrap();
+    fs::copy(fixture("tokenizer/byte_pairs/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    let load = |fields: &str| {
+        fs::write(dir.path().join("tokenizer_config.json"), fields).unwrap();
+        Tokenizer::load(dir.path())
+    };
+    load("{\"eos_token\": \"</s>\", \"split_special_tokens\": false}").unwrap();
+    let error = load("{\"eos_token\": \"</s>\", \"split_special_tokens\": true}").unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json: field `split_special_tokens`: true is not"), "{error}");
 }

@@ -202,7 +202,7 @@ impl<'a> Export<'a> {
     pub fn begin(decoder: &'a Decoder, dir: &Path, options: &ExportOptions) -> Result<Self, ModelError> {
         write_json(&dir.join("config.json"), &decoder.config.to_json(dtype_name(options.dtype)))?;
         if decoder.config.head == OutputHead::Vocabulary {
-            write_json(&dir.join("generation_config.json"), &generation_config(decoder))?;
+            write_json(&dir.join("generation_config.json"), &decoder.config.generation_json())?;
         }
         let all =
             decoder.parts().flat_map(|layer_idx| decoder.stored_weights(layer_idx, *options, Reads::Shapes));
@@ -228,14 +228,6 @@ impl<'a> Export<'a> {
     pub fn finish(self) -> Result<(), ModelError> {
         self.file.finish()
     }
-}
-
-fn generation_config(decoder: &Decoder) -> Value {
-    json!({
-        "bos_token_id": decoder.config.bos_token_id,
-        "eos_token_id": decoder.config.to_json("")["eos_token_id"],
-        "pad_token_id": decoder.config.pad_token_id,
-    })
 }
 
 /// A tensor to be written; its bytes are computed when it is written.

@@ -118,25 +118,27 @@ pub(super) struct Datasets {
 }
 
 impl Datasets {
-    /// Opens the data sets that the job's algorithm reads; `located` names local files only.
+    /// Opens the data sets that the job's algorithm reads; `located` names local files only. The model has a
+    /// context of `context` tokens.
     pub(super) fn load(
         spec: &ResolvedSpec,
         located: &DataSpec,
         tokenizer: &Tokenizer,
+        context: usize,
     ) -> Result<Self, TrainError> {
-        let held_out_preferences = preference_rows(spec, Split::HeldOut)
+        let held_out_preferences = preference_rows(spec, Split::HeldOut, context)
             .map(|rows| Dataset::preferences(located, Split::HeldOut, tokenizer, &rows))
             .transpose()?;
         let wants_demonstrations = spec.algorithm.is_supervised() || spec.algorithm.cold_start.is_some();
         let options = stream_options(spec);
-        let max_tokens = max_demonstration_tokens(spec);
+        let max_tokens = max_demonstration_tokens(spec, context);
         let prompts = || TrainingRows::prompts(located, options, tokenizer, || check(spec));
         let demonstrations = || TrainingRows::demonstrations(located, options, tokenizer, max_tokens);
         let preferences = |rows| TrainingRows::preferences(located, options, tokenizer, &rows);
         Ok(Self {
             prompts: spec.algorithm.samples().then(prompts).transpose()?,
             demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
-            preferences: preference_rows(spec, Split::Train).map(preferences).transpose()?,
+            preferences: preference_rows(spec, Split::Train, context).map(preferences).transpose()?,
             held_out: match &held_out_preferences {
                 Some(preferences) => preferences.to_prompts(),
                 None => Dataset::prompts(located, Split::HeldOut, tokenizer)?,
@@ -172,11 +174,19 @@ impl Datasets {
         } else {
             format!("the {max_prompt_tokens} tokens of data.maxPromptTokens")
         };
-        let of_demonstrations = format!(
-            "the {} tokens of a micro-batch (training.maxTokensPerMicroBatch times workers.mesh.sp)",
-            max_demonstration_tokens(spec)
-        );
-        let of_preferences = format!("{of_prompts}, or their completions than rollout.maxCompletionTokens");
+        let max_tokens = max_demonstration_tokens(spec, context);
+        let of_demonstrations = if max_tokens < max_demonstration_tokens(spec, usize::MAX) {
+            format!("the {max_tokens} tokens of the model's context")
+        } else {
+            format!(
+                "the {max_tokens} tokens of a micro-batch (training.maxTokensPerMicroBatch times workers.mesh.sp)"
+            )
+        };
+        let mut of_preferences =
+            format!("{of_prompts}, or their completions than rollout.maxCompletionTokens");
+        if context < spec.max_sequence_tokens() as usize {
+            of_preferences += &format!(", or both together than the {context} tokens of the model's context");
+        }
         let of_held_out = if self.held_out_preferences.is_some() { &of_preferences } else { &of_prompts };
         let batch = spec.training.prompts_per_step as usize;
         // A cold start has batches of another size.
@@ -259,19 +269,23 @@ fn context_warning(
     })
 }
 
-/// Maximum number of tokens of a demonstration.
-pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec) -> usize {
-    spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize
+/// Maximum number of tokens of a demonstration for a model with a context of `context` tokens.
+pub(crate) fn max_demonstration_tokens(spec: &ResolvedSpec, context: usize) -> usize {
+    let budget = spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize;
+    budget.min(context)
 }
 
-/// Preference rows of a split; `None` if the algorithm does not learn from preferences of a data set.
-pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split) -> Option<PreferenceRows> {
+/// Preference rows of a split; `None` if the algorithm does not learn from preferences of a data set. The
+/// model has a context of `context` tokens.
+pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split, context: usize) -> Option<PreferenceRows> {
+    let max_sequence_tokens = (spec.max_sequence_tokens() as usize).min(context);
     let max_completion_tokens = spec.rollout.max_completion_tokens as usize;
+    let limits = PreferenceLimits { max_completion_tokens, max_sequence_tokens };
     if let Some(process_reward) = &spec.algorithm.process_reward {
         return Some(PreferenceRows::Steps(StepFormat {
             separator: process_reward.step_separator.clone().unwrap_or_else(|| "\n".into()),
             last_only: process_reward.last_step_only && split == Split::Train,
-            max_completion_tokens,
+            limits,
         }));
     }
     let format = match &spec.algorithm.preference {
@@ -281,8 +295,6 @@ pub(crate) fn preference_rows(spec: &ResolvedSpec, split: Split) -> Option<Prefe
         Some(Preference::Labels(_)) => PreferenceFormat::Labels,
         None => return None,
     };
-    let max_sequence_tokens = spec.max_sequence_tokens() as usize;
-    let limits = PreferenceLimits { max_completion_tokens, max_sequence_tokens };
     Some(PreferenceRows::Completions(format, limits))
 }
 
@@ -315,6 +327,36 @@ mod tests {
         let spec = DataSpec { max_prompt_tokens: 512, ..DataSpec::default() };
         let longest = |context| within_context(&spec, context).max_prompt_tokens;
         assert_eq!([1, 512, 513, usize::MAX].map(longest), [0, 511, 512, 512]);
+    }
+
+    /// A job of this kind with prompts of 512 tokens, completions of 256 and micro-batches of 2048.
+    fn job(kind: &str) -> rlt_api::ValidatedJob {
+        let text = format!(
+            "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: rows}}\nspec:\n  \
+             model: {{path: /models/one}}\n  data: {{train: [a.jsonl], maxPromptTokens: 512}}\n  \
+             algorithm: {{kind: {kind}}}\n  rollout: {{maxCompletionTokens: 256}}\n  \
+             training: {{steps: 1, maxTokensPerMicroBatch: 2048}}\n"
+        );
+        rlt_api::validate(&text).unwrap()
+    }
+
+    #[test]
+    fn demonstrations_fit_into_a_micro_batch_and_into_the_models_context() {
+        let job = job("SFT");
+        let longest = |context| max_demonstration_tokens(job.spec(), context);
+        assert_eq!([100, 2048, usize::MAX].map(longest), [100, 2048, 2048]);
+    }
+
+    #[test]
+    fn preferences_and_steps_fit_into_the_models_context() {
+        for kind in ["DPO", "KTO", "RewardModel", "ProcessReward"] {
+            let job = job(kind);
+            let longest = |context| match preference_rows(job.spec(), Split::Train, context).unwrap() {
+                PreferenceRows::Completions(_, limits) => limits.max_sequence_tokens,
+                PreferenceRows::Steps(format) => format.limits.max_sequence_tokens,
+            };
+            assert_eq!([100, 768, usize::MAX].map(longest), [100, 768, 768], "{kind}");
+        }
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! Inputs of a run: the policy's folder with its tokenizer and weights, and the data sets.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rlt_api::plan::check_model;
-use rlt_api::resolved::ResolvedSpec;
+use rlt_api::plan::model_files::ModelFile;
+use rlt_api::resolved::{ResolvedSpec, TokenizerSource};
 use rlt_channel::ModelCommit;
 use tch::Device;
 
 use super::datasets::{Datasets, Located, context_of, within_context};
 use super::{device, hub_models, load_tokenizer, model, source_kind};
 use crate::data::tokenizer::Tokenizer;
-use crate::model::{BaseModel, Weights};
+use crate::model::{BaseModel, Weights, unknown_fields};
 use crate::parallel::Ranks;
 use crate::run::ModelOrigin;
 use crate::run::error::TrainError;
@@ -78,10 +79,30 @@ impl Inputs {
         }
         let weights = model::weights(spec, dir.as_deref(), &tokenizer)?;
         check_model(spec, weights.config(), device::chosen(device))?;
+        if ranks.is_leader() {
+            report_unknown_fields(spec, dir.as_deref())?;
+        }
         let model_context = context_of(weights.config());
         let data = within_context(&located.spec, model_context);
-        let datasets = Datasets::load(spec, &data, &tokenizer)?;
+        let datasets = Datasets::load(spec, &data, &tokenizer, model_context)?;
         let data_warnings = datasets.warnings(spec, &data, model_context);
         Ok(Self { model: ModelFiles { dir, base }, tokenizer, located, weights, datasets, data_warnings })
     }
+}
+
+/// Reports fields of the files of the model in `dir` and of its tokenizer that nothing reads.
+fn report_unknown_fields(spec: &ResolvedSpec, dir: Option<&Path>) -> Result<(), TrainError> {
+    let tokenizer_dir = match &spec.model.tokenizer {
+        Some(TokenizerSource::Path(path)) => Some(Path::new(path)),
+        Some(TokenizerSource::Characters(_)) => None,
+        None => dir,
+    };
+    let of_model: &[ModelFile] = &[ModelFile::Config, ModelFile::GenerationConfig];
+    let of_tokenizer: &[ModelFile] = &[ModelFile::TokenizerConfig, ModelFile::SpecialTokensMap];
+    for (dir, files) in [(dir, of_model), (tokenizer_dir, of_tokenizer)] {
+        for sentence in dir.map_or(Ok(Vec::new()), |dir| unknown_fields(dir, files))? {
+            tracing::warn!("{sentence}");
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,69 @@
+//! Tests of the tables: each field has one treatment, and refusals and exports follow it.
+
+use serde_json::json;
+
+use super::*;
+
+fn content(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+#[test]
+fn a_field_is_in_one_group_of_its_file() {
+    for table in [config::FIELDS, generation::FIELDS, tokenizer::CONFIG, tokenizer::MAP] {
+        let mut names: Vec<&str> = table.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let num_names = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), num_names);
+    }
+}
+
+#[test]
+fn a_field_that_changes_tokens_is_refused_with_its_value_unless_it_is_off() {
+    let refused = |value: Value| ModelFile::TokenizerConfig.refused_field(&content(value));
+    let field = "split_special_tokens";
+    let found = refused(json!({ "eos_token": "</s>", field: true })).unwrap();
+    assert_eq!((found.field.as_str(), found.got.as_str()), (field, "true"));
+    assert!(refused(json!({ field: false })).is_none() && refused(json!({ field: null })).is_none());
+    assert!(refused(json!({"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.json"]})).is_some());
+    assert!(refused(json!({"fast_tokenizer_files": ["tokenizer.json"], "init_inputs": []})).is_none());
+}
+
+#[test]
+fn a_field_that_is_in_no_table_is_unknown_but_a_token_of_the_models_own_is_not() {
+    let fields = json!({"image_token": "<image>", "of_the_next_release": 1, "padding_side": "left"});
+    assert_eq!(ModelFile::TokenizerConfig.unknown_fields(&content(fields)), ["of_the_next_release"]);
+    let fields = json!({"bos_token": "<s>", "padding_side": "left"});
+    assert_eq!(ModelFile::SpecialTokensMap.unknown_fields(&content(fields)), ["padding_side"]);
+    let fields = json!({"image_token": 3, "top_p": 0.8});
+    assert_eq!(ModelFile::GenerationConfig.unknown_fields(&content(fields)), ["image_token"]);
+}
+
+#[test]
+fn exports_hold_all_settings_of_generation_but_not_the_description_of_the_file() {
+    let fields = json!({
+        "_from_model_config": true, "transformers_version": "5.17.0", "eos_token_id": [1, 2], "top_k": 20,
+        "temperature": 0.7, "max_length": null, "of_the_next_release": 1
+    });
+    let exported = Value::Object(ModelFile::GenerationConfig.exported_fields(&content(fields)));
+    assert_eq!(exported, json!({"top_k": 20, "temperature": 0.7, "of_the_next_release": 1}));
+}
+
+#[test]
+fn unknown_fields_of_objects_in_the_configuration_are_named_with_the_object() {
+    let fields = json!({
+        "architectures": [], "temperature": 0.7, "new_norm": 1,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "new_factor": 2.0}},
+        "text_config": {"hidden_size": 4, "new_gate": true, "rope_scaling": {"newer": 1}},
+        "vision_config": {"depth": 2, "hidden_act": "silu", "new_patch": 4}
+    });
+    let expected = [
+        "new_norm",
+        "rope_parameters.full_attention.new_factor",
+        "text_config.new_gate",
+        "text_config.rope_scaling.newer",
+        "vision_config.new_patch",
+    ];
+    assert_eq!(ModelFile::Config.unknown_fields(&content(fields)), expected);
+}
