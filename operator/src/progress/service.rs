@@ -14,6 +14,7 @@ use rlt_objects::worker::{Exit, JobKey, Launcher};
 use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
+use super::keys::RendezvousKeys;
 use super::rate::{self, Rate};
 use super::reports::{self, Reports};
 use super::{bounds, token};
@@ -73,6 +74,7 @@ pub struct ChannelService<R, W> {
     authenticator: Authenticator<R>,
     workers: W,
     reports: Reports,
+    keys: RendezvousKeys,
     of_ranks: Rate<(String, u32)>,
     of_launchers: Rate<String>,
     of_addresses: Rate<IpAddr>,
@@ -81,8 +83,15 @@ pub struct ChannelService<R, W> {
 }
 
 impl<R: Reviewer, W: Workers> ChannelService<R, W> {
-    /// Returns a service that stores accepted reports in `reports`, and counts all in `metrics`.
-    pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
+    /// Returns a service that stores accepted reports in `reports`, hands out `keys`, and counts all in
+    /// `metrics`.
+    pub fn new(
+        reviewer: R,
+        workers: W,
+        reports: Reports,
+        keys: RendezvousKeys,
+        metrics: Metrics,
+    ) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
         let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
         let (of_launchers, reviews) = (Rate::new(rate::OF_RANK), Rate::new(rate::REVIEWS_OF_ADDRESS));
@@ -90,6 +99,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             authenticator,
             workers,
             reports,
+            keys,
             of_ranks,
             of_launchers,
             of_addresses,
@@ -122,9 +132,21 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         if !self.of_launchers.allows(pod.uid.clone(), Instant::now()) {
             return Err(Status::resource_exhausted("the launcher asks too often"));
         }
-        let FollowRequest { ending, is_loaded, .. } = request.into_inner();
+        let FollowRequest { ending, is_loaded, only_key, .. } = request.into_inner();
         ending.as_ref().map_or(Ok(()), bounds::check_ending).map_err(Status::invalid_argument)?;
         let FollowingPod { attempt, assignment } = self.following(&pod, &source)?;
+        // A spare belongs to no attempt.
+        let rendezvous_key =
+            if attempt == 0 { String::new() } else { self.keys.of(&source.job_uid, attempt) };
+        if only_key {
+            // The pod cannot run another attempt, so its launcher does not count as one that follows.
+            return Ok(FollowResponse {
+                attempt,
+                ask_again_seconds: 1,
+                rendezvous_key,
+                ..FollowResponse::default()
+            });
+        }
         let has_none = ending.is_some() || source.attempt == 0;
         let launcher = Launcher { attempt: source.attempt, ended: ending.map(exit), is_loaded };
         let taken = self.reports.take_launcher(&source, &pod.uid, launcher);
@@ -135,6 +157,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             assignment: assignment.filter(|new| has_none && new.attempt > source.attempt),
             is_over: taken.is_over,
             ask_again_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+            rendezvous_key,
         })
     }
 
