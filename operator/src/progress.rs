@@ -28,6 +28,7 @@ mod reports;
 mod secret;
 mod server;
 mod service;
+mod shares;
 mod status;
 mod token;
 

@@ -1,7 +1,7 @@
 //! Keys of the rendezvous of attempts, which only the pods of an attempt are given.
 //!
-//! Every key is derived from the private key of the channel's authority, the job's UID and the attempt. So all
-//! replicas hand out the same keys, also after a restart, and none is stored.
+//! Every key is derived from the private key of the channel's authority, the job's UID and the attempt. So
+//! all replicas hand out the same keys, also after a restart, and none is stored.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

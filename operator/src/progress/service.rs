@@ -1,6 +1,6 @@
 //! Service of the channel: authenticates and authorizes a report, checks its bounds, and stores it.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,6 +13,7 @@ use rlt_channel::{
 use rlt_objects::worker::{Exit, JobKey, Launcher};
 use tonic::{Code, Request, Response, Status};
 
+use super::connections::Peer;
 use super::identity::{Authenticator, PodIdentity, Reviewer};
 use super::keys::RendezvousKeys;
 use super::rate::{self, Rate};
@@ -177,7 +178,9 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         source: Option<&Source>,
         authorize: impl FnOnce(&PodIdentity, &Source) -> Result<(), Status>,
     ) -> Result<PodIdentity, Status> {
-        let address = request.remote_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.ok_or_else(|| Status::internal("the connection is not counted"))?;
+        let address = peer.address();
         if !self.of_addresses.allows(address, Instant::now()) {
             return Err(Status::resource_exhausted("too many reports come from this address"));
         }
@@ -196,7 +199,12 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
             tracing::warn!(error = &error as &dyn std::error::Error, "a token could not be reviewed");
             Status::unavailable("the token could not be reviewed")
         })?;
-        identified.filter(|pod| *pod == claimed).ok_or_else(|| Status::unauthenticated(problem))
+        let pod = identified.filter(|pod| *pod == claimed);
+        let pod = pod.ok_or_else(|| Status::unauthenticated(problem))?;
+        if !peer.authenticate(&pod.namespace) {
+            return Err(Status::resource_exhausted("too many connections come from this namespace"));
+        }
+        Ok(pod)
     }
 
     /// Checks that a pod reports only for its own job, attempt and ranks.
